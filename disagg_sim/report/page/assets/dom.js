@@ -40,31 +40,71 @@ const count = (value) => (known(value) ? Math.round(value).toLocaleString("en") 
 
 /** Times of a band of 80 % as "12.3 (11–14) ms", or the value alone. */
 function withBand(format, value, low, high) {
-  return known(low) && known(high) ? [format(value), el("small", {}, ` ${format(low)} – ${format(high)}`)] : [format(value)];
+  return known(low) && known(high)
+    ? [format(value), el("small", {}, ` ${format(low)} – ${format(high)}`)]
+    : [format(value)];
 }
 
 function section(id, title, intro, ...children) {
-  return el("section", { id, "aria-labelledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title), intro ? el("p", { class: "intro" }, intro) : null, ...children);
+  return el(
+    "section",
+    { id, "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title),
+    intro ? el("p", { class: "intro" }, intro) : null,
+    ...children,
+  );
 }
 
 function facts(pairs) {
-  return el("dl", { class: "facts" }, pairs.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  return el(
+    "dl",
+    { class: "facts" },
+    pairs.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
+  );
 }
 
 /** A plain table; cells are text or nodes, the columns in `numeric` flush right. */
 function simpleTable(header, rows, numeric = [], label = "") {
   const kind = (column) => (numeric.includes(column) ? "number" : null);
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label || header.join(", ") },
-    el("table", {},
-      el("thead", {}, el("tr", {}, header.map((name, column) => el("th", { scope: "col", class: kind(column) }, name)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, column) => el("td", { class: kind(column) }, cell)))))));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": label || header.join(", ") },
+    el(
+      "table",
+      {},
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          header.map((name, column) => el("th", { scope: "col", class: kind(column) }, name)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((cell, column) => el("td", { class: kind(column) }, cell)),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 function copied(text) {
   const button = el("button", { class: "quiet", type: "button", "aria-label": `Copy: ${text}` }, "Copy");
   button.addEventListener("click", async () => {
-    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch { button.textContent = "Select it"; }
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select it";
+    }
   });
   return el("p", { class: "command" }, el("code", {}, text), button);
 }

@@ -2,7 +2,10 @@
 "use strict";
 
 class CanvasPen {
-  constructor(context, scale = 1) { this.context = context; this.scale = scale; }
+  constructor(context, scale = 1) {
+    this.context = context;
+    this.scale = scale;
+  }
 
   box(x, y, width, height, colour) {
     this.context.fillStyle = colour;
@@ -12,13 +15,20 @@ class CanvasPen {
   line(xs, ys, { colour, width = 1.5, dash = [], alpha = 1 }) {
     const { context, scale } = this;
     context.save();
-    context.strokeStyle = colour; context.lineWidth = width * scale; context.globalAlpha = alpha;
-    context.lineJoin = "round"; context.setLineDash(dash.map((each) => each * scale));
+    context.strokeStyle = colour;
+    context.lineWidth = width * scale;
+    context.globalAlpha = alpha;
+    context.lineJoin = "round";
+    context.setLineDash(dash.map((each) => each * scale));
     context.beginPath();
     let down = false;
     for (let i = 0; i < xs.length; i++) {
-      if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) { down = false; continue; }
-      if (down) context.lineTo(xs[i], ys[i]); else context.moveTo(xs[i], ys[i]);
+      if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) {
+        down = false;
+        continue;
+      }
+      if (down) context.lineTo(xs[i], ys[i]);
+      else context.moveTo(xs[i], ys[i]);
       down = true;
     }
     context.stroke();
@@ -28,7 +38,8 @@ class CanvasPen {
   area(xs, lows, highs, { colour, alpha }) {
     const { context } = this;
     context.save();
-    context.fillStyle = colour; context.globalAlpha = alpha;
+    context.fillStyle = colour;
+    context.globalAlpha = alpha;
     context.beginPath();
     for (let i = 0; i < xs.length; i++) context.lineTo(xs[i], highs[i]);
     for (let i = xs.length - 1; i >= 0; i--) context.lineTo(xs[i], lows[i]);
@@ -40,15 +51,19 @@ class CanvasPen {
     const { context, scale } = this;
     const side = size * scale;
     context.save();
-    context.fillStyle = colour; context.globalAlpha = alpha;
+    context.fillStyle = colour;
+    context.globalAlpha = alpha;
     if (size <= 3) {
       for (let i = 0; i < xs.length; i++) context.fillRect(xs[i] - side / 2, ys[i] - side / 2, side, side);
     } else {
-      context.strokeStyle = colour; context.lineWidth = 1.4 * scale;
+      context.strokeStyle = colour;
+      context.lineWidth = 1.4 * scale;
       if (hollow) context.fillStyle = hollow;
       for (let i = 0; i < xs.length; i++) {
         if (!Number.isFinite(ys[i])) continue;
-        context.beginPath(); context.arc(xs[i], ys[i], side / 2, 0, 2 * Math.PI); context.fill();
+        context.beginPath();
+        context.arc(xs[i], ys[i], side / 2, 0, 2 * Math.PI);
+        context.fill();
         if (hollow) context.stroke();
       }
     }
@@ -58,8 +73,10 @@ class CanvasPen {
   text(x, y, words, { colour, size = 12, anchor = "start", turn = false, bold = false }) {
     const { context, scale } = this;
     context.save();
-    context.fillStyle = colour; context.font = `${bold ? "600 " : ""}${size * scale}px ${FONT}`;
-    context.textAlign = anchor === "middle" ? "center" : anchor; context.textBaseline = "middle";
+    context.fillStyle = colour;
+    context.font = `${bold ? "600 " : ""}${size * scale}px ${FONT}`;
+    context.textAlign = anchor === "middle" ? "center" : anchor;
+    context.textBaseline = "middle";
     context.translate(x, y);
     if (turn) context.rotate(-Math.PI / 2);
     context.fillText(words, 0, 0);
@@ -68,43 +85,71 @@ class CanvasPen {
 
   within(x, y, width, height, draw) {
     this.context.save();
-    this.context.beginPath(); this.context.rect(x, y, width, height); this.context.clip();
+    this.context.beginPath();
+    this.context.rect(x, y, width, height);
+    this.context.clip();
     draw();
     this.context.restore();
   }
 }
 
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
-const escaped = (text) => String(text).replace(/[<>&"]/g, (letter) => ({ "<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;" })[letter]);
+const escaped = (text) =>
+  String(text).replace(/[<>&"]/g, (letter) => ({ "<": "&lt;", ">": "&gt;", "&": "&amp;", '"': "&quot;" })[letter]);
 const short = (value) => Number(value.toFixed(1));
 
 class SvgPen {
-  constructor(width, height) { this.width = width; this.height = height; this.scale = 1; this.parts = []; this.clips = 0; }
+  constructor(width, height) {
+    this.width = width;
+    this.height = height;
+    this.scale = 1;
+    this.parts = [];
+    this.clips = 0;
+  }
 
   put(tag, attributes, words = "") {
-    const told = Object.entries(attributes).map(([name, value]) => ` ${name}="${escaped(value)}"`).join("");
+    const told = Object.entries(attributes)
+      .map(([name, value]) => ` ${name}="${escaped(value)}"`)
+      .join("");
     this.parts.push(`<${tag}${told}>${escaped(words)}</${tag}>`);
   }
 
   path(xs, ys) {
-    let path = "", down = false;
+    let path = "",
+      down = false;
     for (let i = 0; i < xs.length; i++) {
-      if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) { down = false; continue; }
+      if (!Number.isFinite(ys[i]) || !Number.isFinite(xs[i])) {
+        down = false;
+        continue;
+      }
       path += `${down ? "L" : "M"}${short(xs[i])} ${short(ys[i])}`;
       down = true;
     }
     return path;
   }
 
-  box(x, y, width, height, colour) { this.put("rect", { x: short(x), y: short(y), width: short(width), height: short(height), fill: colour }); }
+  box(x, y, width, height, colour) {
+    this.put("rect", { x: short(x), y: short(y), width: short(width), height: short(height), fill: colour });
+  }
 
   line(xs, ys, { colour, width = 1.5, dash = [], alpha = 1 }) {
-    this.put("path", { d: this.path(xs, ys), fill: "none", stroke: colour, "stroke-width": width, "stroke-dasharray": dash.join(" "), opacity: alpha });
+    this.put("path", {
+      d: this.path(xs, ys),
+      fill: "none",
+      stroke: colour,
+      "stroke-width": width,
+      "stroke-dasharray": dash.join(" "),
+      opacity: alpha,
+    });
   }
 
   area(xs, lows, highs, { colour, alpha }) {
     const back = (values) => Array.from(values).reverse();
-    this.put("path", { d: `${this.path([...xs, ...back(xs)], [...highs, ...back(lows)])}Z`, fill: colour, opacity: alpha });
+    this.put("path", {
+      d: `${this.path([...xs, ...back(xs)], [...highs, ...back(lows)])}Z`,
+      fill: colour,
+      opacity: alpha,
+    });
   }
 
   dots(xs, ys, { colour, size, alpha = 1, hollow = "" }) {
@@ -117,12 +162,25 @@ class SvgPen {
 
   text(x, y, words, { colour, size = 12, anchor = "start", turn = false, bold = false }) {
     const place = turn ? { transform: `translate(${short(x)} ${short(y)}) rotate(-90)` } : { x: short(x), y: short(y) };
-    this.put("text", { ...place, fill: colour, "font-size": size, "font-weight": bold ? 600 : 400, "text-anchor": anchor, "dominant-baseline": "central" }, words);
+    this.put(
+      "text",
+      {
+        ...place,
+        fill: colour,
+        "font-size": size,
+        "font-weight": bold ? 600 : 400,
+        "text-anchor": anchor,
+        "dominant-baseline": "central",
+      },
+      words,
+    );
   }
 
   within(x, y, width, height, draw) {
     const name = `clip${this.clips++}`;
-    this.parts.push(`<clipPath id="${name}"><rect x="${x}" y="${y}" width="${width}" height="${height}"/></clipPath><g clip-path="url(#${name})">`);
+    this.parts.push(
+      `<clipPath id="${name}"><rect x="${x}" y="${y}" width="${width}" height="${height}"/></clipPath><g clip-path="url(#${name})">`,
+    );
     draw();
     this.parts.push("</g>");
   }

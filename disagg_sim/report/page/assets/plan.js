@@ -4,10 +4,21 @@
 const ROLE = { prefill: "prefill", decode: "decode", colocated: "co-located" };
 const BOUND = { compute: "arithmetic", memory: "memory bandwidth", network: "network", latency: "latency" };
 
-const poolWords = (pool) => `${count(pool.instances)} × ${pool.mapping}${pool.chunk_tokens ? `, chunks of ${count(pool.chunk_tokens)}` : ""}`;
+const poolWords = (pool) =>
+  `${count(pool.instances)} × ${pool.mapping}${pool.chunk_tokens ? `, chunks of ${count(pool.chunk_tokens)}` : ""}`;
 
 function meter(share, words) {
-  return el("span", { class: `meter ${share > 1 ? "over" : ""}`, role: "img", "aria-label": words, title: words, vars: { "--share": Number.isFinite(share) ? share : 0 } }, el("i"));
+  return el(
+    "span",
+    {
+      class: `meter ${share > 1 ? "over" : ""}`,
+      role: "img",
+      "aria-label": words,
+      title: words,
+      vars: { "--share": Number.isFinite(share) ? share : 0 },
+    },
+    el("i"),
+  );
 }
 
 function planVerdict(plan) {
@@ -18,56 +29,251 @@ function planVerdict(plan) {
 
 function planTiles(best, sure) {
   const tile = (value, words) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, words));
-  const band = sure && sure.capacity ? `; GPUs hold ${plain(sure.capacity[0] * best.rate_per_s)} to ${plain(sure.capacity[1] * best.rate_per_s)} (80 % band)` : "";
-  return el("div", { class: "tiles" }, tile(count(best.gpus), "GPUs"), tile(`${plain(best.rate_per_s)}/s`, `requests${band}`), tile(plain(best.output_tokens_per_s), `output tokens/s${sure && sure.throughput ? `; ${trustWords(sure.throughput)}` : ""}`), tile(plain(best.output_tokens_per_s / best.gpus), "output tokens/s a GPU"),
-    tile(known(best.usd_per_million_output_tokens) ? `$${plain(best.usd_per_million_output_tokens)}` : "–", `a million output tokens${known(best.usd_per_hour) ? ` ($${plain(best.usd_per_hour)}/h)` : ""}, assumed prices`), tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"), tile(bandwidth(best.kv_bytes_per_s_per_gpu), "KV caches, most of a GPU"));
+  const band =
+    sure && sure.capacity
+      ? `; GPUs hold ${plain(sure.capacity[0] * best.rate_per_s)} to ${plain(sure.capacity[1] * best.rate_per_s)} (80 % band)`
+      : "";
+  return el(
+    "div",
+    { class: "tiles" },
+    tile(count(best.gpus), "GPUs"),
+    tile(`${plain(best.rate_per_s)}/s`, `requests${band}`),
+    tile(
+      plain(best.output_tokens_per_s),
+      `output tokens/s${sure && sure.throughput ? `; ${trustWords(sure.throughput)}` : ""}`,
+    ),
+    tile(plain(best.output_tokens_per_s / best.gpus), "output tokens/s a GPU"),
+    tile(
+      known(best.usd_per_million_output_tokens) ? `$${plain(best.usd_per_million_output_tokens)}` : "–",
+      `a million output tokens${known(best.usd_per_hour) ? ` ($${plain(best.usd_per_hour)}/h)` : ""}, assumed prices`,
+    ),
+    tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"),
+    tile(bandwidth(best.kv_bytes_per_s_per_gpu), "KV caches, most of a GPU"),
+  );
 }
 
 function planLatencies(plan) {
-  const { best, question } = plan, shares = Object.keys(best.ttft_s);
+  const { best, question } = plan,
+    shares = Object.keys(best.ttft_s);
   const line = (name, found, limit, band) => {
     const at = found[`p${Math.round(100 * limit.share)}`] ?? Math.max(...Object.values(found));
-    return [el("b", {}, name), ...shares.map((share) => seconds(found[share])), `${seconds(limit.seconds)} (p${plain(100 * limit.share, 4)})`, el("span", {}, meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`), el("small", {}, percent(at / limit.seconds))), band ? `${plain(band[0])} to ${plain(band[1])} times` : "–"];
+    return [
+      el("b", {}, name),
+      ...shares.map((share) => seconds(found[share])),
+      `${seconds(limit.seconds)} (p${plain(100 * limit.share, 4)})`,
+      el(
+        "span",
+        {},
+        meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`),
+        el("small", {}, percent(at / limit.seconds)),
+      ),
+      band ? `${plain(band[0])} to ${plain(band[1])} times` : "–",
+    ];
   };
   const sure = plan.assurance || {};
-  return simpleTable(["", ...shares, "limit", "of the limit", "80 % band"], [line("TTFT", best.ttft_s, question.ttft, sure.ttft), line("TPOT", best.tpot_s, question.tpot, sure.tpot)], shares.map((_, place) => place + 1), "Latencies");
+  return simpleTable(
+    ["", ...shares, "limit", "of the limit", "80 % band"],
+    [line("TTFT", best.ttft_s, question.ttft, sure.ttft), line("TPOT", best.tpot_s, question.tpot, sure.tpot)],
+    shares.map((_, place) => place + 1),
+    "Latencies",
+  );
 }
 
 function planPools(plan) {
   const { best, assurance: sure } = plan;
   const checked = new Map(((sure && sure.pools) || []).map((pool) => [pool.role, pool]));
-  return simpleTable(["pool", "instances", "GPUs", "recipe, engine", "batch", "load", "memory", "bound by", "time rests on"], best.pools.map((pool) => {
-    const judged = checked.get(pool.role);
-    return [el("b", {}, ROLE[pool.role] || pool.role), poolWords(pool), `${count(pool.gpus)} × ${pool.system}`, `${pool.precision}, ${pool.engine}`, `${count(pool.batch)}${pool.token_budget ? `, ${count(pool.token_budget)} tokens a step` : ""}`,
-      el("span", {}, meter(pool.load, `load ${percent(pool.load)}`), el("small", {}, percent(pool.load))), gigabytes(pool.memory_bytes), BOUND[pool.bound] || pool.bound,
-      judged ? el("span", {}, trustBar(judged.rests_on), el("small", {}, `layout ${judged.layout}${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}`)) : "–"];
-  }), [], "Pools");
+  return simpleTable(
+    ["pool", "instances", "GPUs", "recipe, engine", "batch", "load", "memory", "bound by", "time rests on"],
+    best.pools.map((pool) => {
+      const judged = checked.get(pool.role);
+      return [
+        el("b", {}, ROLE[pool.role] || pool.role),
+        poolWords(pool),
+        `${count(pool.gpus)} × ${pool.system}`,
+        `${pool.precision}, ${pool.engine}`,
+        `${count(pool.batch)}${pool.token_budget ? `, ${count(pool.token_budget)} tokens a step` : ""}`,
+        el("span", {}, meter(pool.load, `load ${percent(pool.load)}`), el("small", {}, percent(pool.load))),
+        gigabytes(pool.memory_bytes),
+        BOUND[pool.bound] || pool.bound,
+        judged
+          ? el(
+              "span",
+              {},
+              trustBar(judged.rests_on),
+              el(
+                "small",
+                {},
+                `layout ${judged.layout}${judged.points ? `: ${count(judged.points)} operating points, three quarters within ${Math.round(100 * judged.error)} %` : ""}`,
+              ),
+            )
+          : "–",
+      ];
+    }),
+    [],
+    "Pools",
+  );
 }
 
-const trustWords = (shares) => Object.entries(shares).filter(([, share]) => share >= 0.02).map(([name, share]) => `${name} ${Math.round(100 * share)} %`).join(", ");
+const trustWords = (shares) =>
+  Object.entries(shares)
+    .filter(([, share]) => share >= 0.02)
+    .map(([name, share]) => `${name} ${Math.round(100 * share)} %`)
+    .join(", ");
 
 /** Shares of a time by what it rests on: fitted, inherited, assumed. */
 function trustBar(shares) {
   const words = trustWords(shares);
-  return el("span", {}, el("span", { class: "bar whole", role: "img", "aria-label": words, title: words }, Object.entries(shares).map(([name, share]) => el("i", { class: `t-${name}`, vars: { "--share": share } }))), el("small", { class: "block" }, words));
+  return el(
+    "span",
+    {},
+    el(
+      "span",
+      { class: "bar whole", role: "img", "aria-label": words, title: words },
+      Object.entries(shares).map(([name, share]) => el("i", { class: `t-${name}`, vars: { "--share": share } })),
+    ),
+    el("small", { class: "block" }, words),
+  );
 }
 
 function planPage({ facts: told }) {
-  const { plan, screen } = told, { best, said } = plan;
+  const { plan, screen } = told,
+    { best, said } = plan;
   const designs = best ? [best, ...plan.runners_up] : [];
   const simulated = plan.simulated && plan.simulated.final;
   const parts = [
-    section("answer", "Answer", plan.said.question, planVerdict(plan), best ? [planTiles(best, plan.assurance), simulated ? el("p", {}, "Simulated: ", el("span", { class: simulated.holds ? "holds" : "fails" }, simulated.holds ? "the limits hold" : "a limit is missed"), ` in ${count(plan.simulated.simulations)} simulations.`) : null] : null),
+    section(
+      "answer",
+      "Answer",
+      plan.said.question,
+      planVerdict(plan),
+      best
+        ? [
+            planTiles(best, plan.assurance),
+            simulated
+              ? el(
+                  "p",
+                  {},
+                  "Simulated: ",
+                  el(
+                    "span",
+                    { class: simulated.holds ? "holds" : "fails" },
+                    simulated.holds ? "the limits hold" : "a limit is missed",
+                  ),
+                  ` in ${count(plan.simulated.simulations)} simulations.`,
+                )
+              : null,
+          ]
+        : null,
+    ),
     best ? section("pools", "Pools", null, planPools(plan)) : null,
-    best ? section("latencies", "Latencies", "Of requests, queueing included. Bands multiply the values.", planLatencies(plan)) : null,
-    said.why.length ? section("why", "Why", null, el("dl", { class: "facts" }, said.why.map(([role, text]) => [el("dt", {}, role), el("dd", {}, text)]))) : null,
-    said.changes ? section("changes", "What would change the answer", null, el("ul", {}, said.changes.map((line) => el("li", {}, line)))) : null,
-    designs.length > 1 ? section("runners-up", "Runners-up", "The answer first.", simpleTable(["mode", "pools", "systems", "GPUs", "requests/s", "TTFT p90", "TPOT p90", "tokens/s a GPU", "USD a million tokens"],
-      designs.map((design) => [design.mode_text, design.pools.map(poolWords).join(" + "), [...new Set(design.pools.map((pool) => pool.system))].join(", "), count(design.gpus), plain(design.rate_per_s), seconds(design.ttft_s.p90), seconds(design.tpot_s.p90), plain(design.output_tokens_per_s / design.gpus), plain(design.usd_per_million_output_tokens)]), [3, 4, 5, 6, 7, 8], "Runners-up")) : null,
-    plan.left_out.length ? section("left-out", "Left out", null, el("ul", {}, plan.left_out.map((line) => el("li", {}, line)))) : null,
-    screen ? section("screen", "As printed", null, el("details", {}, el("summary", {}, "The screen of disagg-sim plan"), el("pre", { tabindex: "0", "aria-label": "The screen of disagg-sim plan" }, screen))) : null,
-    section("provenance", "Provenance", `Schema ${plan.schema}. Trust labels: fitted to measurements of this GPU, inherited from another one, or assumed.`,
-      el("div", { class: "tools" }, el("button", { type: "button", id: "csv", on: { click: () => download(`${told.name}.json`, "application/json", JSON.stringify(plan, null, 2)) } }, "JSON"))),
+    best
+      ? section(
+          "latencies",
+          "Latencies",
+          "Of requests, queueing included. Bands multiply the values.",
+          planLatencies(plan),
+        )
+      : null,
+    said.why.length
+      ? section(
+          "why",
+          "Why",
+          null,
+          el(
+            "dl",
+            { class: "facts" },
+            said.why.map(([role, text]) => [el("dt", {}, role), el("dd", {}, text)]),
+          ),
+        )
+      : null,
+    said.changes
+      ? section(
+          "changes",
+          "What would change the answer",
+          null,
+          el(
+            "ul",
+            {},
+            said.changes.map((line) => el("li", {}, line)),
+          ),
+        )
+      : null,
+    designs.length > 1
+      ? section(
+          "runners-up",
+          "Runners-up",
+          "The answer first.",
+          simpleTable(
+            [
+              "mode",
+              "pools",
+              "systems",
+              "GPUs",
+              "requests/s",
+              "TTFT p90",
+              "TPOT p90",
+              "tokens/s a GPU",
+              "USD a million tokens",
+            ],
+            designs.map((design) => [
+              design.mode_text,
+              design.pools.map(poolWords).join(" + "),
+              [...new Set(design.pools.map((pool) => pool.system))].join(", "),
+              count(design.gpus),
+              plain(design.rate_per_s),
+              seconds(design.ttft_s.p90),
+              seconds(design.tpot_s.p90),
+              plain(design.output_tokens_per_s / design.gpus),
+              plain(design.usd_per_million_output_tokens),
+            ]),
+            [3, 4, 5, 6, 7, 8],
+            "Runners-up",
+          ),
+        )
+      : null,
+    plan.left_out.length
+      ? section(
+          "left-out",
+          "Left out",
+          null,
+          el(
+            "ul",
+            {},
+            plan.left_out.map((line) => el("li", {}, line)),
+          ),
+        )
+      : null,
+    screen
+      ? section(
+          "screen",
+          "As printed",
+          null,
+          el(
+            "details",
+            {},
+            el("summary", {}, "The screen of disagg-sim plan"),
+            el("pre", { tabindex: "0", "aria-label": "The screen of disagg-sim plan" }, screen),
+          ),
+        )
+      : null,
+    section(
+      "provenance",
+      "Provenance",
+      `Schema ${plan.schema}. Trust labels: fitted to measurements of this GPU, inherited from another one, or assumed.`,
+      el(
+        "div",
+        { class: "tools" },
+        el(
+          "button",
+          {
+            type: "button",
+            id: "csv",
+            on: { click: () => download(`${told.name}.json`, "application/json", JSON.stringify(plan, null, 2)) },
+          },
+          "JSON",
+        ),
+      ),
+    ),
   ];
   return { parts, ready() {}, redraw() {} };
 }

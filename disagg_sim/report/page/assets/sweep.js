@@ -1,37 +1,31 @@
 // The page of a sweep: filters, the frontier chart with its views, pinned designs, gains, tables, provenance.
 "use strict";
 
-const UNITS = {
-  gpu: { column: "tokens_per_s_per_gpu", short: "tokens/s/GPU", name: "tokens/s/GPU", axis: "output tokens/s/GPU, all GPUs" },
-  usd: { column: "tokens_per_usd", short: "tokens/USD", name: "tokens/USD", axis: "output tokens per USD, all GPUs" },
-  watt: { column: "tokens_per_joule", short: "tokens/J", name: "tokens/J", axis: "output tokens per joule, TDP of all GPUs" },
-};
-const X = "tokens_per_s_per_user";
-const FILTERS = [["model", "model"], ["system", "system"], ["precision", "precision"], ["traffic", "input/output tokens"], ["variant", "variant"], ["mode", "mode"], ["layouts", "layouts"]];
-/** Properties of which a first look shows one value alone: others make too many curves. */
-const ONE_AT_FIRST = ["model", "traffic", "variant"];
-const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
-const COLOURS = 8;
-const MOST_PINS = 4;
-
-const VIEWS = (unit) => [
-  { key: "throughput", words: "Throughput", column: unit.column, label: unit.axis, bands: true },
-  { key: "kv-out", words: "KV out", column: "kv_egress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV caches out of a prefill GPU [GB/s]", split: true },
-  { key: "kv-in", words: "KV in", column: "kv_ingress_bytes_per_s_per_gpu", scale: 1e-9, label: "KV caches into a decode GPU [GB/s]", split: true },
-  { key: "ratio", words: "P:D ratio", column: "ctx_gen_gpu_ratio", label: "prefill GPUs / decode GPUs", split: true, log: true, limits: [{ at: 1, label: "equal pools" }] },
-  { key: "ftl", words: "First token", column: "ftl_s", label: "FTL, without queues [s]", log: true },
-  { key: "gpus", words: "GPUs", column: "total_gpus", label: "GPUs of the deployment", log: true },
-];
-
 class SweepPage {
   constructor(data) {
     Object.assign(this, { data, points: data.tables.points, unit: UNITS[data.facts.unit] || UNITS.gpu, pinned: [] });
     data.unit = this.unit;
     this.views = VIEWS(this.unit);
-    this.state = { view: this.views[0], logX: false, logY: false, cloud: true, bands: this.hasBands(), colour: "", dash: "" };
+    this.state = {
+      view: this.views[0],
+      logX: false,
+      logY: false,
+      cloud: true,
+      bands: this.hasBands(),
+      colour: "",
+      dash: "",
+    };
     this.fields = FILTERS.filter(([name]) => this.points.has(name));
-    this.chosen = Object.fromEntries(this.fields.map(([name]) => [name, new Set(ONE_AT_FIRST.includes(name) ? this.points.words(name).slice(0, 1) : this.points.words(name))]));
-    this.state.colour = ["system", "model", "precision", "variant", "mode"].find((name) => this.chosen[name] && this.chosen[name].size > 1) || "mode";
+    this.chosen = Object.fromEntries(
+      this.fields.map(([name]) => [
+        name,
+        new Set(ONE_AT_FIRST.includes(name) ? this.points.words(name).slice(0, 1) : this.points.words(name)),
+      ]),
+    );
+    this.state.colour =
+      ["system", "model", "precision", "variant", "mode"].find(
+        (name) => this.chosen[name] && this.chosen[name].size > 1,
+      ) || "mode";
     this.state.dash = this.state.colour === "mode" ? "variant" : "mode";
     this.titles = new Map();
     for (let row = 0; row < this.points.length; row++) {
@@ -40,12 +34,17 @@ class SweepPage {
     }
   }
 
-  hasBands() { return this.points.has("frontier_p10") && this.points.numbers("frontier_p10").some((value) => Number.isFinite(value)); }
+  hasBands() {
+    return (
+      this.points.has("frontier_p10") && this.points.numbers("frontier_p10").some((value) => Number.isFinite(value))
+    );
+  }
 
   build() {
     const { facts: told } = this.data;
     this.chart = new Chart({
-      label: "Frontiers. Arrow keys go from point to point and from curve to curve, Enter pins, 0 shows all, Escape leaves.",
+      label:
+        "Frontiers. Arrow keys go from point to point and from curve to curve, Enter pins, 0 shows all, Escape leaves.",
       height: innerWidth < 700 ? 380 : 500,
       tip: (layer, index) => designTip(this.points.row(layer.rows[index]), this.unit),
       pick: (layer, index) => this.pin(layer.rows[index]),
@@ -56,65 +55,138 @@ class SweepPage {
     this.fillFilters();
     this.gains = gainMap(this.data, this.titles);
     this.best = el("div");
-    this.table = this.pointsTable();
+    this.table = pointsTable(this.points, this.unit, (row) => this.pin(row));
     const name = () => `${told.name}-${this.state.view.key}`;
     const title = () => `${told.name}: ${this.state.view.words.toLowerCase()} against interactivity`;
-    const look = [["mode", "mode"], ...this.fields.filter(([field]) => field !== "mode" && field !== "layouts" && this.points.words(field).length > 1)];
-    const tools = el("div", { class: "tools" },
-      choice("view", this.views.filter((view) => !view.split || this.points.words("mode").includes("disaggregated")).map((view) => [view.key, view.words]), this.state.view.key, (key) => this.set("view", this.views.find((view) => view.key === key))),
-      toggle("log x", this.state.logX, (on) => this.set("logX", on)), toggle("log y", this.state.logY, (on) => this.set("logY", on)),
+    const look = [
+      ["mode", "mode"],
+      ...this.fields.filter(
+        ([field]) => field !== "mode" && field !== "layouts" && this.points.words(field).length > 1,
+      ),
+    ];
+    const tools = el(
+      "div",
+      { class: "tools" },
+      choice(
+        "view",
+        this.views
+          .filter((view) => !view.split || this.points.words("mode").includes("disaggregated"))
+          .map((view) => [view.key, view.words]),
+        this.state.view.key,
+        (key) =>
+          this.set(
+            "view",
+            this.views.find((view) => view.key === key),
+          ),
+      ),
+      toggle("log x", this.state.logX, (on) => this.set("logX", on)),
+      toggle("log y", this.state.logY, (on) => this.set("logY", on)),
       toggle("points beside", this.state.cloud, (on) => this.set("cloud", on)),
       this.hasBands() ? toggle("bands of 80 %", this.state.bands, (on) => this.set("bands", on)) : null,
       look.length > 1 ? menu("colour by", look, this.state.colour, (key) => this.set("colour", key)) : null,
-      el("span", { class: "exports" }, el("button", { type: "button", on: { click: () => this.chart.reset() } }, "Show all"), exportButtons(this.chart, title, name()),
-        el("button", { type: "button", id: "csv", on: { click: () => download(`${told.name}.csv`, "text/csv", this.points.csv(this.visible)) } }, "CSV")));
+      el(
+        "span",
+        { class: "exports" },
+        el("button", { type: "button", on: { click: () => this.chart.reset() } }, "Show all"),
+        exportButtons(this.chart, title, name()),
+        el(
+          "button",
+          {
+            type: "button",
+            id: "csv",
+            on: { click: () => download(`${told.name}.csv`, "text/csv", this.points.csv(this.visible)) },
+          },
+          "CSV",
+        ),
+      ),
+    );
     const intro = `${count(told.counts.enumerated)} design points, ${count(told.counts.feasible)} feasible, ${count(told.frontier)} on the frontiers. Click a point to pin its deployment; drag to zoom.`;
     return [
-      section("frontier", "Frontiers", intro, el("div", { class: "explorer" },
-        el("details", { class: "side", open: innerWidth >= 900 }, el("summary", {}, "Filters"), this.filters),
-        el("div", { class: "figure" }, tools, this.chart.node, this.shown)), this.cards),
-      section("best", "Best designs", "The highest throughput that gives every user at least so many tokens per second, of the curves shown. Click one to pin it.", this.best),
-      section("gains", "Gain of disaggregation", "Throughput of the disaggregated frontier over the best co-located one, at interactivities of so many tokens/s/user; below it the probability that it is the better one, where error bars were computed.", this.gains.node),
+      section(
+        "frontier",
+        "Frontiers",
+        intro,
+        el(
+          "div",
+          { class: "explorer" },
+          el("details", { class: "side", open: innerWidth >= 900 }, el("summary", {}, "Filters"), this.filters),
+          el("div", { class: "figure" }, tools, this.chart.node, this.shown),
+        ),
+        this.cards,
+      ),
+      section(
+        "best",
+        "Best designs",
+        "The highest throughput that gives every user at least so many tokens per second, of the curves shown. Click one to pin it.",
+        this.best,
+      ),
+      section(
+        "gains",
+        "Gain of disaggregation",
+        "Throughput of the disaggregated frontier over the best co-located one, at interactivities of so many tokens/s/user; below it the probability that it is the better one, where error bars were computed.",
+        this.gains.node,
+      ),
       section("points", "Points", "All points of the figure. Sort by a head; click a row to pin it.", this.table.node),
-      this.rejected(),
+      rejectedSection(this.data.tables.rejected),
       provenanceSection(told.provenance),
     ];
   }
 
   fillFilters() {
     const counts = (name) => {
-      const found = new Map(), numbers = this.points.numbers(name), words = this.points.words(name), rows = this.points.numbers("row");
-      for (let row = 0; row < this.points.length; row++) if (rows[row] >= 0) found.set(words[numbers[row]], (found.get(words[numbers[row]]) || 0) + 1);
+      const found = new Map(),
+        numbers = this.points.numbers(name),
+        words = this.points.words(name),
+        rows = this.points.numbers("row");
+      for (let row = 0; row < this.points.length; row++)
+        if (rows[row] >= 0) found.set(words[numbers[row]], (found.get(words[numbers[row]]) || 0) + 1);
       return found;
     };
-    this.filters.replaceChildren(...this.fields.map(([name, label]) => {
-      const found = counts(name), values = this.points.words(name).filter((value) => found.has(value));
-      return filterGroup(label, values, found, this.chosen[name], () => this.update());
-    }));
+    this.filters.replaceChildren(
+      ...this.fields.map(([name, label]) => {
+        const found = counts(name),
+          values = this.points.words(name).filter((value) => found.has(value));
+        return filterGroup(label, values, found, this.chosen[name], () => this.update());
+      }),
+    );
   }
 
   set(key, value) {
     this.state[key] = value;
-    if (key === "colour") this.state.dash = value === "mode" ? ["system", "variant"].find((name) => this.chosen[name] && this.points.words(name).length > 1) || "" : "mode";
-    if (key === "view") { this.state.logY = Boolean(value.log); const box = document.querySelectorAll(".toggle input")[1]; if (box) box.checked = this.state.logY; }
+    if (key === "colour")
+      this.state.dash =
+        value === "mode"
+          ? ["system", "variant"].find((name) => this.chosen[name] && this.points.words(name).length > 1) || ""
+          : "mode";
+    if (key === "view") {
+      this.state.logY = Boolean(value.log);
+      const box = document.querySelectorAll(".toggle input")[1];
+      if (box) box.checked = this.state.logY;
+    }
     this.update();
   }
 
   /** Rows that pass all filters, in order. */
   filtered() {
     const tests = this.fields.map(([name]) => {
-      const chosen = this.chosen[name], pass = Uint8Array.from(this.points.words(name), (word) => (chosen.has(word) ? 1 : 0));
+      const chosen = this.chosen[name],
+        pass = Uint8Array.from(this.points.words(name), (word) => (chosen.has(word) ? 1 : 0));
       return [this.points.numbers(name), pass, name];
     });
-    const rows = [], frontier = this.points.numbers("row");
+    const rows = [],
+      frontier = this.points.numbers("row");
     for (let row = 0; row < this.points.length; row++)
-      if (tests.every(([numbers, pass, name]) => pass[numbers[row]] || (name === "layouts" && frontier[row] < 0))) rows.push(row);
+      if (tests.every(([numbers, pass, name]) => pass[numbers[row]] || (name === "layouts" && frontier[row] < 0)))
+        rows.push(row);
     return rows;
   }
 
   update() {
-    const rows = this.filtered(), frontier = this.points.numbers("row"), split = this.state.view.split;
-    const mode = this.points.numbers("mode"), apart = this.points.words("mode").indexOf("disaggregated");
+    const rows = this.filtered(),
+      frontier = this.points.numbers("row"),
+      split = this.state.view.split;
+    const mode = this.points.numbers("mode"),
+      apart = this.points.words("mode").indexOf("disaggregated");
     const mine = rows.filter((row) => !split || mode[row] === apart);
     this.front = mine.filter((row) => frontier[row] >= 0);
     this.visible = this.state.cloud ? mine : this.front;
@@ -127,82 +199,153 @@ class SweepPage {
     say(this.shown.textContent);
   }
 
-  colourOf(row) { return this.chart.ink(`c${this.points.numbers(this.state.colour)[row] % COLOURS}`); }
+  colourOf(row) {
+    return this.chart.ink(`c${this.points.numbers(this.state.colour)[row] % COLOURS}`);
+  }
 
   picture(front, beside) {
-    const { view, bands } = this.state, x = this.points.numbers(X), y = this.points.numbers(view.column), scale = view.scale || 1;
+    const { view, bands } = this.state,
+      x = this.points.numbers(X),
+      y = this.points.numbers(view.column),
+      scale = view.scale || 1;
     const value = scale === 1 ? (row) => y[row] : (row) => y[row] * scale;
     const style = getComputedStyle(document.documentElement);
     this.chart.ink = (name) => style.getPropertyValue(`--${name}`).trim();
-    const layer = (rows, told) => ({ rows, x: Float32Array.from(rows, (row) => x[row]), y: Float32Array.from(rows, value), ...told });
-    const groups = (rows, key) => { const found = new Map(); for (const row of rows) { const name = key(row); if (!found.has(name)) found.set(name, []); found.get(name).push(row); } return [...found.values()]; };
+    const layer = (rows, told) => ({
+      rows,
+      x: Float32Array.from(rows, (row) => x[row]),
+      y: Float32Array.from(rows, value),
+      ...told,
+    });
+    const groups = (rows, key) => {
+      const found = new Map();
+      for (const row of rows) {
+        const name = key(row);
+        if (!found.has(name)) found.set(name, []);
+        found.get(name).push(row);
+      }
+      return [...found.values()];
+    };
     const colours = this.points.numbers(this.state.colour);
-    const clouds = groups(beside, (row) => colours[row]).map((rows) => layer(rows, { kind: "dots", colour: this.colourOf(rows[0]), size: 2.2, alpha: 0.28 }));
-    const cases = this.points.numbers("case"), modes = this.points.numbers("mode");
+    const clouds = groups(beside, (row) => colours[row]).map((rows) =>
+      layer(rows, { kind: "dots", colour: this.colourOf(rows[0]), size: 2.2, alpha: 0.28 }),
+    );
+    const cases = this.points.numbers("case"),
+      modes = this.points.numbers("mode");
     const lines = groups(front, (row) => cases[row] * 16 + modes[row]).map((rows) => rows.sort((a, b) => x[a] - x[b]));
     this.lines = lines.length;
     const dash = this.state.dash && this.points.has(this.state.dash) ? this.points.numbers(this.state.dash) : null;
-    const words = (row) => [...new Set([this.state.colour, this.state.dash])].filter((name) => name && this.chosen[name] && (this.chosen[name].size > 1 || name === "mode")).map((name) => this.points.at(name, row)).join(", ");
-    const curves = lines.map((rows) => layer(rows, { kind: "line", name: words(rows[0]), colour: this.colourOf(rows[0]), dash: dash ? DASHES[dash[rows[0]] % DASHES.length] : [], width: 1.8, size: 5 }));
-    const shaded = bands && view.bands && this.hasBands() ? curves.filter(({ rows }) => rows.some((row) => Number.isFinite(this.points.at("frontier_p10", row)))).map((curve) => {
-      const rows = curve.rows.filter((row) => Number.isFinite(this.points.at("frontier_p10", row)));
-      return { kind: "band", colour: curve.colour, x: Float32Array.from(rows, (row) => x[row]), low: Float32Array.from(rows, (row) => this.points.at("frontier_p10", row)), high: Float32Array.from(rows, (row) => this.points.at("frontier_p90", row)) };
-    }) : [];
-    return { x: { label: "interactivity [tokens/s/user]", log: this.state.logX }, y: { label: view.label, log: this.state.logY, limits: view.limits || [] }, layers: [...clouds, ...shaded, ...curves] };
+    const words = (row) =>
+      [...new Set([this.state.colour, this.state.dash])]
+        .filter((name) => name && this.chosen[name] && (this.chosen[name].size > 1 || name === "mode"))
+        .map((name) => this.points.at(name, row))
+        .join(", ");
+    const curves = lines.map((rows) =>
+      layer(rows, {
+        kind: "line",
+        name: words(rows[0]),
+        colour: this.colourOf(rows[0]),
+        dash: dash ? DASHES[dash[rows[0]] % DASHES.length] : [],
+        width: 1.8,
+        size: 5,
+      }),
+    );
+    const shaded =
+      bands && view.bands && this.hasBands()
+        ? curves
+            .filter(({ rows }) => rows.some((row) => Number.isFinite(this.points.at("frontier_p10", row))))
+            .map((curve) => {
+              const rows = curve.rows.filter((row) => Number.isFinite(this.points.at("frontier_p10", row)));
+              return {
+                kind: "band",
+                colour: curve.colour,
+                x: Float32Array.from(rows, (row) => x[row]),
+                low: Float32Array.from(rows, (row) => this.points.at("frontier_p10", row)),
+                high: Float32Array.from(rows, (row) => this.points.at("frontier_p90", row)),
+              };
+            })
+        : [];
+    return {
+      x: { label: "interactivity [tokens/s/user]", log: this.state.logX },
+      y: { label: view.label, log: this.state.logY, limits: view.limits || [] },
+      layers: [...clouds, ...shaded, ...curves],
+    };
   }
 
   pin(row) {
     if (this.pinned.includes(row)) this.pinned = this.pinned.filter((each) => each !== row);
     else this.pinned = [...this.pinned, row].slice(-MOST_PINS);
     this.showPins();
-    say(this.pinned.includes(row) ? `pinned: ${this.points.at("mode", row)}, ${plain(this.points.at(X, row))} tokens/s/user` : "unpinned");
+    say(
+      this.pinned.includes(row)
+        ? `pinned: ${this.points.at("mode", row)}, ${plain(this.points.at(X, row))} tokens/s/user`
+        : "unpinned",
+    );
   }
 
   showPins() {
-    this.cards.replaceChildren(...this.pinned.map((row, place) => designCard(place + 1, this.points.row(row), this.data, () => this.pin(row))));
+    this.cards.replaceChildren(
+      ...this.pinned.map((row, place) => designCard(place + 1, this.points.row(row), this.data, () => this.pin(row))),
+    );
     this.markPins();
   }
 
   markPins() {
     const { view } = this.state;
-    this.chart.mark(this.pinned.map((row, place) => ({ x: this.points.at(X, row), y: this.points.at(view.column, row) * (view.scale || 1), name: String(place + 1) })));
+    this.chart.mark(
+      this.pinned.map((row, place) => ({
+        x: this.points.at(X, row),
+        y: this.points.at(view.column, row) * (view.scale || 1),
+        name: String(place + 1),
+      })),
+    );
   }
 
   bestTable() {
-    const x = this.points.numbers(X), y = this.points.numbers(this.unit.column), cases = this.points.numbers("case"), modes = this.points.numbers("mode");
+    const x = this.points.numbers(X),
+      y = this.points.numbers(this.unit.column),
+      cases = this.points.numbers("case"),
+      modes = this.points.numbers("mode");
     const groups = new Map();
-    for (const row of this.front) { const key = cases[row] * 16 + modes[row]; if (!groups.has(key)) groups.set(key, []); groups.get(key).push(row); }
+    for (const row of this.front) {
+      const key = cases[row] * 16 + modes[row];
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(row);
+    }
     const at = [0, 20, 50, 100];
     const cell = (rows, least) => {
-      const best = rows.filter((row) => x[row] >= least).reduce((found, row) => (found === null || y[row] > y[found] ? row : found), null);
+      const best = rows
+        .filter((row) => x[row] >= least)
+        .reduce((found, row) => (found === null || y[row] > y[found] ? row : found), null);
       if (best === null) return "–";
       const p = this.points.row(best);
-      return el("button", { type: "button", class: "pick", title: poolsOf(p).map(([role, words]) => `${role} ${words}`).join("; "), on: { click: () => this.pin(best) } }, plain(y[best]));
+      return el(
+        "button",
+        {
+          type: "button",
+          class: "pick",
+          title: poolsOf(p)
+            .map(([role, words]) => `${role} ${words}`)
+            .join("; "),
+          on: { click: () => this.pin(best) },
+        },
+        plain(y[best]),
+      );
     };
-    this.best.replaceChildren(simpleTable(["case", "mode", "best", ...at.slice(1).map((least) => `≥ ${least} tokens/s/user`)],
-      [...groups.values()].slice(0, 100).map((rows) => [this.titles.get(this.points.at("case", rows[0])), this.points.at("mode", rows[0]), ...at.map((least) => cell(rows, least))]), [2, 3, 4, 5], `Best designs, ${this.unit.short}`));
-  }
-
-  pointsTable() {
-    const number = (key, label, show = plain) => ({ key, label, numeric: true, value: (row) => this.points.at(key, row), show: (value) => show(value) });
-    const text = (key, label) => ({ key, label, value: (row) => this.points.at(key, row) });
-    const columns = [text("mode", "mode"), text("model", "model"), text("system", "system"), text("precision", "recipe"), text("traffic", "ISL/OSL"),
-      number(X, "tokens/s/user"), number(this.unit.column, this.unit.short), number("ttl_s", "TTL", seconds), number("ftl_s", "FTL", seconds),
-      text("decode", "decode"), number("decode_batch", "batch", count), text("prefill", "prefill"), number("prefill_batch", "batch", count),
-      number("total_gpus", "GPUs", count), number("ctx_gen_gpu_ratio", "P:D"), number("kv_egress_bytes_per_s_per_gpu", "KV out", bandwidth), number("kv_ingress_bytes_per_s_per_gpu", "KV in", bandwidth),
-      text("decode_bound", "bound by"), text("layouts", "layouts")];
-    columns.filter((column) => column.key === "prefill_batch").forEach((column) => { column.label = "prefill batch"; });
-    return new TableView({ label: "Points", columns, sortBy: this.unit.column, rising: false, pick: (row) => { this.pin(row); } });
-  }
-
-  rejected() {
-    const { rejected } = this.data.tables;
-    if (!rejected || !rejected.length) return null;
-    const text = (key, label) => ({ key, label, value: (row) => rejected.at(key, row) });
-    const table = new TableView({ label: "Rejected points", sortBy: "count", rising: false, columns: [text("case", "case"), text("mode", "mode"), text("phase", "phase"), text("reason", "reason"),
-      { key: "count", label: "points", numeric: true, value: (row) => rejected.at("count", row), show: count }, text("detail", "the closest")] });
-    table.show(rejected.rows().map((_, row) => row));
-    return section("rejected", "Rejected points", "Why configurations were left out, and how close the nearest one was.", table.node);
+    this.best.replaceChildren(
+      simpleTable(
+        ["case", "mode", "best", ...at.slice(1).map((least) => `≥ ${least} tokens/s/user`)],
+        [...groups.values()]
+          .slice(0, 100)
+          .map((rows) => [
+            this.titles.get(this.points.at("case", rows[0])),
+            this.points.at("mode", rows[0]),
+            ...at.map((least) => cell(rows, least)),
+          ]),
+        [2, 3, 4, 5],
+        `Best designs, ${this.unit.short}`,
+      ),
+    );
   }
 }
 

@@ -13,12 +13,18 @@ class Table {
     }
   }
 
-  has(name) { return this.columns.has(name); }
+  has(name) {
+    return this.columns.has(name);
+  }
 
   /** Numbers of a column; of words, their places in `words`. */
-  numbers(name) { return this.columns.get(name).numbers; }
+  numbers(name) {
+    return this.columns.get(name).numbers;
+  }
 
-  words(name) { return this.columns.get(name).words; }
+  words(name) {
+    return this.columns.get(name).words;
+  }
 
   at(name, row) {
     const column = this.columns.get(name);
@@ -41,12 +47,15 @@ class Table {
     return Object.fromEntries([...this.columns.keys()].map((name) => [name, this.at(name, number)]));
   }
 
-  rows() { return Array.from({ length: this.length }, (_, number) => this.row(number)); }
+  rows() {
+    return Array.from({ length: this.length }, (_, number) => this.row(number));
+  }
 
   /** Comma-separated values of some rows, numbers with seven digits as they are packed. */
   csv(rows, names = [...this.columns.keys()]) {
     const cell = (value) => {
-      const text = typeof value === "number" ? (Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)))) : String(value);
+      const text =
+        typeof value === "number" ? (Number.isNaN(value) ? "" : String(Number(value.toPrecision(7)))) : String(value);
       return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
     };
     const lines = [names.join(",")];
@@ -56,7 +65,8 @@ class Table {
 }
 
 async function unpackTables(described, base64) {
-  const letters = atob(base64), packed = new Uint8Array(letters.length);
+  const letters = atob(base64),
+    packed = new Uint8Array(letters.length);
   for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i); // a mapped copy takes many times as long
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const bytes = await new Response(stream).arrayBuffer();
