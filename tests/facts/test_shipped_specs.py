@@ -36,10 +36,18 @@ SYSTEMS = [
     "h100_sxm",
     "h200_nvl",
     "h200_sxm",
+    "h20_3e",
     "h20_sxm",
     "h800_sxm",
+    "l40s",
     "mi300x",
+    "mi325x",
+    "mi355x",
     "rtx_pro_6000",
+    "tpu7x",
+    "trainium2",
+    "trainium3",
+    "vr_nvl72",
 ]
 COUNTS = list(csv.DictReader((Path(__file__).parent / "model_counts.csv").open(encoding="utf-8")))
 #: Counts of newer models, derived from formulas of their kinds or counted by their publishers; "" = not derived.
@@ -182,6 +190,9 @@ def test_units_of_a_system_are_si():
         ("gb200_nvl72", "bf16", 313),
         ("gb200_nvl72", "nvfp4", 1250),
         ("mi300x", "fp8", 493),
+        ("h20_3e", "bf16", 37),
+        ("mi355x", "bf16", 315),
+        ("l40s", "bf16", 419),
     ],
 )
 def test_ridge_points(name, arithmetic, ridge):

@@ -213,7 +213,8 @@ FAULTS = [
         [
             "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, "
             "b200_sxm, b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h200_nvl, h200_sxm, "
-            "h20_sxm, h800_sxm, mi300x, rtx_pro_6000"
+            "h20_3e, h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, tpu7x, trainium2, trainium3, "
+            "vr_nvl72"
         ],
     ),
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h800_sxm", ["'h800_sxm' cannot inherit from itself"]),
@@ -349,6 +350,6 @@ def test_an_unknown_name_lists_the_known_ones():
         load_system("h100")
     assert str(refusal.value) == (
         "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, b200_sxm, "
-        "b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h200_nvl, h200_sxm, h20_sxm, "
-        "h800_sxm, mi300x, rtx_pro_6000"
+        "b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h200_nvl, h200_sxm, h20_3e, "
+        "h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, tpu7x, trainium2, trainium3, vr_nvl72"
     )
