@@ -84,12 +84,13 @@ def test_zsh_and_fish_are_told_what_a_command_does(asked: Asked) -> None:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_takes_the_script() -> None:
-    """The script that ``--show-completion bash`` prints, and a Tab behind it."""
+    """The script that ``--show-completion bash`` prints, and a Tab behind it; whichever shell runs the tests."""
     shown = subprocess.run(
         [sys.executable, "-c", MAIN.replace("['disagg-sim']", "['disagg-sim', '--show-completion', 'bash']")],
         capture_output=True,
         text=True,
         check=True,
+        env=os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"},
     ).stdout
     tab = f"""
 disagg-sim() {{ {sys.executable} -c "{MAIN}"; }}
