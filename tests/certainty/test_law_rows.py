@@ -52,6 +52,7 @@ MODES = ["disaggregated", "colocated", "piggyback"]
 GAPS = [("colocated", "p99"), ("piggyback", "p99"), ("cpp", "p99")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "measure"), [*((mode, "mean") for mode in MODES), *GAPS])
 def test_parts_add_up_under_a_shipped_distribution(mode, measure):
     points, origin = served(mode, measure)

@@ -181,6 +181,7 @@ limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
 """
 
 
+@pytest.mark.long
 def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
     (tmp_path / "law.yaml").write_text(LAW)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from disagg_sim.extras import EXTRAS
 
 #: Runs commands one after the other where no package of an extra can be imported; prints each exit code.
@@ -36,6 +38,7 @@ def ran(*lines: str, at: Path) -> tuple[list[int], str, list[str]]:
     return codes, done.stdout, done.stderr.splitlines()
 
 
+@pytest.mark.long
 def test_the_main_job_needs_no_extra(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SWEEP)
     codes, said, _ = ran(

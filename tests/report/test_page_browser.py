@@ -17,9 +17,12 @@ from tests.report.pages import SPOILT, plan_directory, small_sweep
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not BROWSER or not DRIVER, reason="no chromium and chromedriver; apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not BROWSER or not DRIVER, reason="no chromium and chromedriver; apt-get install chromium chromium-driver"
+    ),
+]
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1000")
 ARGUMENTS += ("--force-prefers-reduced-motion",)  # or a click would miss what still scrolls
 #: A click, a download or a new drawing is done within. [s]

@@ -156,6 +156,7 @@ FOUR_LAWS = pytest.mark.parametrize(
 BOTH_MODELS = pytest.mark.parametrize("model", ["llama_3_1_70b", "deepseek_r1"])
 
 
+@pytest.mark.long
 @FOUR_LAWS
 @BOTH_MODELS
 @pytest.mark.usefixtures("seed_fits")

@@ -4,6 +4,7 @@ import pytest
 from plans import CASES, SHAPES, plans, simulated
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "case"), list(enumerate(CASES)), ids=str)
 def test_every_plan_holds_at_four_fifths_of_its_rate(place, case):
     """Each case takes half of the shapes, every other one, so that each shape meets each kind of model."""

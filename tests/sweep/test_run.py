@@ -264,6 +264,7 @@ limits: {max_gpus: 4, gpu_cap: 16}
 """
 
 
+@pytest.mark.long
 def test_the_order_of_sets_is_in_no_file(tmp_path: Path) -> None:
     """Each process orders sets of words in its own way; inherited fits stand in ``frontier.csv``."""
     (tmp_path / "hashed.yaml").write_text(HASHED)

@@ -128,6 +128,7 @@ def test_the_head_of_burstgpt():
     assert share * 733.9 == pytest.approx(479.3, abs=0.1)  # the stand-in's mean input
 
 
+@pytest.mark.long
 def test_the_servegen_pool_has_its_means():
     found = trace_statistics(load_trace(shared_file("traces/servegen/deepseek-r1.tar.gz")))
     assert found.rate_per_s == pytest.approx(16.0, rel=0.01)
