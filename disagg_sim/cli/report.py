@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
     if not no_breakdowns and (results / MANIFEST).is_file():
-        listener().note("note: taking designs apart, half a second for each case and mode; --no-breakdowns leaves that out")
+        listener().note("note: taking designs apart, half a second a case and mode; --no-breakdowns leaves that out")
     content = content_of(results, beside=points, jobs=jobs or cores(), breakdowns=not no_breakdowns)
     path = out or results / "report.html"
     size = write_page(content, path)
