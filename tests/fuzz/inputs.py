@@ -365,42 +365,45 @@ PLAN = ("--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--t
 OPTIONS = tuple(sorted({name for command in LEAVES.values() for each in command.params for name in each.opts}))
 
 
-def command_line(rng: Random) -> Spoilt:
-    """Options and arguments of every command, with good files."""
-    lines = [
-        ["sweep", "s.yaml", "--dry-run"],
-        ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
-        ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
-        ["trace", "stats", "trace.csv"],
-        ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
-        ["plan", *PLAN, "--trace", "trace.csv", "--json"],
-        ["specs", "list"],
-        ["specs", "list", "model"],
-        ["specs", "show", "hardware", "h100_sxm"],
-        ["specs", "check", "s.yaml"],
-        ["model", "import", "config.json", "--name", "mine", "--out", "models"],
-        ["check", "results", "--baseline", "baseline"],
-        ["compare", "results", "baseline"],
-        ["reproduce", "nothing", "--out", "out"],
-        ["measure", "--out", "m", "--system", "h100_sxm", "--device", "x"],
-        ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
-        ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
-        ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
-        ["calibrate", "layouts", "served.csv", "--out", "m.yaml"],
-        ["validate", "kernels", "gemm.csv", "--out", "out"],
-        ["validate", "serving", "served.csv"],
-        ["validate", "ranking", "served.csv", "--out", "out"],
-        ["validate", "passes", "passes.csv"],
-        ["validate", "requests", "run.csv", "--system", "h100_sxm"],
-        ["sensitivity", "missing", "--out", "out"],
-        ["explain", "results", "--best", "--json"],
-        ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
-        ["report", "results", "--no-breakdowns"],
-        ["specs", "schema", "plan"],
-        ["mcp"],
-        ["--version"],
-        [],
-    ]
+#: One line or more of every command.
+LINES = (
+    ["sweep", "s.yaml", "--dry-run"],
+    ["sweep", "s.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+    ["simulate", "sc.yaml", "--out", "out", "--jobs", "1", "--no-figures"],
+    ["trace", "stats", "trace.csv"],
+    ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
+    ["plan", *PLAN, "--trace", "trace.csv", "--json"],
+    ["specs", "list"],
+    ["specs", "list", "model"],
+    ["specs", "show", "hardware", "h100_sxm"],
+    ["specs", "check", "s.yaml"],
+    ["model", "import", "config.json", "--name", "mine", "--out", "models"],
+    ["check", "results", "--baseline", "baseline"],
+    ["compare", "results", "baseline"],
+    ["reproduce", "nothing", "--out", "out"],
+    ["measure", "--out", "m", "--system", "h100_sxm", "--device", "x"],
+    ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml"],
+    ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
+    ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
+    ["calibrate", "layouts", "served.csv", "--out", "m.yaml"],
+    ["validate", "kernels", "gemm.csv", "--out", "out"],
+    ["validate", "serving", "served.csv"],
+    ["validate", "ranking", "served.csv", "--out", "out"],
+    ["validate", "passes", "passes.csv"],
+    ["validate", "requests", "run.csv", "--system", "h100_sxm"],
+    ["sensitivity", "missing", "--out", "out"],
+    ["explain", "results", "--best", "--json"],
+    ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
+    ["report", "results", "--no-breakdowns"],
+    ["specs", "schema", "plan"],
+    ["mcp"],
+    ["--version"],
+    [],
+)
+
+
+def command_line(rng: Random, line: list[str] | None = None) -> Spoilt:
+    """Options and arguments of every command, or one line as it is, with good files."""
     files = {
         "s.yaml": _dump(SWEEP),
         "sc.yaml": _dump(SCENARIO),
@@ -413,7 +416,7 @@ def command_line(rng: Random) -> Spoilt:
         "config.json": json.dumps(CONFIG).encode(),
         "here/file": b"",
     }
-    words = spoilt_arguments(rng.choice(lines), OPTIONS, rng)
+    words = line or spoilt_arguments(rng.choice(LINES), OPTIONS, rng)
     return Spoilt("command line", files, words, stores=("results", "baseline"))
 
 
@@ -435,8 +438,10 @@ KINDS: tuple[tuple[Callable[[Random], Spoilt], int], ...] = (
 
 
 def spoilt(seed: int) -> Spoilt:
-    """The input of a seed."""
+    """The input of a seed; the first seeds have a line of every command each, unspoilt."""
     rng = Random(seed)
+    if seed < len(LINES):
+        return command_line(rng, LINES[seed])
     kinds, shares = zip(*KINDS, strict=True)
     chosen: Callable[[Random], Spoilt] = rng.choices(kinds, shares)[0]
     return chosen(rng)
