@@ -19,6 +19,17 @@ function choice(label, options, value, change) {
   );
 }
 
+/** A button that saves a file; its text is made at the click. */
+function saveButton(words, name, type, text) {
+  return el("button", { type: "button", id: "csv", on: { click: () => download(name, type, text()) } }, words);
+}
+
+/** The same for a table as CSV, alone above the table. */
+function csvTools(name, text) {
+  const button = saveButton("CSV", `${name}.csv`, "text/csv", text);
+  return el("div", { class: "tools" }, el("span", { class: "exports" }, button));
+}
+
 function toggle(label, value, change) {
   return el(
     "label",

@@ -263,15 +263,7 @@ function planPage({ facts: told }) {
       el(
         "div",
         { class: "tools" },
-        el(
-          "button",
-          {
-            type: "button",
-            id: "csv",
-            on: { click: () => download(`${told.name}.json`, "application/json", JSON.stringify(plan, null, 2)) },
-          },
-          "JSON",
-        ),
+        saveButton("JSON", `${told.name}.json`, "application/json", () => JSON.stringify(plan, null, 2)),
       ),
     ),
   ];

@@ -134,26 +134,7 @@ class SimulationPage {
         "summary",
         "Runs",
         "A row a run. Sort by a head; click a row to see the run over time.",
-        el(
-          "div",
-          { class: "tools" },
-          el(
-            "span",
-            { class: "exports" },
-            el(
-              "button",
-              {
-                type: "button",
-                id: "csv",
-                on: {
-                  click: () =>
-                    download(`${this.data.facts.name}.csv`, "text/csv", this.data.tables.summary.csv(this.visible)),
-                },
-              },
-              "CSV",
-            ),
-          ),
-        ),
+        csvTools(this.data.facts.name, () => this.data.tables.summary.csv(this.visible)),
         this.table.node,
       ),
       section(

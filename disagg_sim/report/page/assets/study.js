@@ -43,23 +43,7 @@ function studyPage({ facts: told, tables }) {
       "Claims",
       "Each statement of the paper, tested; a miss stands with what explains it.",
       counts,
-      el(
-        "div",
-        { class: "tools" },
-        el(
-          "span",
-          { class: "exports" },
-          el(
-            "button",
-            {
-              type: "button",
-              id: "csv",
-              on: { click: () => download(`${told.name}.csv`, "text/csv", claims.csv(rows.map((_, place) => place))) },
-            },
-            "CSV",
-          ),
-        ),
-      ),
+      csvTools(told.name, () => claims.csv(rows.map((_, place) => place))),
       table.node,
     ),
     told.pictures.length

@@ -89,15 +89,7 @@ class SweepPage {
         { class: "exports" },
         el("button", { type: "button", on: { click: () => this.chart.reset() } }, "Show all"),
         exportButtons(this.chart, title, name()),
-        el(
-          "button",
-          {
-            type: "button",
-            id: "csv",
-            on: { click: () => download(`${told.name}.csv`, "text/csv", this.points.csv(this.visible)) },
-          },
-          "CSV",
-        ),
+        saveButton("CSV", `${told.name}.csv`, "text/csv", () => this.points.csv(this.visible)),
       ),
     );
     const intro = `${count(told.counts.enumerated)} design points, ${count(told.counts.feasible)} feasible, ${count(told.frontier)} on the frontiers. Click a point to pin its deployment; drag to zoom.`;
