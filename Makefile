@@ -1,7 +1,7 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
 # blocks of README and docs, whole studies and fits, as .ci/run does after the tests.  make docs-numbers: compute and write the
 # numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
-# make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs no notebook.
+# make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
 # All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
