@@ -43,7 +43,8 @@ def write_pages(folder: Path, *, run_all: bool) -> None:
     (folder / "notebooks").mkdir(parents=True)
     with ProcessPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
         done = [
-            pool.submit(notebook_page, path, folder / "notebooks", run=run_all or path == min(notebooks)) for path in notebooks
+            pool.submit(notebook_page, path, folder / "notebooks", run=run_all or path == min(notebooks))
+            for path in notebooks
         ]
         for place, path in pages.items():
             if path.suffix == ".md":
