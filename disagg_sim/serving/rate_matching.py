@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
-from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
+from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
-from disagg_sim.serving.integer_program import Choices, Filling, least_cost, most_rate
-
-NAN = float("nan")
-GPUS = (1.0, 1.0)  # prices that count GPUs [1]
-#: Least gain for which pools mix configurations by default. Each configuration is a service of its own to deploy, watch
-#: and route to, and a step time is known to some percent only (docs/fidelity.md). [1]
-MIXING_GAIN = 0.05
-#: Most GPUs that are planned for; the solver keeps counts to a relative 1e-6 and finds no end far above. [1]
-MOST_GPUS = 10**7
+from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
+from disagg_sim.serving.integer_program import Choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,35 +40,6 @@ class MatchPlan(Shown):
         """Whether a pool has more than one configuration."""
         pools = (self.deployment.prefill, self.deployment.decode) if self.deployment is not None else ()
         return any(len(pool.members) > 1 for pool in pools)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchOptions:
-    """What a plan may be made of, and how long the solver may take."""
-
-    max_configurations_per_pool: int | None = None  # most distinct ones, taken whatever they gain; 1 forbids mixing [1]
-    #: Share by which mixed pools must raise the rate, or lower GPUs or cost, to be preferred; 0 takes every gain.
-    #: Without effect where ``max_configurations_per_pool`` is given. [1]
-    mixing_gain: float = MIXING_GAIN
-    #: Largest KV egress and ingress of a GPU at full rate, inclusive: configurations above it are left out. By
-    #: default an instance serves no more requests than its own links carry, which is also what a simulation moves:
-    #: NVLink where the budget fits one domain, else the NIC, times the profile's efficiency. ``math.inf`` waives
-    #: both. [B/s]
-    kv_link_limit: float | None = None
-    time_limit: float = 10.0  # of the solver, all steps together [s]
-
-    def __post_init__(self) -> None:
-        """``InputError`` for a value out of range."""
-        above_zero("time_limit", self.time_limit, "s")
-        if self.kv_link_limit is not None:
-            above_zero("kv_link_limit", self.kv_link_limit)
-        if not 0 <= as_float(self.mixing_gain) < np.inf:
-            raise InputError(f"mixing_gain {quoted(self.mixing_gain)} is out of range; allowed: from 0, finite")
-        if self.max_configurations_per_pool is not None:
-            whole_number("max_configurations_per_pool", self.max_configurations_per_pool)
-
-
-USUAL = MatchOptions()
 
 
 def match_rates(
@@ -134,7 +97,6 @@ def match_rates(
     ('optimal', '203 requests/s', 7)
     """
     _check(prefill, decode)
-    prices = usd_per_gpu_hour or (NAN, NAN)
     above_zero("ftl_limit", ftl_limit, "s")
     numbers: dict[str, object] = {"ttl_limit": ttl_limit, "required_rate": required_rate}
     if usd_per_gpu_hour is not None:
@@ -152,17 +114,8 @@ def match_rates(
     for side in sides:
         if side.rows.size == 0:
             return side.refusal()
-    if gpu_budget is None and required_rate is None:
-        raise InputError("give gpu_budget (to maximise the request rate) or required_rate (to minimise GPUs or cost)")
-    deadline = time.monotonic() + options.time_limit
-
-    def solved(kinds: int | None) -> MatchPlan:
-        search = _Search(sides, prices, gpu_budget, kinds, deadline)
-        return search.most(gpu_budget or 0) if required_rate is None else search.cheapest(required_rate)
-
-    if options.max_configurations_per_pool is not None or options.mixing_gain == 0:
-        return solved(options.max_configurations_per_pool)
-    return _preferred(solved(1), solved(None), options.mixing_gain, of_rate=required_rate is None)
+    goal = Goal(gpu_budget=gpu_budget, required_rate=required_rate, prices=usd_per_gpu_hour)
+    return _plan(sides, fill_pools([side.choices for side in sides], goal, options))
 
 
 def _one_domain(prefill: PhaseGrid, decode: PhaseGrid, gpu_budget: int | None) -> bool:
@@ -177,24 +130,6 @@ def _served_rates(grid: PhaseGrid, within_domain: bool) -> NDArray[np.float64]:
     fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
     rates: NDArray[np.float64] = np.minimum(grid.request_rate, fed)
     return rates
-
-
-def _preferred(plain: MatchPlan, mixed: MatchPlan, least_gain: float, *, of_rate: bool) -> MatchPlan:
-    """The plan of one configuration a pool, or the mixed one where it gains more than ``least_gain``."""
-    if plain.deployment is None or mixed.deployment is None:
-        return mixed if plain.deployment is None else plain  # mixing can do whatever one configuration can
-    if of_rate:
-        gain, goal = mixed.request_rate / plain.request_rate - 1, "rate"
-    elif np.isnan(plain.cost):
-        gain, goal = plain.total_gpus / mixed.total_gpus - 1, "rate per GPU"
-    else:
-        gain, goal = plain.cost / mixed.cost - 1, "rate per cost"
-    gain = max(gain, 0.0)
-    if mixed.mixes and gain > least_gain:
-        text = f"{mixed.message}; mixed pools, {gain:.1%} more {goal} than one configuration a pool"
-        return replace(mixed, message=text, mixing_gain=gain)
-    more = f"; mixed pools would have {gain:.1%} more {goal}" if gain >= 0.001 else ""
-    return replace(plain, message=plain.message + more, mixing_gain=gain)
 
 
 class _Side:
@@ -223,7 +158,7 @@ class _Side:
         np.fill_diagonal(instead, -np.inf)
         keep = best[(instead < rate[best][:, None]).all(axis=1)]
         self.rows, self.columns = rows[keep], columns[keep]
-        self.choices = Choices(gpus[keep], rate[keep])
+        self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
 
     def refusal(self) -> MatchPlan:
         """The limit that leaves nothing, and the value of it that would leave something."""
@@ -256,103 +191,25 @@ class _Side:
         return replace(self.grid.instance(row, column), request_rate_per_s=float(self.choices.rate[choice]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """The two goals over the same choices."""
-
-    sides: tuple[_Side, _Side]
-    prices: tuple[float, float]  # NaN = none [USD/h]
-    gpu_budget: int | None
-    kinds: int | None
-    deadline: float  # of the monotonic clock [s]
-
-    def most(self, gpu_budget: int) -> MatchPlan:
-        """Highest request rate within the budget, then fewest GPUs."""
-        refused = self._too_small()
-        if refused is not None:
-            return refused
-        first = self._most_rate(gpu_budget)
-        plan = self._plan(first, goal="highest request rate")
-        if plan.deployment is None:
-            return plan
-        second = self._least_cost(plan.request_rate, GPUS)
-        fewer = self._plan(second, goal="highest request rate, then fewest GPUs")
-        if fewer.deployment is None or fewer.total_gpus > plan.total_gpus:
-            return plan
-        proven = first.status == second.status == "optimal"
-        return replace(fewer, status="optimal" if proven else "feasible", gap=first.gap, bound=first.bound)
-
-    def cheapest(self, required_rate: float) -> MatchPlan:
-        """Fewest GPUs, or lowest cost where there are prices, for a required rate.
-
-        Each pool must reach the rate by itself and all its GPUs cost the same, so the cheapest plan has the
-        fewest GPUs, too, whatever the two prices: where it breaks the budget, every plan does.
-        """
-        needed = sum(required_rate / side.choices.best_per_gpu for side in self.sides)
-        if needed > MOST_GPUS:
-            raise InputError(
-                f"required_rate {required_rate:g} needs {needed:.3g} GPUs; allowed: what {MOST_GPUS:,} GPUs can serve"
-            )
-        refused = self._too_small()
-        if refused is not None:
-            return refused
-        priced = not np.isnan(self.prices[0])
-        goal = "lowest cost" if priced else "fewest GPUs"
-        plan = self._plan(self._least_cost(required_rate, self.prices if priced else GPUS), goal=goal)
-        if self.gpu_budget is None or plan.total_gpus <= self.gpu_budget:
-            return plan
-        if plan.status != "optimal":
-            text = f"no deployment within {self.gpu_budget} GPUs was found within the time limit"
-            return MatchPlan(status="unsolved", message=text, gap=plan.gap, bound=plan.bound)
-        most = self._plan(self._most_rate(self.gpu_budget), goal="highest request rate")
-        text = (
-            f"{self.gpu_budget} GPUs do not reach {required_rate:g} requests/s; the most that fits is "
-            f"{most.request_rate:.6g} requests/s, and the rate needs {plan.total_gpus} GPUs"
-        )
-        return MatchPlan(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
-
-    def _too_small(self) -> MatchPlan | None:
-        smallest = sum(int(side.choices.gpus.min()) for side in self.sides)
-        if self.gpu_budget is None or smallest <= self.gpu_budget:
-            return None
-        text = f"a budget of {self.gpu_budget} GPUs is too small; the smallest pair of instances needs {smallest} GPUs"
-        return MatchPlan(status="infeasible", message=text, binds="gpu_budget", nearest=smallest)
-
-    def _most_rate(self, gpu_budget: int) -> Filling:
-        prefill, decode = (side.choices for side in self.sides)
-        return most_rate(prefill, decode, gpu_budget=gpu_budget, kinds=self.kinds, time_limit=self._time_left())
-
-    def _least_cost(self, required_rate: float, prices: tuple[float, float]) -> Filling:
-        prefill, decode = (side.choices for side in self.sides)
-        return least_cost(
-            prefill, decode, required_rate=required_rate, prices=prices, kinds=self.kinds, time_limit=self._time_left()
-        )
-
-    def _time_left(self) -> float:
-        return max(self.deadline - time.monotonic(), 0.0)
-
-    def _plan(self, filling: Filling, *, goal: str) -> MatchPlan:
-        if filling.status == "unsolved":
-            text = f"no deployment was found within the time limit while searching for the {goal}"
-            return MatchPlan(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
-        prefill, decode = (side.pool(n) for side, n in zip(self.sides, (filling.prefill, filling.decode), strict=True))
-        rate, total = min(prefill.request_rate_per_s, decode.request_rate_per_s), prefill.gpus + decode.gpus
-        where = [side.grid.setup.system.name for side in self.sides]
-        split = f"{prefill.gpus} prefill and {decode.gpus} decode GPUs"
-        if where[0] != where[1]:
-            split = f"{prefill.gpus} prefill GPUs of {where[0]} and {decode.gpus} decode GPUs of {where[1]}"
-        proof = "proven" if filling.status == "optimal" else "not proven, the time limit was reached"
-        return MatchPlan(
-            status=filling.status,
-            message=f"{goal}: {rate:.6g} requests/s on {split} ({proof})",
-            deployment=Deployment(prefill, decode),
-            request_rate=rate,
-            tokens_per_s_per_gpu=rate * self.sides[1].grid.lengths.mean_osl / total,
-            total_gpus=total,
-            cost=self.prices[0] * prefill.gpus + self.prices[1] * decode.gpus,
-            gap=filling.gap,
-            bound=filling.bound,
-        )
+def _plan(sides: tuple[_Side, _Side], filled: Filled) -> MatchPlan:
+    """The counts as a deployment."""
+    rate, total, deployment = filled.request_rate, filled.total_gpus, None
+    if filled.counts:
+        deployment = Deployment(*(side.pool(counts) for side, counts in zip(sides, filled.counts, strict=True)))
+    return MatchPlan(
+        status=filled.status,
+        message=filled.message,
+        deployment=deployment,
+        request_rate=rate,
+        tokens_per_s_per_gpu=rate * sides[1].grid.lengths.mean_osl / total if total else 0.0,
+        total_gpus=total,
+        cost=filled.cost,
+        gap=filled.gap,
+        bound=filled.bound,
+        binds=filled.binds,
+        nearest=filled.nearest,
+        mixing_gain=filled.mixing_gain,
+    )
 
 
 def _check(prefill: PhaseGrid, decode: PhaseGrid) -> None:

@@ -17,10 +17,13 @@ def pool_rates(choices, budget):
     return best
 
 
-def most_rate(prefill, decode, budget):
-    """Highest matched rate within the budget, and the fewest GPUs that reach it; (0, 0) where no pair fits."""
-    left, right = pool_rates(prefill, budget), pool_rates(decode, budget)
-    rates = np.array([np.minimum(left[: g + 1], right[g::-1]).max() for g in range(budget + 1)])
+def most_rate(pools, budget):
+    """Highest matched rate of any number of pools within the budget, and the fewest GPUs that reach it; (0, 0) where
+    nothing fits."""
+    first, *others = (pool_rates(pool, budget) for pool in pools)
+    rates = first
+    for pool in others:
+        rates = np.array([np.minimum(rates[: g + 1], pool[g::-1]).max() for g in range(budget + 1)])
     return rates[-1], int(np.argmax(rates >= rates[-1] * (1 - CLOSE)))
 
 

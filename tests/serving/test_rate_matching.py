@@ -15,7 +15,8 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.rate_matching import MatchOptions, match_rates
+from disagg_sim.serving.filling import MatchOptions
+from disagg_sim.serving.rate_matching import match_rates
 from disagg_sim.workload.lengths import lengths
 
 sizes = st.integers(1, 9)
@@ -37,7 +38,7 @@ def assert_consistent(plan, osl=101):
 
 
 def assert_best(plan, prefill, decode, budget):
-    rate, gpus = most_rate(prefill, decode, budget)
+    rate, gpus = most_rate((prefill, decode), budget)
     if rate == 0:
         assert (plan.status, plan.binds) == ("infeasible", "gpu_budget")
         assert plan.nearest == min(g for g, _ in prefill) + min(g for g, _ in decode) > budget
