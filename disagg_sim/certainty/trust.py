@@ -50,13 +50,10 @@ MEANING = {
 }
 #: Column of a frontier with the shares of its throughput, in words.
 COLUMN = "rests_on"
-#: Shares that are left out of words. [1]
-LITTLE = 0.02
-#: How the source of a number begins, or what it holds, where nobody has measured it.
-_GUESSED = ("assumption", "placeholder")
+LITTLE = 0.02  # shares that are left out of words [1]
+_GUESSED = ("assumption", "placeholder")  # how a source begins, or what it holds, where nobody has measured it
 _DOUBTED = "low confidence"
-#: Numbers of an engine that are host time.
-_HOST = ("step_host", "sequence_host", "rank_host", "kernel_launch")
+_HOST = ("step_host", "sequence_host", "rank_host", "kernel_launch")  # numbers of an engine that are host time
 
 Shares = dict[Trust, float]
 _ORDER = tuple(Trust)
@@ -159,8 +156,7 @@ def trust_of_host(at: Setup) -> Trust:
     Returns
     -------
     Trust
-        Fitted where runs of this class of systems were served, else inherited; assumed where it is the profile's, or
-        the engine file names no fit.
+        Fitted where runs of this class of systems were served, else inherited; assumed where no fit made it.
 
     Examples
     --------
@@ -174,8 +170,8 @@ def trust_of_host(at: Setup) -> Trust:
     used = [engine.sources.get(key, "") for key in _HOST if getattr(engine, key)]
     if any(_of_engine(source) == Trust.ASSUMED for source in used):
         return Trust.ASSUMED
-    served = {systems for _, systems, _ in checked_kinds()}
-    return Trust.FITTED if class_of(at.system) in served else Trust.INHERITED
+    served = class_of(at.system) in {systems for _, systems, _ in checked_kinds()}
+    return Trust.FITTED if served else Trust.INHERITED
 
 
 def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
@@ -194,31 +190,35 @@ def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
     """
     hosts = {trust_of_host(at) for at in (designs.at, designs.prefill_at)}
     host = max(hosts, key=_ORDER.index)
-    found: dict[Trust, Scores] = {
-        label: _carried(designs, label) for label in Trust if label not in (Trust.MEASURED, host)
-    }
+    met: set[int] = set()  # places of the labels that operators have
+    one, other = (label for label in Trust if label not in (Trust.MEASURED, host))
+    found: dict[Trust, Scores] = {one: _carried(designs, one, met)}
+    some = _ORDER.index(other) in met
+    found[other] = _carried(designs, other, met) if some else Scores(*(0.0 * part for part in found[one]))
     rest = (np.maximum(1.0 - sum(parts), 0.0) for parts in zip(*found.values(), strict=True))
     found[host] = Scores(*rest)
     return {label: found[label] for label in Trust if label in found}
 
 
-def _carried(designs: Designs, label: Trust) -> Scores:
+def _carried(designs: Designs, label: Trust, met: set[int]) -> Scores:
     """Shares of the operators of one label: the derivative of each quantity by a factor on their times. [1]"""
-    marked = designs.under(decode=_marked(designs.at, label), prefill=_marked(designs.prefill_at, label))
+    marked = designs.under(decode=_marked(designs.at, label, met), prefill=_marked(designs.prefill_at, label, met))
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
         scores = scores_of(marked, times_of(marked), rematch=True)
         return Scores(*(np.abs(np.imag(part) / np.real(part)) / STEP for part in scores))
 
 
-def _marked(at: Setup, label: Trust) -> Setup:
-    """The setup with the step of a derivative on the time of every operator of a label."""
+def _marked(at: Setup, label: Trust, met: set[int]) -> Setup:
+    """The setup with the step of a derivative on the time of every operator of a label; ``met`` gets all labels."""
     known: dict[tuple[str, str, str], tuple[Fit, ...]] = {}
 
     def adjust(op: Operator, cost: Cost) -> Cost:
         key = key_of(op)
         if key not in known:
             known[key] = tuple(fits_of(at.rates, *key))
-        mine = _places(known[key], sizes_of(op)) == _ORDER.index(label)
+        places = _places(known[key], sizes_of(op))
+        met.update(np.unique(places).tolist())
+        mine = places == _ORDER.index(label)
         return cost * (1.0 + STEP * 1j * np.asarray(mine, dtype=float)) if np.any(mine) else cost
 
     return adjusted(at, adjust)

@@ -284,7 +284,7 @@ def _extrapolated(fidelity: CaseFidelity) -> str:
 
 def _mode_table(item: ModeResult, per: str) -> str:
     points = [("best throughput", _best(item)), *((f"≥ {x:g} tokens/s/user", _at(item, x)) for x in INTERACTIVITIES)]
-    points.append(("best interactivity", records(item.frontier.tail(1))[0]))
+    points.append(("best interactivity", item.best[-1]))
     own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
     rows = [
         [name, "not reached", *[""] * (len(own) + 1)]
@@ -348,10 +348,7 @@ def _best(item: ModeResult) -> dict[str, Any] | None:
 
 def _at(item: ModeResult, interactivity: float) -> dict[str, Any] | None:
     """The frontier point of highest throughput with at least this interactivity [token/s]; None if none has."""
-    if not len(item.frontier):
-        return None
-    front = item.frontier[item.frontier[X] >= interactivity]
-    return records(front.head(1))[0] if len(front) else None
+    return next((point for point in item.best if point[X] >= interactivity), None)
 
 
 def _throughput(point: Mapping[str, Any] | None, per: str) -> str:

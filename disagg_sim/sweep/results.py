@@ -14,6 +14,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ class ModeResult:
     def mode(self) -> str:
         """Name of the mode."""
         return self.plan.mode
+
+    @cached_property
+    def best(self) -> list[dict[str, Any]]:
+        """Points of the frontier by column name, highest throughput first."""
+        return [{str(name): value for name, value in row.items()} for row in self.frontier.to_dict("records")]
 
     @property
     def total(self) -> Tally:
