@@ -55,6 +55,7 @@ class ModelSpec(Shown):
     learned_positions: CountOrNone = 0  # rows of a learned position table, 0 with rotary [1]
     residual_streams: Annotated[int, Range(1, 64)] = 1  # of hyper-connections (DeepSeek-V4: 4); 1 = plain residual
     attention_residuals: bool = False  # attention over the residuals of earlier layers (Kimi K3)
+    encoder_params: Annotated[int, Range(0, 10**12)] = 0  # of encoders of images or sounds beside the text model [1]
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool = True  # whether a published configuration states it

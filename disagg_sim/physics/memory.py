@@ -222,6 +222,8 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
         weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
+        if model.encoder_params:
+            weights = weights + first * (model.encoder_params * ACTIVATION_BYTES / tp)
         cache: Numeric = 0.0
         state: Numeric = 0.0
         per_token: Numeric = 0.0

@@ -84,7 +84,7 @@ def test_the_shipped_names():
     assert list_specs("engine") == ("sglang", "trtllm", "trtllm_engine", "vllm", "vllm_0_12", "vllm_eager", "vllm_v0")
     assert list_specs("profile") == ("ideal", "measured", "optimistic")
     assert set(list_specs("model")) == {row["name"] for row in (*COUNTS, *COUNTS_2026)}
-    assert (len(COUNTS), len(COUNTS_2026)) == (36, 40)
+    assert (len(COUNTS), len(COUNTS_2026)) == (36, 49)
 
 
 @pytest.mark.parametrize("row", COUNTS, ids=lambda row: row["name"])
@@ -110,6 +110,15 @@ def test_counts_of_newer_models_are_exact(row):
     model = load_model(row["name"])
     keys = [key for key in ("total_params", "active_params", "linear_params_per_token", "state_bytes") if row[key]]
     assert {key: getattr(model, key) for key in keys} == {key: int(row[key]) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("gemma_3_4b", 4_300_079_472), ("gemma_3_27b", 27_432_406_640), ("mistral_small_3_1_24b", 24_011_361_280)],
+)
+def test_models_with_an_encoder_have_the_published_number_of_elements(name, published):
+    model = load_model(name)
+    assert model.total_params + model.encoder_params == published
 
 
 def test_gpt_oss_alternates_windows_and_its_cache_saturates():

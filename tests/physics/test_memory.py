@@ -49,6 +49,15 @@ def test_fp8_checkpoint_of_llama_keeps_embedding_and_head_in_bf16():
     assert weights("llama_3_1_70b", "fp8") == pytest.approx(72.65e9, rel=1e-4)
 
 
+def test_an_encoder_of_images_lies_on_the_first_stage_in_bf16():
+    """438,958,080 parameters of Mistral Small 3.1, sharded by TP; the fullest of two stages is the last, with norm."""
+    name, encoder = "mistral_small_3_1_24b", 2 * 438_958_080
+    model = load_model(name)
+    assert weights(name, "bf16") == pytest.approx(2 * model.total_params + encoder, rel=1e-12)
+    half = 2 * (model.total_params - 2 * model.embedding_params - model.hidden) / 2 + 2 * model.embedding_params
+    assert weights(name, "bf16", pp=2.0) == pytest.approx(half + encoder, rel=1e-12)
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tensor_parallelism_cuts_everything_but_norms(tp):
     norms = (80 * 2 + 1) * 8192 * 2
