@@ -67,13 +67,18 @@ class ByValue:
 #: Names of the degrees of a ``Mapping``, of all that says how an instance is cut, and of all that tells one mapping
 #: from another.
 DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
-SHARDING = (*DEGREES, "redundant_slots")
+SHARDING = (*DEGREES, "redundant_slots", "dcp", "pcp")
+#: Of these, what a table or a file may leave out, and what it then means.
+UNSAID = {"redundant_slots": 0, "dcp": 1, "pcp": 1}
 MAPPING_COLUMNS = (*SHARDING, "chunk_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mapping(ByValue, Shown):
-    """How one instance is sharded: tp_attn * dp_attn = tp_ffn * ep GPUs in each of pp stages.
+    """How one instance is sharded: tp_attn * dp_attn * pcp = tp_ffn * ep GPUs in each of pp stages.
+
+    ``dcp`` adds no GPUs: of the tp_attn GPUs that share the heads of a sequence, those that would hold copies of a KV
+    head hold shares of its tokens.
 
     The fields are numbers, or columns of one shape that stand for many mappings, one a row; a field that is the same
     in all rows may stay a number.
@@ -93,6 +98,8 @@ class Mapping(ByValue, Shown):
     ep: Any = 1  # expert parallel degree [1]
     pp: Any = 1  # pipeline stages [1]
     redundant_slots: Any = 0  # places for copies of routed experts, over all EP ranks, beside one for each expert [1]
+    dcp: Any = 1  # context parallel degree of decode: GPUs of a TP group that share the cached tokens of a KV head [1]
+    pcp: Any = 1  # context parallel degree of prefill: groups of GPUs that share the new tokens of a prompt [1]
     chunk_tokens: Any = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
     refused: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)  # (reason, mappings left out)
 
@@ -100,7 +107,7 @@ class Mapping(ByValue, Shown):
         """``InputError`` unless degrees that are numbers are whole and from 1, and slots from 0."""
         for name in SHARDING:
             if not isinstance(value := getattr(self, name), np.ndarray):
-                whole_number(name, value, 0 if name == "redundant_slots" else 1)
+                whole_number(name, value, UNSAID.get(name, 1))
 
     @classmethod
     def stack(cls, mappings: Sequence[Mapping]) -> Mapping:
@@ -138,7 +145,12 @@ class Mapping(ByValue, Shown):
     @property
     def stage_gpus(self) -> Any:
         """GPUs of one pipeline stage; number or column. [1]"""
-        return self.tp_attn * self.dp_attn
+        return self.tp_attn * self.dp_attn * self.pcp
+
+    @property
+    def token_ranks(self) -> Any:
+        """Attention ranks of a stage that hold different new tokens; number or column. [1]"""
+        return self.dp_attn * self.pcp
 
     @property
     def gpus(self) -> Any:

@@ -27,13 +27,15 @@ from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
-from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT
+from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
 #: Columns of numbers that name a design, those from 1 on first.
-_FROM_ONE = tuple(f"{side}_{name}" for side in ("prefill", "decode") for name in (*DEGREES, "batch", "gpus"))
+_FROM_ONE = tuple(
+    f"{side}_{name}" for side in ("prefill", "decode") for name in (*DEGREES, "dcp", "pcp", "batch", "gpus")
+)
 _NUMBERS = (
     *(f"{side}_redundant_slots" for side in ("prefill", "decode")),
     *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
@@ -151,6 +153,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     >>> sorted(batch for designs in designs_of(points) for batch in designs.batch.tolist())
     [8.0, 16.0]
     """
+    points = with_unsaid(points)
     missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +76,10 @@ def explain(
     phase: Annotated[str, typer.Option(help=f"{', '.join(PHASES)}: an instance of one phase or of both.")] = "decode",
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of attention.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Data parallelism of attention.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism; the FFN shards over tp*dp/ep.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism; the FFN shards over tp*dp*pcp/ep.")] = 1,
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
+    dcp: Annotated[int, typer.Option(min=1, help="Of the tp GPUs, those that share the tokens of a KV head.")] = 1,
+    pcp: Annotated[int, typer.Option(min=1, help="Groups of tp GPUs that share a prompt, of prefill.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
     osl: Annotated[int, typer.Option(min=2, help="Output tokens.")] = 256,
@@ -105,7 +108,7 @@ def explain(
         found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
     else:
         at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
-        mapping = mapping_by_hand(at, tp, dp, ep, pp)
+        mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
         found = breakdown(by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
@@ -121,12 +124,12 @@ def _given(option: str, value: str) -> str:
     return value
 
 
-def mapping_by_hand(at: Setup, tp: int, dp: int, ep: int, pp: int) -> Mapping:
+def mapping_by_hand(at: Setup, attention: Mapping, ep: int) -> Mapping:
     """Mapping whose FFN shards over what attention leaves of a stage, with the fewest copies of experts."""
-    if (dp * tp) % ep:
-        raise InputError(f"--ep {ep} does not divide the {tp * dp} GPUs of a stage (tp*dp)")
+    if attention.stage_gpus % ep:
+        raise InputError(f"--ep {ep} does not divide the {attention.stage_gpus} GPUs of a stage (tp*dp*pcp)")
     slots = least_redundant_slots(at.model, ep) or 0
-    return Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp // ep, ep=ep, pp=pp, redundant_slots=slots)
+    return replace(attention, tp_ffn=attention.stage_gpus // ep, ep=ep, redundant_slots=slots)
 
 
 def by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:

@@ -13,7 +13,7 @@ from disagg_sim.certainty.breakdown import breakdown
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.explain import by_hand, mapping_by_hand
 from disagg_sim.cli.plan import work_of
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.physics.setup import setup
@@ -119,7 +119,7 @@ def explain(
 ) -> ExplainJson:
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
     at = setup(model, system, precision)
-    mapping = mapping_by_hand(at, tp, dp, ep, pp)
+    mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp), ep)
     return explain_json(breakdown(by_hand(at, mapping, lengths(isl, osl), phase, batch)))
 
 
@@ -154,7 +154,7 @@ def simulate(
     from disagg_sim.simulation.simulate import simulate as simulated  # needs the extra of the simulator
 
     at = setup(model, system, precision)
-    mapping = mapping_by_hand(at, tp, 1, 1, 1)
+    mapping = mapping_by_hand(at, Mapping(tp_attn=tp), 1)
     counts = {"colocated": colocated, "prefill": prefill, "decode": decode}
     if bool(colocated) == bool(prefill and decode):
         raise InputError("give the instances as colocated, or as prefill and decode")

@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from disagg_sim.domain import SHARDING
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.workers import Workers, workers_of
-from disagg_sim.report.words import degrees_text
+from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import broken_rules
 
 #: Orchestrators -> engines whose workers they start.
@@ -167,4 +166,4 @@ def _refused(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
 
 def degrees_of(workers: Workers) -> str:
     """Name the mapping of workers in short, such as ``DP8 EP8``."""
-    return degrees_text(*(int(getattr(workers.mapping, name)) for name in SHARDING))
+    return text_of(workers.mapping)

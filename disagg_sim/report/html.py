@@ -36,7 +36,7 @@ from disagg_sim.report.lines import (
     traffic_lines,
 )
 from disagg_sim.report.plan_html import plan_html
-from disagg_sim.report.words import degrees_text
+from disagg_sim.report.words import text_of
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.serving.rate_matching import MatchPlan
@@ -123,8 +123,10 @@ def _(mapping: Mapping) -> str:
     if np.ndim(mapping.pp):
         return _table_of_mappings(mapping)
     copies = f", {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
+    shared = {"cached tokens": mapping.dcp, "new tokens": mapping.pcp}
+    context = "".join(f", {what} shared by {degree}" for what, degree in shared.items() if degree > 1)
     lines = [
-        ("attention", f"tensor parallel over {mapping.tp_attn}, data parallel over {mapping.dp_attn}"),
+        ("attention", f"tensor parallel over {mapping.tp_attn}, data parallel over {mapping.dp_attn}{context}"),
         ("feed-forward part", f"tensor parallel over {mapping.tp_ffn}, expert parallel over {mapping.ep}{copies}"),
         ("pipeline", f"{mapping.pp} stages" if mapping.pp > 1 else "none"),
         ("prefill", f"chunks of {mapping.chunk_tokens:,} tokens" if mapping.chunk_tokens else "whole prompts"),
@@ -254,8 +256,7 @@ def _point_text(grid: PhaseGrid, place: tuple[int, int]) -> str:
 
 
 def _mapping_text(mapping: Mapping) -> str:
-    m = mapping
-    text = degrees_text(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp, m.redundant_slots)
+    text = text_of(mapping)
     return f"{text}, chunk {mapping.chunk_tokens:,}" if mapping.chunk_tokens else text
 
 

@@ -11,7 +11,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import ANY_KIND, Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
-from disagg_sim.report.words import degrees_text
+from disagg_sim.report.words import text_of
 from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.metrics import Summary
@@ -294,5 +294,4 @@ def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             m = replicas.mapping
-            text = degrees_text(m.tp_attn, m.dp_attn, m.tp_ffn, m.ep, m.pp, m.redundant_slots)
-            yield part, f"{replicas.instances:,}", text, f"{m.gpus:,}"
+            yield part, f"{replicas.instances:,}", text_of(m), f"{m.gpus:,}"

@@ -263,6 +263,8 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
                 "ep": int(pool.mapping.ep),
                 "pp": int(pool.mapping.pp),
                 "redundant_slots": int(pool.mapping.redundant_slots),
+                "dcp": int(pool.mapping.dcp),
+                "pcp": int(pool.mapping.pcp),
                 "chunk_tokens": int(pool.mapping.chunk_tokens),
                 "batch": pool.batch,
                 "token_budget": getattr(pool.choice, "budget", None),

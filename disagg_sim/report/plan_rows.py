@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import Trust, shares_text
-from disagg_sim.domain import DEGREES, Mode
+from disagg_sim.domain import Mode
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.flips import LADDER, Flip
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
-from disagg_sim.report.words import degrees_text
+from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.units import GB, HOUR, MS
@@ -42,8 +42,7 @@ def mapping_words(pool: PlannedPool) -> str:
     """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
     mapping = pool.mapping
     chunk = f", chunks of {int(mapping.chunk_tokens)}" if mapping.chunk_tokens else ""
-    degrees = (int(getattr(mapping, name)) for name in (*DEGREES, "redundant_slots"))
-    return degrees_text(*degrees) + chunk
+    return text_of(mapping) + chunk
 
 
 def seconds_text(seconds: float) -> str:

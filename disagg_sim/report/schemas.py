@@ -61,6 +61,8 @@ class PoolJson(TypedDict):
     ep: int
     pp: int
     redundant_slots: int
+    dcp: int
+    pcp: int
     chunk_tokens: Annotated[int, Field(description="0 = whole prompts [token]")]
     batch: Annotated[int, Field(description="prompts of a pass, or seats [request]")]
     token_budget: Annotated[int | None, Field(description="of a step of a co-located instance [token]")]

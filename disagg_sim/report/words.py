@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from disagg_sim.domain import SHARDING
+from disagg_sim.domain import SHARDING, UNSAID
 
 if TYPE_CHECKING:
+    from disagg_sim.domain import Mapping as Shards
     from disagg_sim.sweep.cases import Case
     from disagg_sim.sweep.spec import Pools
 
@@ -35,10 +36,18 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
     >>> mapping_text({f"decode_{name}": value for name, value in cut.items()}, "decode")
     'TP8'
     """
-    return degrees_text(*(int(point[f"{phase}_{name}"]) for name in SHARDING))
+    named = {name: point.get(f"{phase}_{name}", UNSAID.get(name)) for name in SHARDING}
+    return degrees_text(**{name: int(value) for name, value in named.items()})
 
 
-def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int, redundant_slots: int = 0) -> str:
+def text_of(mapping: Shards) -> str:
+    """A mapping in short, as ``degrees_text`` does."""
+    return degrees_text(**{name: int(getattr(mapping, name)) for name in SHARDING})
+
+
+def degrees_text(
+    tp_attn: int, dp_attn: int, tp_ffn: int, ep: int, pp: int, redundant_slots: int = 0, dcp: int = 1, pcp: int = 1
+) -> str:
     """A mapping in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``, ``DP48 EP48+32`` with 32 redundant expert slots.
 
     One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN,
@@ -46,7 +55,7 @@ def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int, redundant_slot
 
     Parameters
     ----------
-    tp, dp, tp_ffn, ep, pp, redundant_slots
+    tp_attn, dp_attn, tp_ffn, ep, pp, redundant_slots, dcp, pcp
         Degrees of a ``Mapping``. [1]
 
     Returns
@@ -56,14 +65,12 @@ def degrees_text(tp: int, dp: int, tp_ffn: int, ep: int, pp: int, redundant_slot
 
     Examples
     --------
-    >>> degrees_text(1, 48, 1, 48, 1, 32)
-    'DP48 EP48+32'
+    >>> degrees_text(1, 48, 1, 48, 1, 32), degrees_text(8, 1, 8, 1, 1, dcp=4), degrees_text(2, 1, 8, 1, 1, pcp=4)
+    ('DP48 EP48+32', 'TP8 DCP4', 'PCP4 TP2 FFN-TP8')
     """
-    parts = [f"DP{dp}"] * (dp > 1)
-    if tp == tp_ffn:
-        parts += [f"TP{tp}"] * (tp > 1)
-    else:
-        parts += [f"TP{tp}"] * (tp > 1) + [f"FFN-TP{tp_ffn}"] * (tp_ffn > 1)
+    parts = [f"DP{dp_attn}"] * (dp_attn > 1) + [f"PCP{pcp}"] * (pcp > 1)
+    own = [f"TP{tp_attn}"] * (tp_attn > 1) + [f"DCP{dcp}"] * (dcp > 1)
+    parts += own if tp_attn == tp_ffn else own + [f"FFN-TP{tp_ffn}"] * (tp_ffn > 1)
     copies = f"+{redundant_slots}" if redundant_slots else ""
     parts += [f"EP{ep}{copies}"] * (ep > 1) + [f"PP{pp}"] * (pp > 1)
     return " ".join(parts) or "1 GPU"

@@ -65,6 +65,8 @@ class _Instances(Strict):
     ep: _Degree = 1
     pp: _Degree = 1
     redundant_slots: Annotated[int, Range(0, 1024)] = 0
+    dcp: _Degree = 1
+    pcp: _Degree = 1
     instances: Annotated[int, Range(1, 10**5)] = 1
     batch: Annotated[int | None, Range(1, PART_LIMITS["batch"])] = None
     token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
@@ -77,10 +79,10 @@ class _Instances(Strict):
 
 
 def _group(part: str, keys: _Instances) -> Group:
-    stage, chunk = keys.tp * keys.dp, keys.chunk_tokens
+    stage, chunk = keys.tp * keys.dp * keys.pcp, keys.chunk_tokens
     faults: list[tuple[tuple[str, ...], str]] = []
     if stage % keys.ep:
-        faults.append(((), f"ep {keys.ep} does not divide the {stage} GPUs of a stage (tp x dp)"))
+        faults.append(((), f"ep {keys.ep} does not divide the {stage} GPUs of a stage (tp x dp x pcp)"))
     if chunk is not None and (keys.pp == 1 or part not in CHUNKING):
         said = f"{chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp above 1, in "
         faults.append((("chunk_tokens",), said + " and ".join(CHUNKING)))
@@ -93,6 +95,8 @@ def _group(part: str, keys: _Instances) -> Group:
         ep=keys.ep,
         pp=keys.pp,
         redundant_slots=keys.redundant_slots,
+        dcp=keys.dcp,
+        pcp=keys.pcp,
         chunk_tokens=chunk or 0,
     )
     replicas = expected(

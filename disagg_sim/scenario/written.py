@@ -125,6 +125,7 @@ def _replicas(replicas: Replicas) -> dict[str, int]:
     """Degrees above 1, slots and limits that are given."""
     mapping = replicas.mapping
     degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
+    degrees |= {"dcp": mapping.dcp, "pcp": mapping.pcp}
     limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
     return {
         **{key: degree for key, degree in degrees.items() if degree > 1},

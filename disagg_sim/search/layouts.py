@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.layouts import CheckedKind
 from disagg_sim.facts.load import list_specs, load_evidence, load_layout_rules
@@ -277,7 +277,7 @@ def refusals(at: Setup, mapping: Mapping, layouts: str) -> NDArray[np.object_]:
 
 
 def _degrees(mapping: Mapping) -> dict[str, Any]:
-    return {name: getattr(mapping, name) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots")}
+    return {name: getattr(mapping, name) for name in SHARDING}
 
 
 def _broken(at: Setup, rows: dict[str, Any], engine: str) -> NDArray[np.object_]:

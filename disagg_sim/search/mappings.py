@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, UNSAID, Mapping
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -71,16 +71,19 @@ def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
 
 def _require(at: Setup, m: Mapping) -> None:
     """``InputError`` unless the model can take a single mapping on the system."""
-    if m.tp_attn * m.dp_attn != m.tp_ffn * m.ep:
+    if m.stage_gpus != m.tp_ffn * m.ep:
+        shared = f" x pcp {m.pcp}" if m.pcp > 1 else ""
         raise InputError(
-            f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
+            f"mapping tp_attn {m.tp_attn} x dp_attn {m.dp_attn}{shared} != tp_ffn {m.tp_ffn} x ep {m.ep}: "
             "attention and FFN of a stage must use the same GPUs"
         )
     reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m, tp_over_nics=True)
     if not at.model.is_moe and max(m.dp_attn, m.ep) > 1:
         reason = "a dense model has neither dp_attn nor ep above 1"
+    if max(m.dcp, m.pcp) > 1:
+        reason = "context parallelism is not timed yet"
     if reason is not None:
-        given = ", ".join(f"{name} {value}" for name in SHARDING if (value := getattr(m, name)))
+        given = ", ".join(f"{name} {value}" for name in SHARDING if (value := getattr(m, name)) != UNSAID.get(name))
         raise InputError(f"mapping {given} is impossible for {at.model.name} on {at.system.name}: {reason}")
 
 

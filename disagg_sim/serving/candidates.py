@@ -127,6 +127,8 @@ class PrefillCandidates:
     ep: Ints
     pp: Ints
     redundant_slots: Ints
+    dcp: Ints
+    pcp: Ints
     chunk_tokens: Ints  # [token]
     mla_form: NDArray[np.int8]  # index into ``search.grid.CHOSEN_FORMS``
     batch: Ints  # [request]

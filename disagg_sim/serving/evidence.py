@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from disagg_sim.domain import SHARDING, Mapping, Mode
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import EVIDENCE, evidence
+from disagg_sim.serving.points import with_unsaid
 
 #: Column of a frontier with the evidence of its designs.
 COLUMN = "evidence"
@@ -71,6 +72,7 @@ def level(text: str) -> str:
 
 
 def _mapping(points: pd.DataFrame, phase: str) -> Mapping:
+    points = with_unsaid(points)
     columns: dict[str, Any] = {name: points[f"{phase}_{name}"].to_numpy(dtype=np.int64) for name in SHARDING}
     return Mapping(**columns)
 

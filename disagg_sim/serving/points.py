@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Mode
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search import pareto
@@ -109,6 +109,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("mixed_step_share", "float64", "1", "share of the steps that are mixed"),
     Column("prefill_redundant_slots", "int64", "1", "places for copies of experts beside one for each, prefill"),
     Column("decode_redundant_slots", "int64", "1", "places for copies of experts beside one for each, decode"),
+    Column("prefill_dcp", "int64", "1", "context parallel degree of the cache, prefill"),
+    Column("decode_dcp", "int64", "1", "context parallel degree of the cache, decode"),
+    Column("prefill_pcp", "int64", "1", "context parallel degree of prompts, prefill"),
+    Column("decode_pcp", "int64", "1", "context parallel degree of prompts, decode"),
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.
@@ -185,6 +189,29 @@ class Served:
     group: Any  # prompts that start together [request]
     mixed_chunk: Any = 0.0  # [token]
     mixed_share: Any = 0.0  # [1]
+
+
+def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
+    """Give a table the columns of mappings that tables of earlier versions lack.
+
+    Parameters
+    ----------
+    points
+        A table of points or a frontier.
+
+    Returns
+    -------
+    DataFrame
+        The table itself where it lacks none.
+
+    Examples
+    --------
+    >>> with_unsaid(pd.DataFrame({"decode_tp_attn": [8]}))["decode_dcp"].tolist()
+    [1]
+    """
+    said = {f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in UNSAID.items()}
+    lacking = {name: value for name, value in said.items() if name not in points}
+    return points.assign(**lacking) if lacking else points
 
 
 def names_of(at: Setup) -> tuple[str, str, str, str]:

@@ -26,7 +26,7 @@ from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.search.front import best_from, hypervolume
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
 
 _NOWHERE = "no such file or directory"
@@ -216,7 +216,7 @@ def _manifest_beside(file: Path, data: bytes) -> Manifest | None:
 def _read_table(file: Path, data: bytes) -> pd.DataFrame:
 
     try:
-        table = pd.read_csv(BytesIO(data))
+        table = with_unsaid(pd.read_csv(BytesIO(data)))
         header = pd.read_csv(BytesIO(data), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None

@@ -99,6 +99,8 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
             ep=ones,
             pp=ones,
             redundant_slots=0 * ones,
+            dcp=ones,
+            pcp=ones,
             chunk_tokens=0 * ones,
         ),
         lengths=lengths(isl, osl),

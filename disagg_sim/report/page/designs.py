@@ -8,12 +8,12 @@ import pandas as pd
 from disagg_sim.certainty.breakdown import breakdown
 from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
-from disagg_sim.domain import SHARDING
+from disagg_sim.domain import SHARDING, UNSAID
 from disagg_sim.report.sources import entries_of
 from disagg_sim.report.words import MODE_TEXT, degrees_text
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
 from disagg_sim.sweep.backends import run_tasks
 
 #: Columns of points that a page shows as they are. SI units.
@@ -59,7 +59,7 @@ NEEDED: tuple[str, ...] = (
     "isl",
     "osl",
 )
-NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING)
+NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING if name not in UNSAID)
 THROUGHPUTS = (THROUGHPUT, "tokens_per_usd", "tokens_per_joule")
 #: Error bars of a point: columns of ``uncertainty.csv``.
 BANDS = tuple(f"{name}_{end}{unit}" for name, unit in (("ttl", "_s"), ("ftl", "_s")) for end in ("p10", "p90"))
@@ -119,7 +119,7 @@ def _lengths(points: pd.DataFrame) -> pd.Series:
 
 
 def _mappings(points: pd.DataFrame, phase: str) -> list[str]:
-    degrees = points[[f"{phase}_{name}" for name in SHARDING]].astype(int)
+    degrees = with_unsaid(points)[[f"{phase}_{name}" for name in SHARDING]].astype(int)
     known = {cut: degrees_text(*cut) for cut in set(degrees.itertuples(index=False, name=None))}
     return [known[cut] for cut in degrees.itertuples(index=False, name=None)]
 

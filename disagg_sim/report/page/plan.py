@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from disagg_sim.domain import SHARDING
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.reading import faults_told
 from disagg_sim.report.words import MODE_TEXT, degrees_text
@@ -44,8 +45,7 @@ def plan_content(root: Path) -> Content:
         for design in filter(None, [plan["best"], *plan["runners_up"]]):
             design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
             for pool in design["pools"]:
-                degrees = (pool[name] for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp", "redundant_slots"))
-                pool["mapping"] = degrees_text(*degrees)
+                pool["mapping"] = degrees_text(**{name: pool[name] for name in SHARDING if name in pool})
         said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
         plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
     with faults_told(text, "a text"):
