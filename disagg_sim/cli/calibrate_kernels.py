@@ -49,6 +49,8 @@ def kernels(
     keys = ("operator", "framework", "part")
     table = error_table(rows.assign(part=rows["held_out"].map(part_of)), keys)
     print_table(lines_of(table), header=(*keys, "size", "rows", "median", "p90", "bias"), numeric=(4, 5, 6, 7))
+    for each in done.left_out:
+        typer.echo(str(each))
     fitted, unseen = (sum(getattr(file, key) for file in spec.files) for key in ("fitted", "held_out"))
     dropped = sum(sum(file.dropped.values()) for file in spec.files)
     typer.echo(

@@ -39,10 +39,12 @@ EAGER = "eager"
 #: "Library" of a row that nobody measured; it joins the rows of every library.
 ASSUMED = "assumed"
 
-#: Kernels of linear attention in prefill and decode, and those by which sparse attention chooses.
+#: Kernels of linear attention in prefill and decode, those by which sparse attention chooses, and those that attend to
+#: the chosen keys of a prompt or stand around the shared kernels of a decode step.
 SCAN, STEP, CONVOLUTION, CONVOLUTION_STEP = "scan", "step", "convolution", "convolution_step"
 INDEX, INDEX_STEP = "index", "index_step"
-ATTENTION_PARTS = (SCAN, STEP, CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP)
+CHOSEN, SMALL_STEP = "chosen", "small_step"
+ATTENTION_PARTS = (SCAN, STEP, CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP, CHOSEN, SMALL_STEP)
 
 #: What a prefill kernel does with the keys of a tile of query rows.
 WALKED, SPLIT = "walked", "split"
@@ -56,6 +58,7 @@ _Share = Annotated[float, Range(1e-6, 2.0)]  # of the BF16 peak: fp8 arithmetic 
 _Fraction = Annotated[float, Range(0.0, 1.0)]
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Blend = Annotated[float, Range(1.0, 20.0)]
+_Count = Annotated[float, Range(0.0, 1e9)]
 _Sending = Annotated[float, Quantity("B/s", MB, MB * GB)]
 _Algorithm = Annotated[str, OneOf(("", "ring", "ring_ll", "one_shot", "two_shot", "in_switch", EAGER))]
 _Reuse = Annotated[float, Range(1.0, 1e9)]
@@ -182,7 +185,16 @@ class AttentionPartFit(Fit):
     e_compute: _Share | None = None  # share of the BF16 peak; None = it does not bind [1]
     e_memory: _Share | None = None  # None = it does not bind [1]
     t0: _Time  # [s]
-    walk: _Time = 0.0  # of a token of one sequence [s]
+    walk: _Time = 0.0  # of a new token of one sequence [s]
+    key_walk: _Time = 0.0  # of a key of one sequence, cached or new [s]
+    token: _Time = 0.0  # of a new token of any sequence, in the small kernels around [s]
+    choice: _Time | None = None  # start of what runs only where not all keys are chosen; None = it always runs [s]
+    choice_until: _Count = 0.0  # longest context that pays this start; 0 = any [token]
+    head_tile: _Count = 0.0  # query heads are padded to multiples of it; 0 = they are not [1]
+    query_tile: _Count = 0.0  # so are new tokens of a sequence [token]
+    few_heads: _Count = 0.0  # on an fp8 cache fewer query heads than that take ``few_token`` [1]
+    few_token: _Time = 0.0  # of a new token of any sequence [s]
+    host: _Time = 0.0  # the module takes no less outside a graph, whatever its kernels take; not in a served pass [s]
     kernel: str = ""  # where a library has several
 
 

@@ -69,7 +69,7 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
         case "decode_attention":
             return decode_attention_cost(op.work, op.attention, at.rates.decode_attention[op.table])
         case "attention_part":
-            return part_cost(op.work, op.attention.new, at.rates.attention_parts[op.table])
+            return part_cost(op.work, op.attention, at.rates.attention_parts[op.table])
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
             floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0

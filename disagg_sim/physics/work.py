@@ -126,6 +126,7 @@ class AttentionShape(NamedTuple):
     head_dim: float  # mean of key and value size of a head: a query-key pair costs 4*q_heads*head_dim FLOP
     past_bytes: Numeric = 0.0  # of the cached past, all sequences [B]
     window: float = 0.0  # of sliding attention; 0 = none [token]
+    chosen: Numeric = 0.0  # longest context all of whose keys are chosen, of sparse attention [token]
 
     @property
     def longest(self) -> Numeric:

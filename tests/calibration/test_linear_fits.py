@@ -9,7 +9,7 @@ from disagg_sim.calibration.kernels.fit import calibrate_kernels
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks.linear import delta_scan_flops
-from disagg_sim.physics.work import Work
+from disagg_sim.physics.work import AttentionShape, Work
 
 H200 = load_system("h200_sxm")
 WORDS = "system,framework,version,kernel_source,kind,phase"
@@ -57,6 +57,7 @@ def test_a_step_moves_its_states_at_a_share_of_the_bandwidth(fits):
 @pytest.mark.parametrize(("flops", "moved", "new", "bound"), [(9e13, 0, 1, 1), (0, 1e12, 1, 1), (0, 0, 25_000_000, 1)])
 def test_the_slowest_of_three_limits_counts(fits, flops, moved, new, bound):
     rate = part_rate(fits["scan"], H200)
-    assert float(part_cost(Work(flops, moved), new, rate).time) == pytest.approx(bound, rel=0.05)
-    together = part_cost(Work(flops, moved), np.array([new]), rate)
+    shape = AttentionShape(1.0, new, 0.0, 64.0, 1.0, 128.0)
+    assert float(part_cost(Work(flops, moved), shape, rate).time) == pytest.approx(bound, rel=0.05)
+    together = part_cost(Work(flops, moved), shape._replace(new=np.array([new])), rate)
     assert together.time.shape == (1,)

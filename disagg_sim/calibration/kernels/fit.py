@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from disagg_sim.calibration.coverage import assign, units_of
 from disagg_sim.calibration.kernels.limits import least_time
 from disagg_sim.calibration.kernels.registry import OPERATORS, Operator
+from disagg_sim.calibration.kernels.selection import LeftOut
 from disagg_sim.calibration.kernels.tables import (
     LISTED_FAULTS,
     KernelTable,
@@ -49,6 +50,7 @@ class Calibration:
     fits: Mapping[str, tuple[Fit, ...]]  # by section of the efficiency file
     files: tuple[DataFile, ...]
     residuals: pd.DataFrame
+    left_out: tuple[LeftOut, ...] = ()  # fits that are not shipped
 
 
 def calibrate_kernels(
@@ -105,6 +107,7 @@ def calibrate_kernels(
     forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
     wanted = (framework, LARGE_MESSAGES) if framework else LIBRARIES
     fits: dict[str, tuple[Fit, ...]] = {}
+    left: list[LeftOut] = []
     unseen = 0
     for form, operator in OPERATORS.items():
         if operator.fit is not None and forms[form] is not None:
@@ -114,13 +117,16 @@ def calibrate_kernels(
             unseen += len(usable) - len(fitted)
             raw = [_rounded(fit) for fit in with_keys(operator.fit_rows(fitted, spec), prefill_keys)]
             section = operator.sections[0]
-            fits[section] = fits.get(section, ()) + _judged(operator, raw, usable, spec, split=split)
+            shipped, others = operator.select(_judged(operator, raw, usable, spec, split=split))
+            fits[section] = (*fits.get(section, ()), *shipped)
+            left += others
     if not any(fits.values()):
         held = f"; {unseen} rows are of shapes that are held out, --no-split fits them, too" if unseen else ""
         files = ", ".join(shown(path) for path in paths)
         raise InputError(f"no row of {spec.name} that can be fitted in {files}{held}")
     told = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
-    return Calibration(spec, {key: fits.get(key, ()) for key in SECTIONS}, told, _residuals(forms, fits, spec, split))
+    by_section = {key: fits.get(key, ()) for key in SECTIONS}
+    return Calibration(spec, by_section, told, _residuals(forms, fits, spec, split), tuple(left))
 
 
 def _read_all(paths: Sequence[Path], exclude: Path | None, system: SystemSpec) -> list[KernelTable]:

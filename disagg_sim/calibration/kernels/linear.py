@@ -117,7 +117,7 @@ def _times(calls: list[_Call], fit: AttentionPartFit, system: SystemSpec) -> Arr
     rate = part_rate(fit, system)
     result = np.zeros(sum(len(where) for where, _ in calls))
     for where, op in calls:
-        result[where] = part_cost(op.work, op.attention.new, rate).time
+        result[where] = part_cost(op.work, op.attention, rate).time
     return result
 
 

@@ -21,11 +21,17 @@ from disagg_sim.calibration.kernels import (
     moe,
     sparse,
 )
+from disagg_sim.calibration.kernels.selection import LeftOut, sound_parts
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 
 Fitter = Callable[["pd.DataFrame", SystemSpec], Sequence[Any]]
+Selector = Callable[[Sequence[Any]], tuple[Sequence[Any], Sequence[LeftOut]]]
 Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]
+
+
+def _all(fits: Sequence[Any]) -> tuple[Sequence[Any], Sequence[LeftOut]]:
+    return fits, ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class Operator:
     fit: Fitter | None = None  # None: predicted from the fits of other operators; else fits of the first section
     by_library: bool = True  # whether the fitter takes the rows of one (framework, version) at a time
     unit: Callable[[Any], Hashable] = id  # fits of one unit predict together
+    select: Selector = _all  # fits that are shipped, by their errors on fitted rows, and those that are not
     bar: float = 0.0  # median absolute error that rows not fitted should stay below [1]
 
     def fits_of(self, spec: EfficiencySpec) -> list[Fit]:
@@ -81,10 +88,20 @@ _ALL = (
     Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
     Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
     Operator(
-        "linear_attention", ("attention_parts",), linear.predict_linear_attention, linear.fit_linear_attention, bar=0.15
+        "linear_attention",
+        ("attention_parts",),
+        linear.predict_linear_attention,
+        linear.fit_linear_attention,
+        select=sound_parts,
+        bar=0.15,
     ),
     Operator(
-        "sparse_attention", ("attention_parts",), sparse.predict_sparse_attention, sparse.fit_sparse_attention, bar=0.15
+        "sparse_attention",
+        ("attention_parts",),
+        sparse.predict_sparse_attention,
+        sparse.fit_sparse_attention,
+        select=sound_parts,
+        bar=0.15,
     ),
     Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
     Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),

@@ -147,7 +147,7 @@ def _times(calls: list[_Call], rows: int, fit: AttentionPartFit, system: SystemS
     rate = part_rate(fit, system)
     result = np.full(rows, np.nan)
     for call in calls:
-        own = 0.0 if call.chooser is None else part_cost(call.chooser.work, call.chooser.attention.new, rate).time
+        own = 0.0 if call.chooser is None else part_cost(call.chooser.work, call.chooser.attention, rate).time
         result[call.where] = call.others + own
     return result
 
