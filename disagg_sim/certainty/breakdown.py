@@ -35,6 +35,7 @@ from disagg_sim.physics.residents import (
     prefilling_in_passes,
     prefilling_in_pieces,
 )
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
 
 #: Kind of an operator -> function with its equation and the papers behind it.
@@ -103,7 +104,8 @@ class Breakdown(Shown):
     #: ``median_error``, ``p90_error`` [1], ``range`` in words, ``inherited_from``, ``file``, ``line``, ``entry``.
     fits: pd.DataFrame
     #: What fills the fullest GPU of an instance: ``row``, ``phase`` ("prefill", "decode" or "both"), ``part``,
-    #: ``bytes``, ``share`` of ``limit_bytes`` [1], ``limit_bytes`` that an engine may fill.
+    #: ``bytes``, ``share`` of ``limit_bytes`` [1], ``limit_bytes`` that an engine may fill; outside of it
+    #: ``graphs_bytes`` of CUDA graphs and ``context_bytes`` in use beforehand, 0 where the engine's are not known.
     memory: pd.DataFrame
     #: What one percent more of a number of the hardware brings, in percent: ``row``, ``parameter``, ``ttl``, ``ftl``,
     #: ``throughput`` (with counts of instances that follow).
@@ -360,11 +362,11 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
             prefill_at, prefill_mapping, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
         )
         filled = instance_parts(prefill_at, prefill_mapping, residents, prefill_at.profile.prefill_imbalance)
-        yield _memory_rows("prefill", filled, prefill_at.memory_limit, labels)
+        yield _memory_rows("prefill", filled, prefill_at, labels)
     if not designs.shared and "decode" in designs.phases:
         residents = decode_load(at, mapping, designs.batch, cached=cached)
         filled = instance_parts(at, mapping, residents, at.profile.decode_imbalance)
-        yield _memory_rows("decode", filled, at.memory_limit, labels)
+        yield _memory_rows("decode", filled, at, labels)
     if not designs.shared:
         return
     beside = designs.mapping, designs.prefill_batch, prompt
@@ -374,16 +376,18 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
         prefilling = prefilling_in_passes(*beside, chunk, at.profile.resident_deviations)
     residents = colocated_load(at, designs.mapping, designs.batch, cached=cached, prefilling=prefilling, mla_form=kept)
     filled = instance_parts(at, designs.mapping, residents, at.profile.prefill_imbalance)
-    yield _memory_rows("both", filled, at.memory_limit, labels)
+    yield _memory_rows("both", filled, at, labels)
 
 
-def _memory_rows(phase: str, filled: MemoryParts, limit: float, labels: pd.Index[Any]) -> pd.DataFrame:
+def _memory_rows(phase: str, filled: MemoryParts, at: Setup, labels: pd.Index[Any]) -> pd.DataFrame:
     frames = [
         pd.DataFrame({"row": labels, "phase": phase, "part": name, "bytes": held + np.zeros(len(labels))})
         for name, held in filled._asdict().items()
     ]
     whole = pd.concat(frames, ignore_index=True)
-    return whole.assign(share=whole["bytes"] / limit, limit_bytes=limit)
+    share, server = whole["bytes"] / at.memory_limit, at.server_memory
+    graphs, context = (server.graphs, server.context) if server else (0.0, 0.0)
+    return whole.assign(share=share, limit_bytes=at.memory_limit, graphs_bytes=graphs, context_bytes=context)
 
 
 def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:

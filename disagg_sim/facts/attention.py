@@ -102,6 +102,11 @@ class GqaAttention(AttentionSpec):
         return 2
 
     @property
+    def rotary_dim(self) -> int:
+        """All of a head: how much of it is rotated, the file does not say. [1]"""
+        return self.head_dim
+
+    @property
     def window_tokens(self) -> int:
         """The sliding window, or the chunk. [token]"""
         return self.window or self.chunk
@@ -134,6 +139,11 @@ class LatentAttention(AttentionSpec):
     def other_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
         """Norms of the two latents. [1]"""
         return self.q_rank + self.kv_rank
+
+    @property
+    def rotary_dim(self) -> int:
+        """The part of a key that all heads share. [1]"""
+        return self.rope_dim
 
     @property
     def cache_elements(self) -> int:

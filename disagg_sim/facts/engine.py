@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
@@ -47,6 +48,7 @@ class EngineSpec(Shown):
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
+    memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
@@ -84,7 +86,7 @@ def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns
     """
     spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
-    told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
+    told = [key for key in _Keys.model_fields if key not in ("title", "sources", "memory")]
     needed = [key for key in told if key != "expert_kernel" or spec.expert_kernel]
     if found := source_faults(spec.sources, told, needed=needed):
         raise spec_error(path, found)

@@ -39,6 +39,7 @@ class SystemSpec(Shown):
     peak_flops: _Peaks  # arithmetic ("bf16", "fp8", "nvfp4", ...) -> [FLOP/s]; absent = unsupported
     hbm_capacity: _Memory  # nominal [B]
     hbm_reported: _Memory  # what the driver reports: the usable size [B]
+    hbm_visible: _Memory | None = None  # of it, what a process may allocate; None = all that is reported [B]
     hbm_bandwidth: Annotated[float, Quantity("B/s", 10 * GB, 100 * TB)]  # [B/s]
     l2_capacity: Annotated[float, Quantity("B", KB, 10 * GB)]  # [B]
     sm_count: _Count  # [1]
@@ -62,7 +63,7 @@ def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
     """A system from its file; every figure must have a source."""
     spec = SystemSpec(name=name, **dict(validate(_Keys, data, path)))
     figures = [field for field in _Keys.model_fields if field not in _WORDS]
-    found = source_faults(spec.sources, figures, needed=[key for key in figures if data[key] is not None])
+    found = source_faults(spec.sources, figures, needed=[key for key in figures if data.get(key) is not None])
     if spec.hbm_reported > spec.hbm_capacity * BINARY_GB * ROUNDING:
         found.append(
             f"hbm_reported: {quoted(data['hbm_reported'])} is above hbm_capacity {quoted(data['hbm_capacity'])}, "

@@ -80,6 +80,11 @@ class AttentionSpec(ABC):
         return 0
 
     @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that positions may rotate: width of the table of positions. [1]"""
+        return 0
+
+    @property
     def kinks(self) -> tuple[int, ...]:
         """Lengths at which the work of a token begins to grow otherwise: windows, chosen tokens. [token]"""
         return (self.window_tokens,) if self.window_tokens else ()

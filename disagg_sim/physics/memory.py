@@ -17,6 +17,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
 from disagg_sim.physics.residents import CachedTokens, Prefilling, Residents, colocated_load, decode_load, prefill_load
+from disagg_sim.physics.server_memory import non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
@@ -111,11 +112,17 @@ def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Nu
     """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
     d, tp = model.hidden, mapping.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
+    return total + exchange_bytes(model, mapping, live)
+
+
+def exchange_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
+    """What an all-to-all of experts receives; 0 without one. [B]"""
+    d, tp = model.hidden, mapping.tp_attn
     received = max(layer.ffn.picks * layer.ffn.wire_width(d) for layer, _ in layers_of(model))
     if not received:
-        return total
+        return 0.0
     exchanged = (np.asarray(mapping.dp_attn) > 1) & (np.asarray(mapping.ep) > 1)
-    return total + np.where(exchanged, received * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
+    return np.where(exchanged, received * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
 
 
 class _OfStage(NamedTuple):
@@ -219,9 +226,10 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
     of_layer = [layer_weight_bytes(model, layer, precision, mapping) for layer in layers]
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(mapping.pp) == 1, float(model.tied_embeddings), 0.0)
+    tables = 0.0 if at.server_memory is None else position_bytes(at.server_memory, model)
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
-        weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm)
+        weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm) + tables
         if model.encoder_params:
             weights = weights + first * (model.encoder_params * ACTIVATION_BYTES / tp)
         cache: Numeric = 0.0
@@ -249,6 +257,12 @@ def _everywhere(
     at: Setup, mapping: Mapping, residents: Residents, imbalance: float
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
+    if (held := at.server_memory) is not None:
+        return (
+            profiled_bytes(at, mapping, residents, imbalance),
+            exchange_bytes(at.model, mapping, residents.live),
+            non_torch_bytes(held, mapping),
+        )
     return (
         activation_bytes(at.model, mapping, residents, imbalance),
         communication_bytes(at.model, mapping, residents.live),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     list_specs,
@@ -41,9 +42,21 @@ class Setup(Shown):
 
     @property
     def memory_limit(self) -> float:
-        """What may be filled of one GPU: ``u * M_usable``, with the u of the engine if there is one. [B]"""
+        """What may be filled of one GPU: ``u * M_reported``, with the u of the engine if there is one. [B]
+
+        An engine whose servers' memory is known takes its share of what a process sees, and leaves room for what
+        lies outside of its budget.
+        """
         share = self.profile if self.overheads is None else self.overheads
-        return share.memory_utilisation * self.system.hbm_reported
+        if (held := self.server_memory) is None:
+            return share.memory_utilisation * self.system.hbm_reported
+        visible = self.system.hbm_visible or self.system.hbm_reported
+        return min(share.memory_utilisation * visible, visible - held.outside)
+
+    @property
+    def server_memory(self) -> EngineMemory | None:
+        """What a server of the engine holds beside weights and cache; None where it is not known."""
+        return None if self.overheads is None else self.overheads.memory
 
     @property
     def cache_share(self) -> float:

@@ -338,7 +338,8 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> held = pd.DataFrame({"row": 0, "phase": "decode", "part": ["weights", "cache"], "bytes": [16 * GB, 24 * GB]})
-    >>> [(title, _, parts)] = memory_lines(SimpleNamespace(memory=held.assign(limit_bytes=80 * GB)), 0)
+    >>> held = held.assign(limit_bytes=80 * GB, graphs_bytes=0.0, context_bytes=0.0)
+    >>> [(title, _, parts)] = memory_lines(SimpleNamespace(memory=held), 0)
     >>> title, parts[0]
     ('memory of a decode GPU: 40.0 of 80.0 GB that an engine may fill (50%)', ('KV cache', 24000000000.0))
     """
@@ -349,6 +350,9 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
         title = (
             f"memory of a {pool}: {held / GB:.1f} of {limit / GB:.1f} GB that an engine may fill ({held / limit:.0%})"
         )
+        graphs, context = parts["graphs_bytes"].iloc[0], parts["context_bytes"].iloc[0]
+        if graphs or context:
+            title += f"; outside CUDA graphs {graphs / GB:.1f}, in use before {context / GB:.1f} GB"
         ranked = parts[parts["bytes"] > 0].sort_values("bytes", ascending=False, kind="stable")
         yield (
             title,

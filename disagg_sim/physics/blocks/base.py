@@ -138,6 +138,14 @@ class FfnBlock(ABC, Generic[F]):
     def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Elements live at once, for the tokens of the fullest attention rank and of all ranks. [1]"""
 
+    def live_width(self, mapping: Mapping) -> Numeric:
+        """Elements of a token that the part keeps at once between its own matrices; of routed experts none. [1]"""
+        return 0.0
+
+    def workspace(self, hidden: int, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+        """Elements of the workspaces of routed experts, which an engine keeps, for the tokens of all ranks. [1]"""
+        return 0.0
+
     @abstractmethod
     def rejects(self, mapping: Mapping) -> str | None:
         """Why the layer cannot be cut so; None if it can."""

@@ -30,6 +30,9 @@ class Dense(FfnBlock[DenseFfn]):
     def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         return tokens * (2 * self.spec.width / mapping.tp_attn)
 
+    def live_width(self, mapping: Mapping) -> Numeric:
+        return self.spec.matrices * self.spec.width / mapping.tp_attn
+
     def rejects(self, mapping: Mapping) -> str | None:
         return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % mapping.tp_attn else None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.layers import MoeFfn
 from disagg_sim.facts.model import ModelSpec
@@ -102,8 +104,22 @@ class Moe(FfnBlock[MoeFfn]):
         return total + beside * precision.ffn.bytes
 
     def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
-        picks = all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
-        return picks * ((self.spec.matrices - 1) * self.spec.width / mapping.tp_ffn + self.spec.expert_hidden(hidden))
+        first = (self.spec.matrices - 1) * self.spec.width / mapping.tp_ffn
+        return self._fullest(mapping, all_tokens, imbalance) * (first + self.spec.expert_hidden(hidden))
+
+    def live_width(self, mapping: Mapping) -> Numeric:
+        s = self.spec
+        return (s.matrices * s.shared_experts * s.shared_width + 3 * s.dense_width) / mapping.tp_attn
+
+    def workspace(self, hidden: int, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+        """Two of a fused kernel: out of the first matrices or the last one, and their product."""
+        one, width = self.spec.expert_hidden(hidden), self.spec.width / mapping.tp_ffn
+        each = np.maximum(width, one) + np.maximum((self.spec.matrices - 1) * width, one)
+        return self._fullest(mapping, all_tokens, imbalance) * each
+
+    def _fullest(self, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+        """Rows of the fullest expert rank: a token takes one at each expert that it picks. [1]"""
+        return all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
 
     def wire_width(self, hidden: int) -> int:
         return self.spec.expert_hidden(hidden)
