@@ -154,7 +154,7 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
-    axes = (spec.traffic, spec.pools, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
+    axes = (spec.traffic, spec.pools_of(model), spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
     cases = [
         Case(
             tags=(),
@@ -164,7 +164,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             engine=spec.engine,
             matching=spec.matching,
             traffic=traffic,
-            limits=limits,
+            limits=limits.of(traffic),
             ctx_gen_ratio=ratio,
             nvlink_domain=domain,
             mla_form=form,

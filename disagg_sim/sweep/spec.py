@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain, product
@@ -70,6 +70,10 @@ class Limits:
     tp_over_nics: bool = False  # whether TP groups may leave the NVLink domain
     one_gpu_stages: bool = True  # whether a pipeline may have stages of one GPU
 
+    def of(self, traffic: Traffic) -> Limits:
+        """These limits with the first-token latency of a traffic that has its own."""
+        return self if traffic.ftl_s is None else replace(self, ftl_s=traffic.ftl_s)
+
     def mappings(self, at: Setup) -> Mappings:
         """Mappings of an instance of a setup within the limits."""
         return enumerate_mappings(
@@ -99,6 +103,14 @@ class Pools:
     prefill_system: str
     prefill_precision: str
 
+    def in_recipes(self, recipes: Mapping[str, str]) -> Pools:
+        """These pools with the recipe of each system that has one here."""
+        return replace(
+            self,
+            precision=recipes.get(self.system, self.precision),
+            prefill_precision=recipes.get(self.prefill_system, self.prefill_precision),
+        )
+
     @property
     def alike(self) -> bool:
         """Whether both phases could run on one instance."""
@@ -118,6 +130,7 @@ class Traffic:
     osl: int  # the same [token]
     law: str = ""  # name of a shipped traffic; "" = constant lengths
     part: int = 0  # number of the case in that traffic's file
+    ftl_s: float | None = None  # first-token latency, in place of that of the limits; None = theirs [s]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -141,6 +154,7 @@ class SweepSpec:
     models: tuple[str, ...]
     pools: tuple[Pools, ...]
     traffic: tuple[Traffic, ...]
+    recipes: tuple[tuple[str, str, str], ...] = ()  # (model, system, its recipe there in place of the pools')
     modes: tuple[str, ...] = MODES[:1]
     limits: tuple[Limits, ...] = (Limits(),)
     ctx_gen_ratios: tuple[Fraction | None, ...] = (None,)  # prefill over decode GPUs; None = the best [1]
@@ -154,6 +168,15 @@ class SweepSpec:
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
 
+    def recipes_of(self, model: str) -> dict[str, str]:
+        """System -> recipe, where a model has its own."""
+        return {system: recipe for name, system, recipe in self.recipes if name == model}
+
+    def pools_of(self, model: str) -> tuple[Pools, ...]:
+        """The pools with the recipes of a model; none twice."""
+        own = self.recipes_of(model)
+        return tuple(dict.fromkeys(pools.in_recipes(own) for pools in self.pools))
+
 
 def same_system(system: str, precision: str) -> Pools:
     """Pools of both phases on one system. [-]"""
@@ -161,6 +184,7 @@ def same_system(system: str, precision: str) -> Pools:
 
 
 _USUAL: dict[str, Any] = {each.name: each.default for each in fields(SweepSpec)}
+_Model = Annotated[str, load.spec_name("model")]
 _System = Annotated[str, load.spec_name("hardware")]
 _Recipe = Annotated[str, load.spec_name("precision")]
 _Seconds = Annotated[float, Range(1e-6, 1e6, "s")]
@@ -192,6 +216,7 @@ class _Shape(Strict):
 
     isl: Annotated[int, Range(1, 10**9)]
     osl: Annotated[int, Range(2, 10**9), BeforeValidator(_decodes)]
+    ftl_s: _Seconds | None = None
 
 
 def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
@@ -213,10 +238,10 @@ def _with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
     return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
 
 
-#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``.
+#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``, also with ``ftl_s``.
 _Entry: Any = Annotated[
     Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped), Tag("name")]
-    | Annotated[_Shape, AfterValidator(lambda shape: [Traffic(isl=shape.isl, osl=shape.osl)]), Tag("shape")],
+    | Annotated[_Shape, AfterValidator(lambda shape: [Traffic(**dict(shape))]), Tag("shape")],
     told_apart(
         lambda value: "name" if isinstance(value, str) else "shape" if isinstance(value, Mapping) else None,
         "neither {isl: ..., osl: ...} nor a traffic's name",
@@ -256,6 +281,14 @@ _Pools: Any = Annotated[
     | Annotated[_Sides, AfterValidator(_unlike), Tag("sides")],
     told_apart(_pools_form, "not a mapping of system to precision, such as 'h100_sxm: fp8'"),
 ]
+
+
+#: ``{model: {system: precision}}``.
+_OwnRecipes: Any = Named[_Model, Named[_System, _Recipe]]
+
+
+def _own_recipes(given: Mapping[str, Mapping[str, str]]) -> tuple[tuple[str, str, str], ...]:
+    return tuple((model, *pair) for model, recipes in given.items() for pair in recipes.items())
 
 
 class _Limits(Strict):
@@ -305,9 +338,10 @@ class _File(Strict):
     """Keys of a sweep's file."""
 
     name: Title
-    models: Axis[Annotated[str, load.spec_name("model")]]
+    models: Axis[_Model]
     systems: Annotated[tuple[Pools, ...], Written(Several[_Pools], lambda each: distinct(tuple(chain(*each))))]
     traffic: Annotated[tuple[Traffic, ...], Written(Several[_Entry], _with_constant)]
+    recipes: Annotated[tuple[tuple[str, str, str], ...], Written(_OwnRecipes, _own_recipes)] = ()
     modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
     limits: Annotated[tuple[Limits, ...], Written(_Limits, _combined)] = (Limits(),)
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
@@ -336,6 +370,7 @@ class _File(Strict):
             models=self.models,
             pools=self.systems,
             traffic=self.traffic,
+            recipes=self.recipes,
             modes=self.modes,
             limits=self.limits,
             ctx_gen_ratios=self.ctx_gen_ratio,
@@ -423,6 +458,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     yield from _traffic_conflicts(spec, long_context=long_context)
     yield from _domain_conflicts(spec)
     yield from _idle_keys(spec)
+    yield from _idle_recipes(spec)
     for pools in spec.pools:
         yield from _pool_conflicts(spec, pools)
     if spec.prices and spec.per != "usd":
@@ -464,11 +500,26 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
             yield f"{key}: acts in {' and '.join(modes)} only; modes has {', '.join(spec.modes)}"
 
 
+def _idle_recipes(spec: SweepSpec) -> Iterator[str]:
+    """Recipes of a model or on a system that the sweep lacks, and limits on FTL that a traffic's own would repeat."""
+    systems = {name for pools in spec.pools for name in (pools.system, pools.prefill_system)}
+    for model, system, _ in spec.recipes:
+        if model not in spec.models:
+            yield f"recipes.{model}: models has {', '.join(spec.models)}"
+        elif system not in systems:
+            yield f"recipes.{model}.{system}: systems has {', '.join(sorted(systems))}"
+    own = any(traffic.ftl_s is not None for traffic in spec.traffic)
+    if own and len({limits.ftl_s for limits in spec.limits}) > 1:
+        yield "traffic: ftl_s is a limit of its own, and limits.ftl_s has several; the case would run twice"
+
+
 def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
     """Whether both sides run their recipes, hand over the cache, suit the modes and have a price."""
-    where = f"systems.{pools.system}" if pools.alike else "systems"
+    shared = f"systems.{pools.system}" if pools.alike else "systems"
     for model in (load.load_model(name) for name in spec.models):
-        sides = ((pools.system, pools.precision), (pools.prefill_system, pools.prefill_precision))
+        used = pools.in_recipes(spec.recipes_of(model.name))
+        where = shared if used == pools else f"recipes.{model.name}"
+        sides = ((used.system, used.precision), (used.prefill_system, used.prefill_precision))
         try:
             read, written = (
                 load.resolve_precision(recipe, model, load.load_system(system)) for system, recipe in sides
@@ -478,8 +529,8 @@ def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
             continue
         if read.cache.name != written.cache.name:
             yield (
-                f"systems: {pools} cannot hand over the KV cache: prefill writes {written.cache.name}, "
-                f"decode reads {read.cache.name}; take recipes with the same cache format"
+                f"{'systems' if used == pools else where}: {used} cannot hand over the KV cache: prefill writes "
+                f"{written.cache.name}, decode reads {read.cache.name}; take recipes with the same cache format"
             )
     if not pools.alike and "disaggregated" not in spec.modes:
         yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"

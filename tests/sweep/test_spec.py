@@ -13,6 +13,7 @@ from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.passes.mixed import Interference
+from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import Limits, Sharing, Traffic, load_sweep, same_system
 
 GOOD = """
@@ -151,6 +152,31 @@ FAULTS = {
         "{ftl_s: 10.0}",
         "{ftl_s: " + str([*range(1, 501)]) + ", gpu_cap: " + str([*range(2, 502)]) + "}",
         ["limits: 250000 combinations; allowed: up to 100000"],
+    ),
+    "recipe of a model that is not there": (
+        "profile:",
+        "recipes: {llama_3_1_70b: {h100_sxm: bf16}}\nprofile:",
+        ["recipes.llama_3_1_70b: models has llama_3_1_8b"],
+    ),
+    "recipe on a system that is not there": (
+        "profile:",
+        "recipes: {llama_3_1_8b: {h200_sxm: bf16}}\nprofile:",
+        ["recipes.llama_3_1_8b.h200_sxm: systems has h100_sxm"],
+    ),
+    "recipe of a model that the GPU lacks": (
+        "profile:",
+        "recipes: {llama_3_1_8b: {h100_sxm: nvfp4_fp8kv}}\nprofile:",
+        ["recipes.llama_3_1_8b: ", "nvfp4"],
+    ),
+    "misspelt recipe": (
+        "profile:",
+        "recipes: {llama_3_1_8b: {h100_sxm: bf61}}\nprofile:",
+        ["recipes.llama_3_1_8b.h100_sxm", "did you mean 'bf16'"],
+    ),
+    "FTL of a traffic beside several": (
+        "  - {isl: 1024, osl: 128}\nlimits: {ftl_s: 10.0}",
+        "  - {isl: 1024, osl: 128, ftl_s: 2}\nlimits: {ftl_s: [1, 10]}",
+        ["traffic: ftl_s is a limit of its own, and limits.ftl_s has several"],
     ),
     "a ratio without bounds": (
         "profile:",
@@ -312,6 +338,26 @@ def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path
     assert law.osl == pytest.approx(512 * math.exp(0.859**2 / 2), rel=1e-3)
     alone = load_sweep(write(tmp_path, text.replace("  - {isl: 4096, osl: 512}\n", ""))).traffic
     assert alone == (constant, law)
+
+
+def test_models_may_have_recipes_and_traffic_limits_of_their_own(tmp_path: Path) -> None:
+    """Two models in one recipe, the second in another on one system; an FTL for the long prompts alone."""
+    text = (
+        GOOD.replace("[llama_3_1_8b]", "[llama_3_1_8b, deepseek_r1]")
+        .replace("{h100_sxm: fp8}", "{h100_sxm: [fp8, bf16], h200_sxm: fp8}")
+        .replace("128}", "128}\n  - {isl: 65536, osl: 128, ftl_s: 60}")
+    )
+    spec = load_sweep(write(tmp_path, text + "recipes: {deepseek_r1: {h100_sxm: bf16}}\n"))
+    assert spec.pools_of("llama_3_1_8b") == spec.pools
+    assert spec.pools_of("deepseek_r1") == (same_system("h100_sxm", "bf16"), same_system("h200_sxm", "fp8"))
+    cases = [case for case in cases_of(spec) if case.model == "deepseek_r1"]
+    assert [(case.pools.system, case.isl, case.limits.ftl_s) for case in cases] == [
+        ("h100_sxm", 1024, 10.0),
+        ("h200_sxm", 1024, 10.0),
+        ("h100_sxm", 65536, 60.0),
+        ("h200_sxm", 65536, 60.0),
+    ]
+    assert len({case.name for case in cases}) == 4
 
 
 def test_pools_may_differ(tmp_path: Path) -> None:
