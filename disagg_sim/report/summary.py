@@ -137,16 +137,17 @@ def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFideli
 def _limits(spec: SweepSpec) -> str:
     if len(spec.limits) > 1:
         return "limits as in the names of the cases"
-    return _limits_text(spec.limits[0])
+    latencies = dict.fromkeys(spec.limits[0].of(traffic).ftl_s for traffic in spec.traffic)
+    return _limits_text(spec.limits[0], " or ".join(f"{latency:g}" for latency in latencies))
 
 
-def _limits_text(limits: Limits) -> str:
+def _limits_text(limits: Limits, ftl: str) -> str:
     ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
     rules = {"all": ", all layouts", "served": ", layouts that were served alone"}.get(limits.layouts, "")
     rules += ", TP over NICs, too" if limits.tp_over_nics else ""
     rules += "" if limits.one_gpu_stages else ", no pipelines of one-GPU stages"
     nic = "" if math.isinf(limits.nic_limit) else f"KV transfer at most {limits.nic_limit / GB:g} GB/s per GPU, "
-    return f"FTL at most {limits.ftl_s:g} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment{rules}"
+    return f"FTL at most {ftl} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment{rules}"
 
 
 def _overview(result: SweepResult) -> str:

@@ -90,6 +90,13 @@ def test_the_summary_tells_results_reasons_and_inherited_fits(result: SweepResul
     assert ".png" not in text
 
 
+def test_the_summary_names_the_ftl_limit_of_each_traffic(result: SweepResult) -> None:
+    spec = result.plan.spec
+    longer = replace(spec, traffic=(*spec.traffic, Traffic(isl=65536, osl=128, ftl_s=60.0)))
+    assert "FTL at most 10 s," in summary(result, figures=False)
+    assert "FTL at most 10 or 60 s," in summary(replace(result, plan=replace(result.plan, spec=longer)), figures=False)
+
+
 def test_the_summary_row_at_an_interactivity_keeps_it(result: SweepResult) -> None:
     rows = [line for line in summary(result, figures=True).splitlines() if line.startswith("| ≥ 50")]
     fronts = [mode.frontier for case in result.cases for mode in case.found]
