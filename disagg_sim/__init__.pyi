@@ -12,6 +12,7 @@ from .launch.expressible import expressible
 from .launch.launch import Launch, launch
 from .launch.workers import Workers
 from .physics.counts import decode_work, prefill_work
+from .physics.encoder import EncodeStep, encode_step
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.plan import Plan, plan
@@ -21,6 +22,7 @@ from .scenario.written import write_scenario
 from .search.deployment import Deployment, Instance, Pool
 from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
 from .search.mappings import enumerate_mappings
+from .search.splits import SplitGrid, SplitInstance, split_grid
 from .serving.colocated import colocated
 from .serving.colocation import Colocation
 from .serving.costs import with_cost
@@ -30,6 +32,7 @@ from .serving.filling import MatchOptions
 from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from .serving.piggyback import piggyback
 from .serving.points import pareto_front
+from .serving.pools import PoolsPlan, plan_pools
 from .serving.rate_matching import MatchPlan, match_rates
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
@@ -47,6 +50,7 @@ __all__ = [
     "Curve",
     "Deployment",
     "DisaggSimError",
+    "EncodeStep",
     "Gain",
     "ImportedModel",
     "Instance",
@@ -61,11 +65,14 @@ __all__ = [
     "Plan",
     "PlanOptions",
     "Pool",
+    "PoolsPlan",
     "Replicas",
     "ServedDeployment",
     "Setup",
     "SimulationResult",
     "Slo",
+    "SplitGrid",
+    "SplitInstance",
     "Status",
     "Summary",
     "Trace",
@@ -78,6 +85,7 @@ __all__ = [
     "decode_grid",
     "decode_work",
     "disaggregated",
+    "encode_step",
     "enumerate_mappings",
     "expressible",
     "gain",
@@ -97,6 +105,7 @@ __all__ = [
     "pareto_front",
     "piggyback",
     "plan",
+    "plan_pools",
     "pointwise_gain",
     "prefill_grid",
     "prefill_work",
@@ -106,6 +115,7 @@ __all__ = [
     "sensitivity",
     "setup",
     "simulate",
+    "split_grid",
     "synthetic_trace",
     "uncertainty",
     "where_it_pays",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this tree, and the examples that tests and pages share
 
-from docs.computed import ENTRIES, counts, examples, headline, models, played, runs, samples, screens, served  # noqa: E402, F401 - importing registers
+from docs.computed import ENTRIES, counts, examples, headline, models, played, pools, runs, samples, screens, served  # noqa: E402, F401 - importing registers
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARK = re.compile(r"(<!-- (number|table): ([\w-]+) -->)(.*?)(<!-- /\2 -->)", flags=re.DOTALL)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.facts.encoder import EncoderSpec
 from disagg_sim.facts.layers import (
     ATTENTION_KINDS,
     FFN_KINDS,
@@ -59,6 +60,7 @@ class ModelSpec(Shown):
     block_scaled_fp8: bool = False  # fp8 checkpoints carry 128x128 block scales (DeepSeek, Kimi)
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool = True  # whether a published configuration states it
+    encoder: EncoderSpec | None = None  # vision tower, for encode pools; it is no part of the parameters
     recipe: Annotated[str, NOT_IN_FILE] = ""  # precision recipe of the checkpoint that it was read from; "" = none
     source: str
 

@@ -15,6 +15,7 @@ from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.splits import SplitGrid
 
 
 def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
@@ -304,7 +305,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     )
 
 
-def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid) -> None:
+def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid | SplitGrid) -> None:
     """Raise ``InputError`` unless decode can take over what prefill wrote.
 
     Model, prompt length and cache format must agree; system, precision, profile and engine may differ.
@@ -321,7 +322,7 @@ def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid) -
         )
 
 
-def _handed_over(side: PhaseGrid | PrefillCandidates) -> tuple[str, str, str, str]:
+def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, str, str, str]:
     """Model, prompt length, cache format and recipe of one side."""
     if isinstance(side, PrefillCandidates):
         return side.model, f"{side.isl:.10g}", side.cache_format, side.precision

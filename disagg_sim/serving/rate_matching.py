@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.kv_transfer import own_link_bandwidth
-from disagg_sim.search.deployment import Deployment, Instance, Pool
+from disagg_sim.search.deployment import Deployment, Pool
 from disagg_sim.search.grid import PhaseGrid
-from disagg_sim.serving.candidates import best_per_size, check_same_case, kv_rate_per_gpu, least, mapping_order
+from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
-from disagg_sim.serving.integer_program import Choices
+from disagg_sim.serving.sides import GridSide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +107,10 @@ def match_rates(
         whole_number("gpu_budget", gpu_budget, most=MOST_GPUS)
     within = _one_domain(prefill, decode, gpu_budget)
     link = options.kv_link_limit
-    sides = (_Side(prefill, ftl_limit, link, within), _Side(decode, ttl_limit, link, within))
+    sides = (GridSide(prefill, ftl_limit, link, within), GridSide(decode, ttl_limit, link, within))
     for side in sides:
-        if side.rows.size == 0:
-            return side.refusal()
+        if side.choices.gpus.size == 0:
+            return _plan(sides, side.refusal())
     goal = Goal(gpu_budget=gpu_budget, required_rate=required_rate, prices=usd_per_gpu_hour)
     return _plan(sides, fill_pools([side.choices for side in sides], goal, options))
 
@@ -124,78 +121,12 @@ def _one_domain(prefill: PhaseGrid, decode: PhaseGrid, gpu_budget: int | None) -
     return system == decode.setup.system and (gpu_budget or MOST_GPUS) <= system.nvlink_domain
 
 
-def _served_rates(grid: PhaseGrid, within_domain: bool) -> NDArray[np.float64]:
-    """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
-    link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
-    fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
-    rates: NDArray[np.float64] = np.minimum(grid.request_rate, fed)
-    return rates
-
-
-class _Side:
-    """Configurations that one pool may use: within the limits and not dominated.
-
-    Take two configurations of G and H <= G GPUs and rates a and b with floor(G/H)*b >= a. In any pool,
-    floor(G/H) instances of the second can take the place of one of the first: GPUs and cost do not rise,
-    the rate does not fall, the number of distinct configurations does not grow, and the limits of latency
-    and of the KV link, which hold for each configuration by itself, stay met. So the first can be left
-    out and the optimum is untouched. With G = H this leaves one point per GPU count.
-    """
-
-    def __init__(
-        self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
-    ) -> None:
-        self.grid = grid
-        self.latency_limit = np.inf if latency_limit is None else latency_limit
-        self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
-        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
-        self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
-        usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
-        rows, columns = np.nonzero(usable)
-        gpus, rate = grid.gpus[rows], self.rates[rows, columns]
-        best = best_per_size(gpus, rate, mapping_order(grid)[usable])
-        instead = (gpus[best][:, None] // gpus[best]) * rate[best]  # (first, second)
-        np.fill_diagonal(instead, -np.inf)
-        keep = best[(instead < rate[best][:, None]).all(axis=1)]
-        self.rows, self.columns = rows[keep], columns[keep]
-        self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
-
-    def refusal(self) -> MatchPlan:
-        """The limit that leaves nothing, and the value of it that would leave something."""
-        grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
-        if not grid.feasible.any():
-            lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
-            text = f"no {phase} mapping fits in memory; the closest lacks {lacking:.4g} B per GPU"
-            return MatchPlan(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
-        if not self.in_time.any():
-            best = least(grid.latency, grid.feasible)
-            text = (
-                f"no {phase} configuration meets the {name} limit of {self.latency_limit:g} s; "
-                f"the best {name} is {best:.4g} s"
-            )
-            return MatchPlan(status="infeasible", message=text, binds=name.lower(), nearest=best)
-        best = least(kv_rate_per_gpu(grid), self.in_time)
-        text = (
-            f"no {phase} configuration stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU; "
-            f"the least bandwidth needed is {best:.4g} B/s"
-        )
-        return MatchPlan(status="infeasible", message=text, binds="kv_link", nearest=best)
-
-    def pool(self, counts: Ints) -> Pool:
-        """The counts of ``choices`` as a pool."""
-        return Pool(tuple((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts)))
-
-    def _instance(self, choice: int) -> Instance:
-        """One of ``choices``, at the rate that its links can feed."""
-        row, column = int(self.rows[choice]), int(self.columns[choice])
-        return replace(self.grid.instance(row, column), request_rate_per_s=float(self.choices.rate[choice]))
-
-
-def _plan(sides: tuple[_Side, _Side], filled: Filled) -> MatchPlan:
+def _plan(sides: tuple[GridSide, GridSide], filled: Filled) -> MatchPlan:
     """The counts as a deployment."""
     rate, total, deployment = filled.request_rate, filled.total_gpus, None
     if filled.counts:
-        deployment = Deployment(*(side.pool(counts) for side, counts in zip(sides, filled.counts, strict=True)))
+        parts = zip(sides, filled.counts, strict=True)
+        deployment = Deployment(*(Pool(tuple(side.members(counts))) for side, counts in parts))
     return MatchPlan(
         status=filled.status,
         message=filled.message,

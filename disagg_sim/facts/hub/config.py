@@ -26,6 +26,7 @@ class Config:
         self.data = data
         self.assumed: list[str] = []
         self.read: set[str] = set()
+        self.encoder: dict[str, int] | None = None  # vision tower beside the text model
 
     def fault(self, text: str) -> SpecError:
         """An error that names the file."""

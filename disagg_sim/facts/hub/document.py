@@ -13,6 +13,7 @@ from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.families import FAMILIES, TEXT_KEYS, TEXT_OF, Family
 from disagg_sim.facts.hub.files import ModelFiles
 from disagg_sim.facts.hub.keys import ONLY, without_size
+from disagg_sim.facts.hub.vision import encoder_of
 from disagg_sim.facts.layers import AND, NONE
 
 #: Keys of modules for prediction of further tokens, which are left out.
@@ -51,8 +52,12 @@ def text_config(files: ModelFiles) -> tuple[Config, str]:
         return config, text
     outer = {key: value for key, value in data.items() if key in ("tie_word_embeddings", "quantization_config")}
     found = Config(files.path, outer | data[inner])
+    vision = data.get("vision_config")
+    found.encoder = encoder_of(vision) if isinstance(vision, dict) else None
     left = [key for key in ("vision_config", "audio_config") if data.get(key)]
-    found.assume(f"{inner}: the text model alone" + (f"; {' and '.join(left)} left out" if left else ""))
+    left = left if found.encoder is None else left[1:]
+    said = "; vision_config as encoder" if found.encoder is not None else ""
+    found.assume(f"{inner}: the text model alone{said}" + (f"; {' and '.join(left)} left out" if left else ""))
     return found, text
 
 
@@ -92,6 +97,8 @@ def document_of(config: Config, family: Family) -> dict[str, Any]:
         "ffn": {name: ffn.known[name] for name in dict.fromkeys(ffn.layers) if name != NONE},
         "layers": runs_of(layers),
     }
+    if config.encoder is not None:
+        document["encoder"] = config.encoder
     modules = [key for key in _MTP if config.find(key)[1] not in (None, 0, False)]
     if modules:
         config.assume(f"{modules[0]}: modules that predict further tokens are left out")

@@ -184,7 +184,7 @@ def join_experts(
     for index, (layer, count) in enumerate(layers_of(at.model)):
         if not layer.ffn.picks:
             continue
-        routed, routed_sums = _routed(at, layer.ffn, count, mapping, phase, total)
+        routed, routed_sums = routed_time(at, layer.ffn, count, mapping, phase, total)
         dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
         overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
         together = overlap(side.shared[index], dispatch)
@@ -259,7 +259,7 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
     )
 
 
-def _routed(
+def routed_time(
     at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, total: Levels
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""

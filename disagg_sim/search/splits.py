@@ -1,0 +1,262 @@
+"""Score decode over an attention and a feed-forward pool: rows are splits, columns sequences of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, Mapping
+from disagg_sim.errors import InputError, whole_number
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.passes.attention_ffn import Split, split_bytes, split_step
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+from disagg_sim.search.grid import MAX_BATCH, batch_sizes, given_sizes, row_blocks
+from disagg_sim.search.mappings import degrees, least_redundant_slots
+from disagg_sim.workload.lengths import Lengths
+
+#: Micro-batches in the ping-pong that are tried. [1]
+MICROBATCHES = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitInstance:
+    """One configuration of attention and feed-forward ranks that decode together, as a grid scored it."""
+
+    attention: Mapping
+    ffn: Mapping
+    microbatches: int  # [1]
+    batch: int  # requests over all attention ranks and micro-batches [request]
+    latency_s: float  # TTL [s]
+    request_rate_per_s: float  # at full rate [request/s]
+    attention_idle: float  # share of a step in which an attention rank waits [1]
+    ffn_idle: float  # and a feed-forward rank [1]
+    systems: tuple[str, str]  # of attention, of the feed-forward part
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of both pools. [1]"""
+        return int(self.attention.gpus + self.ffn.gpus)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SplitGrid:
+    """Every design point of decode over two pools: rows x sequences; arrays of shape (rows, sequences)."""
+
+    setup: Setup  # of the attention pool
+    ffn_setup: Setup  # of the feed-forward pool
+    splits: Split  # columns of shape (rows,)
+    lengths: Lengths
+    sequences: Ints  # (sequences,) of a micro-batch on one attention rank [request]
+    latency: Floats  # TTL [s]
+    request_rate: Floats  # of one instance at full rate [request/s]
+    attention_bytes: Floats  # on the fullest attention GPU [B]
+    ffn_bytes: Floats  # on the fullest feed-forward GPU [B]
+    attention_idle: Floats  # [1]
+    ffn_idle: Floats  # [1]
+
+    @property
+    def batch(self) -> Ints:
+        """Requests of an instance. [request]"""
+        held = self.splits.attention.dp_attn * self.splits.microbatches
+        return np.asarray(held[:, None] * self.sequences)
+
+    @property
+    def feasible(self) -> Mask:
+        """Which points fit into the memory of both pools."""
+        fits = self.attention_bytes <= self.setup.memory_limit
+        return np.asarray(fits & (self.ffn_bytes <= self.ffn_setup.memory_limit))
+
+    @property
+    def attention_gpus(self) -> Ints:
+        """(rows,) GPUs of the attention pool of an instance. [1]"""
+        return np.asarray(self.splits.attention.gpus)
+
+    @property
+    def ffn_gpus(self) -> Ints:
+        """(rows,) GPUs of the feed-forward pool of an instance. [1]"""
+        return np.asarray(self.splits.ffn.gpus)
+
+    @property
+    def gpus(self) -> Ints:
+        """(rows,) GPUs of an instance. [1]"""
+        return self.attention_gpus + self.ffn_gpus
+
+    @property
+    def kv_bytes_per_request(self) -> float:
+        """Expected cache of one prompt, each element once. [B]"""
+        at = self.setup
+        return self.lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl))
+
+    @property
+    def unique_gpus(self) -> Ints:
+        """(rows,) attention GPUs of an instance that hold distinct cache. [1]"""
+        at = self.setup
+        found = unique_gpus(at.model, self.splits.attention, self.lengths.mean_isl, at.precision)
+        return np.broadcast_to(found, self.gpus.shape).astype(np.int64)
+
+    def instance(self, row: int, column: int) -> SplitInstance:
+        """The configuration at (row, column) as a value object."""
+        return SplitInstance(
+            attention=self.splits.attention[row],
+            ffn=self.splits.ffn[row],
+            microbatches=int(self.splits.microbatches[row]),
+            batch=int(self.batch[row, column]),
+            latency_s=float(self.latency[row, column]),
+            request_rate_per_s=float(self.request_rate[row, column]),
+            attention_idle=float(self.attention_idle[row, column]),
+            ffn_idle=float(self.ffn_idle[row, column]),
+            systems=(self.setup.system.name, self.ffn_setup.system.name),
+        )
+
+
+def split_grid(
+    at: Setup,
+    lengths: Lengths,
+    *,
+    ffn: Setup | None = None,
+    max_gpus: int | None = None,
+    microbatches: tuple[int, ...] = MICROBATCHES,
+    sequences: object = None,
+    allow_long_context: bool = False,
+) -> SplitGrid:
+    """Score every way to decode over an attention pool and a feed-forward pool.
+
+    Attention ranks are ``tp_attn`` x ``dp_attn`` GPUs. Experts lie on ``ep`` GPUs, which share the tokens of shared
+    experts and dense layers; the feed-forward part of a dense model is sharded over ``tp_attn`` GPUs, of which there
+    may be several groups.
+
+    Parameters
+    ----------
+    at : Setup
+        Model, system, recipe, profile and engine of the attention pool.
+    lengths : Lengths
+        Of the requests, from ``lengths``.
+    ffn : Setup, optional
+        Of the feed-forward pool, by default ``at``; the same model.
+    max_gpus : int, optional
+        Most GPUs of an instance, both pools together; by default 64, or one NVLink domain where that is larger. [1]
+    microbatches : tuple of int
+        To try; 1 lets each half wait for the other. [1]
+    sequences : array_like of int, optional
+        Of a micro-batch on one attention rank, by default four a doubling up to the memory limit. [request]
+    allow_long_context : bool
+        Score requests beyond the model's context limit instead of refusing them.
+
+    Returns
+    -------
+    SplitGrid
+        Latency is the mean TTL [s]; arrays of shape (splits, sequences).
+
+    Raises
+    ------
+    InputError
+        Setups of two models, values out of range, no split within ``max_gpus``.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
+    >>> grid = split_grid(at, lengths(4096, 512), max_gpus=32, microbatches=(2, 3))
+    >>> bool((grid.gpus <= 32).all()), grid.latency.shape == (grid.gpus.size, grid.sequences.size)
+    (True, True)
+    """
+    theirs = at if ffn is None else ffn
+    if theirs.model.name != at.model.name:
+        raise InputError(f"attention and feed-forward pool differ in model: {at.model.name} and {theirs.model.name}")
+    at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
+    domain = at.system.nvlink_domain
+    limit = domain if domain >= MAX_DOMAIN_GPUS else MAX_INSTANCE_GPUS
+    limit = limit if max_gpus is None else whole_number("max_gpus", max_gpus, 2)
+    splits = _splits(at, theirs, limit, given_sizes("microbatches", microbatches).tolist())
+    sizes = given_sizes("sequences", sequences) if sequences is not None else _sizes(at, theirs, splits, lengths)
+    shape = (splits.microbatches.size, sizes.size)
+    found = [np.empty(shape) for _ in range(5)]
+    for rows in row_blocks(*shape):
+        here, axis = _rows(splits, rows), sizes[None, :].astype(float)
+        step = split_step(at, theirs, here, sequences=axis, context=lengths.context)
+        held = split_bytes(at, theirs, here, sequences=axis, cached=lengths.resident)
+        for array, values in zip(found, (step.ttl, step.attention_idle, step.ffn_idle, *held), strict=True):
+            array[rows] = values
+    ttl, attention_idle, ffn_idle, attention_bytes, ffn_bytes = found
+    batch = (splits.attention.dp_attn * splits.microbatches)[:, None] * sizes
+    return SplitGrid(
+        setup=at,
+        ffn_setup=theirs,
+        splits=splits,
+        lengths=lengths,
+        sequences=sizes,
+        latency=ttl,
+        request_rate=lengths.request_rate(batch, ttl),
+        attention_bytes=attention_bytes,
+        ffn_bytes=ffn_bytes,
+        attention_idle=attention_idle,
+        ffn_idle=ffn_idle,
+    )
+
+
+def _rows(splits: Split, rows: slice) -> Split:
+    """Some rows as columns of shape (rows, 1)."""
+    m = splits.microbatches[rows, None].astype(float)
+    return Split(splits.attention[rows].for_grid(), splits.ffn[rows].for_grid(), m)
+
+
+def _sizes(at: Setup, ffn: Setup, splits: Split, lengths: Lengths) -> Ints:
+    """Sequences of a micro-batch from 1 to what the most spacious split holds. [request]"""
+
+    def fits(sequences: Numeric) -> Mask:
+        held = split_bytes(at, ffn, _rows(splits, slice(None)), sequences=sequences, cached=lengths.resident)
+        return np.asarray(np.any((held[0] <= at.memory_limit) & (held[1] <= ffn.memory_limit), axis=0))
+
+    doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
+    upper = doublings[0][fits(doublings)]
+    if not upper.size:
+        return batch_sizes(1)
+    sizes = batch_sizes(int(upper[-1]) * 2)
+    return sizes[: int(np.flatnonzero(fits(sizes[None, :].astype(float)))[-1]) + 1]
+
+
+def _splits(at: Setup, ffn: Setup, limit: int, microbatches: list[int]) -> Split:
+    """Every pair of pools within the limit, with every number of micro-batches; columns of shape (rows,)."""
+    found = [
+        (attention, experts, m)
+        for attention, experts, m in product([*_attention(at, limit)], [*_ffn(ffn, limit)], microbatches)
+        if attention.gpus + experts.gpus <= limit
+    ]
+    if not found:
+        raise InputError(f"{at.model.name} has no split over an attention and a feed-forward pool of {limit} GPUs")
+    attention, experts, m = zip(*found, strict=True)
+    return Split(Mapping.stack(attention), Mapping.stack(experts), np.array(m, dtype=np.int64))
+
+
+def _attention(at: Setup, limit: int) -> Iterator[Mapping]:
+    """Attention pools: TP inside the NVLink domain, any number of DP ranks."""
+    blocks = [layer.attention for layer, _ in layers_of(at.model)]
+    for tp, dp in product(degrees(at.system, min(limit, at.system.nvlink_domain)), degrees(at.system, limit)):
+        if tp * dp < limit and not any(block.rejects(tp) for block in blocks):
+            yield Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
+
+
+def _ffn(at: Setup, limit: int) -> Iterator[Mapping]:
+    """Feed-forward pools: EP over all GPUs of a model with experts, groups of TP of a dense model."""
+    sizes = [size for size in degrees(at.system, limit) if size < limit]
+    blocks = [layer.ffn for layer, _ in layers_of(at.model)]
+    if at.model.is_moe:
+        for ep in sizes:
+            slots = least_redundant_slots(at.model, ep)
+            if slots is None:
+                continue
+            mapping = Mapping(dp_attn=ep, ep=ep, redundant_slots=slots if ep > 1 else 0)
+            if not any(block.rejects(mapping) for block in blocks):
+                yield mapping
+        return
+    for tp, groups in product(sizes, sizes):
+        mapping = Mapping(tp_attn=tp, dp_attn=groups, tp_ffn=tp, ep=groups)
+        if tp <= at.system.nvlink_domain and tp * groups < limit and not any(b.rejects(mapping) for b in blocks):
+            yield mapping

@@ -1,0 +1,161 @@
+"""What a pool may be made of: the configurations of grids within the limits that no other makes superfluous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.errors import InputError
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.kv_transfer import own_link_bandwidth
+from disagg_sim.search.deployment import Instance
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.splits import SplitGrid, SplitInstance
+from disagg_sim.serving.candidates import best_per_size, kv_rate_per_gpu, least, mapping_order
+from disagg_sim.serving.filling import Filled
+from disagg_sim.serving.integer_program import Choices
+
+
+def _served_rates(grid: PhaseGrid | SplitGrid, within_domain: bool) -> Floats:
+    """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
+    link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
+    fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
+    rates: Floats = np.minimum(grid.request_rate, fed)
+    return rates
+
+
+def undominated(gpus: Ints, rate: Floats, order: Ints) -> Ints:
+    """Places of the configurations that a pool may need, of GPUs that all cost the same.
+
+    Take two configurations of G and H <= G GPUs and rates a and b with floor(G/H)*b >= a. In any pool,
+    floor(G/H) instances of the second can take the place of one of the first: GPUs and cost do not rise,
+    the rate does not fall, the number of distinct configurations does not grow, and the limits of latency
+    and of the KV link, which hold for each configuration by itself, stay met. So the first can be left
+    out and the optimum is untouched. With G = H this leaves one point per GPU count.
+    """
+    best = best_per_size(gpus, rate, order)
+    instead = (gpus[best][:, None] // gpus[best]) * rate[best]  # (first, second)
+    np.fill_diagonal(instead, -np.inf)
+    return best[(instead < rate[best][:, None]).all(axis=1)]
+
+
+class GridSide:
+    """Configurations of a grid that a prefill or decode pool may use: within the limits and not dominated."""
+
+    def __init__(
+        self, grid: PhaseGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
+    ) -> None:
+        self.grid = grid
+        self.latency_limit = np.inf if latency_limit is None else latency_limit
+        self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
+        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
+        self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+        usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
+        rows, columns = np.nonzero(usable)
+        gpus, rate = grid.gpus[rows], self.rates[rows, columns]
+        keep = undominated(gpus, rate, mapping_order(grid)[usable])
+        self.rows, self.columns = rows[keep], columns[keep]
+        self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
+
+    def refusal(self) -> Filled:
+        """The limit that leaves nothing, and the value of it that would leave something."""
+        grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
+        if not grid.feasible.any():
+            lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
+            text = f"no {phase} mapping fits in memory; the closest lacks {lacking:.4g} B per GPU"
+            return Filled(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
+        if not self.in_time.any():
+            best = least(grid.latency, grid.feasible)
+            text = (
+                f"no {phase} configuration meets the {name} limit of {self.latency_limit:g} s; "
+                f"the best {name} is {best:.4g} s"
+            )
+            return Filled(status="infeasible", message=text, binds=name.lower(), nearest=best)
+        best = least(kv_rate_per_gpu(grid), self.in_time)
+        text = (
+            f"no {phase} configuration stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU; "
+            f"the least bandwidth needed is {best:.4g} B/s"
+        )
+        return Filled(status="infeasible", message=text, binds="kv_link", nearest=best)
+
+    def members(self, counts: Ints) -> Iterator[tuple[Instance, int]]:
+        """The counts of ``choices`` as instances of a pool."""
+        return ((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts))
+
+    def _instance(self, choice: int) -> Instance:
+        """One of ``choices``, at the rate that its links can feed."""
+        row, column = int(self.rows[choice]), int(self.columns[choice])
+        return replace(self.grid.instance(row, column), request_rate_per_s=float(self.choices.rate[choice]))
+
+
+class SplitSide:
+    """Configurations of attention and feed-forward ranks that decode together."""
+
+    def __init__(
+        self, grid: SplitGrid, latency_limit: float | None, kv_link_limit: float | None, within_domain: bool
+    ) -> None:
+        self.grid = grid
+        self.latency_limit = np.inf if latency_limit is None else latency_limit
+        self.kv_link_limit = np.inf if kv_link_limit is None else kv_link_limit
+        self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
+        self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
+        self.taken_in = self.rates * grid.kv_bytes_per_request / grid.unique_gpus[:, None]
+        rows, columns = np.nonzero(self.in_time & (self.taken_in <= self.kv_link_limit))
+        rate, order = self.rates[rows, columns], np.arange(rows.size)
+        systems = grid.setup.system.name, grid.ffn_setup.system.name
+        if systems[0] == systems[1]:
+            keep = undominated(grid.gpus[rows], rate, order)
+        else:  # prices differ: the fastest of each pair of sizes
+            sizes = np.stack([grid.attention_gpus[rows], grid.ffn_gpus[rows]], axis=1)
+            keep = best_per_size(np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1), rate, order)
+        self.rows, self.columns = rows[keep], columns[keep]
+        name = " and ".join(dict.fromkeys(systems))
+        self.choices = Choices("attention-FFN", grid.gpus[self.rows], rate[keep], name)
+
+    def refusal(self) -> Filled:
+        """The limit that leaves nothing, and the value of it that would leave something."""
+        grid = self.grid
+        if not grid.feasible.any():
+            sides = ((grid.attention_bytes, grid.setup), (grid.ffn_bytes, grid.ffn_setup))
+            over = np.maximum(*(held - at.memory_limit for held, at in sides))
+            lacking = float(over.min())
+            text = f"no split over attention and feed-forward GPUs fits in memory; the closest lacks {lacking:.4g} B"
+            return Filled(status="infeasible", message=text, binds="memory", nearest=grid.setup.memory_limit + lacking)
+        if not self.in_time.any():
+            best = least(grid.latency, grid.feasible)
+            text = (
+                f"no split over attention and feed-forward GPUs meets the TTL limit of {self.latency_limit:g} s; "
+                f"the best TTL is {best:.4g} s"
+            )
+            return Filled(status="infeasible", message=text, binds="ttl", nearest=best)
+        best = least(self.taken_in, self.in_time)
+        text = (
+            f"no split over attention and feed-forward GPUs stays below the KV-link limit of {self.kv_link_limit:g} "
+            f"B/s per GPU; the least bandwidth needed is {best:.4g} B/s"
+        )
+        return Filled(status="infeasible", message=text, binds="kv_link", nearest=best)
+
+    def members(self, counts: Ints) -> Iterator[tuple[SplitInstance, int]]:
+        """The counts of ``choices`` as instances of a pool."""
+        for i in np.flatnonzero(counts):
+            found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
+            yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
+
+
+class EncodeSide:
+    """An encode pool: instances of one GPU."""
+
+    def __init__(self, step: EncodeStep) -> None:
+        self.step = step
+        self.choices = Choices("encode", np.array([1]), np.array([step.request_rate]), step.setup.system.name)
+
+    def refusal(self) -> Filled:
+        """There is always a choice."""
+        raise InputError("an encode pool has a configuration")
+
+    def members(self, counts: Ints) -> Iterator[tuple[EncodeStep, int]]:
+        """The one choice."""
+        yield self.step, int(counts[0])

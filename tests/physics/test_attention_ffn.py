@@ -1,0 +1,118 @@
+"""Decode over attention and feed-forward ranks: the law of the ping-pong, its limits, and the halves of a layer."""
+
+from dataclasses import replace
+from heapq import heappop, heappush
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.collectives import copies_with_own
+from disagg_sim.physics.passes.attention_ffn import Halves, Split, halves, ping_pong, split_bytes, split_step
+from disagg_sim.physics.passes.decode import decode_step
+
+MICRO = 1e-6
+
+
+def played(attention, ffn, crossing, layers, microbatches):
+    """The end of a step in which every rank takes what has waited longest; half of the crossing each way."""
+    free, ready, end = [0.0, 0.0], [(0.0, batch, 0) for batch in range(microbatches)], 0.0
+    while ready:
+        time, batch, half = heappop(ready)
+        side = half % 2
+        start = max(time, free[side])
+        done = start + (attention, ffn)[side]
+        free[side] = done
+        if half + 1 < 2 * layers:
+            heappush(ready, (done + crossing / 2, batch, half + 1))
+        end = max(end, done + crossing / 2)
+    return end
+
+
+def law(attention, ffn, crossing, layers, microbatches):
+    return ping_pong(Halves((attention,), (ffn,), (crossing,), 0.0), (layers,), 0, microbatches)[0]
+
+
+times = st.floats(0.0, 300.0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(times, times, times, st.integers(1, 20), st.integers(1, 6))
+def test_the_law_is_what_ranks_do_that_take_what_waited_longest(attention, ffn, crossing, layers, microbatches):
+    assert law(attention, ffn, crossing, layers, microbatches) == pytest.approx(
+        played(attention, ffn, crossing, layers, microbatches), rel=1e-9, abs=1e-9
+    )
+
+
+def test_a_full_pipeline_by_hand():
+    """58 layers of 210 and 150 us, 60 us each way: three micro-batches fill it (3*210 >= 210 + 150 + 120), and
+    0.48 ms + 0.21 ms * (3*58 - 1) = 36.8 ms. The feed-forward ranks work 150 of 210 us: idle 29 %."""
+    ttl = law(210 * MICRO, 150 * MICRO, 120 * MICRO, 58, 3)
+    assert ttl == pytest.approx(480 * MICRO + 210 * MICRO * (3 * 58 - 1))
+    assert ttl * 1e3 == pytest.approx(36.8, abs=0.05)
+    assert 1 - 3 * 58 * 150 * MICRO / ttl == pytest.approx(0.29, abs=0.005)
+
+
+def test_one_micro_batch_waits_for_every_half():
+    assert law(210.0, 150.0, 120.0, 58, 1) == pytest.approx(58 * 480.0)
+
+
+def test_an_endlessly_fast_feed_forward_pool_leaves_attention_alone():
+    """One rank after the other has all micro-batches in attention, and never waits."""
+    assert law(210.0, 0.0, 0.0, 58, 4) == pytest.approx(4 * 58 * 210.0)
+
+
+def test_bytes_of_a_crossing_by_hand():
+    """DeepSeek-V3 on 16 ranks: 6.45 of 8 picks are on distinct ranks; 7168 elements of 1.03 and of 2 bytes."""
+    at = ds.setup("deepseek_v3", "h200_sxm", "fp8", profile="ideal")
+    copies, hidden = copies_with_own(8, 16), at.model.hidden
+    assert copies * hidden * at.precision.dispatch_bytes == pytest.approx(47.6e3, rel=2e-3)
+    assert copies * hidden * at.precision.combine_bytes == pytest.approx(92.5e3, rel=2e-3)
+
+
+@pytest.fixture(scope="module")
+def r1():
+    return ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
+
+
+def test_the_halves_of_a_layer_add_up_to_the_layer_without_its_exchange(r1):
+    """As many attention as feed-forward ranks, each with the tokens of one rank: the same kernels, on other GPUs."""
+    profile = replace(r1.profile, shared_expert_overlaps_dispatch=False)
+    at, wide = r1.changed(profile=profile), Mapping(dp_attn=16, ep=16)
+    times = halves(at, at, Split(wide, wide, 1), sequences=64.0, context=4096.0)
+    without_exchange = decode_step(at, wide, batch=16 * 64, context=4096.0).sums
+    own = sum(count * (times.attention[kind] + times.ffn[kind]) for kind, (_, count) in enumerate(layers_of(at.model)))
+    whole = decode_step(at, wide, batch=16 * 64, context=4096.0).ttl - without_exchange.communication
+    assert own + times.ends == pytest.approx(whole, rel=1e-9)
+
+
+def test_two_micro_batches_of_half_the_sequences_take_no_less_than_attention_of_all(r1):
+    split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=8, ep=8), np.array([[1.0], [2.0], [4.0]]))
+    step = split_step(r1, r1, split, sequences=np.array([[32.0, 256.0]]), context=4096.0)
+    assert step.ttl.shape == (3, 2)
+    assert (np.diff(step.ttl, axis=0) > 0).all()  # more micro-batches, more tokens in a step
+    assert (step.ttl[:, 1] > step.ttl[:, 0]).all()
+    for idle in (step.attention_idle, step.ffn_idle):
+        assert ((idle >= 0) & (idle <= 1)).all()
+    per_token = step.ttl / np.array([[1.0], [2.0], [4.0]])
+    assert (np.diff(per_token, axis=0) < 0).all()  # and less time for each
+
+
+def test_memory_of_the_pools_is_that_of_a_whole_instance(r1):
+    """Weights, caches and the rest of 16 + 16 GPUs: one runtime a GPU more than on 16 that do both, and the router."""
+    wide = Mapping(dp_attn=16, ep=16)
+    lengths = ds.lengths(4096, 512)
+    held = split_bytes(r1, r1, Split(wide, wide, 1), sequences=64.0, cached=lengths.resident)
+    whole = ds.decode_grid(r1, wide, lengths, batch=[16 * 64]).memory_bytes[0, 0]
+    runtime = r1.profile.runtime_bytes + r1.profile.communication_library_bytes
+    assert sum(held) - runtime == pytest.approx(whole, rel=0.01)
+
+
+def test_a_split_over_two_domains_uses_the_nic(r1):
+    near, far = (Split(Mapping(dp_attn=n, ep=n), Mapping(dp_attn=16, ep=16), 1) for n in (32, 64))
+    crossing = [split_step(r1, r1, split, sequences=64.0, context=4096.0).crossing for split in (near, far)]
+    assert crossing[1] > 5 * crossing[0]

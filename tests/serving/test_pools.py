@@ -1,0 +1,136 @@
+"""Pools beyond prefill and decode: limits in which they are two pools, and what they cost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.serving.filling import MatchOptions
+
+WIDE = [Mapping(dp_attn=n, ep=n) for n in (8, 16)]
+
+
+@pytest.fixture(scope="module")
+def kimi():
+    return ds.setup("kimi_k2_5", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
+
+
+@pytest.fixture(scope="module")
+def grids(kimi):
+    lengths = ds.lengths(8192, 512)
+    return ds.prefill_grid(kimi, WIDE, lengths), ds.decode_grid(kimi, WIDE, lengths)
+
+
+@pytest.fixture(scope="module")
+def split(kimi):
+    return ds.split_grid(kimi, ds.lengths(8192, 512), max_gpus=24)
+
+
+@pytest.mark.parametrize("asked", [{"gpu_budget": 64}, {"gpu_budget": 200}, {"required_rate": 100.0}])
+def test_two_pools_are_what_match_rates_finds(grids, asked):
+    prefill, decode = grids
+    two, many = ds.match_rates(prefill, decode, ttl_limit=0.03, **asked), ds.plan_pools(grids, ttl_limit=0.03, **asked)
+    assert (many.status, many.message, many.bound) == (two.status, two.message, two.bound)
+    assert many.request_rate == two.request_rate
+    assert many.tokens_per_s_per_gpu == two.tokens_per_s_per_gpu
+    assert many.members == (*two.deployment.prefill.members, *two.deployment.decode.members)
+    assert many.gpus == {"prefill": two.deployment.prefill.gpus, "decode": two.deployment.decode.gpus}
+
+
+def test_limits_of_two_pools_are_named_as_match_rates_names_them(grids):
+    for limits in ({"ftl_limit": 1e-3}, {"ttl_limit": 1e-4}, {"ttl_limit": 0.03, "gpu_budget": 4}):
+        asked = {"gpu_budget": 64} | limits
+        two, many = ds.match_rates(*grids, **asked), ds.plan_pools(grids, **asked)
+        assert (many.status, many.binds, many.nearest) == (two.status, two.binds, two.nearest)
+
+
+def test_no_images_to_encode_leave_two_pools(kimi, grids):
+    """An encode pool whose images all lie in its cache but one in a million takes one GPU and no time."""
+    step = ds.encode_step(kimi, images=1, height=28, width=28, cached=1 - 1e-6)
+    three = ds.plan_pools([step, *grids], ttl_limit=0.03, gpu_budget=65)
+    two = ds.plan_pools(grids, ttl_limit=0.03, gpu_budget=64)
+    assert three.gpus == {"encode": 1, **two.gpus}
+    assert three.request_rate == two.request_rate
+    assert three.ftl_s == pytest.approx(two.ftl_s, abs=1e-3)
+
+
+def test_encoding_takes_its_time_of_the_first_token(kimi, grids):
+    """The prefill configuration has what the limit leaves; a limit below encoding alone is refused with the best."""
+    step = ds.encode_step(kimi, images=2, height=1120, width=1120)
+    plan = ds.plan_pools([step, *grids], ftl_limit=2.0, gpu_budget=100)
+    assert step.latency < plan.ftl_s <= 2.0
+    pool = next(count for member, count in plan.members if isinstance(member, EncodeStep))
+    assert pool == plan.gpus["encode"]
+    assert pool * step.request_rate >= plan.request_rate * (1 - 1e-9) > (pool - 1) * step.request_rate
+    assert ds.plan_pools([step, *grids], ftl_limit=step.latency, gpu_budget=100).binds == "ftl"
+
+
+def test_split_and_whole_instances_compete_for_decode(grids, split):
+    """With both to choose from, the plan is at least as good as with either."""
+    prefill, decode = grids
+    alone = [ds.plan_pools([prefill, each], ttl_limit=0.03, gpu_budget=96) for each in (decode, split)]
+    both = ds.plan_pools([prefill, decode, split], ttl_limit=0.03, gpu_budget=96)
+    assert both.status == "optimal"
+    assert both.request_rate >= max(plan.request_rate for plan in alone)
+    assert {"attention", "ffn"} <= {*alone[1].gpus}
+    assert all(plan.ttl_s <= 0.03 for plan in (*alone, both))
+
+
+def test_four_pools_keep_up_with_one_rate(kimi, grids, split):
+    step = ds.encode_step(kimi, images=2, height=1120, width=1120)
+    plan = ds.plan_pools([step, grids[0], split], ttl_limit=0.03, gpu_budget=96)
+    assert set(plan.gpus) == {"encode", "prefill", "attention", "ffn"}
+    assert plan.total_gpus <= 96
+    rates = {}
+    for member, count in plan.members:
+        name = type(member).__name__
+        rate = member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s
+        rates[name] = rates.get(name, 0.0) + count * rate
+    assert min(rates.values()) == pytest.approx(plan.request_rate)
+
+
+def test_feed_forward_gpus_may_be_cheaper_ones(kimi, grids):
+    """The cost counts every GPU at the price of its own system."""
+    cheap = replace(kimi, system=replace(kimi.system, name="cheap"))
+    lengths = ds.lengths(8192, 512)
+    grid = ds.split_grid(kimi, lengths, ffn=cheap, max_gpus=24)
+    prices = {"gb200_nvl72": 4.0, "cheap": 1.0}
+    plan = ds.plan_pools([grids[0], grid], ttl_limit=0.05, required_rate=50.0, per=prices)
+    dear = 4.0 * (plan.gpus["prefill"] + plan.gpus["attention"])
+    assert plan.cost == pytest.approx(dear + 1.0 * plan.gpus["ffn"])
+    alike = ds.plan_pools([grids[0], grid], ttl_limit=0.05, required_rate=50.0, per={"gb200_nvl72": 4.0, "cheap": 4.0})
+    assert alike.cost == pytest.approx(4.0 * alike.total_gpus)
+    assert plan.cost <= dear + 4.0 * plan.gpus["ffn"]
+
+
+def test_a_dense_model_splits_into_groups_of_tensor_parallel_ranks():
+    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    grid = ds.split_grid(at, ds.lengths(4096, 512), max_gpus=16, microbatches=(1, 2))
+    assert (grid.splits.ffn.tp_attn * grid.splits.ffn.dp_attn == grid.ffn_gpus).all()
+    assert (grid.gpus <= 16).all()
+    assert grid.feasible.any()
+    assert np.isfinite(grid.latency).all()
+
+
+def test_faults_name_what_is_missing(kimi, grids, split):
+    prefill, decode = grids
+    large = ds.encode_step(kimi, images=6, height=1120, width=1120)
+    for pools, said in (
+        ([prefill], "no decode pool; give a decode grid or a split grid"),
+        ([decode], "no prefill pool"),
+        ([large, *grids], "9600 tokens, more than its prompt of 8192"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ds.plan_pools(pools, gpu_budget=64)
+    with pytest.raises(InputError, match="isl"):
+        ds.plan_pools([ds.prefill_grid(kimi, WIDE, ds.lengths(4096, 512)), split], gpu_budget=64)
+    llama = ds.setup("llama_3_1_8b", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
+    with pytest.raises(InputError, match="differ in model"):
+        ds.split_grid(kimi, ds.lengths(4096, 512), ffn=llama)
+    tight = MatchOptions(kv_link_limit=1.0)
+    assert ds.plan_pools([prefill, split], gpu_budget=64, options=tight).binds == "kv_link"
+    assert ds.plan_pools([prefill, split], ttl_limit=1e-6, gpu_budget=64).binds == "ttl"
