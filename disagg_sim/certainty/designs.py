@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
-from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PHASES
 from disagg_sim.workload.lengths import Lengths
@@ -41,6 +40,7 @@ class Prompt(NamedTuple):
     """Prompts of one length whose pass is timed, and how often it counts in ``Times``: numbers or arrays (rows,)."""
 
     isl: float  # [token]
+    past: float = 0.0  # of it, cached before [token]
     fill: Any = 1.0  # [1]
     busy: Any = 1.0  # [1]
     long: Any = 0.0  # [1]
@@ -115,7 +115,7 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     tuple of Prompt
         In a prefill pool, and in co-located passes, a pass counts with the share of its prompts; in piggyback a mixed
         step with the share of its prompts in all tokens, and in the FTL as often as a prompt has pieces. Where a row's
-        TTL is its largest gap, a long prompt (``Lengths.long_isl``) follows.
+        TTL is its largest gap, a long prompt (``Lengths.long_prompt``) follows.
 
     Examples
     --------
@@ -131,19 +131,22 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     [(1000, '0.200'), (2000, '0.800')]
     """
     lengths = designs.lengths
-    nodes, weights = lengths.isl_nodes(float(designs.chunk_tokens[0]))
+    nodes = lengths.prompt_nodes(float(designs.chunk_tokens[0]))
+    new, weights = nodes.new, nodes.weight
     if designs.mode == "piggyback":
-        pieces = [np.maximum(designs.mapping.dp_attn * isl / designs.mixed_chunk, 1.0) for isl in nodes.tolist()]
+        pieces = [np.maximum(designs.mapping.dp_attn * each / designs.mixed_chunk, 1.0) for each in new.tolist()]
         counted = zip(weights.tolist(), pieces, strict=True)
-        in_ftl, shares = [weight * each for weight, each in counted], weights * nodes / (weights @ nodes)
+        in_ftl, shares = [weight * each for weight, each in counted], weights * new / (weights @ new)
     else:
         in_ftl, shares = weights.tolist(), weights
-    found = [Prompt(*each) for each in zip(nodes.tolist(), in_ftl, shares.tolist(), strict=True)]
+    found = [
+        Prompt(*each) for each in zip(nodes.isl.tolist(), nodes.past.tolist(), in_ftl, shares.tolist(), strict=True)
+    ]
     if ftl_quantile is not None and not designs.shared:
         found = [prompt._replace(fill=0.0) for prompt in found]
-        found.append(Prompt(lengths.isl_quantile(ftl_quantile), fill=1.0, busy=0.0))
+        found.append(Prompt(*lengths.prompt_quantile(ftl_quantile), fill=1.0, busy=0.0))
     if designs.shared and not lengths.constant and designs.by_gap.any():
-        found.append(Prompt(lengths.long_isl, fill=0.0, busy=0.0, long=1.0))
+        found.append(Prompt(*lengths.long_prompt, fill=0.0, busy=0.0, long=1.0))
     return tuple(found)
 
 
@@ -154,12 +157,12 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     if step:
         decode = decode_step(designs.at, designs.mapping, batch=designs.batch, context=designs.lengths.context).ttl
     for prompt in designs.prompts if fill else ():
-        whole, often = _fill(designs, prompt.isl)
+        whole, often = _fill(designs, prompt)
         first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
     return Times(decode, first, busy, long)
 
 
-def _fill(designs: Designs, isl: float) -> tuple[Any, Any]:
+def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any]:
     """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
     at, form = designs.prefill_at, designs.form
     if designs.mode == "piggyback":
@@ -168,16 +171,15 @@ def _fill(designs: Designs, isl: float) -> tuple[Any, Any]:
             designs.mapping,
             batch=designs.batch,
             context=designs.lengths.context,
-            chunk=Chunk(designs.mixed_chunk, isl),
+            chunk=Chunk(designs.mixed_chunk, prompt.isl, past=prompt.past),
             mla_form=form,
             interference=designs.interference,
         )
         return step.time, step.time
     mapping, batch = designs.prefill_mapping, designs.prefill_batch
-    if designs.chunk_tokens[0]:
-        done = chunked_prefill_pass(at, mapping, batch=batch, isl=isl, chunk_tokens=designs.chunk_tokens, mla_form=form)
-    else:
-        done = prefill_pass(at, mapping, batch=batch, isl=isl, mla_form=form)
+    done = prompt_pass(
+        at, mapping, batch=batch, isl=prompt.isl, past=prompt.past, chunk_tokens=designs.chunk_tokens, mla_form=form
+    )
     return done.ftl, done.busy
 
 

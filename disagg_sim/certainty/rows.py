@@ -26,9 +26,10 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
+from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, taken_up
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT, with_unsaid
-from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named
+from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named, with_cached
+from disagg_sim.workload.prefixes import parted
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
 SAME = 1e-7
@@ -181,7 +182,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
         if ASSUMED[1] in words:
             efficiency, loss = (float(str(words[name])) for name in ASSUMED[1:3])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-        lengths = _lengths(words, origin)
+        lengths = taken_up(sides[1], _lengths(words, origin))
         chunks = rows["prefill_chunk_tokens"]
         for _, alike in rows.groupby(chunks > 0 if lengths.constant else chunks, sort=False):
             designs = _read(alike, words, sides, interference, lengths)
@@ -194,9 +195,9 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
 def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     """Lengths of rows: given, or of the traffic that they name, else their constant ones."""
     isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
-    constant = not isinstance(name, str) or "/" in name  # a sweep writes constant lengths as ISL/OSL
-    if origin.lengths is None and constant:
-        return lengths_at(isl, osl)
+    traffic, reuse = parted(name) if isinstance(name, str) else ("/", None)
+    if origin.lengths is None and "/" in traffic:  # a sweep writes constant lengths as ISL/OSL
+        return lengths_at(isl, osl) if reuse is None else with_cached(lengths_at(isl, osl), reuse)
     found = lengths_named(str(name)) if origin.lengths is None else origin.lengths
     if (round(found.mean_isl), round(found.mean_osl)) != (round(isl), round(osl)):
         raise InputError(

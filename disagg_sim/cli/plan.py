@@ -23,7 +23,7 @@ from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.question import OBJECTIVES, OWN, PlanOptions
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths, traffic_case
+from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, traffic_case, with_cached
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 
@@ -38,6 +38,7 @@ def plan(
     osl: Annotated[int | None, typer.Option(min=2, help="Output tokens.")] = None,
     traffic: Annotated[str, typer.Option(metavar="NAME", help="Lengths of a shipped traffic.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
+    cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     ttft: Annotated[str, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said.")] = "2 s",
     tpot: Annotated[str, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said.")] = "50 ms",
     gpus: Annotated[int | None, typer.Option(min=1, help="Serve the most with so many GPUs.")] = None,
@@ -61,10 +62,14 @@ def plan(
     Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
     work = work_of(isl, osl, traffic, trace)
-    if isinstance(work, Trace) and gpus is None and rate is None and users is None:
-        rate = work.rate
+    played = work if isinstance(work, Trace) else None
+    if played and gpus is None and rate is None and users is None:
+        rate = played.rate
+    if cached:
+        work = with_cached(work if isinstance(work, Lengths) else lengths(work), reuse_of(cached))
     options = PlanOptions(
         users=users,
+        trace=played,
         objective=objective,
         prefill_system=prefill_system or None,
         precision=precision or None,

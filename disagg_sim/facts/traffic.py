@@ -77,12 +77,67 @@ _constant = BeforeValidator(lambda value: value if isinstance(value, dict) else 
 _Length = Annotated[LengthSpec, OneKind(_KINDS), _constant]
 
 
+_Share = Annotated[float, Range(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstantShare:
+    """Caches hold the same share of every prompt."""
+
+    share: _Share  # [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BetaShare:
+    """The cached share of a prompt follows a Beta distribution, of mean alpha/(alpha + beta)."""
+
+    alpha: Annotated[float, Range(0.01, 1000.0)]  # [1]
+    beta: Annotated[float, Range(0.01, 1000.0)]  # [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmpiricalShare:
+    """Quantile table of cached shares, linear between its points."""
+
+    probabilities: tuple[_Share, ...]  # ascending, from 0 to 1 [1]
+    shares: tuple[_Share, ...]  # quantile of each probability [1]
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless it is a table of quantiles."""
+        _require_quantiles(self.probabilities, self.shares, "shares")
+
+
+ShareSpec = ConstantShare | BetaShare | EmpiricalShare
+_SHARE_KINDS = {"constant": ConstantShare, "beta": BetaShare, "empirical": EmpiricalShare}
+_constant_share = BeforeValidator(
+    lambda value: value if isinstance(value, dict) else {"kind": "constant", "share": value}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reuse:
+    """Which part of prompts is found in a prefix cache."""
+
+    share: Annotated[ShareSpec, OneKind(_SHARE_KINDS), _constant_share]  # of a prompt that prefill finds cached
+    block_tokens: Annotated[int, Range(1, 10**6)] = 16  # of the cache: only whole blocks are found [token]
+    in_decode: _Share = 0.0  # share of the cached past that decode holds already, so that it is not sent [1]
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is found."""
+        return self.share == ConstantShare(share=0.0)
+
+
+_cached = BeforeValidator(lambda value: {"share": value} if not isinstance(value, dict) or "kind" in value else value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficCase:
-    """Input and output length of the requests of one case."""
+    """Input and output length of the requests of one case, and what of the prompts is cached."""
 
     isl: _Length
     osl: _Length
+    cached: Annotated[Reuse | None, _cached] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

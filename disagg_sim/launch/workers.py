@@ -221,6 +221,6 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
             instances=int(each.prefill_instances[0]),
             setup=each.prefill_at,
             batch=prompts,
-            token_budget=math.ceil(prompts * each.lengths.mean_isl),
+            token_budget=math.ceil(prompts * each.lengths.mean_new),
         )
     yield last

@@ -60,6 +60,7 @@ class Tokens:
     prompts: Numeric = 0.0  # [1]
     new: Numeric = 0.0  # new tokens of each prompt [token]
     past: Numeric = 0.0  # cached tokens before them [token]
+    latent: Numeric = 0.0  # of the past of each, cached as a latent even where MLA keeps what it up-projects [token]
     decodes: Numeric = 0.0  # sequences in decode [1]
     context: Numeric = 0.0  # their mean cached length [token]
     emitted: Numeric = 0.0  # sequences that emit a token [1]

@@ -48,6 +48,12 @@ class CachedTokens:
     mean: float  # [token]
     deviation: float  # standard deviation [token]
     most: float  # [token]
+    computed: CachedTokens | None = None  # of a prompt: the tokens that its prefill computes; None = all of them
+
+    @property
+    def new(self) -> CachedTokens:
+        """Tokens of a prompt that pass through the layers. [token]"""
+        return self if self.computed is None else self.computed
 
     def of(self, requests: Numeric, deviations: float) -> Numeric:
         """What ``requests`` hold: the mean of the sum plus ``deviations`` of its own, at most ``most`` each. [token]"""
@@ -93,7 +99,7 @@ def prefilling_in_passes(
     [2000.0, 512.0]
     """
     own = np.ceil(prompts / mapping.dp_attn)
-    whole = prompt.of(np.ceil(own / np.minimum(mapping.pp, own)), deviations)
+    whole = prompt.new.of(np.ceil(own / np.minimum(mapping.pp, own)), deviations)
     new = np.where(np.asarray(chunk_tokens) > 0, own * chunk_tokens, whole)
     return Prefilling(prompts=prompts, prompt=prompt, new=new, mixed=False)
 
@@ -225,9 +231,10 @@ def prefill_live(
     """
     prompts = np.ceil(batch / mapping.dp_attn)
     microbatch = np.ceil(prompts / np.minimum(mapping.pp, prompts))
-    chunk = np.minimum(prompts * chunk_tokens, prompt.of(prompts, deviations))
-    own = np.where(chunk_tokens > 0, chunk, prompt.of(microbatch, deviations))
-    total = np.minimum(own * mapping.dp_attn, prompt.of(batch, deviations))
+    new = prompt.new
+    chunk = np.minimum(prompts * chunk_tokens, new.of(prompts, deviations))
+    own = np.where(chunk_tokens > 0, chunk, new.of(microbatch, deviations))
+    total = np.minimum(own * mapping.dp_attn, new.of(batch, deviations))
     return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
@@ -340,7 +347,7 @@ def colocated_load(
     decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
     together = np.add if prefilling.mixed else np.maximum
     decodes_total = np.minimum(decodes * mapping.dp_attn, batch)
-    new_total = np.minimum(new * mapping.dp_attn, prompt.of(prompts, deviations))
+    new_total = np.minimum(new * mapping.dp_attn, prompt.new.of(prompts, deviations))
     whole = prompt.of(own, deviations)
     return Residents(
         sequences=sequences + own,

@@ -17,15 +17,15 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
-from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import best_per_size, mapping_order
+from disagg_sim.workload.prefixes import Prompts
 
 #: Shares of the TTFT limit that a pass may take; the rest is for the queue. [1]
 PASS_SHARES = (0.35, 0.6, 0.8, 0.95)
@@ -138,7 +138,8 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
         return []
     rows = sorted({row for row, _ in points})
     last = max(column for _, column in points) + 1
-    nodes, weights = work.lengths.isl_nodes()
+    nodes = work.lengths.prompt_nodes()
+    weights = nodes.weight
     if work.lengths.constant:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
     else:
@@ -162,7 +163,7 @@ def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, s
         busy=batch / grid.request_rate[row, : column + 1],
         ftl=ftl[:, : column + 1],
         spread=spread,
-        weights=work.lengths.isl_nodes()[1],
+        weights=work.lengths.prompt_nodes().weight,
         host=host_of(grid.setup),
         hand_over=0.0,
         link_rate=math.inf,
@@ -171,22 +172,20 @@ def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, s
     )
 
 
-def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Floats) -> tuple[Floats, Floats]:
+def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple[Floats, Floats]:
     """FTL and busy time of passes of prompts of each length, (lengths, rows, batches). [s]"""
-    ftl, busy = np.empty((2, nodes.size, rows.size, batch.size))
+    ftl, busy = np.empty((2, nodes.isl.size, rows.size, batch.size))
     chunks = grid.mappings.chunk_tokens[rows]
     for deep in (False, True):
         some = np.flatnonzero((chunks > 0) == deep)
         if not some.size:
             continue
         mapping = grid.mappings[rows[some]].for_grid()
-        for place, isl in enumerate(nodes.tolist()):
-            if deep:
-                done = chunked_prefill_pass(
-                    grid.setup, mapping, batch=batch, isl=isl, chunk_tokens=mapping.chunk_tokens, mla_form="auto"
-                )
-            else:
-                done = prefill_pass(grid.setup, mapping, batch=batch, isl=isl, mla_form="naive")
+        form = "auto" if deep else form_of_whole("auto", reused=grid.lengths.cached is not None)
+        for place, (isl, past) in enumerate(zip(nodes.isl.tolist(), nodes.past.tolist(), strict=True)):
+            done = prompt_pass(
+                grid.setup, mapping, batch=batch, isl=isl, past=past, chunk_tokens=mapping.chunk_tokens, mla_form=form
+            )
             ftl[place, some], busy[place, some] = done.ftl, done.busy
     return ftl, busy
 
@@ -279,8 +278,10 @@ def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, last: int) -> Floats:
     """Times of steps with prefill on every rank, and on one, of shape (2, rows, sizes, batches). [s]"""
     at, lengths = grid.setup, work.lengths
     mapping = grid.mappings[rows].for_grid()
-    nodes, weights = lengths.isl_nodes()
-    prompt = float(weights @ nodes**2) / lengths.mean_isl  # that a token of prefill is of, on average
+    nodes = lengths.prompt_nodes()
+    new, weights = nodes.new, nodes.weight
+    prompt = float(weights @ new**2) / lengths.mean_new  # that a token of prefill is of, on average
+    past = float(weights @ (new * nodes.past)) / lengths.mean_new  # before it
     batch = grid.batch[:last].astype(float)
     sizes = np.array(SIZES[1:], dtype=float)
     shape = (rows.size, sizes.size, batch.size)
@@ -288,7 +289,7 @@ def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, last: int) -> Floats:
     tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - decodes / mapping.dp_attn, 1.0)
 
     def step(ranks: Any) -> Floats:
-        chunk = Chunk(tokens * ranks, prompt, ranks)
+        chunk = Chunk(tokens * ranks, prompt + past, ranks, past)
         time = mixed_step(at, mapping, batch=decodes, context=lengths.context, chunk=chunk).time
         table = np.broadcast_to(time, (rows.size, tokens.shape[1])).reshape(shape)
         return np.concatenate([grid.latency[rows, None, :last], table], axis=1)
@@ -303,11 +304,12 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
     batch, step = grid.batch[: last + 1].astype(float), grid.latency[row, : last + 1]
-    nodes, weights = lengths.isl_nodes()
+    prompts = lengths.prompt_nodes()
+    nodes, weights = prompts.new, prompts.weight
     for budget in (ranks * each for each in BUDGETS):
         chunk = np.full_like(batch, float(budget))
-        prompts = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_isl)), 1.0)
-        prefilling = prefilling_in_pieces(mapping, prompts, lengths.prompt, chunk, batch)
+        some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
+        prefilling = prefilling_in_pieces(mapping, some, lengths.prompt, chunk, batch)
         memory = colocated_bytes(at, mapping, batch, cached=lengths.resident, prefilling=prefilling)
         fits = np.flatnonzero((memory <= at.memory_limit) & (batch <= budget / 2))
         if not fits.size:
@@ -331,5 +333,5 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],
         )
-        if budget >= ranks * (float(nodes[-1]) + batch[-1]):
+        if budget >= ranks * (float(nodes.max()) + batch[-1]):
             break  # a larger one is never full

@@ -50,7 +50,7 @@ class PlannedPool:
         """The instances with their limits, as simulations and launchers take them."""
         choice, budget = self.choice, None
         if isinstance(choice, PrefillChoice):
-            budget = math.ceil(self.batch * choice.work.lengths.mean_isl)
+            budget = math.ceil(self.batch * choice.work.lengths.mean_new)
         elif isinstance(choice, ColocatedChoice):
             budget = choice.budget
         return Replicas(mapping=self.mapping, instances=self.instances, batch=self.batch, token_budget=budget)

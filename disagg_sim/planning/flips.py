@@ -17,7 +17,6 @@ from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, wire_of
-from disagg_sim.workload.lengths import lengths_at
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -131,7 +130,7 @@ def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tup
 def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) -> Work | None:
     """The work at other lengths; None where the model takes none so long, or they are too short."""
     law = plan.work.lengths
-    new = lengths_at(round(law.mean_isl * isl), round(law.mean_osl * osl))
+    new = law.at(round(law.mean_isl * isl), round(law.mean_osl * osl))
     if new.mean_osl < LEAST_OSL or new.mean_isl + new.mean_osl > cases[0].at.model.max_context:
         return None
     return replace(plan.work, lengths=new)

@@ -275,7 +275,7 @@ class ColocatedChoice:
 
         Either its last piece is a step of its own, or other prompts fill that up.
         """
-        prompt, room, decodes = self.work.lengths.mean_isl, self._room, self.batch / self.ranks
+        prompt, room, decodes = self.work.lengths.mean_new, self._room, self.batch / self.ranks
         pieces = np.ceil(prompt / room)
         last = prompt - (pieces - 1.0) * room
 
@@ -295,7 +295,7 @@ class ColocatedChoice:
 
     def _mixing(self, each: float | Floats) -> _Mixing:
         """Steps at a rate of one instance, a number or (batches,), by sequences."""
-        prompt, ranks, room = self.work.lengths.mean_isl, self.ranks, self._room
+        prompt, ranks, room = self.work.lengths.mean_new, self.ranks, self._room
         held, time = self._own
         if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
             for _ in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from disagg_sim.domain import Mapping as Sharding
@@ -100,7 +100,7 @@ def candidates_of(
 ) -> Candidates:
     """As ``candidates``, of grids that are scored."""
     at, prefill_at = setups
-
+    work = replace(work, lengths=grids.prefill.lengths)  # a cached prefix is taken up where the model lets it be
     choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
     kv_bytes = grids.decode.kv_bytes_per_request
 

@@ -33,7 +33,7 @@ from disagg_sim.report.plan_rows import (
     verdict,
     why_rows,
 )
-from disagg_sim.report.schemas import PLAN, DesignJson, PlanJson, ProofJson, RunJson, labels, plain
+from disagg_sim.report.schemas import PLAN, DesignJson, PlanJson, ProofJson, QuestionJson, RunJson, labels, plain
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof, Run
@@ -196,23 +196,26 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     ('disagg-sim/plan/1', 'feasible', 'h100_sxm')
     """
     work, size = plan.work, plan.size
+    question: QuestionJson = {
+        "model": plan.cases[0].at.model.name,
+        "systems": list(dict.fromkeys(case.at.system.name for case in plan.cases)),
+        "mean_isl": work.lengths.mean_isl,
+        "mean_osl": work.lengths.mean_osl,
+        "ttft": {"seconds": work.ttft.seconds, "share": work.ttft.share},
+        "tpot": {"seconds": work.tpot.seconds, "share": work.tpot.share},
+        "rate_per_s": size.rate,
+        "gpus": size.gpus,
+        "users": size.users,
+        "objective": plan.options.objective,
+    }
+    if work.lengths.cached is not None:
+        question["mean_cached"] = work.lengths.cached.mean_past
     return {
         "schema": PLAN,
         "status": "infeasible" if plan.best is None else "feasible",
         "binds": plan.infeasible,
         "labels": labels(),
-        "question": {
-            "model": plan.cases[0].at.model.name,
-            "systems": list(dict.fromkeys(case.at.system.name for case in plan.cases)),
-            "mean_isl": work.lengths.mean_isl,
-            "mean_osl": work.lengths.mean_osl,
-            "ttft": {"seconds": work.ttft.seconds, "share": work.ttft.share},
-            "tpot": {"seconds": work.tpot.seconds, "share": work.tpot.share},
-            "rate_per_s": size.rate,
-            "gpus": size.gpus,
-            "users": size.users,
-            "objective": plan.options.objective,
-        },
+        "question": question,
         "gain": plain(plan.gain),
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],

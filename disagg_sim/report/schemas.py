@@ -7,7 +7,7 @@ what is not known or has no end, as JSON has neither NaN nor infinity.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
@@ -38,6 +38,7 @@ class QuestionJson(TypedDict):
     systems: list[str]
     mean_isl: Annotated[float, Field(description="[token]")]
     mean_osl: Annotated[float, Field(description="[token]")]
+    mean_cached: NotRequired[Annotated[float, Field(description="of a prompt, where caches hold some of it [token]")]]
     ttft: LimitJson
     tpot: LimitJson
     rate_per_s: float | None

@@ -39,17 +39,18 @@ from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.kv_transfer import checkpoint_tokens, kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.passes.prefill import PrefillPass
+from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.prefixes import Prompts
 
 #: Design points scored at once: small enough for the cache, large enough to hide numpy's overhead.
 BLOCK_POINTS = 32_768
@@ -108,7 +109,7 @@ class PhaseGrid(Shown):
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
-        """Expected cache of one prompt, each element once; sliding windows saturate prompt by prompt. [B]"""
+        """Expected cache that a prompt sends, each element once; sliding windows saturate prompt by prompt. [B]"""
         at = self.setup
         return self.lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl))
 
@@ -273,6 +274,7 @@ def decode_grid(
     >>> decode_grid(at, Mapping(), lengths(2048, 256), batch=[1, 64]).latency.shape
     (1, 2)
     """
+    lengths = taken_up(at, lengths)
     table, sizes = _axes(at, mappings, lengths, "decode", batch, mla_form, allow_long_context)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
@@ -347,22 +349,23 @@ def prefill_grid(
     >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
     [0, 512]
     """
+    lengths = taken_up(at, lengths)
     table, sizes = _axes(at, mappings, lengths, "prefill", batch, mla_form, allow_long_context)
     table = with_chunks(table, lengths.longest_timed, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
-    ftl_isl = 0.0 if ftl_quantile is None else lengths.isl_quantile(ftl_quantile)
+    counted = None if ftl_quantile is None else lengths.prompt_quantile(ftl_quantile)
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for rows, timed in _timed_blocks(lengths, ftl_isl, table.chunk_tokens, sizes.size):
+    for rows, timed in _timed_blocks(lengths, counted, table.chunk_tokens, sizes.size):
         mapping = table[rows].for_grid()
         chunk = mapping.chunk_tokens
         score = partial(_score, at, timed, lengths, mapping, axis)
         done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
         ftl[rows], busy[rows], bound[rows] = done.ftl, done.busy, bound_codes(done.sums)
         if chunk[0, 0]:
-            micro[rows] = np.ceil(lengths.mean_isl / np.minimum(chunk, lengths.mean_isl))
+            micro[rows] = np.ceil(lengths.mean_new / np.minimum(chunk, lengths.mean_new))
         else:
             micro[rows] = np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn))
     return PhaseGrid(
@@ -400,24 +403,50 @@ def _axes(
 class _Timed(NamedTuple):
     """Prompts whose passes are timed."""
 
-    isl: Floats  # ascending [token]
-    weight: Floats  # [1]
-    ftl_isl: float  # prompt whose FTL counts; 0 = the mean over ``isl`` [token]
+    nodes: Prompts
+    counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``nodes`` [token]
 
-    def expected(self, one: Callable[[float], PrefillPass]) -> PrefillPass:
-        """Mean pass over the distribution of lengths; FTL is that of ``ftl_isl`` if set."""
+    def expected(self, one: Callable[[float, float], PrefillPass]) -> PrefillPass:
+        """Mean pass over the distribution of lengths; FTL is that of ``counted`` if set."""
         ftl, busy, sums = 0.0, 0.0, Sums()
-        for isl, weight in zip(self.isl.tolist(), self.weight.tolist(), strict=True):
-            each = one(isl)
+        for isl, past, weight in zip(*(part.tolist() for part in self.nodes), strict=True):
+            each = one(isl, past)
             ftl, busy, sums = ftl + weight * each.ftl, busy + weight * each.busy, sums.plus(each.sums, weight)
-        return PrefillPass(one(self.ftl_isl).ftl if self.ftl_isl else ftl, busy, sums)
+        return PrefillPass(one(*self.counted).ftl if self.counted else ftl, busy, sums)
 
 
-def _timed_blocks(lengths: Lengths, ftl_isl: float, chunks: Ints, columns: int) -> Iterator[tuple[Ints, _Timed]]:
+def taken_up(at: Setup, lengths: Lengths) -> Lengths:
+    """Find where the layers of a model let a cached prefix be taken up again.
+
+    Parameters
+    ----------
+    at, lengths
+        Setup, whose model has recurrent states or compressed entries or has not, and lengths of requests.
+
+    Returns
+    -------
+    Lengths
+        With pasts that end at whole checkpoints (``physics.kv_transfer.checkpoint_tokens``); of most models the same.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> found = lengths(65_536, 1024, cached=0.9)
+    >>> models = ("llama_3_1_70b", "qwen3_next_80b_a3b")
+    >>> [taken_up(setup(name, "h200_sxm", "fp8"), found).cached.mean_past for name in models]
+    [58976.0, 58688.0]
+    """
+    return lengths.at_whole(checkpoint_tokens(at.model, at.precision)) if lengths.cached is not None else lengths
+
+
+def _timed_blocks(
+    lengths: Lengths, counted: tuple[float, float] | None, chunks: Ints, columns: int
+) -> Iterator[tuple[Ints, _Timed]]:
     """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
     kinds = np.minimum(chunks, 1) if lengths.constant else chunks
     for size in np.unique(kinds).tolist():
-        timed, alike = _Timed(*lengths.isl_nodes(size), ftl_isl), np.flatnonzero(kinds == size)
+        timed, alike = _Timed(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
         for block in row_blocks(alike.size, columns):
             yield alike[block], timed
 
@@ -428,13 +457,11 @@ def _score(
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens
 
-    def one(isl: float) -> PrefillPass:
-        if not chunk[0, 0]:
-            return prefill_pass(at, mapping, batch=axis, isl=isl, mla_form=form)
-        return chunked_prefill_pass(at, mapping, batch=axis, isl=isl, chunk_tokens=chunk, mla_form=form)
+    def one(isl: float, past: float) -> PrefillPass:
+        return prompt_pass(at, mapping, batch=axis, isl=isl, past=past, chunk_tokens=chunk, mla_form=form)
 
-    if not chunk[0, 0] and form != "absorbed":
-        form = "naive"  # there is no past to project again, or to keep
+    if not chunk[0, 0]:
+        form = form_of_whole(form, reused=lengths.cached is not None)
     held = prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
     return timed.expected(one), held, form_code(at, form)
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, form_code
@@ -167,14 +166,15 @@ class _Cut:
         return bool(self.chunk_tokens) and self.form == "cached"
 
     def form_code(self, at: Setup) -> np.int8:
-        """Form of MLA as index into ``CHOSEN_FORMS``; whole prompts have no past to project again, or to keep."""
-        return form_code(at, self.form if self.chunk_tokens or self.form == "absorbed" else "naive")
+        """Form of MLA as index into ``CHOSEN_FORMS``."""
+        return form_code(at, self.form)
 
 
 def _cut_sizes(case: Case, group: Group) -> list[tuple[int, str]]:
     """Chunk tokens (0 = whole prompts) and MLA form of every cut of a group."""
     chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.lengths.longest_timed]
-    return [(0, case.options.mla_form), *((size, each) for size in chunks for each in case.forms)]
+    whole = form_of_whole(case.options.mla_form, reused=case.lengths.cached is not None)
+    return [(0, whole), *((size, each) for size in chunks for each in case.forms)]
 
 
 def _cuts(case: Case, group: Group, passes: Ints) -> list[_Cut]:
@@ -186,14 +186,12 @@ def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
     at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
     chunk = np.full((len(group.table), 1), float(size))
 
-    def time(isl: float) -> Any:
-        if not size:
-            return prefill_pass(at, mapping, batch=prompts, isl=isl, mla_form=form).ftl
-        return chunked_prefill_pass(at, mapping, batch=prompts, isl=isl, chunk_tokens=chunk, mla_form=form).ftl
+    def time(isl: float, past: float) -> Any:
+        return prompt_pass(at, mapping, batch=prompts, isl=isl, past=past, chunk_tokens=chunk, mla_form=form).ftl
 
-    nodes, weights = case.lengths.isl_nodes(size)
-    mean = sum(weight * time(isl) for isl, weight in zip(nodes.tolist(), weights.tolist(), strict=True))
-    long_time = mean if case.lengths.constant else np.maximum(time(case.lengths.long_isl), mean)
+    nodes = case.lengths.prompt_nodes(size)
+    mean = sum(weight * time(isl, past) for isl, past, weight in zip(*(each.tolist() for each in nodes), strict=True))
+    long_time = mean if case.lengths.constant else np.maximum(time(*case.lengths.long_prompt), mean)
     return _Cut(size, form, np.asarray(mean), long_time)
 
 

@@ -25,7 +25,7 @@ from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks
+from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks, taken_up
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
@@ -75,7 +75,7 @@ class Case:
 
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""
-        lengths = self.lengths
+        object.__setattr__(self, "lengths", lengths := taken_up(self.at, self.lengths))
         self.at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
         above_zero("ftl_limit", self.ftl_limit, "s")
         if self.ttl_limit is not None:

@@ -34,7 +34,7 @@ def piggyback(
 ) -> pd.DataFrame:
     r"""Score in-flight batching with steps that contain decodes and a chunk of prefill.
 
-    Each request brings ISL prefill tokens per OSL-1 decode steps, so B residents need
+    Each request brings ISL prefill tokens (those that no cache holds) per OSL-1 decode steps, so B residents need
     :math:`c_{bal} = B \cdot ISL/(OSL-1)` of them a step. With chunks of :math:`c \ge c_{bal}` tokens (over all DP
     ranks) the share :math:`\varphi = c_{bal}/c` of the steps is mixed:
 
@@ -156,7 +156,7 @@ def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
     if case.options.every_step_mixed:
         sizes = sizes[:0]
     lengths = case.lengths
-    balance = group.batch * (lengths.mean_isl / lengths.gaps)  # tokens of prefill a step, on average
+    balance = group.batch * (lengths.mean_new / lengths.gaps)  # tokens of prefill a step, on average
     chunks = np.concatenate(
         [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
     )
@@ -184,25 +184,26 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
-    def one(isl: float) -> MixedStep:
+    def one(isl: float, past: float) -> MixedStep:
         return mixed_step(
             at,
             mapping,
             batch=residents,
             context=lengths.context,
-            chunk=Chunk(chunk[None, :], isl),
+            chunk=Chunk(chunk[None, :], isl, past=past),
             mla_form=form,
             interference=case.options.interference,
         )
 
-    nodes, weights = lengths.isl_nodes()
+    nodes = lengths.prompt_nodes()
+    new, weights = nodes.new, nodes.weight
     time, ftl, sums = np.zeros(1), np.zeros(1), Sums()
-    of_tokens = weights * nodes / (weights @ nodes)  # a token of prefill is of this prompt
-    for isl, weight, share in zip(nodes.tolist(), weights.tolist(), of_tokens.tolist(), strict=True):
-        step = one(isl)
+    of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
+    for isl, past, weight, share in zip(*(each.tolist() for each in (*nodes, of_tokens)), strict=True):
+        step = one(isl, past)
         time, sums = time + share * step.time, sums.plus(step.sums, share)
-        ftl = ftl + weight * (np.maximum(dp * isl / chunk, 1.0) * step.time)
-    long_time = time if lengths.constant else np.maximum(one(lengths.long_isl).time, time)
+        ftl = ftl + weight * (np.maximum(dp * (isl - past) / chunk, 1.0) * step.time)
+    long_time = time if lengths.constant else np.maximum(one(*lengths.long_prompt).time, time)
     return _Mixed(MixedStep(time, sums), ftl, long_time)
 
 
@@ -210,11 +211,11 @@ def _block(
     case: Case, group: Group, rows: slice, batch_index: Ints, chunk: Floats, share: Floats
 ) -> tuple[Chosen, Tally]:
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
-    at, part, forms, isl = case.at, group.table[rows], case.forms, case.lengths.mean_isl
+    at, part, forms, new = case.at, group.table[rows], case.forms, case.lengths.mean_new
     mapping, axis = part.for_grid(), group.batch[None, :].astype(float)
     decode = decode_step(at, mapping, batch=axis, context=case.lengths.context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
-    prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * isl)), 1.0)  # in progress, over all DP ranks
+    prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * new)), 1.0)  # in progress, over all DP ranks
     prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
     under = [_mixed(case, mapping, residents, chunk, group.dp, form) for form in forms]
     mixed = [each.step for each in under]
@@ -228,7 +229,7 @@ def _block(
         largest_gap=np.concatenate([each.long_time for each in under], axis=1),
         ftl=np.concatenate([each.ftl for each in under], axis=1),
         memory=np.concatenate(memory, axis=1),
-        group=np.where(chunk > group.dp * isl, chunk / isl, 1.0),
+        group=np.where(chunk > group.dp * new, chunk / new, 1.0),
     )
     row, column, tally = choose(case, group.batch, options)
     of_mixed, of_decode = np.divmod(column, batch_index.size), (row, index[column])
@@ -251,7 +252,7 @@ def _block(
         largest_gap=options.largest_gap[row, column],
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
-        prefill_rate=chunk[column] / (isl * time[row, column]),
+        prefill_rate=chunk[column] / (new * time[row, column]),
         decode_rate=case.lengths.request_rate(batch, step[row, column]),
         bound=bound_codes(Sums(*sums)),
         mla_form=np.array([form_code(at, form) for form in forms])[of_mixed[0]],

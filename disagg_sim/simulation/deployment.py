@@ -315,4 +315,4 @@ def _budget(instance: Instance) -> int | None:
     """Tokens of a full prefill pass; None in decode, and where no grid said for which lengths. [token]"""
     if instance.phase != "prefill" or instance.lengths is None:
         return None
-    return math.ceil(instance.batch * instance.lengths.mean_isl)
+    return math.ceil(instance.batch * instance.lengths.mean_new)

@@ -133,8 +133,8 @@ class Case:
 @lru_cache
 def _lengths(traffic: Traffic) -> Lengths:
     if traffic.law:
-        return lengths(load.load_traffic(traffic.law).cases[traffic.part])
-    return lengths(traffic.isl, traffic.osl)
+        return lengths(load.load_traffic(traffic.law).cases[traffic.part], cached=traffic.cached)
+    return lengths(traffic.isl, traffic.osl, cached=traffic.cached)
 
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:

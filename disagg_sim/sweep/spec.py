@@ -37,7 +37,7 @@ from disagg_sim.facts.schema import (
     one_spelling,
     told_apart,
 )
-from disagg_sim.facts.traffic import ConstantLength, TrafficCase
+from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import Interference
@@ -50,6 +50,7 @@ from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.prefixes import reuse_text
 
 #: The first has two pools; in the others every instance does both phases.
 MODES = tuple(mode.value for mode in Mode)
@@ -131,6 +132,7 @@ class Traffic:
     law: str = ""  # name of a shipped traffic; "" = constant lengths
     part: int = 0  # number of the case in that traffic's file
     ftl_s: float | None = None  # first-token latency, in place of that of the limits; None = theirs [s]
+    cached: Reuse | None = None  # what caches hold of the prompts; None = what the law says, or nothing
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -141,8 +143,9 @@ class Traffic:
         return round(typical.mean_isl), round(typical.mean_osl)
 
     def __str__(self) -> str:
-        """``16384/2048``, or the name of the distribution."""
-        return f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
+        """``16384/2048``, or the name of the distribution; behind it what is cached: ``16384/2048/cached0.9``."""
+        plain = f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
+        return plain if self.cached is None else f"{plain}/{reuse_text(self.cached)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +214,38 @@ def _decodes(value: object) -> object:
     return value
 
 
+class _Found(Strict):
+    """What caches hold of prompts."""
+
+    share: Annotated[float, Range(0.0, 1.0)]
+    block_tokens: Annotated[int, Range(1, 10**6)] = 16
+    in_decode: Annotated[float, Range(0.0, 1.0)] = 0.0
+
+
+def _reuse(found: _Found) -> Reuse | None:
+    if not found.share:
+        return None
+    share = ConstantShare(share=found.share)
+    return Reuse(share=share, block_tokens=found.block_tokens, in_decode=found.in_decode)
+
+
+#: A share of every prompt, or ``{share: 0.9, in_decode: 0.5}``; none where it is 0.
+_Cached: Any = Annotated[
+    Reuse | None,
+    Written(
+        Annotated[_Found, BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"share": value})],
+        _reuse,
+    ),
+]
+
+
 class _Shape(Strict):
-    """Constant lengths of the requests."""
+    """Constant lengths of the requests, and shares of the prompts that are cached."""
 
     isl: Annotated[int, Range(1, 10**9)]
     osl: Annotated[int, Range(2, 10**9), BeforeValidator(_decodes)]
     ftl_s: _Seconds | None = None
+    cached: Axis[_Cached] = (None,)
 
 
 def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
@@ -231,21 +260,46 @@ def _shipped(name: str) -> list[Traffic]:
     return [expected(traffic_of, name, part, case) for part, case in enumerate(load.load_traffic(name).cases)]
 
 
+class _Named(Strict):
+    """A shipped traffic, and shares of its prompts that are cached."""
+
+    name: Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped)]
+    cached: Axis[_Cached] = (None,)
+
+
+def _equivalent(each: Traffic) -> Traffic:
+    isl, osl = each.shape
+    return replace(each, isl=isl, osl=osl, law="", part=0)
+
+
 def _with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
     """Traffic of the file; before each distribution the equivalent constant lengths."""
     given = distinct(tuple(traffic for entry in entries for traffic in entry))
-    constant = ((Traffic(isl=each.shape[0], osl=each.shape[1]), each) if each.law else (each,) for each in given)
+    constant = ((_equivalent(each), each) if each.law else (each,) for each in given)
     return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
 
 
-#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``, also with ``ftl_s``.
+def _of_shape(shape: _Shape) -> list[Traffic]:
+    return [Traffic(isl=shape.isl, osl=shape.osl, ftl_s=shape.ftl_s, cached=reuse) for reuse in shape.cached]
+
+
+def _of_named(named: Any) -> list[Traffic]:
+    return [replace(each, cached=reuse) for each in named.name for reuse in named.cached]
+
+
+def _entry_form(value: object) -> str | None:
+    if isinstance(value, str):
+        return "name"
+    return None if not isinstance(value, Mapping) else "named" if "name" in value else "shape"
+
+
+#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``, also with ``ftl_s``; with what is cached
+#: ``{name: ..., cached: 0.9}``.
 _Entry: Any = Annotated[
     Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped), Tag("name")]
-    | Annotated[_Shape, AfterValidator(lambda shape: [Traffic(**dict(shape))]), Tag("shape")],
-    told_apart(
-        lambda value: "name" if isinstance(value, str) else "shape" if isinstance(value, Mapping) else None,
-        "neither {isl: ..., osl: ...} nor a traffic's name",
-    ),
+    | Annotated[_Named, AfterValidator(_of_named), Tag("named")]
+    | Annotated[_Shape, AfterValidator(_of_shape), Tag("shape")],
+    told_apart(_entry_form, "neither {isl: ..., osl: ...} nor a traffic's name"),
 ]
 
 _Recipes = Named[_System, Several[_Recipe]]

@@ -17,15 +17,17 @@ Constant lengths give mean I + O/2 and variance O^2/12. Little's law closes the 
 stay (E[O] - 1) * TTL on average complete at the rate B/(TTL*(E[O] - 1)).
 Source: physics page, section 8 (Length distributions).
 
-Past 400 lines: the distribution, what makes it and its quadrature share their private forms.
+Of a prompt a cache may hold the start (``workload.prefixes``): then prefill computes the rest, and decode is sent what
+it does not hold itself. Residents and contexts are those of whole prompts.
+
+Past 400 lines: the distribution and what makes it share their private forms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any, overload
 
@@ -36,23 +38,18 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import list_specs, load_traffic
-from disagg_sim.facts.traffic import ConstantLength, TrafficCase
+from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
+from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, parted, prefixes_of
+from disagg_sim.workload.quadrature import nodes_of
 from disagg_sim.workload.trace import Trace
 
 #: A law is carried by its quantiles at normal scores within this many standard deviations ...
 SCORE_LIMIT = 6.0
 #: ... at this many places.
 SCORES = 2049
-#: Gauss points of a law: a smooth prefill pass integrates to 4e-4 over every shipped traffic, one with tiles to 2e-3,
-#: as each point stands somewhere on the stair of its last tile.
-NODES = 8
-#: Gauss points of each of four strata under stairs: chunked passes integrate to 0.5 %, where four points left 0.7 %.
-STAIR_NODES = 5
-#: Less than this share of its mean, the spread of a law is rounding. [1]
-NO_SPREAD = 1e-9
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,16 +65,22 @@ class Lengths(ByValue, Shown):
     mean_osl: float  # [token]
     median_osl: float  # [token]
     resident: CachedTokens  # cache of a request in flight, in decode
+    cached: CachedPrefixes | None = None  # what prefill finds of prompts; None = nothing
 
     @property
     def constant(self) -> bool:
-        """Whether all inputs have one length, so that one pass gives the time of all."""
-        return self.isl.size == 1
+        """Whether all inputs have one length, and one past, so that one pass gives the time of all."""
+        return self.isl.size == 1 and (self.cached is None or self.cached.isl.size == 1)
 
     @property
     def mean_isl(self) -> float:
         """Expected input length. [token]"""
         return float(self.isl_weight @ self.isl)
+
+    @property
+    def mean_new(self) -> float:
+        """Expected prompt tokens that prefill computes. [token]"""
+        return self.mean_isl if self.cached is None else self.mean_isl - self.cached.mean_past
 
     @property
     def isl_deviation(self) -> float:
@@ -97,17 +100,22 @@ class Lengths(ByValue, Shown):
     @property
     def prompt(self) -> CachedTokens:
         """Cache of a prompt in prefill, counted whole from its start. [token]"""
-        return CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
+        whole = CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
+        if self.cached is None:
+            return whole
+        new, weight = self.cached.new, self.cached.weight
+        deviation = math.sqrt(float(weight @ (new - self.mean_new) ** 2))
+        return replace(whole, computed=CachedTokens(mean=self.mean_new, deviation=deviation, most=float(new.max())))
 
     @property
-    def long_isl(self) -> float:
-        """Prompt that makes the largest gap: all have it, or 99 of 100 are no longer. [token]"""
-        return self.mean_isl if self.constant else self.isl_quantile(0.99)
+    def long_prompt(self) -> tuple[float, float]:
+        """Prompt that makes the largest gap, and its past: all have it, or 99 of 100 are no longer. [token]"""
+        return (self.mean_isl, self.mean_isl - self.mean_new) if self.constant else self.prompt_quantile(0.99)
 
     @property
     def longest_timed(self) -> float:
-        """Longest prompt whose passes are timed; only chunks below it are tried. [token]"""
-        return float(self.isl_nodes()[0][-1])
+        """Most new tokens of a prompt whose passes are timed; only chunks below them are tried. [token]"""
+        return float(self.prompt_nodes().new.max())
 
     def request_rate(self, batch: Any, ttl: Any) -> Any:
         """Requests that ``batch`` requests in flight complete at a token-to-token latency. [request/s]
@@ -132,8 +140,46 @@ class Lengths(ByValue, Shown):
         return batch / (ttl * self.gaps)
 
     def mean_over_prompts(self, of: Callable[[float], float]) -> float:
-        """Expected value of a function of the input length [token], such as the bytes of its cache."""
-        return float(self.isl_weight @ np.array([of(isl) for isl in self.isl.tolist()]))
+        """Expected value of a function of the tokens that decode is sent [token], such as the bytes of their cache."""
+        tokens, weight = self.isl, self.isl_weight
+        if self.cached is not None and self.cached.reuse.in_decode:
+            tokens, weight = nodes_of(self.cached.sent, self.cached.weight)
+        return float(weight @ np.array([of(each) for each in tokens.tolist()]))
+
+    def prompt_nodes(self, step: float = 0.0) -> Prompts:
+        """Prompts, with what is cached of them, and weights that integrate over the joint distribution.
+
+        Parameters
+        ----------
+        step
+            Width of the stairs of a function of the new tokens, as in ``isl_nodes``. [token]
+
+        Returns
+        -------
+        Prompts
+            Arrays of shape (nodes,). [token], [1]
+
+        Examples
+        --------
+        >>> nodes = lengths(65_536, 1024, cached=0.9).prompt_nodes()
+        >>> nodes.new.tolist(), nodes.past.tolist()
+        ([6560.0], [58976.0])
+        """
+        if self.cached is not None:
+            return self.cached.nodes(step)
+        isl, weight = self.isl_nodes(step)
+        return Prompts(isl, np.zeros_like(isl), weight)
+
+    def prompt_quantile(self, p: float) -> tuple[float, float]:
+        """Length and past of the prompt whose new tokens a share ``p`` of the requests does not exceed. [token]"""
+        isl = self.isl_quantile(p)
+        return (isl, 0.0) if self.cached is None else self.cached.quantile(p)
+
+    def at_whole(self, tokens: int) -> Lengths:
+        """The same requests where a cached prefix can be taken up at multiples of ``tokens`` alone."""
+        if self.cached is None or tokens == 1:
+            return self
+        return replace(self, cached=self.cached.at_whole(tokens))
 
     def isl_quantile(self, p: float) -> float:
         """Input length that a share ``p`` of the requests does not exceed. [token]"""
@@ -147,49 +193,35 @@ class Lengths(ByValue, Shown):
         References: Mitra et al., arXiv 2506.05508, appendix C.
         """
         isl, osl = nearest_power_of_two(self.isl_quantile(0.5)), nearest_power_of_two(self.median_osl)
-        return constant_lengths(isl, max(osl, 2))
+        return self.at(isl, max(osl, 2))
 
     def at_means(self) -> Lengths:
         """Constant lengths at the means of the distribution, rounded to whole tokens."""
-        return constant_lengths(round(self.mean_isl), round(self.mean_osl))
+        return self.at(round(self.mean_isl), round(self.mean_osl))
+
+    def at(self, isl: float, osl: float) -> Lengths:
+        """Constant lengths of which caches hold the same share, on average. [token]"""
+        plain = lengths_at(isl, osl)
+        if self.cached is None:
+            return plain
+        share = ConstantShare(share=1.0 - self.mean_new / self.mean_isl)
+        return with_cached(plain, replace(self.cached.reuse, share=share))
 
     def isl_nodes(self, step: float = 0.0) -> tuple[Floats, Floats]:
         """Ascending input lengths and weights that integrate over the distribution; both (nodes,). [token], [1]
 
         Of a smooth function (``step`` 0) by Gauss quadrature of the law of ln(ISL) with ``NODES`` points: exact for
-        polynomials of degree 2*NODES - 1 in it. One node where the length is constant.
-
-        A function with stairs jumps or bends at the multiples of ``step``. Up to 3*step each stair is a stratum of its
-        own with ``STAIR_NODES`` Gauss points. Beyond, where the law spreads over many stairs, a point stands for its
-        whole stair: it is shared between the two nearest mid-stair lengths, which keeps the mean and gives a stair its
-        mean height.
+        polynomials of degree 2*NODES - 1 in it. One node where the length is constant. A function with stairs jumps or
+        bends at the multiples of ``step`` (``quadrature.nodes_of``).
         """
-        if not step or self.constant:
-            return _gauss(self.isl, self.isl_weight, NODES)
-        lengths, weights = [], []
-        for low, high in pairwise((0.0, step, 2 * step, 3 * step, math.inf)):
-            inside = (self.isl > low) & (self.isl <= high)
-            share = float(self.isl_weight[inside].sum())
-            if not share > 0:
-                continue
-            some, part = self.isl[inside], self.isl_weight[inside] / share
-            nodes, weight = _gauss(some, part, STAIR_NODES)
-            if math.isinf(high) and float(part @ (some - part @ some) ** 2) > step**2:
-                below = np.floor(nodes / step - 0.5) + 0.5  # mid-stair length, in steps
-                above = nodes / step - below
-                nodes = np.concatenate([below, below + 1]) * step
-                weight = np.concatenate([weight * (1 - above), weight * above])
-            lengths.append(nodes)
-            weights.append(weight * share)
-        nodes, place = np.unique(np.concatenate(lengths), return_inverse=True)
-        return nodes, np.bincount(place, np.concatenate(weights)).astype(np.float64)
+        return nodes_of(self.isl, self.isl_weight, step)
 
 
 @overload
-def lengths(isl: str | TrafficCase | Trace) -> Lengths: ...
+def lengths(isl: str | TrafficCase | Trace, *, cached: float | Reuse | None = None) -> Lengths: ...
 @overload
-def lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths: ...
-def lengths(isl: Any, osl: Any = None) -> Lengths:
+def lengths(isl: ArrayLike, osl: ArrayLike, *, cached: float | Reuse | ArrayLike | None = None) -> Lengths: ...
+def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
     """Make the distribution of the lengths of requests, from numbers, a traffic or a trace.
 
     Parameters
@@ -203,6 +235,12 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
         independently from their laws.
     isl : Trace
         The empirical joint law of its requests.
+    cached : float or Reuse, optional
+        Share of every prompt that prefill finds in a cache, from 0 to 1, or a distribution of that share, independent
+        of the length, with the blocks of the cache and what decode holds already. By default what the traffic says, or
+        nothing. [1]
+    cached : array, shape (requests,)
+        Beside lengths of every request: the tokens of each that are found, fewer than its input. [token]
 
     Returns
     -------
@@ -221,6 +259,10 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
     >>> round(chat.mean_isl), round(chat.mean_osl), round(chat.context)
     (6653, 740, 7428)
     """
+    if np.ndim(cached):
+        return observed_lengths(isl, osl, cached)
+    if cached is not None:
+        return with_cached(lengths(isl, osl), reuse_of(cached))
     if osl is not None:
         return observed_lengths(isl, osl) if np.ndim(isl) or np.ndim(osl) else constant_lengths(isl, osl)
     if isinstance(isl, Trace):
@@ -233,8 +275,63 @@ def lengths(isl: Any, osl: Any = None) -> Lengths:
     if not isinstance(isl, TrafficCase):
         raise InputError(f"lengths {quoted(isl)}; allowed: input and output length, a traffic, a case of one, a trace")
     if isinstance(isl.isl, ConstantLength) and isinstance(isl.osl, ConstantLength):
-        return constant_lengths(isl.isl.tokens, isl.osl.tokens)
-    return independent_lengths(length_distribution(isl.isl), length_distribution(isl.osl))
+        drawn = constant_lengths(isl.isl.tokens, isl.osl.tokens)
+    else:
+        drawn = independent_lengths(length_distribution(isl.isl), length_distribution(isl.osl))
+    return drawn if isl.cached is None else with_cached(drawn, isl.cached)
+
+
+def reuse_of(cached: object) -> Reuse:
+    """Read what caches hold of prompts.
+
+    Parameters
+    ----------
+    cached
+        A share from 0 to 1, or a ``Reuse``. [1]
+
+    Returns
+    -------
+    Reuse
+
+    Raises
+    ------
+    InputError
+        No share.
+
+    Examples
+    --------
+    >>> reuse_of(0.9).share
+    ConstantShare(share=0.9)
+    """
+    if isinstance(cached, Reuse):
+        return cached
+    if isinstance(cached, bool) or not isinstance(cached, int | float) or not 0.0 <= cached <= 1.0:
+        raise InputError(f"cached {quoted(cached)} is no share of prompts; allowed: from 0 to 1, or a Reuse")
+    return Reuse(share=ConstantShare(share=float(cached)))
+
+
+def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
+    """Let caches hold a share of the prompts.
+
+    Parameters
+    ----------
+    plain
+        Lengths of the requests.
+    reuse
+        Share of each prompt that is found, in whole blocks.
+
+    Returns
+    -------
+    Lengths
+        The same ones where the share is 0.
+
+    Examples
+    --------
+    >>> found = with_cached(lengths(16_384, 1024), reuse_of(0.5))
+    >>> found.mean_isl, found.mean_new, found.context
+    (16384.0, 8192.0, 16896.0)
+    """
+    return replace(plain, cached=None if reuse.off else cached_share(plain.isl, plain.isl_weight, reuse))
 
 
 def lengths_named(name: str) -> Lengths:
@@ -243,7 +340,8 @@ def lengths_named(name: str) -> Lengths:
     Parameters
     ----------
     name
-        The traffic, for its first case; ``NAME_1`` for its second, and so on.
+        The traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that may stand
+        what is cached, as ``prefixes.reuse_text`` writes it.
 
     Returns
     -------
@@ -251,12 +349,17 @@ def lengths_named(name: str) -> Lengths:
 
     Examples
     --------
+    >>> lengths_named("16384/2048/cached0.9").mean_new
+    1648.0
     >>> round(lengths_named("log_normal_4096_512").mean_isl)
     6653
     >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
     [16384.0, 2048.0]
     """
-    return lengths(traffic_case(name))
+    name, reuse = parted(name)
+    isl, slash, osl = name.partition("/")
+    plain = constant_lengths(int(isl), int(osl)) if slash else lengths(traffic_case(name))
+    return plain if reuse is None else with_cached(plain, reuse)
 
 
 def traffic_case(name: str) -> TrafficCase:
@@ -338,8 +441,8 @@ def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Len
     )
 
 
-def observed_lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths:
-    """The empirical joint distribution of requests with these lengths; arrays of shape (requests,). [token]"""
+def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = None) -> Lengths:
+    """The empirical joint distribution of requests of these lengths and pasts; arrays of shape (requests,). [token]"""
     inputs, outputs = np.asarray(isl, dtype=np.float64), np.asarray(osl, dtype=np.float64)
     if inputs.ndim != 1 or inputs.shape != outputs.shape or not inputs.size:
         raise InputError(f"isl of shape {inputs.shape} and osl of shape {outputs.shape} are not a list of requests")
@@ -357,6 +460,7 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike) -> Lengths:
         mean_osl=mean_osl,
         median_osl=float(np.median(outputs)),
         resident=CachedTokens(mean=context, deviation=math.sqrt(variance), most=float(np.max(inputs + outputs))),
+        cached=None if past is None else prefixes_of(inputs, past),
     )
 
 
@@ -394,29 +498,3 @@ def _carrier(law: LengthDistribution) -> tuple[Floats, Floats]:
     weight = np.exp(-(score**2) / 2)
     lengths = np.array([max(law.quantile(normal.cdf(z)), 1.0) for z in score.tolist()])
     return lengths, weight / weight.sum()
-
-
-def _gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
-    """Gauss quadrature of a discrete distribution in the logarithm of the length (Stieltjes, Golub and Welsch).
-
-    The recurrence of orthonormal polynomials stops early where fewer points carry the law.
-    """
-    log = np.log(lengths)
-    centre = float(weight @ log)
-    spread = math.sqrt(float(weight @ (log - centre) ** 2))
-    if spread <= NO_SPREAD:
-        return lengths[:1], np.ones(1)  # as it is: a tile more or less may hang on its last digit
-    x = (log - centre) / spread
-    diagonal, side = [], []
-    previous, current, norm = np.zeros_like(x), np.ones_like(x), 0.0
-    for _ in range(count):
-        diagonal.append(float(weight @ (x * current**2)))
-        following = (x - diagonal[-1]) * current - norm * previous
-        norm = math.sqrt(float(weight @ following**2))
-        if norm <= NO_SPREAD:
-            break
-        side.append(norm)
-        previous, current = current, following / norm
-    jacobi = np.diag(diagonal) + np.diag(side[: len(diagonal) - 1], 1) + np.diag(side[: len(diagonal) - 1], -1)
-    nodes, vectors = np.linalg.eigh(jacobi)
-    return np.exp(centre + spread * nodes), vectors[0] ** 2

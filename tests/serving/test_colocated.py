@@ -211,7 +211,7 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
         nothing = 0.0 * batch * mapping.gpus
         return PrefillPass(nothing + 1e-300, nothing + 1e-300, Sums())
 
-    monkeypatch.setattr(colocated_module, "prefill_pass", instant)
+    monkeypatch.setattr(colocated_module, "prompt_pass", instant)
     table = mappings(R1, 32)
     table = table[table.pp == 1]
     rows = run("colocated", R1, table, prefill_batch=1)

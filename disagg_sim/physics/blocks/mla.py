@@ -268,6 +268,9 @@ class Mla(LatentBlock[MlaAttention]):
         shape, keys = expanded_shape(dims, prompts, new, past), 2.0 * past + new
         cached = [Operator(name, "prefill_attention", expanded, keys=keys, attention=shape, table="mla")]
         if form == "cached" or (np.ndim(past) == 0 and past == 0.0 and form != "absorbed"):
+            if np.any(np.asarray(tokens.latent) > 0):
+                first = self._again(precision, dims, prompts * tokens.latent)
+                cached.append(first._replace(runs=np.where(np.asarray(tokens.latent) > 0, 1.0, 0.0)))
             return (cached,)
         again = self._again(precision, dims, prompts * past)
         again = again._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))

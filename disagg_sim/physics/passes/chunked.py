@@ -62,16 +62,19 @@ class _Cores(NamedTuple):
     sums: Sums  # of every chunk and layer
 
 
-def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, isl: float, form: str) -> _Cores:
-    """Attention of every chunk; the chunks are a trailing axis that is summed away."""
-    plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(isl, chunk_tokens)))
+def _chunk_cores(
+    at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, new: float, prefix: float, form: str
+) -> _Cores:
+    """Attention of every chunk of ``new`` tokens after ``prefix``; the chunks are a last axis that is summed away."""
+    plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(new, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
     live = step < plan.chunks
     last = (plan.chunks - 1).astype(int)
     tokens = Tokens(
         prompts=np.asarray(prompts)[..., None],
         new=np.where(step < plan.chunks - 1, plan.size, plan.last),
-        past=np.minimum(step, plan.chunks - 1) * plan.size,
+        past=prefix + np.minimum(step, plan.chunks - 1) * plan.size,
+        latent=np.where(step == 0, prefix, 0.0),
     )
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
@@ -88,7 +91,14 @@ def _chunk_cores(at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric
 
 
 def chunked_prefill_pass(
-    at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    isl: float,
+    chunk_tokens: Numeric,
+    past: float = 0.0,
+    mla_form: str = "auto",
 ) -> PrefillPass:
     """Time chunked pipelined prefill (CPP) of a batch of prompts.
 
@@ -111,6 +121,9 @@ def chunked_prefill_pass(
         Length of each prompt. [token]
     chunk_tokens
         Tokens of a prompt in a chunk, at least 1; broadcasts with the degrees. [token]
+    past
+        Tokens of each prompt whose cache is there already; the others are cut into chunks. A prefix cache holds
+        latents, so the form ``cached`` up-projects it with the first chunk. [token]
     mla_form
         ``auto`` (the faster of ``naive`` and ``absorbed``), or one form forced; without effect where there is no MLA.
 
@@ -132,10 +145,10 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
-    pp = mapping.pp
+    pp, new = mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
-    plan = chunk_plan(isl, chunk_tokens)
+    plan = chunk_plan(new, chunk_tokens)
 
     def linear(size: Numeric) -> LayerTimes:
         def side(tp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
@@ -152,7 +165,7 @@ def chunked_prefill_pass(
         )
 
     def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
-        return _chunk_cores(at, tp, size, sequences, isl, mla_form)
+        return _chunk_cores(at, tp, size, sequences, new, past, mla_form)
 
     def last_token(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
         cost = total_cost([head(at.model, at.precision, tp, sequences)], at)

@@ -85,11 +85,19 @@ class Chunk:
         Length of the prompts that they are cut from; a share of a rank above it is several prompts. [token]
     ranks
         DP ranks that take an even share each, from a prompt of its own; None = all. [1]
+    past
+        Tokens of each prompt whose cache is there already; the others are cut. [token]
     """
 
     tokens: Numeric
     isl: Numeric
     ranks: Numeric | None = None
+    past: Numeric = 0.0
+
+    @property
+    def new(self) -> Numeric:
+        """Tokens of a prompt that are computed. [token]"""
+        return self.isl - self.past
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +132,9 @@ def mixed_step(
     step, no decodes a chunk. The micro-batches of a pipeline take successive pieces of a rank's share. Kernels and
     expert imbalance are those of the phase with more tokens.
 
-    The time is the mean over the chunks of a prompt: it is taken at their mean past, ``(ISL-S)/2``
-    for pieces of S tokens. Scores, cache traffic and re-projection are affine in the past, so this is
-    exact but for the larger of compute and memory time, and for the choice between kernels, which
+    The time is the mean over the chunks of a prompt: it is taken at their mean past, ``C + (ISL-C-S)/2``
+    for pieces of S tokens of a prompt that has C cached. Scores, cache traffic and re-projection are affine in the
+    past, so this is exact but for the larger of compute and memory time, and for the choice between kernels, which
     is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` re-projects the past,
     ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
     Source: physics page, sections 7 (Mixed) and 8 (piggyback).
@@ -163,15 +171,15 @@ def mixed_step(
     ['2.8 ms', '39.5 ms']
     """
     microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
-    isl, ranks = chunk.isl, mapping.dp_attn if chunk.ranks is None else chunk.ranks
+    ranks = mapping.dp_attn if chunk.ranks is None else chunk.ranks
     both = _Load(microbatches, batch / microbatches, chunk.tokens / microbatches, ranks)
-    step = _step(at, mapping, both, context, isl, mla_form)
+    step = _step(at, mapping, both, context, chunk, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
     time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
     if interference.minority_efficiency < 1:
         alone = [
-            _step(at, mapping, load, context, isl, mla_form).time
+            _step(at, mapping, load, context, chunk, mla_form).time
             for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
         ]
         added = np.maximum(step.time - np.maximum(*alone), 0.0)
@@ -192,29 +200,29 @@ class _Kernels(NamedTuple):
     sums: Sums  # without host and hops [s]
 
 
-def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> MixedStep:
+def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> MixedStep:
     """The step without interference.
 
     With an engine, what the prefill adds to the decodes alone is stretched, and a step with prefill runs outside CUDA
     graphs.
     """
-    stage, whole, hop, sums = _kernels(at, mapping, load, context, isl, form)
+    stage, whole, hop, sums = _kernels(at, mapping, load, context, prompts, form)
     prefills = _any(load.chunk)
     time = step_time(at, mapping, load.microbatches, stage, whole, decodes=load.decodes, graphs=not prefills)
     return MixedStep(time + hop.time, with_ends(sums, hop, host_time(at, mapping, load.decodes)))
 
 
-def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str) -> _Kernels:
+def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> _Kernels:
     """Kernels of a step, those of the phase with more tokens at each point."""
     load = replace(load, decodes=np.ceil(load.decodes))
     prefill_leads = np.asarray(load.chunk > load.decodes)
     if np.all(prefill_leads):
-        return _stretched_as("prefill", at, mapping, load, context, isl, form)
-    decode = _stretched_as("decode", at, mapping, load, context, isl, form)
+        return _stretched_as("prefill", at, mapping, load, context, prompts, form)
+    decode = _stretched_as("decode", at, mapping, load, context, prompts, form)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return decode
-    prefill = _stretched_as("prefill", at, mapping, load, context, isl, form)
+    prefill = _stretched_as("prefill", at, mapping, load, context, prompts, form)
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
     stage, whole = (
         np.where(prefill_leads, getattr(prefill, name), getattr(decode, name)) for name in ("stage", "whole")
@@ -223,17 +231,17 @@ def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Nu
 
 
 def _stretched_as(
-    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
+    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
 ) -> _Kernels:
     """Kernels of a step, of ``phase``; with an engine those of a decode step, and what prefill adds, stretched.
 
     So no step with prefill is faster than its decodes alone, whose exchange of experts lasts longer.
     """
-    times = _times_as(phase, at, mapping, load, context, isl, form)
+    times = _times_as(phase, at, mapping, load, context, prompts, form)
     if at.overheads is not None and _any(load.chunk):
         stretch, alone = prefill_stretch(at), replace(load, chunk=0.0)
         if _any(load.decodes):
-            same, own = (_times_as(name, at, mapping, alone, context, isl, form) for name in (phase, "decode"))
+            same, own = (_times_as(name, at, mapping, alone, context, prompts, form) for name in (phase, "decode"))
             times = with_prefill(own, same, times, stretch)
         else:
             times = stretched(times, stretch)
@@ -245,19 +253,21 @@ def _stretched_as(
 
 
 def _times_as(
-    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, isl: Numeric, form: str
+    phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
 ) -> LayerTimes:
     """Times of the layers of a step, of ``phase``."""
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
 
     def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
-        prompts, piece = np.maximum(new / isl, 1.0), np.minimum(new, isl)
+        own = prompts.new
+        some, piece = np.maximum(new / own, 1.0), np.minimum(new, own)
         if not _any(new):
-            prompts, piece = 0.0, 0.0
-        chunk = Tokens(prompts=prompts, new=piece, past=(isl - piece) / 2)
+            some, piece = 0.0, 0.0
+        latent = prompts.past * (piece / own)  # a prompt has as many pieces, of which the first up-projects its prefix
+        chunk = Tokens(prompts=some, new=piece, past=prompts.past + (own - piece) / 2, latent=latent)
         running = Tokens(decodes=sequences, context=context)
-        linear = Tokens(prompts=prompts, new=piece, decodes=sequences, emitted=sequences + prompts)
+        linear = Tokens(prompts=some, new=piece, decodes=sequences, emitted=sequences + some)
         ends = attention_side(at, tp, linear, form, phase, core=False)
         scores, sums = list(ends.scores), ends.sums
         for index, (layer, count) in enumerate(layers_of(at.model)):

@@ -64,7 +64,9 @@ def overlaps(at: Setup, mapping: Mapping) -> bool:
     return bool(np.any(crosses_domains(at, mapping)))
 
 
-def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: Numeric, isl: Numeric) -> Numeric:
+def overlapped_prefill(
+    at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: Numeric, isl: Numeric, past: Numeric = 0.0
+) -> Numeric:
     """A pass of ``tokens`` new tokens in two halves: twice the longer of work and exchange of one half. [s]
 
     Parameters
@@ -75,8 +77,8 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
         New tokens over all DP ranks. [token]
     ranks
         DP ranks that share them. [1]
-    isl
-        Length of the prompts. [token]
+    isl, past
+        Length of the prompts, and of it what was cached before. [token]
 
     Returns
     -------
@@ -98,7 +100,7 @@ def overlapped_prefill(at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: N
     >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
     '0.6'
     """
-    half = mixed_step(of_halves(at), mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks))
+    half = mixed_step(of_halves(at), mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
     return in_halves(at, mapping, half.time, half.sums.communication)
 
 

@@ -1,0 +1,81 @@
+"""Time a pass of prompts whose start may be cached, whole or in chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+
+
+def prompt_pass(
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    isl: float,
+    past: float,
+    chunk_tokens: Numeric,
+    mla_form: str = "auto",
+) -> PrefillPass:
+    """Time the prefill of a batch of prompts of one length and one cached past.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance; its degrees are numbers or of shape (rows, 1). [1]
+    batch
+        Prompts of a pass over all DP ranks, a number or of shape (1, batches). [request]
+    isl, past
+        Length of each prompt, and of it what is cached before the pass. [token]
+    chunk_tokens
+        Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
+    mla_form
+        As in ``prefill_pass`` and ``chunked_prefill_pass``.
+
+    Returns
+    -------
+    PrefillPass
+        Arrays of shape (rows, batches), or numbers. [s]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, two = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Mapping(pp=2)
+    >>> passes = [prompt_pass(at, two, batch=1, isl=8192, past=4096, chunk_tokens=chunk) for chunk in (0, 512)]
+    >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
+    ['41 ms', '23 ms']
+    """
+    if np.any(np.asarray(chunk_tokens) > 0):
+        return chunked_prefill_pass(
+            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=mla_form
+        )
+    return prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form)
+
+
+def form_of_whole(form: str, *, reused: bool) -> str:
+    """Name the form of MLA that passes of whole prompts run.
+
+    Parameters
+    ----------
+    form
+        That was asked for.
+    reused
+        Whether prompts have a cached past.
+
+    Returns
+    -------
+    str
+        Without a past there is nothing to project again, or to keep; with one, a prefix cache holds latents.
+
+    Examples
+    --------
+    >>> [form_of_whole(form, reused=False) for form in ("auto", "absorbed", "cached")]
+    ['naive', 'absorbed', 'naive']
+    >>> [form_of_whole(form, reused=True) for form in ("auto", "absorbed", "cached")]
+    ['auto', 'absorbed', 'naive']
+    """
+    return form if form == "absorbed" or (reused and form == "auto") else "naive"

@@ -1,0 +1,293 @@
+r"""What caches hold of prompts: the joint distribution of a prompt and of its cached start (prefix reuse).
+
+A prompt of I tokens of which a share h is found has the past :math:`C = \lfloor\min(hI, I-1)/s_b\rfloor\,s_b`: whole
+blocks of s_b tokens, and at least one token is computed. Prefill computes S = I - C new tokens after C cached ones. Its
+time is close to bilinear in S and C, so it is integrated over their joint distribution, never taken at the mean: strata
+of pasts, in each of which C is a straight line in S. A least-squares line keeps E[C] and E[S*C].
+Source: physics page, section 8 (Prefix reuse).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from disagg_sim.arrays import Floats, Mask
+from disagg_sim.domain import ByValue
+from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse, ShareSpec
+from disagg_sim.workload.quadrature import nodes_of
+
+#: Strata of unequal pasts, of equal numbers of prompts; prompts with nothing cached are one more.
+STRATA = 3
+#: Pasts that lie so close to a line in the new tokens need no strata: distance over the mean past. [1]
+ON_A_LINE = 0.02
+#: Gauss points of a Beta distribution of shares.
+SHARE_NODES = 12
+#: A share of a length that is whole but for rounding counts as whole. [1]
+ROUNDING = 1e-12
+_REUSE = re.compile(
+    r"(?P<traffic>.+)/cached(?P<share>[0-9.e-]+)(_decode(?P<decode>[0-9.e-]+))?(_blocks(?P<blocks>[0-9]+))?"
+)
+
+
+class Prompts(NamedTuple):
+    """Prompts that stand for a distribution, arrays of shape (nodes,)."""
+
+    isl: Floats  # whole length [token]
+    past: Floats  # of it, cached before its prefill [token]
+    weight: Floats  # probabilities, sum 1 [1]
+
+    @property
+    def new(self) -> Floats:
+        """Tokens that prefill computes. [token]"""
+        return self.isl - self.past
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CachedPrefixes(ByValue):
+    """Joint distribution of prompts and of their cached pasts; arrays of shape (points,)."""
+
+    isl: Floats  # [token]
+    past: Floats  # [token]
+    weight: Floats  # probabilities, sum 1 [1]
+    reuse: Reuse  # what it was made of
+
+    @property
+    def new(self) -> Floats:
+        """Tokens that prefill computes, at least one of each prompt. [token]"""
+        return self.isl - self.past
+
+    @property
+    def mean_past(self) -> float:
+        """Expected cached past. [token]"""
+        return float(self.weight @ self.past)
+
+    @property
+    def sent(self) -> Floats:
+        """Tokens whose cache goes to decode: all but the whole blocks that decode holds already. [token]"""
+        return self.isl - _whole_blocks(self.past * self.reuse.in_decode, self.reuse.block_tokens)
+
+    def at_whole(self, tokens: int) -> CachedPrefixes:
+        """The same prompts where a past can be taken up at multiples of ``tokens`` alone."""
+        return replace(self, past=np.floor(self.past / tokens) * tokens)
+
+    def nodes(self, step: float = 0.0) -> Prompts:
+        """Find few prompts that stand for all.
+
+        Parameters
+        ----------
+        step
+            Width of the stairs of the function of the new tokens, as in ``quadrature.nodes_of``. [token]
+
+        Returns
+        -------
+        Prompts
+            They keep the mean of the past, and of its product with the new tokens, of every stratum.
+
+        Examples
+        --------
+        >>> cached = cached_share(np.array([1000.0]), np.ones(1), Reuse(share=ConstantShare(share=0.9)))
+        >>> [float(part[0]) for part in cached.nodes()]
+        [1000.0, 896.0, 1.0]
+        """
+        found = []
+        for stratum in self._strata():
+            share = float(self.weight[stratum].sum())
+            new, past, weight = self.new[stratum], self.past[stratum], self.weight[stratum] / share
+            at, own = nodes_of(new, weight, step)
+            line = _line(new, past, weight, at)
+            found.append((at + line, line, own * share))
+        return Prompts(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def quantile(self, p: float) -> tuple[float, float]:
+        """Length and past of the prompt whose new tokens a share ``p`` of the prompts does not exceed. [token]"""
+        order = np.argsort(self.new, kind="stable")
+        new, weight = self.new[order], self.weight[order]
+        at = np.interp([p], np.cumsum(weight) - weight / 2, new)
+        past = float(_line(self.new, self.past, self.weight, at)[0])
+        return float(at[0]) + past, past
+
+    def _strata(self) -> list[Mask]:
+        off = self.past - _line(self.new, self.past, self.weight, self.new)
+        if math.sqrt(float(self.weight @ off**2)) <= ON_A_LINE * self.mean_past:
+            return [np.ones(self.past.size, dtype=bool)]
+        cold = self.past == 0
+        warm, found = ~cold, [cold] if cold.any() else []
+        order = np.argsort(self.past, kind="stable")
+        order = order[warm[order]]
+        rank = np.empty(self.past.size)
+        rank[order] = np.cumsum(self.weight[order]) / self.weight[order].sum()
+        place = np.minimum(np.floor(rank * STRATA * (1 - ROUNDING)), STRATA - 1)
+        return [*found, *(each for k in range(STRATA) if (each := warm & (place == k)).any())]
+
+
+def reuse_text(reuse: Reuse) -> str:
+    """Name a constant share in the tables of a sweep.
+
+    Parameters
+    ----------
+    reuse
+        With a constant share; what is as usual is left out.
+
+    Returns
+    -------
+    str
+        That ``parted`` reads back.
+
+    Examples
+    --------
+    >>> reuse_text(Reuse(share=ConstantShare(share=0.9), in_decode=0.5))
+    'cached0.9_decode0.5'
+    """
+    usual = Reuse(share=reuse.share)
+    assert isinstance(reuse.share, ConstantShare)
+    said = [f"cached{reuse.share.share:.12g}"]
+    if reuse.in_decode != usual.in_decode:
+        said.append(f"decode{reuse.in_decode:.12g}")
+    if reuse.block_tokens != usual.block_tokens:
+        said.append(f"blocks{reuse.block_tokens}")
+    return "_".join(said)
+
+
+def parted(traffic: str) -> tuple[str, Reuse | None]:
+    """Part the name of a traffic from what is cached.
+
+    Parameters
+    ----------
+    traffic
+        ``ISL/OSL``, or the name of a shipped traffic; behind a slash what ``reuse_text`` wrote, or nothing.
+
+    Returns
+    -------
+    str, Reuse or None
+        The traffic without it, and what is cached; None = nothing is said.
+
+    Examples
+    --------
+    >>> parted("16384/2048/cached0.9")[0], parted("16384/2048")
+    ('16384/2048', ('16384/2048', None))
+    """
+    found = _REUSE.fullmatch(traffic)
+    if found is None:
+        return traffic, None
+    share, in_decode, block_tokens = found.group("share", "decode", "blocks")
+    own: dict[str, Any] = {"in_decode": float(in_decode)} if in_decode else {}
+    own |= {"block_tokens": int(block_tokens)} if block_tokens else {}
+    return found.group("traffic"), Reuse(share=ConstantShare(share=float(share)), **own)
+
+
+def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
+    """Join a distribution of prompts with a share of each that caches hold, drawn independently of its length.
+
+    Parameters
+    ----------
+    isl, weight
+        Lengths of prompts, from 1 on, and their probabilities, sum 1; arrays of shape (points,). [token], [1]
+    reuse
+        Share, and blocks of the cache.
+
+    Returns
+    -------
+    CachedPrefixes
+        With a point for every length and share.
+
+    Examples
+    --------
+    Whole blocks of 16 tokens, and a prompt is never cached whole:
+
+    >>> shares = [Reuse(share=ConstantShare(share=share)) for share in (0.5, 1.0)]
+    >>> [float(cached_share(np.array([100.0]), np.ones(1), reuse).past[0]) for reuse in shares]
+    [48.0, 96.0]
+    """
+    share, chance = _shares(reuse.share)
+    whole = np.repeat(isl, share.size)
+    held = np.minimum(whole * np.tile(share, isl.size), whole - 1)
+    return CachedPrefixes(
+        isl=whole,
+        past=_whole_blocks(np.maximum(held, 0.0), reuse.block_tokens),
+        weight=np.repeat(weight, share.size) * np.tile(chance, isl.size),
+        reuse=reuse,
+    )
+
+
+def prefixes_of(isl: Floats, past: ArrayLike) -> CachedPrefixes:
+    """Take the cached pasts of requests as they were observed.
+
+    Parameters
+    ----------
+    isl, past
+        Length of every prompt, and its tokens that were found; arrays of shape (requests,). [token]
+
+    Returns
+    -------
+    CachedPrefixes
+        Their empirical joint distribution.
+
+    Raises
+    ------
+    InputError
+        A past below 0, or no shorter than its prompt.
+
+    Examples
+    --------
+    >>> prefixes_of(np.array([100.0, 200.0]), [0, 150]).new.tolist()
+    [100.0, 50.0]
+    """
+    found = np.asarray(past, dtype=np.float64)
+    if found.shape != isl.shape or not np.all((found >= 0) & (found < isl)):
+        raise InputError("cached tokens must be one number a request, from 0 and below its input tokens")
+    share = float(found.sum() / isl.sum())
+    weight = np.full(isl.size, 1.0 / isl.size)
+    return CachedPrefixes(
+        isl=isl, past=found, weight=weight, reuse=Reuse(share=ConstantShare(share=share), block_tokens=1)
+    )
+
+
+def _whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
+    return np.floor(tokens / block_tokens * (1 + ROUNDING)) * block_tokens
+
+
+def _line(new: Floats, past: Floats, weight: Floats, at: Floats) -> Floats:
+    """Past on the least-squares line over the new tokens, at some of them; never below 0. [token]"""
+    centre, mean = float(weight @ new), float(weight @ past)
+    spread = float(weight @ (new - centre) ** 2)
+    slope = float(weight @ ((new - centre) * past)) / spread if spread > (ROUNDING * centre) ** 2 else 0.0
+    return np.maximum(mean + slope * (at - centre), 0.0)
+
+
+def _shares(law: ShareSpec) -> tuple[Floats, Floats]:
+    """Shares that stand for a distribution, and their probabilities; arrays of shape (shares,). [1]"""
+    if isinstance(law, ConstantShare):
+        return np.array([law.share]), np.ones(1)
+    if isinstance(law, BetaShare):
+        return _beta(law.alpha, law.beta)
+    shares = np.array(law.shares)
+    middle, half = (shares[1:] + shares[:-1]) / 2, np.diff(shares) / 2
+    chance = np.diff(np.array(law.probabilities)) / 2
+    off = half / math.sqrt(3.0)  # two Gauss points of each piece
+    return np.concatenate([middle - off, middle + off]), np.concatenate([chance, chance])
+
+
+def _beta(alpha: float, beta: float) -> tuple[Floats, Floats]:
+    """Gauss-Jacobi quadrature of the Beta distribution: exact for polynomials of degree 2*SHARE_NODES - 1 in the share.
+
+    The recurrence of the Jacobi polynomials with weight (1-x)^a (1+x)^b, a = beta - 1 and b = alpha - 1, moved to
+    (0, 1). Source: W. Gautschi, Orthogonal Polynomials, 2004, table 1.1.
+    """
+    a, b = beta - 1.0, alpha - 1.0
+    n = np.arange(1.0, SHARE_NODES)
+    total = 2.0 * n + a + b
+    diagonal = np.concatenate([[(b - a) / (a + b + 2.0)], (b**2 - a**2) / (total * (total + 2.0))])
+    first = 4.0 * (1.0 + a) * (1.0 + b) / ((2.0 + a + b) ** 2 * (3.0 + a + b))
+    n, total = n[1:], total[1:]
+    side = 4.0 * n * (n + a) * (n + b) * (n + a + b) / (total**2 * (total + 1.0) * (total - 1.0))
+    side = np.concatenate([[first], side])
+    jacobi = np.diag(diagonal) + np.diag(np.sqrt(side), 1) + np.diag(np.sqrt(side), -1)
+    nodes, vectors = np.linalg.eigh(jacobi)
+    return (1.0 + nodes) / 2.0, vectors[0] ** 2

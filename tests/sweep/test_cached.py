@@ -1,0 +1,49 @@
+"""Cached shares as an axis of a sweep's traffic."""
+
+import pytest
+
+from disagg_sim.errors import SpecError
+from disagg_sim.sweep.cases import cases_of
+from disagg_sim.sweep.spec import load_sweep
+
+HEAD = "name: reuse\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\n"
+
+
+def load(tmp_path, traffic):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"{HEAD}traffic: [{traffic}]\n", encoding="utf-8")
+    return load_sweep(str(path))
+
+
+def test_a_case_for_every_share(tmp_path):
+    spec = load(tmp_path, "{isl: 16384, osl: 256, cached: [0, 0.5, {share: 0.96, in_decode: 0.5}]}")
+    cases = cases_of(spec)
+    assert [str(case.traffic) for case in cases] == ["16384/256", "16384/256/cached0.5", "16384/256/cached0.96_decode0.5"]
+    assert [case.lengths.mean_new for case in cases] == [16384.0, 8192.0, 656.0]
+    assert cases[1].name.endswith("-16384-256-cached0.5")
+
+
+def test_without_a_share_it_is_the_case_that_it_was(tmp_path):
+    plain, off = (cases_of(load(tmp_path, f"{{isl: 16384, osl: 256{more}}}")) for more in ("", ", cached: 0"))
+    assert plain == off
+
+
+def test_a_distribution_keeps_its_share_in_its_equivalent(tmp_path):
+    spec = load(tmp_path, "{name: log_normal_4096_512, cached: 0.9}")
+    assert [str(each) for each in spec.traffic] == ["4096/512/cached0.9", "log_normal_4096_512/cached0.9"]
+    assert cases_of(spec)[1].lengths.cached is not None
+
+
+@pytest.mark.parametrize(
+    ("traffic", "said"),
+    [
+        ("{isl: 1024, osl: 64, cached: 1.2}", "cached"),
+        ("{isl: 1024, osl: 64, cached: {share: 0.5, block: 16}}", "block_tokens"),
+        ("{isl: 1024, osl: 64, cached: [0.5, 0.5]}", "cached"),
+        ("{name: nothing, cached: 0.5}", "nothing"),
+    ],
+)
+def test_faults_are_named(tmp_path, traffic, said):
+    with pytest.raises(SpecError, match=said) as fault:
+        load(tmp_path, traffic)
+    print(fault.value)
