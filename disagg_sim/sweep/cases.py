@@ -22,7 +22,8 @@ from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
+from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths
 

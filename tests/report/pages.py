@@ -9,7 +9,8 @@ from unittest.mock import Mock
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec, Traffic, same_system
+from disagg_sim.sweep.spec import Limits, SweepSpec, same_system
+from disagg_sim.sweep.traffic import Traffic
 
 #: A name that would be a script, were it ever taken as HTML.
 SPOILT = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"

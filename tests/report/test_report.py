@@ -22,8 +22,9 @@ from disagg_sim.report.words import mapping_text, ratio_text
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, Limits, SweepSpec, Traffic, same_system
+from disagg_sim.sweep.spec import MODES, Limits, SweepSpec, same_system
 from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.traffic import Traffic
 
 
 class Silent:

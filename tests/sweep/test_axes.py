@@ -22,8 +22,9 @@ from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, Traffic, same_system
+from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.workload.lengths import lengths
 
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"

@@ -14,7 +14,8 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.cases import cases_of
-from disagg_sim.sweep.spec import Limits, Sharing, Traffic, load_sweep, same_system
+from disagg_sim.sweep.spec import Limits, Sharing, load_sweep, same_system
+from disagg_sim.sweep.traffic import Traffic
 
 GOOD = """
 name: trial

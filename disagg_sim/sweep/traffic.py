@@ -1,0 +1,138 @@
+"""Read the traffic of a sweep: constant lengths or shipped distributions, and what of the prompts is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Tag
+
+from disagg_sim.facts import load
+from disagg_sim.facts.faults import expected
+from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, told_apart
+from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TrafficCase
+from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.prefixes import reuse_text
+
+Seconds = Annotated[float, Range(1e-6, 1e6, "s")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Lengths of the requests: constant, or drawn from the distribution of a shipped traffic."""
+
+    isl: int  # constant, or the mean of the distribution [token]
+    osl: int  # the same [token]
+    law: str = ""  # name of a shipped traffic; "" = constant lengths
+    part: int = 0  # number of the case in that traffic's file
+    ftl_s: float | None = None  # first-token latency, in place of that of the limits; None = theirs [s]
+    cached: Reuse | None = None  # what caches hold of the prompts; None = what the law says, or nothing
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its distribution. [token]"""
+        if not self.law:
+            return self.isl, self.osl
+        typical = lengths(load.load_traffic(self.law).cases[self.part]).at_medians()
+        return round(typical.mean_isl), round(typical.mean_osl)
+
+    def __str__(self) -> str:
+        """``16384/2048``, or the name of the distribution; behind it what is cached: ``16384/2048/cached0.9``."""
+        plain = f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
+        return plain if self.cached is None else f"{plain}/{reuse_text(self.cached)}"
+
+
+def _decodes(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1):
+        raise ValueError(f"{value} leaves nothing to decode; a frontier needs 2 or more (1 is prefill only)")
+    return value
+
+
+class _Found(Strict):
+    """What caches hold of prompts."""
+
+    share: Annotated[float, Range(0.0, 1.0)]
+    block_tokens: Annotated[int, Range(1, 10**6)] = 16
+    in_decode: Annotated[float, Range(0.0, 1.0)] = 0.0
+
+
+def _reuse(found: _Found) -> Reuse | None:
+    if not found.share:
+        return None
+    share = ConstantShare(share=found.share)
+    return Reuse(share=share, block_tokens=found.block_tokens, in_decode=found.in_decode)
+
+
+#: A share of every prompt, or ``{share: 0.9, in_decode: 0.5}``; none where it is 0.
+_Cached: Any = Annotated[
+    Reuse | None,
+    Written(
+        Annotated[_Found, BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"share": value})],
+        _reuse,
+    ),
+]
+
+
+class _Shape(Strict):
+    """Constant lengths of the requests, and shares of the prompts that are cached."""
+
+    isl: Annotated[int, Range(1, 10**9)]
+    osl: Annotated[int, Range(2, 10**9), BeforeValidator(_decodes)]
+    ftl_s: Seconds | None = None
+    cached: Axis[_Cached] = (None,)
+
+
+def traffic_of(name: str, part: int, case: TrafficCase) -> Traffic:
+    """A case of a shipped traffic: constant lengths, or the distribution with its means."""
+    if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength):
+        return Traffic(isl=case.isl.tokens, osl=case.osl.tokens)
+    law = lengths(case)
+    return Traffic(isl=round(law.mean_isl), osl=round(law.mean_osl), law=name, part=part)
+
+
+def _shipped(name: str) -> list[Traffic]:
+    return [expected(traffic_of, name, part, case) for part, case in enumerate(load.load_traffic(name).cases)]
+
+
+class _Named(Strict):
+    """A shipped traffic, and shares of its prompts that are cached."""
+
+    name: Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped)]
+    cached: Axis[_Cached] = (None,)
+
+
+def _equivalent(each: Traffic) -> Traffic:
+    isl, osl = each.shape
+    return replace(each, isl=isl, osl=osl, law="", part=0)
+
+
+def with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
+    """Traffic of the file; before each distribution the equivalent constant lengths."""
+    given = distinct(tuple(traffic for entry in entries for traffic in entry))
+    constant = ((_equivalent(each), each) if each.law else (each,) for each in given)
+    return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
+
+
+def _of_shape(shape: _Shape) -> list[Traffic]:
+    return [Traffic(isl=shape.isl, osl=shape.osl, ftl_s=shape.ftl_s, cached=reuse) for reuse in shape.cached]
+
+
+def _of_named(named: Any) -> list[Traffic]:
+    return [replace(each, cached=reuse) for each in named.name for reuse in named.cached]
+
+
+def _entry_form(value: object) -> str | None:
+    if isinstance(value, str):
+        return "name"
+    return None if not isinstance(value, Mapping) else "named" if "name" in value else "shape"
+
+
+#: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``, also with ``ftl_s``; with what is cached
+#: ``{name: ..., cached: 0.9}``.
+Entry: Any = Annotated[
+    Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped), Tag("name")]
+    | Annotated[_Named, AfterValidator(_of_named), Tag("named")]
+    | Annotated[_Shape, AfterValidator(_of_shape), Tag("shape")],
+    told_apart(_entry_form, "neither {isl: ..., osl: ...} nor a traffic's name"),
+]
