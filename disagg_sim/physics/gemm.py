@@ -16,6 +16,9 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work
 
 #: Tiles that pad M and N: the smallest that the libraries' kernels fall back to (chosen once, over all fits). [1]
 TILE_M, TILE_N = 64, 32
+#: Rows of a tile where arithmetic on ``TILE_M`` of them would outlast the reading of their weights: the m16n8k16 of
+#: mma.sync (PTX ISA), the smallest that every GPU since Ampere has. No system that was timed is such a one. [1]
+FEW_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +34,19 @@ class GemmRate(Rate):
     least_row: float = 0.0  # a row of A is quantised no faster than one of so many elements [1]
     element: float = ACTIVATION_BYTES  # of A and W [B]
     floor_is_all: bool = False  # whether t0 stands for the loop along K as well
+    tile_rows: float = TILE_M  # that M is padded to [1]
 
 
 def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) -> Cost:
     r"""Cost of ``C[m,n] = A[m,k] @ W[k,n]``.
 
-    With :math:`T = \lceil m/64 \rceil \lceil n/32 \rceil` tiles on S multiprocessors, K is split into
-    :math:`s = \sqrt{k \tau / \rho}` parts, which is where the loop :math:`k \tau / s` and the sum of the parts
-    :math:`(s-1)\rho` together are shortest, but never into more than S/T or less than one, and
+    With :math:`T = \lceil m/r_m \rceil \lceil n/32 \rceil` tiles of :math:`r_m` rows (64, or ``FEW_ROWS``) on S
+    multiprocessors, K is split into :math:`s = \sqrt{k \tau / \rho}` parts, which is where the loop :math:`k \tau / s`
+    and the sum of the parts :math:`(s-1)\rho` together are shortest, but never into more than S/T or less than one, and
 
     .. math:: t = t_0 + t_{quantise} + (t_c^q + t_m^q + t_k^q)^{1/q}
 
-    * :math:`t_c = 2 \cdot 64 \cdot 32\, k \lceil T/S \rceil S / (s\, e_c \Pi)`: the waves of padded tiles;
+    * :math:`t_c = 2 \cdot 32\, r_m\, k \lceil T/S \rceil S / (s\, e_c \Pi)`: the waves of padded tiles;
     * :math:`t_m = (B + B')/(e_m W)`: the three matrices once, and
       :math:`B' = m n k\, b / r \cdot x/(x + L2)`, the operands read again for every r rows or columns as the
       smaller one, x bytes, outgrows the cache;
@@ -77,10 +81,10 @@ def gemm_cost(m: Numeric, n: Numeric, k: Numeric, work: Work, rate: GemmRate) ->
     if not rate.multiprocessors:
         return operator_cost(work, rate)
     sms = rate.multiprocessors
-    tiles = np.maximum(np.ceil(m / TILE_M) * np.ceil(n / TILE_N), 1.0)
+    tiles = np.maximum(np.ceil(m / rate.tile_rows) * np.ceil(n / TILE_N), 1.0)
     parts = np.maximum(np.minimum(np.sqrt(k * (rate.step / rate.split)), sms / tiles), 1.0)
     waves = np.ceil(tiles / sms)
-    compute = waves * (k / parts) * (2.0 * TILE_M * TILE_N * sms / rate.flops)
+    compute = waves * (k / parts) * (2.0 * rate.tile_rows * TILE_N * sms / rate.flops)
     loop = 0.0 if rate.floor_is_all else k * rate.step / parts + (parts - 1.0) * rate.split
     smaller = np.minimum(m, n) * k * rate.element
     again = m * n * k * (rate.element / rate.reuse) * (smaller / (smaller + rate.cache))

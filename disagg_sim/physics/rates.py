@@ -37,7 +37,7 @@ from disagg_sim.physics.attention_parts import ASSUMED_PARTS, PartRate, part_rat
 from disagg_sim.physics.blocks import ATTENTION
 from disagg_sim.physics.collectives import copies_per_pick
 from disagg_sim.physics.experts import MoeRate
-from disagg_sim.physics.gemm import GemmRate
+from disagg_sim.physics.gemm import FEW_ROWS, TILE_M, GemmRate
 from disagg_sim.physics.link_curves import (
     AllToAllRate,
     LinkCurve,
@@ -151,6 +151,7 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
     flops, bandwidth = fit.e_compute * system.peak_flops[form.arithmetic], fit.e_memory * system.hbm_bandwidth
     if not fit.tiled:
         return GemmRate(flops, bandwidth, fit.t0, fit.blend_q)
+    ridge = 0.5 * form.bytes * flops / bandwidth  # rows that take as long to multiply as their weights to read
     return GemmRate(
         flops,
         bandwidth,
@@ -164,6 +165,7 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
         quantise=np.inf if fit.e_quantise is None else fit.e_quantise * system.hbm_bandwidth,
         least_row=fit.least_row,
         element=form.bytes,
+        tile_rows=TILE_M if ridge >= TILE_M else FEW_ROWS,
     )
 
 
