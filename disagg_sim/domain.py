@@ -153,6 +153,12 @@ class Mapping(ByValue, Shown):
         return self.dp_attn * self.pcp
 
     @property
+    def shares(self) -> tuple[Any, Any]:
+        """dcp and pcp, each the number 1 where no row is above it."""
+        dcp, pcp = (1.0 if np.all(np.asarray(each) == 1) else each for each in (self.dcp, self.pcp))
+        return dcp, pcp
+
+    @property
     def gpus(self) -> Any:
         """GPUs of one instance; number or column. [1]"""
         return self.stage_gpus * self.pp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from disagg_sim.facts.kinds import AttentionSpec, Count, CountOrNone, Window, register
+from disagg_sim.facts.kinds import AttentionSpec, Count, CountOrNone, SharedRows, Window, register
 from disagg_sim.facts.schema import OneOf
 
 #: Sizes of a gate on the output of attention: none, a number of each head, a number of each element.
@@ -111,6 +111,11 @@ class GqaAttention(AttentionSpec):
         """The sliding window, or the chunk. [token]"""
         return self.window or self.chunk
 
+    @property
+    def shared_rows(self) -> SharedRows | None:
+        """Heads, but for a window: that is short, and engines keep it whole."""
+        return None if self.window_tokens else SharedRows(self.q_heads, self.head_dim, self.value_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention(AttentionSpec):
@@ -149,6 +154,11 @@ class LatentAttention(AttentionSpec):
     def cache_elements(self) -> int:
         """Cached elements of one token in one layer: the latent, once for all heads. [1]"""
         return self.kv_rank + self.rope_dim
+
+    @property
+    def shared_rows(self) -> SharedRows:
+        """Queries and outputs in latent space."""
+        return SharedRows(self.q_heads, self.kv_rank + self.rope_dim, self.kv_rank)
 
 
 @register

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.faults import source_faults
@@ -21,6 +21,19 @@ _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Count = Annotated[int, Range(1, 10**7)]
 _Stretch = Annotated[float, Range(1.0, 10.0)]
 _Share = Annotated[float, Range(1e-6, 1.0)]
+
+
+class Sharing(NamedTuple):
+    """How GPUs that share the tokens of a sequence send each other what they lack (``physics.context``)."""
+
+    decode: str = "ag_rs"  # of ``DECODE_EXCHANGES``
+    overlaps: bool = False  # whether the exchange of outputs hides behind scores, sequence by sequence
+    prefill: str = "all_gather"  # of ``PREFILL_EXCHANGES``
+
+
+#: Gather queries and reduce-scatter outputs; gather queries and send outputs with their sums; send outputs alone.
+DECODE_EXCHANGES = ("ag_rs", "a2a", "helix")
+PREFILL_EXCHANGES = ("all_gather", "ring")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +60,17 @@ class EngineSpec(Shown):
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
+    dcp_exchange: Annotated[str, OneOf(DECODE_EXCHANGES)] = Sharing().decode  # between GPUs that share cached tokens
+    dcp_overlap: bool = Sharing().overlaps  # the exchange of a sequence hides behind the scores of the next (HOP-B)
+    pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = Sharing().prefill  # between ranks that share prompts
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
+
+    @property
+    def sharing(self) -> Sharing:
+        """How GPUs that share tokens exchange what they lack."""
+        return Sharing(self.dcp_exchange, self.dcp_overlap, self.pcp_exchange)
 
 
 _Keys = schema_of(EngineSpec)
@@ -87,7 +108,7 @@ def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     """
     spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
     told = [key for key in _Keys.model_fields if key not in ("title", "sources", "memory")]
-    needed = [key for key in told if key != "expert_kernel" or spec.expert_kernel]
+    needed = [key for key in told if _Keys.model_fields[key].is_required() or key in data]
     if found := source_faults(spec.sources, told, needed=needed):
         raise spec_error(path, found)
     return spec

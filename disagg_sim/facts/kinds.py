@@ -29,10 +29,19 @@ class Store(NamedTuple):
     window: int = 0  # tokens after which it grows no more; 0 = never [token]
     parts: int = 1  # GPUs of a TP group that can hold distinct shares, such as KV heads [1]
     tensors: int = 1  # in which engines keep it, such as keys and values apart [1]
+    whole: bool = False  # on every GPU that shares the tokens of a sequence with others, as an index of tokens is
 
     def tokens(self, tokens: float) -> float:
         """Tokens of a sequence of so many that are kept. [token]"""
         return min(tokens, self.window) if self.window else tokens
+
+
+class SharedRows(NamedTuple):
+    """What GPUs that share the cached tokens of a sequence exchange for each new token."""
+
+    heads: int  # query heads [1]
+    query: int  # elements of the query of a head, as scores take it [1]
+    output: int  # elements of the output of a head, before it is projected [1]
 
 
 class AttentionSpec(ABC):
@@ -85,6 +94,16 @@ class AttentionSpec(ABC):
         return 0
 
     @property
+    def shared_rows(self) -> SharedRows | None:
+        """What GPUs that share the cached tokens of a sequence exchange; None = each of them keeps all tokens."""
+        return None
+
+    @property
+    def scans(self) -> bool:
+        """Whether a prompt is walked through in order, so that GPUs cannot share its tokens."""
+        return False
+
+    @property
     def kinks(self) -> tuple[int, ...]:
         """Lengths at which the work of a token begins to grow otherwise: windows, chosen tokens. [token]"""
         return (self.window_tokens,) if self.window_tokens else ()
@@ -118,7 +137,7 @@ class AttentionSpec(ABC):
 
         >>> from disagg_sim.facts.attention import GqaAttention
         >>> GqaAttention(q_heads=64, kv_heads=8, head_dim=64, window=128).stores(1.0)
-        (Store(token_bytes=1024.0, window=128, parts=8, tensors=2),)
+        (Store(token_bytes=1024.0, window=128, parts=8, tensors=2, whole=False),)
         """
         if not self.cache_elements:
             return ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -21,9 +22,20 @@ GROUPS = ("any", "one_or_all")
 #: What a kind may be judged by: of the first two what more operating points have, else the third, else nothing.
 JUDGED_BY = ("tpot", "throughput", "ttft", "nothing")
 
+_Kind = Annotated[str, OneOf(lambda: tuple(ATTENTION_KINDS))]
 _Groups = Annotated[str, OneOf(GROUPS)]
 _Count = Annotated[int, Range(1, 10**7)]
 _Error = Annotated[float, Range(0.0, 100.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingRules:
+    """Where an engine lets GPUs share the tokens of a sequence."""
+
+    kinds: Several[_Kind] = ()  # of attention
+    beside: Several[_Kind] = ()  # kinds that may keep all tokens in other layers of the model
+    architectures: Several[Line] = ()  # of GPUs, their first words; none = all
+    with_dp: bool = False  # together with attention DP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,8 @@ class LayoutRules(Shown):
     expert_groups: _Groups  # EP degrees of a stage, its other GPUs cutting each expert
     redundant_slots: bool  # holds copies of experts
     pipelines: bool  # parts the layers over stages
+    dcp: SharingRules  # GPUs of a TP group share cached tokens
+    pcp: SharingRules  # attention ranks share prompts
     weight_block: _Count  # weights under block-scaled fp8 are cut in multiples of so many [1]
     sources: Mapping[str, str]  # key -> where its value comes from
 

@@ -66,6 +66,11 @@ class LinearAttention(AttentionSpec):
         """Heads. [1]"""
         return self.state_heads
 
+    @property
+    def scans(self) -> bool:
+        """The recurrence walks through a prompt."""
+        return True
+
 
 @register
 @dataclass(frozen=True, slots=True, kw_only=True)

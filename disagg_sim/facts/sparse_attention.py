@@ -89,7 +89,7 @@ class DsaAttention(LatentAttention):
     def stores(self, element_bytes: float) -> tuple[Store, ...]:
         """Latents and index keys, whole on every rank of a TP group."""
         latent = Store(self.latent_bytes(element_bytes))
-        return (latent, Store(self.index_bytes)) if self.index_bytes else (latent,)
+        return (latent, Store(self.index_bytes, whole=True)) if self.index_bytes else (latent,)
 
     @property
     def kinks(self) -> tuple[int, ...]:

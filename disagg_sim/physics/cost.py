@@ -74,8 +74,8 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
             memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
             floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0
             return Cost(floor + memory, Sums(0.0, memory, 0.0, floor))
-        case "all_reduce":
-            return all_reduce_cost(op.size, op.ranks, at)
+        case "all_reduce" | "gather":
+            return all_reduce_cost(op.size, op.ranks, at) if op.kind == "all_reduce" else group_cost(op, at)
     raise ValueError(f"no cost for operator kind {op.kind!r}")
 
 
@@ -121,6 +121,51 @@ def all_reduce_cost(size: Numeric, n: Numeric, at: Setup) -> Cost:
 def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
     latency, wire = curve.transfer(size, n, gather_bytes(size, n))
     return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), wire))
+
+
+def group_cost(op: Operator, at: Setup) -> Cost:
+    """All-gather or reduce-scatter, as its name begins, of a group of ranks that may span NVLink domains.
+
+    ``(n-1)/n*S`` over the links of a domain; across m domains ``(m-1)/m*S`` over the NIC of each GPU besides, in
+    ``ceil(log2 m)`` hops.
+
+    Parameters
+    ----------
+    op
+        Full tensor [B], ranks of the group and the domains that it spans. [1]
+    at
+        Setup: links, and the fits of the collective.
+
+    Returns
+    -------
+    Cost
+        Of the broadcast shape; nothing for one rank. [s]
+
+    Examples
+    --------
+    8 MB in eight parts, 7 MB of them at 450 GB/s:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> eight = Operator("all-gather of rows", "gather", NOTHING_DONE, size=8e6, ranks=8)
+    >>> f"{1e6 * group_cost(eight, at).sums.communication:.1f} us"
+    '15.6 us'
+    """
+    curve = at.rates.reduce_scatter if op.name.startswith("reduce-scatter") else at.rates.all_gather
+    inside = _gather_cost(op.size, np.maximum(op.ranks / op.domains, 1.0), curve)
+    if not np.any(np.asarray(op.domains) > 1):
+        return inside
+    nic = at.profile.nic_efficiency * at.system.nic_bandwidth
+    latency = at.profile.nic_latency * np.ceil(np.log2(op.domains))
+    return inside + _wire_cost(Transfer(latency, gather_bytes(op.size, op.domains) / nic))
+
+
+def ring_hop_cost(op: Operator, at: Setup) -> Cost:
+    """Hand-over of a part of ``op.size`` bytes to the next rank of a ring, by NVLink or, across domains, by NIC. [s]"""
+    profile, across = at.profile, np.asarray(op.domains) > 1
+    latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
+    link = np.where(across, at.system.nic_bandwidth, at.system.nvlink_bandwidth) * profile.p2p_efficiency
+    return adjusted(op, _wire_cost(pipeline_hop(op.size, latency=latency, bandwidth=link)), at)
 
 
 def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
@@ -188,14 +233,15 @@ def exchange_cost(
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens), of ``width`` elements each, 0 =
-    the hidden size. Nothing is exchanged where all tokens are everywhere already (no DP attention: TP and TEP).
+    the hidden size. Nothing is exchanged where all tokens are everywhere already (neither DP attention nor
+    PCP: TP and TEP).
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1. In the decode of an engine the
     exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together.
     """
     precision, domain, hidden = at.precision, at.system.nvlink_domain, width or at.model.hidden
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
-    exchanges = np.where(np.asarray(mapping.dp_attn) > 1, 1.0, 0.0)
+    exchanges = np.where(np.asarray(mapping.token_ranks) > 1, 1.0, 0.0)
     domains = np.ceil(gpus / domain)
     spread = np.minimum(domains, ep)
     dispatch = all_to_all_cost(

@@ -17,6 +17,8 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 
+#: Decimals of a count of GPUs that follows from a division.
+ROUNDED = 9
 #: Blocks of attention are enlarged by so many tokens at a time. [token]
 BLOCK_STEP = 16
 
@@ -119,7 +121,8 @@ def unique_gpus(
 
     Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
     attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the bytes ``e_i`` of
-    the kinds at ``tokens`` cached tokens, each on ``n_i`` GPUs.
+    the kinds at ``tokens`` cached tokens, each on ``n_i`` GPUs. Under DCP each of the GPUs that share the tokens of a
+    KV head has its own; copies over PCP ranks count once.
 
     Parameters
     ----------
@@ -149,14 +152,15 @@ def unique_gpus(
     length, tp = model.max_context if tokens is None else tokens, mapping.tp_attn
     apart = {n for kind in model.kinds for n in kind.attention.distinct_parts}
     distinct: Numeric = np.minimum(tp, min(apart, default=1))
-    if any(np.any(np.minimum(tp, other) != distinct) for other in apart):
+    shared = bool(np.any(np.asarray(mapping.dcp) > 1))
+    if shared or any(np.any(np.minimum(tp, other) != distinct) for other in apart):
         element = ACTIVATION_BYTES if precision is None else precision.cache.bytes
         whole: Numeric = 0.0
         sent: Numeric = 0.0
         for layer, count in layers_of(model):
             whole = whole + count * layer.attention.spec.held_bytes(length, element)
-            sent = sent + count * layer.attention.sent(length, element, tp)
-        distinct = whole / sent
+            sent = sent + count * layer.attention.sent(length, element, tp, mapping.dcp)
+        distinct = np.round(whole / sent, ROUNDED) if shared else whole / sent
     return mapping.dp_attn * mapping.pp * distinct
 
 

@@ -7,6 +7,7 @@ cache fill a share f of what the rest leaves needs ``M_kv/f`` for it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from disagg_sim.physics.residents import CachedTokens, Prefilling, Residents, co
 from disagg_sim.physics.server_memory import non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
+from disagg_sim.physics.tabulate import is_one
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
 
 #: Dispatch arrives in one byte per element, combine leaves in two (section 4, M_comm).
@@ -109,20 +111,24 @@ def activation_bytes(model: ModelSpec, mapping: Mapping, residents: Residents, i
 
 
 def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
-    """Buffers of collectives: two all-reduce messages, and what an all-to-all receives. [B]"""
+    """Buffers of collectives: two all-reduce messages, and ``exchange_bytes``. [B]"""
     d, tp = model.hidden, mapping.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
     return total + exchange_bytes(model, mapping, live)
 
 
 def exchange_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
-    """What an all-to-all of experts receives; 0 without one. [B]"""
-    d, tp = model.hidden, mapping.tp_attn
+    """What an all-to-all of experts receives, and keys and values of a layer that PCP gathers; 0 without both. [B]"""
+    d, tp, (_, pcp) = model.hidden, mapping.tp_attn, mapping.shares
+    gathered: Numeric = 0.0
+    if not is_one(pcp):
+        rows = [sum(here for _, here in layer.attention.stores(ACTIVATION_BYTES, tp)) for layer, _ in layers_of(model)]
+        gathered = np.where(pcp > 1, np.maximum.reduce(np.broadcast_arrays(*rows)), 0.0) * (live * pcp)
     received = max(layer.ffn.picks * layer.ffn.wire_width(d) for layer, _ in layers_of(model))
     if not received:
-        return 0.0
-    exchanged = (np.asarray(mapping.dp_attn) > 1) & (np.asarray(mapping.ep) > 1)
-    return np.where(exchanged, received * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live
+        return gathered
+    exchanged = (np.asarray(mapping.token_ranks) > 1) & (np.asarray(mapping.ep) > 1)
+    return np.where(exchanged, received * ALL_TO_ALL_BUFFER_BYTES / tp, 0.0) * live + gathered
 
 
 class _OfStage(NamedTuple):
@@ -224,6 +230,9 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
     table = stage_table(model, mapping.pp)
     layers = [layer for layer, _ in layers_of(model)]
     of_layer = [layer_weight_bytes(model, layer, precision, mapping) for layer in layers]
+    if at.sharing.decode == "helix" and not is_one(dcp := mapping.shares[0]):
+        copies = [layer.attention.inward_copies(d, precision, tp, dcp) for layer in layers]
+        of_layer = list(map(operator.add, of_layer, copies))
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(mapping.pp) == 1, float(model.tied_embeddings), 0.0)
     tables = 0.0 if at.server_memory is None else position_bytes(at.server_memory, model)
@@ -238,7 +247,7 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
         for index, layer in enumerate(layers):
             count, attention = counts[..., index], layer.attention
             weights = weights + count * of_layer[index]
-            for store, here in attention.stores(precision.cache.bytes, tp):
+            for store, here in attention.stores(precision.cache.bytes, tp, mapping.dcp):
                 token = count * here
                 if store.window:
                     cache = cache + token * np.minimum(residents.tokens, residents.sequences * store.window)

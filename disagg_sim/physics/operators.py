@@ -7,8 +7,10 @@ sections 2, 3 and 7.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
@@ -64,11 +66,34 @@ class Tokens:
     decodes: Numeric = 0.0  # sequences in decode [1]
     context: Numeric = 0.0  # their mean cached length [token]
     emitted: Numeric = 0.0  # sequences that emit a token [1]
+    projected: Numeric | None = None  # of the past of each, what MLA up-projects again; None = all of it [token]
+    dcp: Numeric = 1.0  # GPUs that share the cached tokens of a KV head [1]
+    pcp: Numeric = 1.0  # attention ranks that share the new tokens of a prompt [1]
 
     @property
     def linear(self) -> Numeric:
         """Tokens that pass through the matrix multiplies. [token]"""
-        return self.prompts * self.new + self.decodes
+        return self.prompts * self.new / self.pcp + self.decodes
+
+    @property
+    def of_one(self) -> Tokens:
+        """Prompts as one of ``pcp`` ranks has them: a piece from the front of each and its mirror from the back.
+
+        Of 2*pcp equal pieces each rank takes two that together have the mean past, so all have as many pairs.
+        """
+        if np.ndim(self.pcp) == 0 and self.pcp == 1.0:
+            return self
+        shared, piece = np.asarray(self.pcp) > 1, self.new / (2.0 * self.pcp)
+        others = self.new - 2.0 * piece  # new tokens whose keys and values come from other ranks
+        return replace(
+            self,
+            prompts=np.where(shared, 2.0 * self.prompts, self.prompts),
+            new=np.where(shared, piece, self.new),
+            past=np.where(shared, self.past + (self.new - piece) / 2.0, self.past),
+            latent=np.where(shared, (self.latent + others) / 2.0, self.latent),
+            projected=np.where(shared, (self.past + others) / 2.0, self.past),
+            pcp=1.0,
+        )
 
 
 def gemm(name: str, m: Numeric, n: Numeric, k: Numeric, fmt: Format) -> Operator:

@@ -92,7 +92,7 @@ class Taken:
 
     def serves(self, name: str, kind: str, form: str) -> bool:
         """Whether the operator of a name, kind and format is timed by them."""
-        return kind == self.kind and self.form in ("", form) and self.name in ("", name)
+        return kind == self.kind and self.form in ("", form) and self.name in ("", name.partition(" of ")[0])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -235,7 +235,7 @@ def prefill_live(
     chunk = np.minimum(prompts * chunk_tokens, new.of(prompts, deviations))
     own = np.where(chunk_tokens > 0, chunk, new.of(microbatch, deviations))
     total = np.minimum(own * mapping.dp_attn, new.of(batch, deviations))
-    return Live(own, total, np.where(chunk_tokens > 0, prompts, microbatch))
+    return Live(own / mapping.pcp, total, np.where(chunk_tokens > 0, prompts, microbatch))
 
 
 def decode_load(

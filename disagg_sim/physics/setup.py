@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.engine import EngineSpec, Sharing
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
@@ -62,6 +62,11 @@ class Setup(Shown):
     def cache_share(self) -> float:
         """Share of what weights and activations leave that the cache may fill. [1]"""
         return 1.0 if self.overheads is None else self.overheads.cache_share
+
+    @property
+    def sharing(self) -> Sharing:
+        """How GPUs that share the tokens of a sequence exchange what they lack."""
+        return Sharing() if self.overheads is None else self.overheads.sharing
 
     def changed(
         self,

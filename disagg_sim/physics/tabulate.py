@@ -17,6 +17,11 @@ from disagg_sim.physics.work import Numeric
 Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
+def is_one(degree: Numeric) -> bool:
+    """Whether a degree is the number 1, which changes nothing; a column of ones is no number."""
+    return np.ndim(degree) == 0 and degree == 1.0
+
+
 class Levels:
     """The distinct values of a token count of shape (rows, batches), and their positions."""
 
@@ -33,17 +38,17 @@ class Levels:
 def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
     """``function(*degrees, tokens)`` at every point, computed once per distinct point.
 
-    ``degrees`` have shape (rows, 1); the function must broadcast (distinct, 1) with (1, levels) and
-    return a tuple, nested if it likes, of arrays. Scalar input is handed through.
+    ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
+    (distinct, 1) with (1, levels) and return a tuple, nested if it likes, of arrays. Scalar input is handed through.
     """
     if not levels.gathers:
         return function(*degrees, levels.tokens)
     rows = max(np.shape(d)[0] if np.ndim(d) else 1 for d in degrees)
-    columns = [np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees]
-    first, row = _distinct_rows(columns)
+    columns = [d if is_one(d) else np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees]
+    first, row = _distinct_rows([column for column in columns if np.ndim(column)], rows)
     index = row[:, None] * levels.values.size + levels.position
     shape = (first.size, levels.values.size)
-    table = function(*(column[first, None] for column in columns), levels.values[None, :])
+    table = function(*(c[first, None] if np.ndim(c) else c for c in columns), levels.values[None, :])
     result: Result = _spread(table, shape, index)
     return result
 
@@ -78,9 +83,9 @@ def _equal_rows(rows: Any) -> tuple[Any, Any]:
     return first, row
 
 
-def _distinct_rows(columns: list[Any]) -> tuple[Any, Any]:
+def _distinct_rows(columns: list[Any], rows: int) -> tuple[Any, Any]:
     """First position of every distinct row, and the number of the distinct row at each position."""
-    key = np.zeros(columns[0].size, dtype=np.int64)
+    key = np.zeros(rows, dtype=np.int64)
     for column in columns:
         values, place = np.unique(column, return_inverse=True)
         key = key * values.size + place

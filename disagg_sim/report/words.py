@@ -41,7 +41,24 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
 
 
 def text_of(mapping: Shards) -> str:
-    """A mapping in short, as ``degrees_text`` does."""
+    """Write a mapping in short, as ``degrees_text`` does.
+
+    Parameters
+    ----------
+    mapping
+        One, its degrees numbers.
+
+    Returns
+    -------
+    str
+        Its degrees above 1.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> text_of(Mapping(tp_attn=8, tp_ffn=8, dcp=8))
+    'TP8 DCP8'
+    """
     return degrees_text(**{name: int(getattr(mapping, name)) for name in SHARDING})
 
 

@@ -48,7 +48,7 @@ from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.mappings import mappings_for
+from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 
@@ -209,6 +209,7 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
     if phase not in PHASES:
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
     table = mappings_for(at, mappings)
+    table = without_pcp(table) if phase == "decode" else table
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
     mapping = table.for_grid()
 
@@ -395,6 +396,7 @@ def _axes(
 ) -> tuple[Mapping, Ints]:
     """Check and return the mappings and batch sizes of a grid; ``InputError`` for faults common to both kinds."""
     table = mappings_for(at, mappings)
+    table = without_pcp(table) if phase == "decode" else table
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
     return table, batch_axis(at, table, lengths, phase=phase) if batch is None else given_sizes("batch", batch)

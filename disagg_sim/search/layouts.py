@@ -115,7 +115,9 @@ def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
     attention = np.where(dp > 1, np.where(tp > 1, "DP of TP groups", "DP"), "TP").astype(object)
     over_experts = np.where(ep > 1, np.where(tp_ffn > 1, ", EP of TP groups", ", EP"), "").astype(object)
     cut = np.where((dp > 1) & (ep == 1), ", expert TP", "").astype(object)
-    stage = attention + over_experts + cut
+    dcp, pcp = (np.atleast_1d(np.asarray(each)) for each in (mapping.dcp, mapping.pcp))
+    context = np.where(dcp > 1, ", DCP", "").astype(object) + np.where(pcp > 1, ", PCP", "").astype(object)
+    stage = attention + over_experts + cut + context
     flat = np.where(gpus > 1, stage, "one GPU").astype(object)
     deep = np.where(gpus > 1, stage + ", PP", "PP of one-GPU stages")
     return np.asarray(np.where(pp > 1, deep, flat), dtype=object)
@@ -297,6 +299,18 @@ def _broken(at: Setup, rows: dict[str, Any], engine: str) -> NDArray[np.object_]
         unless((rows["tp_attn"] == 1) | (rows["dp_attn"] == 1), "attention DP over groups of GPUs")
     if rules.expert_groups == "one_or_all":
         unless((rows["tp_ffn"] == 1) | (rows["ep"] == 1), "EP over groups of GPUs")
+    dcp, pcp = np.asarray(rows["dcp"]) > 1, np.asarray(rows["pcp"]) > 1
+    if np.any(dcp) or np.any(pcp):
+        for ranks, where, how in ((dcp, rules.dcp, "DCP"), (pcp, rules.pcp, "PCP")):
+            unless(~ranks | (where.with_dp | (rows["dp_attn"] == 1)), f"{how} with attention DP")
+            on = not where.architectures or at.system.architecture.split()[0] in where.architectures
+            unless(~ranks | on, f"{how} on {at.system.architecture}")
+            for layer, _ in layers_of(at.model):
+                spec = layer.attention.spec
+                keeps = spec.shared_rows is None if how == "DCP" else False
+                allowed = spec.kind in (where.beside if keeps else where.kinds) or not layer.attention.present
+                beside = "beside layers that keep all tokens" if keeps else f"of {spec.kind} attention"
+                unless(~ranks | allowed, f"{how} {beside}")
     if not rules.redundant_slots:
         unless(rows["redundant_slots"] == 0, "redundant expert slots")
     if not rules.pipelines:

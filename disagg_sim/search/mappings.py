@@ -80,8 +80,6 @@ def _require(at: Setup, m: Mapping) -> None:
     reason = _pipeline_refusal(at.model, m.pp, even=False) or _stage_refusal(at, m, tp_over_nics=True)
     if not at.model.is_moe and max(m.dp_attn, m.ep) > 1:
         reason = "a dense model has neither dp_attn nor ep above 1"
-    if max(m.dcp, m.pcp) > 1:
-        reason = "context parallelism is not timed yet"
     if reason is not None:
         given = ", ".join(f"{name} {value}" for name in SHARDING if (value := getattr(m, name)) != UNSAID.get(name))
         raise InputError(f"mapping {given} is impossible for {at.model.name} on {at.system.name}: {reason}")
@@ -102,6 +100,8 @@ def enumerate_mappings(
     layouts: str = Layouts.LAUNCHABLE,
     tp_over_nics: bool = False,
     one_gpu_stages: bool = True,
+    max_dcp: int = 1,
+    max_pcp: int = 1,
 ) -> Mapping:
     """Mappings of one instance of a model on a system (physics page, section 3).
 
@@ -123,6 +123,9 @@ def enumerate_mappings(
         Whether TP groups may leave the NVLink domain: their all-reduce then crosses NICs.
     one_gpu_stages : bool
         Whether a pipeline may have stages of one GPU.
+    max_dcp, max_pcp : int
+        Most GPUs that share the cached tokens of a KV head, of decode and of instances that do both phases; most
+        attention ranks that share a prompt, of prefill. [1]
 
     Returns
     -------
@@ -147,7 +150,8 @@ def enumerate_mappings(
         raise InputError(f"layouts {layouts!r} is unknown{nearest(layouts, Layouts)}; allowed: {', '.join(Layouts)}")
     rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
     refused: Counter[str] = Counter()
-    for one, reason in _candidates(at, max_gpus, tp_over_nics=tp_over_nics):
+    most = whole_number("max_dcp", max_dcp), whole_number("max_pcp", max_pcp)
+    for one, reason in _candidates(at, max_gpus, most, tp_over_nics=tp_over_nics):
         if one is None or reason:
             refused[reason] += 1
         else:
@@ -162,7 +166,9 @@ def enumerate_mappings(
     return replace(table[reasons == ""], refused=tuple(sorted(refused.items())))
 
 
-def _candidates(at: Setup, max_gpus: int | None, *, tp_over_nics: bool) -> Iterator[tuple[Mapping | None, str]]:
+def _candidates(
+    at: Setup, max_gpus: int | None, most: tuple[int, int], *, tp_over_nics: bool
+) -> Iterator[tuple[Mapping | None, str]]:
     """Every mapping to be tried with the reason that refuses it, "" for none; None where its size or depth does."""
     model, system = at.model, at.system
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
@@ -171,22 +177,26 @@ def _candidates(at: Setup, max_gpus: int | None, *, tp_over_nics: bool) -> Itera
     deep_limit = min(MAX_PIPELINE_GPUS, max_gpus or MAX_PIPELINE_GPUS)
     tried = degrees(system, flat_limit)
     of_experts = tried if model.is_moe else (1,)
+    dcps, pcps = (tuple(each for each in tried if each <= limit) for limit in most)
     for pp in degrees(system, deep_limit):
         if (reason := _pipeline_refusal(model, pp, even=True)) is not None:
             yield None, reason
             continue
         limit = flat_limit if pp == 1 else deep_limit // pp
-        for tp_attn, dp_attn, ep in product(tried, of_experts, of_experts):
-            gpus = tp_attn * dp_attn
-            if gpus % ep:
+        for tp_attn, dp_attn, ep, pcp in product(tried, of_experts, of_experts, pcps):
+            gpus = tp_attn * dp_attn * pcp
+            if gpus % (ep if model.is_moe else 1):
                 continue
             if gpus > limit:
                 yield None, f"more than {limit} GPUs in a stage at pp {pp}"
                 continue
-            one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp)
+            one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp, pcp=pcp)
             if ep == gpus and (slots := least_redundant_slots(model, ep)):
                 one = replace(one, redundant_slots=slots)
-            yield one, _stage_refusal(at, one, tp_over_nics=tp_over_nics) or ""
+            for dcp in dcps:
+                if tp_attn % dcp == 0:
+                    shared = one if dcp == 1 else replace(one, dcp=dcp)
+                    yield shared, _stage_refusal(at, shared, tp_over_nics=tp_over_nics) or ""
 
 
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:
@@ -225,13 +235,49 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
 
 def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | None:
     model, system = at.model, at.system
-    if max(mapping.tp_attn, mapping.tp_ffn) > system.nvlink_domain:
+    if max(mapping.tp_attn, mapping.tp_ffn if model.is_moe else 1) > system.nvlink_domain:
         if not tp_over_nics:
             return f"TP leaves the NVLink domain of {system.nvlink_domain}"
-        if mapping.dp_attn > 1 and mapping.tp_ffn > system.nvlink_domain:
+        if mapping.token_ranks > 1 and mapping.tp_ffn > system.nvlink_domain:
             return f"expert TP after attention DP leaves the NVLink domain of {system.nvlink_domain}"
+    if mapping.dcp > system.nvlink_domain:
+        return f"dcp leaves the NVLink domain of {system.nvlink_domain}"
     for layer, _ in layers_of(model):
         reason = layer.attention.rejects(mapping.tp_attn) or layer.ffn.rejects(mapping)
+        reason = reason or layer.attention.rejects_sharing(mapping.tp_attn, mapping.dcp)
+        if reason is None and mapping.pcp > 1 and layer.attention.spec.scans:
+            reason = f"pcp: {layer.attention.spec.kind} walks through a prompt in order"
         if reason is not None:
             return reason
+    if mapping.dcp > 1 and all(layer.attention.spec.shared_rows is None for layer, _ in layers_of(model)):
+        return "dcp: every layer keeps all of its tokens"
     return None
+
+
+def without_pcp(table: Mapping) -> Mapping:
+    """Hand on mappings of instances that decode: no prompt is there to be shared.
+
+    Parameters
+    ----------
+    table
+        One mapping, or columns of many.
+
+    Returns
+    -------
+    Mapping
+        The same.
+
+    Raises
+    ------
+    InputError
+        A pcp above 1.
+
+    Examples
+    --------
+    >>> without_pcp(Mapping(tp_attn=2, tp_ffn=4, pcp=2))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: pcp 2 in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache
+    """
+    if (most := np.max(table.pcp, initial=1)) > 1:
+        raise InputError(f"pcp {most:g} in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache")
+    return table

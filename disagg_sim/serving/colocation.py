@@ -26,7 +26,7 @@ from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks, taken_up
-from disagg_sim.search.mappings import mappings_for
+from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
@@ -120,7 +120,7 @@ class Group:
 def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
     given = case.options.batch
-    table = mappings_for(case.at, mappings)
+    table = without_pcp(mappings_for(case.at, mappings))
     if not len(table):
         raise InputError("mappings is empty; allowed: one mapping or more")
     for dp in np.unique(table.dp_attn):

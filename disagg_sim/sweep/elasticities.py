@@ -131,7 +131,7 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
     table = limits.mappings(at)
     if mode == Mode.DISAGGREGATED:
         prefill_at = case.setup_of(systems[case.prefill_system.name], case.pools.prefill_precision)
-        first = limits.mappings(prefill_at)
+        first = limits.mappings(prefill_at, prefill=True)
         return disaggregated(
             prefill_grid(prefill_at, first, lengths, mla_form=case.mla_form, allow_long_context=True),
             decode_grid(at, table, lengths, allow_long_context=True),

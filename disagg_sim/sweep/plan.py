@@ -146,7 +146,7 @@ def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
 def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
     """Prefill and decode blocks."""
     prefill_at, at = case.prefill_setup, case.decode_setup
-    prefill_table, table = (case.limits.mappings(each) for each in (prefill_at, at))
+    prefill_table, table = case.limits.mappings(prefill_at, prefill=True), case.limits.mappings(at)
     prefill_batch = batch_axis(prefill_at, prefill_table, case.lengths, phase="prefill")
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(

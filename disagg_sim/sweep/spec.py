@@ -68,19 +68,23 @@ class Limits:
     layouts: str = Layouts.LAUNCHABLE.value  # which mappings are searched, of ``search.layouts.Layouts``
     tp_over_nics: bool = False  # whether TP groups may leave the NVLink domain
     one_gpu_stages: bool = True  # whether a pipeline may have stages of one GPU
+    max_dcp: int = 1  # GPUs that share the cached tokens of a KV head, of instances that decode [1]
+    max_pcp: int = 1  # attention ranks that share a prompt, of prefill pools [1]
 
     def of(self, traffic: Traffic) -> Limits:
         """These limits with the first-token latency of a traffic that has its own."""
         return self if traffic.ftl_s is None else replace(self, ftl_s=traffic.ftl_s)
 
-    def mappings(self, at: Setup) -> Mappings:
-        """Mappings of an instance of a setup within the limits."""
+    def mappings(self, at: Setup, *, prefill: bool = False) -> Mappings:
+        """Mappings of an instance of a setup within the limits: of a prefill pool, or of what decodes."""
         return enumerate_mappings(
             at,
             max_gpus=self.max_gpus,
             layouts=self.layouts,
             tp_over_nics=self.tp_over_nics,
             one_gpu_stages=self.one_gpu_stages,
+            max_dcp=1 if prefill else self.max_dcp,
+            max_pcp=self.max_pcp if prefill else 1,
         )
 
 
@@ -234,12 +238,14 @@ class _Limits(Strict):
     layouts: Axis[Annotated[str, OneOf(tuple(Layouts))]] = (Limits().layouts,)
     tp_over_nics: Axis[bool] = (Limits().tp_over_nics,)
     one_gpu_stages: Axis[bool] = (Limits().one_gpu_stages,)
+    max_dcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_dcp,)
+    max_pcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_pcp,)
 
 
 def _combined(limits: _Limits) -> tuple[Limits, ...]:
     latency = (limits.ftl_s, limits.ttl_s)
     axes = (*latency, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
-    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages)
+    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages, limits.max_dcp, limits.max_pcp)
     require_few("", *map(len, (*axes, *kinds)))
     return tuple(
         Limits(
@@ -251,8 +257,10 @@ def _combined(limits: _Limits) -> tuple[Limits, ...]:
             layouts=layouts,
             tp_over_nics=over,
             one_gpu_stages=single,
+            max_dcp=dcp,
+            max_pcp=pcp,
         )
-        for ftl, ttl, cap, most, nic, layouts, over, single in product(*axes, *kinds)
+        for ftl, ttl, cap, most, nic, layouts, over, single, dcp, pcp in product(*axes, *kinds)
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -29,6 +30,8 @@ F = TypeVar("F", bound=FfnSpec)
 Kind = TypeVar("Kind", bound=type[Any])
 
 
+#: Names of the projections behind scores and values.
+OUTWARD = ("o", "kv_b out of values")
 #: Name and whole width of matrices, the parts that they are cut into, and their format. [1]
 Cut = tuple[str, int, Numeric, Format]
 
@@ -86,14 +89,38 @@ class AttentionBlock(ABC, Generic[A]):
     def rejects(self, tp: int) -> str | None:
         """Why the heads cannot be cut over ``tp`` GPUs; None if they can."""
 
+    def decode_share(
+        self, precision: Precision, tp: Numeric, dcp: Numeric, tokens: Tokens, form: str
+    ) -> tuple[list[Operator], ...]:
+        """``decode`` of one of ``dcp`` shares of the context: the heads of tp/dcp GPUs on 1/dcp of the tokens."""
+        if self.spec.shared_rows is None:
+            return self.decode(precision, tp, tokens, form)
+        share = replace(tokens, context=np.maximum(tokens.context / dcp, 1.0))
+        return self.decode(precision, tp / dcp, share, form)
+
     def weight_bytes(self, hidden: int, precision: Precision, tp: Numeric) -> Numeric:
         """Weights of the projections on one GPU. [B]"""
         return self.matmul_params(hidden, tp) * precision.projection(self.spec.kind).bytes
 
-    def stores(self, element_bytes: float, tp: Numeric) -> list[tuple[Store, Numeric]]:
-        """What the layer caches of a token, and the bytes of each on the fullest GPU. [B]"""
-        found = self.spec.stores(element_bytes)
-        return [(store, store.token_bytes * np.ceil(store.parts / tp) / store.parts) for store in found]
+    def outward_params(self, hidden: int) -> int:
+        """Weights of the projections behind scores and values (``OUTWARD``), of a kind that shares tokens. [1]"""
+        return 0
+
+    def inward_copies(self, hidden: int, precision: Precision, tp: Numeric, dcp: Numeric) -> Numeric:
+        """What Helix adds to the weights of a GPU: projections before scores are cut over tp/dcp GPUs alone. [B]"""
+        if self.spec.shared_rows is None:
+            return 0.0
+        all_of_it = self.matmul_params(hidden, tp / dcp) - self.matmul_params(hidden, tp)
+        outward = self.outward_params(hidden) * (dcp - 1.0) / tp
+        return (all_of_it - outward) * precision.projection(self.spec.kind).bytes
+
+    def stores(self, element_bytes: float, tp: Numeric, dcp: Numeric = 1.0) -> list[tuple[Store, Numeric]]:
+        """What the layer caches of a token, and the bytes of each on the fullest GPU, ``dcp`` sharing tokens. [B]"""
+        found = []
+        for store in self.spec.stores(element_bytes):
+            shares = dcp if self.spec.shared_rows is not None and not store.whole else 1.0
+            found.append((store, store.token_bytes * np.ceil(store.parts / (tp / shares)) / store.parts / shares))
+        return found
 
     def expanded_elements(self, tp: Numeric) -> Numeric:
         """Elements of one token that form ``cached`` keeps beside the cache. [1]"""
@@ -103,11 +130,24 @@ class AttentionBlock(ABC, Generic[A]):
         """What one GPU keeps of a sequence, whatever its length. [B]"""
         return self.spec.state_bytes / np.minimum(tp, self.spec.cache_parts)
 
-    def sent(self, tokens: float, element_bytes: float, tp: Numeric) -> Numeric:
-        """What each GPU of a TP group with a distinct part hands over of a sequence. [B]"""
-        parts = [(store.token_bytes * store.tokens(tokens), store.parts) for store in self.spec.stores(element_bytes)]
-        parts.append((self.spec.state_bytes, self.spec.cache_parts))
-        return sum((held / np.minimum(tp, apart) for held, apart in parts if held), 0.0)
+    def sent(self, tokens: float, element_bytes: float, tp: Numeric, dcp: Numeric = 1.0) -> Numeric:
+        """What each GPU of a TP group with a distinct part hands over of a sequence, ``dcp`` sharing tokens. [B]"""
+        total: Numeric = 0.0
+        for store in self.spec.stores(element_bytes):
+            shares = dcp if self.spec.shared_rows is not None and not store.whole else 1.0
+            held = store.token_bytes * store.tokens(tokens)
+            total = total + held / (np.minimum(tp / shares, store.parts) * shares)
+        state = self.spec.state_bytes
+        return total + state / np.minimum(tp, self.spec.cache_parts) if state else total
+
+    def rejects_sharing(self, tp: int, dcp: int) -> str | None:
+        """Why ``dcp`` of ``tp`` GPUs cannot share the cached tokens; None if they can, or keep all of them."""
+        if tp % dcp:
+            return f"dcp does not divide tp_attn {tp}"
+        if self.spec.shared_rows is None:
+            return None
+        copies = max(tp // max(store.parts for store in self.spec.stores(1.0)), 1)
+        return f"dcp above {copies}, the copies of a KV head" if dcp > copies else None
 
     @staticmethod
     def sizes(shape: AttentionShape) -> dict[str, Numeric]:

@@ -168,6 +168,9 @@ class Gqa(AttentionBlock[GqaAttention]):
     def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
         return hidden * (self.columns(tp) + self.spec.q_heads * self.spec.value_size / tp)
 
+    def outward_params(self, hidden: int) -> int:
+        return self.spec.q_heads * self.spec.value_size * hidden
+
     def activation_width(self, tp: Numeric) -> Numeric:
         s = self.spec
         return (s.q_heads * s.head_dim + s.gate_params + s.cache_elements) / tp

@@ -233,6 +233,9 @@ class LatentBlock(AttentionBlock[S]):
         replicated = hidden * (self.spec.q_rank + self.spec.kv_rank + self.spec.rope_dim)
         return replicated + (self.spec.matmul_params(hidden) - replicated) / tp
 
+    def outward_params(self, hidden: int) -> int:
+        return self.spec.q_heads * self.spec.value_dim * (hidden + self.spec.kv_rank)
+
     def activation_width(self, tp: Numeric) -> Numeric:
         s = self.spec
         return s.q_heads * (2 * (s.nope_dim + s.rope_dim) + s.value_dim) / tp
@@ -272,7 +275,7 @@ class Mla(LatentBlock[MlaAttention]):
                 first = self._again(precision, dims, prompts * tokens.latent)
                 cached.append(first._replace(runs=np.where(np.asarray(tokens.latent) > 0, 1.0, 0.0)))
             return (cached,)
-        again = self._again(precision, dims, prompts * past)
+        again = self._again(precision, dims, prompts * (past if tokens.projected is None else tokens.projected))
         again = again._replace(runs=np.where(np.asarray(past) > 0, 1.0, 0.0))
         latent = mla_work("absorbed", dims, sequences=prompts, new=new, past=past)
         if form == "auto":

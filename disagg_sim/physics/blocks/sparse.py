@@ -85,6 +85,14 @@ class Dsa(LatentBlock[DsaAttention]):
         main = self._attend(precision, tp, tokens.decodes, seen, tokens.decodes * seen)
         return ([*self._index(INDEX_STEP, tokens.decodes, 1.0, tokens.context - 1.0), main],)
 
+    def decode_share(
+        self, precision: Precision, tp: Numeric, dcp: Numeric, tokens: Tokens, form: str
+    ) -> tuple[list[Operator], ...]:
+        """As the base says, but for the index: every rank scores all keys and takes what it holds of the choice."""
+        seen = np.maximum(np.minimum(tokens.context, self.spec.top_k) / dcp, 1.0)
+        main = self._attend(precision, tp / dcp, tokens.decodes, seen, tokens.decodes * seen)
+        return ([*self._index(INDEX_STEP, tokens.decodes, 1.0, tokens.context - 1.0), main],)
+
     def _attend(self, precision: Precision, tp: Numeric, queries: Numeric, keys: Numeric, rows: Numeric) -> Operator:
         """Scores and values of ``queries`` in latent space, ``keys`` each, on ``rows`` latents of the cache."""
         dims, element = self.dims(tp, precision.cache.bytes), precision.cache.bytes

@@ -28,7 +28,7 @@ from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import Levels, is_one, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -63,9 +63,16 @@ class _Cores(NamedTuple):
 
 
 def _chunk_cores(
-    at: Setup, tp: Numeric, chunk_tokens: Numeric, prompts: Numeric, new: float, prefix: float, form: str
+    at: Setup,
+    shards: tuple[Numeric, ...],
+    chunk_tokens: Numeric,
+    prompts: Numeric,
+    new: float,
+    prefix: float,
+    form: str,
 ) -> _Cores:
-    """Attention of every chunk of ``new`` tokens after ``prefix``; the chunks are a last axis that is summed away."""
+    """Attention on (tp, dcp, pcp) GPUs of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
+    tp, dcp, pcp = (each if is_one(each) else np.asarray(each)[..., None] for each in shards)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(new, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
     live = step < plan.chunks
@@ -75,11 +82,13 @@ def _chunk_cores(
         new=np.where(step < plan.chunks - 1, plan.size, plan.last),
         past=prefix + np.minimum(step, plan.chunks - 1) * plan.size,
         latent=np.where(step == 0, prefix, 0.0),
+        dcp=dcp,
+        pcp=pcp,
     )
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
     for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, np.asarray(tp)[..., None], tokens, form)
+        cost = attention_cost(layer.attention, at, tp, tokens, form)
         shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
         every = np.broadcast_to(cost.time, shape)
         times[0].append(np.sum(every * live, axis=-1))
@@ -148,24 +157,24 @@ def chunked_prefill_pass(
     pp, new = mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
-    plan = chunk_plan(new, chunk_tokens)
+    plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
 
     def linear(size: Numeric) -> LayerTimes:
-        def side(tp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-            tokens = Tokens(prompts=sequences, new=new)  # the head runs once, below
+        def side(tp: Numeric, pcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
+            tokens = Tokens(prompts=sequences, new=new, pcp=pcp)  # the head runs once, below
             return attention_side(at, tp, tokens, mla_form, "prefill", core=False)
 
         return join_experts(
             at,
             mapping,
-            tabulate(side, (mapping.tp_attn, size), levels),
+            tabulate(side, (mapping.tp_attn, pcp, size), levels),
             phase="prefill",
-            rank=Levels(prompts * size),
+            rank=Levels(prompts * size / pcp),
             total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * size),
         )
 
-    def cores(tp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
-        return _chunk_cores(at, tp, size, sequences, new, past, mla_form)
+    def cores(tp: Numeric, dcp: Numeric, pcp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
+        return _chunk_cores(at, (tp, dcp, pcp), size, sequences, new, past, mla_form)
 
     def last_token(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
         cost = total_cost([head(at.model, at.precision, tp, sequences)], at)
@@ -175,10 +184,10 @@ def chunked_prefill_pass(
     final = linear(plan.last) if np.any(plan.last != plan.size) else full
     head_time, head_sums = tabulate(last_token, (mapping.tp_attn,), levels)
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
-    attention = tabulate(cores, (mapping.tp_attn, chunk_tokens), levels)
+    attention = tabulate(cores, (mapping.tp_attn, dcp, pcp, chunk_tokens), levels)
     before = plan.chunks - 1
     busy, path = _busy_and_path(at, mapping, before, full, final, attention)
-    hop = hop_cost(prompts * plan.size, mapping.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * plan.size / pcp, mapping.gpus, at) * (pp - 1)
     sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
     host = prefill_host(at, mapping, plan.chunks)
     return PrefillPass(path + host + hop.time, busy + host, with_ends(sums, hop, host_time(at, mapping, 0.0)))

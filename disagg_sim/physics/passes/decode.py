@@ -77,12 +77,14 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     micro = np.ceil(batch / microbatches)
     rank = Levels(np.ceil(micro / mapping.dp_attn))
 
-    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=context, emitted=sequences)
+    dcp, _ = mapping.shares
+
+    def side(tp: Numeric, dcp: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(decodes=sequences, context=context, emitted=sequences, dcp=dcp)
         return attention_side(at, tp, tokens, mla_form, "decode")
 
     times = join_experts(
-        at, mapping, tabulate(side, (mapping.tp_attn,), rank), phase="decode", rank=rank, total=Levels(micro)
+        at, mapping, tabulate(side, (mapping.tp_attn, dcp), rank), phase="decode", rank=rank, total=Levels(micro)
     )
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(rank.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)

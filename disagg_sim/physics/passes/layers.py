@@ -13,13 +13,15 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
+from disagg_sim.physics.blocks.base import OUTWARD
+from disagg_sim.physics.context import shared_decode, shared_prefill
 from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, total_cost
 from disagg_sim.physics.expert_load import Routing
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import Levels, is_one, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -50,6 +52,8 @@ class AttentionSide(NamedTuple):
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of one layer, prompts and decodes one after the other (serial kernels).
 
+    Where GPUs share the tokens of a sequence, with what they send each other for it (``physics.context``).
+
     Parameters
     ----------
     block
@@ -79,9 +83,15 @@ def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: T
     """
     total = NOTHING
     if np.any(np.asarray(tokens.prompts) > 0):
-        total = total + cheapest(total_cost(ops, at) for ops in block.prefill(at.precision, tp, tokens, form))
+        if is_one(tokens.pcp) and is_one(tokens.dcp):
+            total = total + cheapest(total_cost(ops, at) for ops in block.prefill(at.precision, tp, tokens, form))
+        else:
+            total = total + shared_prefill(block, at, tp, tokens, form)
     if np.any(np.asarray(tokens.decodes) > 0):
-        total = total + cheapest(total_cost(ops, at) for ops in block.decode(at.precision, tp, tokens, form))
+        if is_one(tokens.dcp):
+            total = total + cheapest(total_cost(ops, at) for ops in block.decode(at.precision, tp, tokens, form))
+        else:
+            total = total + shared_decode(block, at, tp, tokens, form)
     return total
 
 
@@ -132,7 +142,7 @@ def attention_side(
     shared: list[Numeric] = []
     for layer, count in layers_of(model):
         summed = all_reduce("attention all-reduce", linear, model, precision, tp)
-        projections = layer.attention.served_projections(model, precision, tp, linear, absorbed)
+        projections = _projections(layer.attention, at, tp, tokens, absorbed)
         own = total_cost([*projections, summed] if layer.attention.present else [], at)
         own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
         apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
@@ -144,6 +154,15 @@ def attention_side(
         shared.append(apart.time)
         sums = sums.plus(own.sums, count).plus(apart.sums, count)
     return AttentionSide(tuple(layers), tuple(scores), tuple(shared), start.time, end.time, sums)
+
+
+def _projections(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, absorbed: Numeric) -> list[Any]:
+    """Projections of attention; under Helix those before the scores are as in TP of tp/dcp GPUs."""
+    operators = block.served_projections(at.model, at.precision, tp, tokens.linear, absorbed)
+    if is_one(tokens.dcp) or at.sharing.decode != "helix" or block.spec.shared_rows is None:
+        return operators
+    wide = block.served_projections(at.model, at.precision, tp / tokens.dcp, tokens.linear, absorbed)
+    return [*(op for op in wide if op.name not in OUTWARD), *(op for op in operators if op.name in OUTWARD)]
 
 
 def join_experts(
@@ -281,7 +300,7 @@ def _exchange(
     at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, rank: Levels
 ) -> tuple[Numeric, Numeric, Sums]:
     """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    if np.all(np.asarray(mapping.dp_attn) == 1):
+    if np.all(np.asarray(mapping.token_ranks) == 1):
         return 0.0, 0.0, Sums()
 
     def exchange(
@@ -293,7 +312,7 @@ def _exchange(
         )
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
-    return tabulate(exchange, (mapping.tp_attn, mapping.dp_attn, mapping.tp_ffn, mapping.ep), rank)
+    return tabulate(exchange, (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep), rank)
 
 
 def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:

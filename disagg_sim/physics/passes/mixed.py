@@ -258,16 +258,17 @@ def _times_as(
     """Times of the layers of a step, of ``phase``."""
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
+    dcp, _ = mapping.shares
 
-    def side(tp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
+    def side(tp: Numeric, dcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
         own = prompts.new
         some, piece = np.maximum(new / own, 1.0), np.minimum(new, own)
         if not _any(new):
             some, piece = 0.0, 0.0
         latent = prompts.past * (piece / own)  # a prompt has as many pieces, of which the first up-projects its prefix
-        chunk = Tokens(prompts=some, new=piece, past=prompts.past + (own - piece) / 2, latent=latent)
-        running = Tokens(decodes=sequences, context=context)
-        linear = Tokens(prompts=some, new=piece, decodes=sequences, emitted=sequences + some)
+        chunk = Tokens(prompts=some, new=piece, past=prompts.past + (own - piece) / 2, latent=latent, dcp=dcp)
+        running = Tokens(decodes=sequences, context=context, dcp=dcp)
+        linear = Tokens(prompts=some, new=piece, decodes=sequences, emitted=sequences + some, dcp=dcp)
         ends = attention_side(at, tp, linear, form, phase, core=False)
         scores, sums = list(ends.scores), ends.sums
         for index, (layer, count) in enumerate(layers_of(at.model)):
@@ -280,7 +281,7 @@ def _times_as(
     return join_experts(
         at,
         mapping,
-        tabulate_pairs(side, (mapping.tp_attn,), decodes, share),
+        tabulate_pairs(side, (mapping.tp_attn, dcp), decodes, share),
         phase=phase,
         rank=Levels(decodes + share),
         total=Levels(load.decodes + load.chunk),

@@ -35,7 +35,7 @@ def crosses_domains(at: Setup, mapping: Mapping) -> Numeric:
     >>> crosses_domains(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(dp_attn=32, ep=32)])).tolist()
     [False, True]
     """
-    return (mapping.dp_attn > at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1)
+    return (mapping.dp_attn > at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1) & (mapping.pcp == 1)
 
 
 def overlaps(at: Setup, mapping: Mapping) -> bool:

@@ -89,21 +89,23 @@ def prefill_pass(
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
 
-    def side(tp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences)
+    dcp, pcp = mapping.shares
+
+    def side(tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
         return attention_side(at, tp, tokens, mla_form, "prefill")
 
     times = join_experts(
         at,
         mapping,
-        tabulate(side, (mapping.tp_attn,), Levels(prompts)),
+        tabulate(side, (mapping.tp_attn, dcp, pcp), Levels(prompts)),
         phase="prefill",
-        rank=Levels(prompts * new),
+        rank=Levels(prompts * new / pcp),
         total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * new),
     )
     times = stretched(times, prefill_stretch(at))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(prompts * new, mapping.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * new / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)
     stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * pp)
     busy = microbatches * stage + prefill_host(at, mapping, microbatches)

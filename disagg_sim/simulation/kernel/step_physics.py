@@ -36,6 +36,7 @@ class StepPhysics:
     def __init__(self, at: Setup, mapping: Mapping, mla_form: str = "auto") -> None:
         self._at, self._model, self._mapping, self._form = at, at.model, mapping, mla_form
         self.stages, self.ranks = int(np.max(mapping.pp)), int(np.max(mapping.dp_attn))
+        self._dcp, self._pcp = mapping.shares
         engine = at.overheads
         host, self.launch = float(host_time(at, mapping, 0.0)), float(np.max(launch_time(at, mapping)))
         self.host_once, self.host_each = (host, 0.0) if engine is None else (0.0, host)
@@ -67,7 +68,7 @@ class StepPhysics:
         share = np.where(share > 0, np.maximum(share, 1.0), 0.0)
         times = self._linear_times(phase, sequences, share, np.ceil(decodes / micro) + prefill / micro)
         hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
-        hop = hop_cost(sequences + share, self._mapping.gpus, self._at) * hops
+        hop = hop_cost(sequences + share / self._pcp, self._mapping.gpus, self._at) * hops
         stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
         if self._at.overheads is not None:
             some = np.where(decodes > 0, 1.0, 0.0)
@@ -120,7 +121,7 @@ class StepPhysics:
         Row m - 1 belongs to a step of m micro-batches; the last one, of pipelines alone, is the slowest stage.
         """
         shape = (prompts.size, lengths.size, pasts.size)
-        tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts)
+        tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts, dcp=self._dcp, pcp=self._pcp)
         tp = self._mapping.tp_attn
         cores = tuple(
             np.broadcast_to(attention_cost(layer.attention, self._at, tp, tokens, self._form).time, shape)
@@ -139,9 +140,11 @@ class StepPhysics:
         """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
         at = at or self._at
         prompts = np.where(share > 0, 1.0, 0.0)
-        tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts)
+        shares = {"dcp": self._dcp, "pcp": self._pcp}
+        tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts, **shares)
         side = attention_side(at, self._mapping.tp_attn, tokens, self._form, phase, core=False)
-        return join_experts(at, self._mapping, side, phase=phase, rank=Levels(sequences + share), total=Levels(total))
+        rank = Levels(sequences + share / self._pcp)
+        return join_experts(at, self._mapping, side, phase=phase, rank=rank, total=Levels(total))
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
         """Time of ``micro`` micro-batches through all stages, without host and hops. [s]"""

@@ -1,0 +1,312 @@
+"""GPUs that share the tokens of a sequence: bytes and collectives by hand, limits, and what never gets worse.
+
+Formulas: the head of ``physics.context``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.certainty.elasticity import scaled
+from disagg_sim.certainty.rows import rescore
+from disagg_sim.errors import InputError
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.memory import instance_parts
+from disagg_sim.physics.operators import Operator, Tokens
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.residents import decode_load, decode_residents, prefill_load, prompt_residents
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.mappings import enumerate_mappings, mappings_for
+
+R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+FITTED = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+
+
+def sharing(dcp: int = 1, **others: Any) -> ds.Mapping:
+    return ds.Mapping(tp_attn=8, tp_ffn=8, dcp=dcp, **others)
+
+
+def under(at: Setup, **keys: Any) -> Setup:
+    """The setup under an engine that exchanges otherwise."""
+    assert at.overheads is not None
+    return replace(at, overheads=replace(at.overheads, **keys))
+
+
+def operators(at: Setup, timed: Any) -> dict[str, Operator]:
+    """Operators of a pass by name, those of its last layer."""
+    seen: dict[str, Operator] = {}
+
+    def record(op: Operator, cost: Cost) -> Cost:
+        seen[op.name] = op
+        return cost
+
+    timed(replace(at, rates=replace(at.rates, adjust=record)))
+    return seen
+
+
+def sizes_sent(at: Setup, dcp: int, batch: float) -> dict[str, float]:
+    found = operators(at, lambda at: decode_step(at, sharing(dcp), batch=batch, context=65_536.0))
+    return {name: float(op.size) for name, op in found.items() if op.kind == "gather"}
+
+
+def test_queries_sums_and_outputs_of_all_heads_are_exchanged_in_latent_space() -> None:
+    # 4 sequences, 128 heads in the group of eight: queries of 576 and outputs of 512 in 2 bytes, sums in 4
+    assert sizes_sent(FITTED_AG, 8, 4.0) == {
+        "all-gather of queries": 4 * 128 * 576 * 2,
+        "all-gather of softmax sums": 8 * 4 * 128 * 4,
+        "reduce-scatter of outputs": 4 * 128 * 512 * 2,
+    }
+    # of two GPUs that share, each has the heads of a quarter of the eight
+    assert sizes_sent(FITTED_AG, 2, 4.0)["all-gather of queries"] == 4 * 32 * 576 * 2
+
+
+FITTED_AG = under(FITTED, dcp_exchange="ag_rs")
+
+
+def test_a2a_sends_sums_with_outputs_and_helix_gathers_no_queries() -> None:
+    joined = 4 * 128 * (512 * 2 + 4)
+    gathered = {"all-gather of queries": 4 * 128 * 576 * 2, "reduce-scatter of outputs": joined}
+    assert sizes_sent(under(FITTED, dcp_exchange="a2a"), 8, 4.0) == gathered
+    assert sizes_sent(under(FITTED, dcp_exchange="helix"), 8, 4.0) == {"reduce-scatter of outputs": joined}
+
+
+def test_a_gpu_reads_an_eighth_of_the_latents_for_eight_times_the_heads() -> None:
+    def attention(dcp: int) -> Operator:
+        found = operators(R1, lambda at: decode_step(at, sharing(dcp), batch=4.0, context=65_536.0))
+        return found["decode attention"]
+
+    one, eight = attention(1).work, attention(8).work
+    assert one.hbm_bytes == 4 * 65_536 * 576
+    assert eight.hbm_bytes == one.hbm_bytes / 8
+    assert eight.flops == pytest.approx(one.flops, rel=1e-3)  # but for the token itself, which has no past
+
+
+def test_helix_of_the_paper_in_numbers() -> None:
+    """Llama-405B, a million tokens, 8 x 8 GPUs: 4.03 GB of keys and values each; 28.7 kB for eight sequences."""
+    at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
+    wide = ds.Mapping(tp_attn=64, tp_ffn=64, dcp=8)
+    load = decode_load(at, wide, 1, cached=decode_residents(1_000_000, 2))
+    plain = replace(at, overheads=replace(at.overheads, cache_share=1.0))  # type: ignore[arg-type, type-var]
+    assert float(instance_parts(plain, wide, load).cache) == pytest.approx(126 * 2 * 128 * 1_000_001 / 8, rel=1e-3)
+    sent = operators(at, lambda at: decode_step(at, wide, batch=8.0, context=1e6))["reduce-scatter of outputs"]
+    outputs = float(sent.size) - 8 * 16 * 4
+    assert 7 / 8 * outputs == 7 / 8 * 8 * 16 * 128 * 2 == 28_672
+
+
+def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would() -> None:
+    at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
+    wide = ds.Mapping(tp_attn=64, tp_ffn=64, dcp=8)
+    found = operators(at, lambda at: decode_step(at, wide, batch=8.0, context=1e6))
+    assert found["qkv"].shape == (8.0, (128 / 8 + 2) * 128, 16_384)
+    assert found["o"].shape == (8.0, 16_384, 128 / 64 * 128)
+    load = decode_load(at, wide, 8, cached=decode_residents(1_000_000, 2))
+    more = instance_parts(at, wide, load).weights - instance_parts(under(at, dcp_exchange="a2a"), wide, load).weights
+    queries = 16_384 * 128 * 128 * (1 / 8 - 1 / 64)  # keys and values are one head on every GPU either way
+    assert more == pytest.approx(126 * queries * at.precision.projection("gqa").bytes)
+
+
+def test_an_exchange_behind_the_scores_of_the_next_sequence_shows_its_first_part_alone() -> None:
+    plain = under(FITTED, dcp_exchange="helix")
+    hidden = under(plain, dcp_overlap=True)
+    one, overlapped = (decode_step(at, sharing(8), batch=1.0, context=2**20).ttl for at in (plain, hidden))
+    assert overlapped == one  # nothing to hide behind
+    many, overlapped = (decode_step(at, sharing(8), batch=16.0, context=2**20).ttl for at in (plain, hidden))
+    exchange = decode_step(free_exchange(plain), sharing(8), batch=16.0, context=2**20).ttl
+    assert overlapped - exchange == pytest.approx((many - exchange) / 16)
+
+
+def free_exchange(at: Setup) -> Setup:
+    def adjust(op: Operator, cost: Cost) -> Cost:
+        return cost * 0.0 if op.name in ("reduce-scatter of outputs", "merge of outputs") else cost
+
+    return replace(at, rates=replace(at.rates, adjust=adjust))
+
+
+@pytest.mark.parametrize("at", [R1, FITTED], ids=["ideal", "measured"])
+def test_a_degree_of_one_is_tp_to_the_last_bit(at: Setup) -> None:
+    batch = np.array([[1.0, 8.0, 64.0]])
+    alone = ds.Mapping.stack([sharing()]).for_grid()
+    beside = ds.Mapping.stack([sharing(), sharing(8)]).for_grid()
+    for timed in (
+        lambda m: decode_step(at, m, batch=batch, context=65_536.0).ttl,
+        lambda m: mixed_step(at, m, batch=batch, context=65_536.0, chunk=Chunk(2048.0, 65_536.0)).time,
+        lambda m: prefill_pass(at, m, batch=batch, isl=8192.0).ftl,
+        lambda m: chunked_prefill_pass(at, m, batch=batch, isl=8192.0, chunk_tokens=2048.0).ftl,
+    ):
+        np.testing.assert_array_equal(timed(alone)[0], timed(beside)[0])
+
+
+def test_the_cache_is_shared_but_indices_windows_and_states_are_whole() -> None:
+    def layer(name: str, kind: str) -> Any:
+        model = ds.setup(name, "b200_sxm", "fp8", profile="ideal").model
+        return next(each.attention for each, _ in layers_of(model) if each.attention.spec.kind == kind)
+
+    def held(name: str, kind: str, dcp: float) -> list[float]:
+        return [float(here) for _, here in layer(name, kind).stores(1.0, 8.0, dcp)]
+
+    assert held("deepseek_r1", "mla", 8.0) == [576 / 8]
+    assert held("deepseek_v3_2", "dsa", 8.0) == [656 / 8, 132]
+    windowed = layer("gpt_oss_120b", "gqa")
+    assert windowed.stores(1.0, 16.0, 2.0) == windowed.stores(1.0, 16.0)
+    assert windowed.spec.window
+    state = layer("qwen3_next_80b_a3b", "gdn")
+    assert state.state_bytes(8.0) > 0
+    assert state.stores(1.0, 8.0, 2.0) == []
+
+
+def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_choice() -> None:
+    at = ds.setup("deepseek_v3_2", "b200_sxm", "fp8", profile="ideal")
+
+    def under(mapping: ds.Mapping) -> dict[str, Operator]:
+        return operators(at, lambda at: decode_step(at, mapping, batch=4.0, context=65_536.0))
+
+    one, eight = under(sharing()), under(sharing(8))
+    assert one["index"].work == eight["index"].work
+    assert one["decode attention"].work.hbm_bytes == 8 * eight["decode attention"].work.hbm_bytes == 4 * 2048 * 656
+
+
+def test_each_gpu_takes_in_its_own_part_of_a_cache() -> None:
+    whole = kv_bytes_per_request(R1.model, R1.precision, 65_536)
+    assert [int(unique_gpus(R1.model, sharing(dcp))) for dcp in (1, 2, 4, 8)] == [1, 2, 4, 8]
+    wide = ds.Mapping(tp_attn=4, dp_attn=2, ep=8, pp=2, dcp=4)
+    assert whole / unique_gpus(R1.model, wide) == whole / 16
+    copies = ds.Mapping(tp_attn=8, ep=16, pcp=2)  # every rank of a prefill has all keys and values
+    assert unique_gpus(R1.model, copies) == 1
+    qwen = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal").model  # four KV heads
+    assert [int(unique_gpus(qwen, ds.Mapping(tp_attn=8, ep=8, dcp=dcp))) for dcp in (1, 2)] == [4, 8]
+    sparse = ds.setup("deepseek_v3_2", "b200_sxm", "fp8", profile="ideal").model  # the index goes to all
+    assert 1 < unique_gpus(sparse, sharing(8), 65_536) < 8
+
+
+def test_ranks_that_share_a_prompt_score_its_pairs_once() -> None:
+    whole, shared = Tokens(prompts=1.0, new=8192.0), Tokens(prompts=1.0, new=8192.0, pcp=4.0)
+    part = shared.of_one
+    pairs = part.prompts * (part.new * part.past + part.new * (part.new + 1) / 2)
+    assert 4 * pairs == pytest.approx(8192 * 8193 / 2, rel=1e-3)
+    assert shared.linear == whole.linear / 4
+    later = Tokens(prompts=1.0, new=2048.0, past=6144.0, pcp=np.array([1.0, 4.0])).of_one
+    assert (later.prompts[0], later.new[0], later.past[0]) == (1.0, 2048.0, 6144.0)
+    chunk = later.prompts * (later.new * later.past + later.new**2 / 2)
+    assert chunk[0] == pytest.approx(4 * chunk[1])
+
+
+def test_keys_and_values_of_a_prompt_are_gathered_once_a_layer_in_sixteen_bits() -> None:
+    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
+    two = ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    sent = operators(at, lambda at: prefill_pass(at, two, batch=3, isl=8192.0))["all-gather of keys and values"]
+    assert (float(sent.size), float(sent.domains)) == (3 * 8192 * 2 * 2 * 128 * 2, 1.0)
+    across = ds.Mapping(tp_attn=8, tp_ffn=16, pcp=2)
+    sent = operators(at, lambda at: prefill_pass(at, across, batch=1, isl=8192.0))["all-gather of keys and values"]
+    assert float(sent.domains) == 2.0
+
+
+def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part() -> None:
+    at = under(ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), pcp_exchange="ring")
+    two = ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    free = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * (op.name[:4] != "ring")))
+    long, short = ([prefill_pass(each, two, batch=1, isl=isl).ftl for each in (at, free)] for isl in (131_072.0, 64.0))
+    assert long[0] == long[1]
+    assert short[0] > short[1]
+
+
+def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_the_activations() -> None:
+    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    mappings = ds.Mapping(tp_attn=4, tp_ffn=4), ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    loads = [prefill_load(at, each, 1, prompt=prompt_residents(8192), chunk_tokens=0) for each in mappings]
+    one, two = (instance_parts(at, each, load) for each, load in zip(mappings, loads, strict=True))
+    assert (one.weights, float(one.cache)) == (two.weights, float(two.cache))
+    assert [float(load.live) for load in loads] == [8192, 4096]
+    moe = [ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=16, pcp=2)]
+    held = [instance_parts(R1, m, prefill_load(R1, m, 1, prompt=prompt_residents(8192), chunk_tokens=0)) for m in moe]
+    experts = 58 * 256 * 3 * 7168 * 2048
+    assert held[0].weights - held[1].weights == pytest.approx(experts / 8 - experts / 16)
+
+
+def test_the_past_of_a_chunk_is_gathered_before_it_is_scored() -> None:
+    chunk = Chunk(2048.0, 65_536.0)
+    found = operators(R1, lambda at: mixed_step(at, sharing(8), batch=8.0, context=65_536.0, chunk=chunk))
+    assert float(found["all-gather of the past"].size) == (65_536 - 2048) / 2 * 576
+
+
+@given(
+    dcp=st.sampled_from([2, 4, 8]),
+    batch=st.sampled_from([1.0, 4.0, 32.0]),
+    context=st.sampled_from([4096.0, 65_536.0, 524_288.0]),
+    exchange=st.sampled_from(["ag_rs", "a2a", "helix"]),
+    parameter=st.sampled_from(["nvlink_bandwidth", "hbm_bandwidth", "flops"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_more_of_anything_is_never_slower(
+    dcp: int, batch: float, context: float, exchange: str, parameter: str
+) -> None:
+    at = under(FITTED, dcp_exchange=exchange)
+    faster = scaled(at, parameter, 2.0)
+    step, sooner = (decode_step(each, sharing(dcp), batch=batch, context=context).ttl for each in (at, faster))
+    assert sooner <= step * (1 + 1e-12)
+
+
+@given(name=st.sampled_from(["deepseek_r1", "deepseek_v3_2", "kimi_k2"]), pool=st.integers(1, 512))
+@settings(max_examples=15, deadline=None)
+def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name: str, pool: int) -> None:
+    at = ds.setup(name, "b200_sxm", "fp8", profile="ideal")
+    cached = decode_residents(32_768, 1024)
+    held = [
+        float(instance_parts(at, each, decode_load(at, each, pool, cached=cached)).cache)
+        for each in (sharing(dcp) for dcp in (1, 2, 4, 8))
+    ]
+    assert held == sorted(held, reverse=True)
+    assert held[0] > held[-1]
+
+
+def test_rules_of_sharing_are_told() -> None:
+    qwen = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8")
+    hybrid = ds.setup("qwen3_next_80b_a3b", "h200_sxm", "bf16")
+    flash = ds.setup("deepseek_v4_flash", "b200_sxm", "fp8")
+    refused = {
+        "dcp does not divide tp_attn 8": (R1, sharing(3)),
+        "dcp above 2, the copies of a KV head": (qwen, ds.Mapping(tp_attn=8, ep=8, dcp=4)),
+        "dcp: every layer keeps all of its tokens": (flash, ds.Mapping(tp_attn=8, ep=8, dcp=2)),
+        "pcp: gdn walks through a prompt in order": (hybrid, ds.Mapping(tp_attn=2, ep=4, pcp=2)),
+    }
+    for reason, (at, mapping) in refused.items():
+        with pytest.raises(InputError, match=reason):
+            mappings_for(at, mapping)
+    with pytest.raises(InputError, match="tp_attn 4 x dp_attn 1 x pcp 2 != tp_ffn 4 x ep 1"):
+        mappings_for(R1, ds.Mapping(tp_attn=4, tp_ffn=4, pcp=2))
+    with pytest.raises(InputError, match="pcp 2 in decode: ranks share prompts alone"):
+        ds.decode_grid(R1, ds.Mapping(tp_attn=4, ep=8, pcp=2), ds.lengths(1024, 128), batch=[1])
+
+
+def test_a_search_widens_only_when_asked() -> None:
+    plain = enumerate_mappings(R1)
+    assert set(plain.dcp.tolist()) == set(plain.pcp.tolist()) == {1}
+    wide = enumerate_mappings(R1, max_dcp=4, layouts="all", max_gpus=8)
+    assert set(wide.dcp.tolist()) == {1, 2, 4}
+    assert not np.any(wide.tp_attn % wide.dcp)
+    prompts = enumerate_mappings(R1, max_pcp=2, layouts="all", max_gpus=8)
+    assert set(prompts.pcp.tolist()) == {1, 2}
+    assert prompts.gpus.max() == 8
+
+
+def test_points_name_the_degrees_and_are_timed_again_from_them() -> None:
+    lengths = ds.lengths(65_536, 1024)
+    prefill = ds.prefill_grid(FITTED, [sharing(), ds.Mapping(tp_attn=4, ep=8, pcp=2)], lengths, batch=[1, 2])
+    decode = ds.decode_grid(FITTED, [sharing(), sharing(8)], lengths, batch=[1, 4, 16, 64])
+    points = ds.disaggregated(prefill, decode, ftl_limit=60.0, gpu_cap=64)
+    assert {1, 8} == set(points["decode_dcp"])
+    assert 8 in set(points["decode_unique_gpus"])
+    again = rescore(points)
+    np.testing.assert_allclose(again["ttl_s"], points["ttl_s"], rtol=1e-12)
+    np.testing.assert_allclose(again["ftl_s"], points["ftl_s"], rtol=1e-12)
