@@ -50,7 +50,7 @@ class Scores(NamedTuple):
     """What users and operators see of designs; arrays of the shape of the times."""
 
     ftl: Any  # [s]
-    ttl: Any  # as the row means it: mean or largest gap [s]
+    ttl: Any  # as the row means it, of ``serving.colocation.TTL_MEASURES`` [s]
     throughput: Any  # output tokens per second over all GPUs; of prefill alone prompt tokens [token/s]
 
 
@@ -75,7 +75,8 @@ class Designs:
     mixed_chunk: Floats  # prefill tokens of a mixed step, over all DP ranks [token]
     mixed_share: Floats  # [1]
     rounding: Floats  # matched rate over that of real-valued counts, 1 where one instance does both phases [1]
-    by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap, else the mean
+    by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap
+    by_tpot: NDArray[np.bool_]  # whether it leaves out the prefill of the request's own prompt; else it is the mean
     form: str  # of MLA in prefill
     prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
 
@@ -216,11 +217,14 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             passes = designs.batch / (designs.prefill_batch * lengths.gaps)
             mean = times.step + passes * times.fill
             gap = times.step + np.ceil(passes) * _long(times.fill, designs, times)
+            tpot = mean - times.fill / lengths.gaps
         else:
             share = designs.mixed_share
             mean, gap = share * times.busy + (1.0 - share) * times.step, _long(times.busy, designs, times)
+            tpot = mean
         rate = rate_of(designs.batch, mean)
-        return Scores(times.fill, np.where(designs.by_gap, gap, mean), rate * osl / designs.total_gpus)
+        ttl = np.where(designs.by_gap, gap, np.where(designs.by_tpot, tpot, mean))
+        return Scores(times.fill, ttl, rate * osl / designs.total_gpus)
 
 
 def _long(mean: Any, designs: Designs, times: Times) -> Any:

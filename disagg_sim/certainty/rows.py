@@ -232,6 +232,7 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
         mixed_share=none,
         rounding=one,
         by_gap=np.zeros(1, dtype=bool),
+        by_tpot=np.zeros(1, dtype=bool),
         form=CHOSEN_FORMS[grid.mla_form[row, column]] if len(forms_of(at.model)) > 1 else "auto",
     )
     return design.of_prompts(*timed_prompts(design, grid.ftl_quantile)) if grid.phase == "prefill" else design
@@ -277,7 +278,8 @@ def _read(
         mixed_chunk=column("mixed_chunk_tokens"),
         mixed_share=column("mixed_step_share"),
         rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
-        by_gap=column("ttl_s") != column("ttl_mean_s"),
+        by_gap=column("ttl_s") > column("ttl_mean_s"),
+        by_tpot=column("ttl_s") < column("ttl_mean_s"),
         form=_form(str(words["prefill_mla_form"])),
     )
 

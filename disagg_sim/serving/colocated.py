@@ -40,6 +40,9 @@ def colocated(
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}
 
+    This mean counts the pass of the request's own prompt, too. ``ttl_measure="tpot"`` leaves it out, as engines do:
+    :math:`TPOT = T_d + (B-b)\,t_p/(OSL-1)`, which is T_d where all residents start together.
+
     The largest gap between two tokens is T_d and one pass (more where B/b exceeds OSL-1, so that several
     passes fall between two steps); FTL is the pass, without a queue. Searched are every mapping, its
     batches B, the prompts b of a pass and, with a pipeline, whether the pass is cut into chunks (CPP)
@@ -64,7 +67,7 @@ def colocated(
     -------
     DataFrame
         Columns as ``points.COLUMNS``. One row per (mapping, B) with the b of the lowest mean TTL; under
-        "p99" every b of a (mapping, B) that no other beats in TTL and throughput.
+        "p99" and "tpot" every b of a (mapping, B) that no other beats in TTL and throughput.
 
     Raises
     ------
@@ -251,6 +254,7 @@ class _Scored:
             batch_index=index,
             ttl_mean=step + passes_per_step * times,
             largest_gap=step + np.ceil(passes_per_step) * long_times,
+            tpot=step + (passes_per_step - 1.0 / case.lengths.gaps) * times,
             ftl=times,
             memory=memory,
             group=count.astype(float),
@@ -267,6 +271,7 @@ class _Scored:
             mixed_share=np.zeros(row.size),
             ttl_mean=options.ttl_mean[row, column],
             largest_gap=options.largest_gap[row, column],
+            tpot=options.tpot[row, column],
             ftl=time,
             memory=memory[row, column],
             prefill_rate=b / time,

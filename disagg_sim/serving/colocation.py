@@ -31,8 +31,9 @@ from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
 
-#: What ``ttl_s`` means: the mean over the tokens, or the largest gap between two of them.
-TTL_MEASURES = ("mean", "p99")
+#: What ``ttl_s`` means: the mean over the time of a slot, the largest gap between two tokens, or the mean over the
+#: tokens of a request, as engines report TPOT: the prefill of its own prompt, before them, is left out.
+TTL_MEASURES = ("mean", "p99", "tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Colocation:
     # where they exceed it; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
     interference: Interference = NO_INTERFERENCE  # ``piggyback``: what the phases cost each other in a mixed step
-    ttl_measure: str = "mean"  # what ``ttl_s`` is: the mean, or the largest gap ("p99")
+    ttl_measure: str = "mean"  # what ``ttl_s`` is, of ``TTL_MEASURES``
     mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
     allow_long_context: bool = False  # score requests beyond the model's context limit instead of refusing them
 
@@ -142,9 +143,14 @@ class Options:
     batch_index: Ints  # (columns,) place in the batch axis
     ttl_mean: Floats  # [s]
     largest_gap: Floats  # [s]
+    tpot: Floats  # [s]
     ftl: Floats  # of a prompt from the start of its prefill [s]
     memory: Floats  # [B]
     group: Floats  # (columns,) prompts that start together [request]
+
+    def measured(self, measure: str) -> Floats:
+        """What a user's TTL is, (rows, columns). [s]"""
+        return {"mean": self.ttl_mean, "p99": self.largest_gap, "tpot": self.tpot}[measure]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +188,7 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
     rate = case.lengths.request_rate(batch[options.batch_index], options.ttl_mean)
     first = options.ftl + slot_wait(options.group, rate)
     fast = fits & (first <= case.ftl_limit)
-    measured = options.ttl_mean if case.options.ttl_measure == "mean" else options.largest_gap
+    measured = options.measured(case.options.ttl_measure)
     usable = fast & (measured <= (np.inf if case.ttl_limit is None else case.ttl_limit))
     tally = Tally(
         design_points=fits.size,
@@ -206,7 +212,7 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
         best = np.argmin(mean, axis=-1)
         row, batch = np.nonzero(np.isfinite(np.take_along_axis(mean, best[..., None], axis=-1)[..., 0]))
         return row, place[batch, best[row, batch]], tally
-    order = np.lexsort((mean, laid_out(options.largest_gap)), axis=-1)
+    order = np.lexsort((mean, laid_out(measured)), axis=-1)
     rising = np.take_along_axis(mean, order, axis=-1)
     keep = np.isfinite(rising)
     keep[..., 1:] &= rising[..., 1:] < np.minimum.accumulate(rising, axis=-1)[..., :-1]
@@ -237,6 +243,7 @@ class Chosen:
     mixed_share: Floats  # [1]
     ttl_mean: Floats  # [s]
     largest_gap: Floats  # [s]
+    tpot: Floats  # [s]
     ftl: Floats  # [s]
     memory: Floats  # [B]
     prefill_rate: Floats  # if the instance did nothing but prefill [request/s]
@@ -313,7 +320,7 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         bound=columns["bound"],
         mla_form=columns["mla_form"],
         ftl=columns["ftl"],
-        ttl=mean if case.options.ttl_measure == "mean" else columns["largest_gap"],
+        ttl={"mean": mean, "p99": columns["largest_gap"], "tpot": columns["tpot"]}[case.options.ttl_measure],
         ttl_mean=mean,
         largest_gap=columns["largest_gap"],
         request_rate=lengths.request_rate(columns["batch"], mean),

@@ -223,9 +223,11 @@ def _block(
     time = np.concatenate([each.time for each in mixed], axis=1)
     index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
     chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))
+    mean = share * time + (1.0 - share) * step
     options = Options(
         batch_index=index,
-        ttl_mean=share * time + (1.0 - share) * step,
+        ttl_mean=mean,
+        tpot=mean,
         largest_gap=np.concatenate([each.long_time for each in under], axis=1),
         ftl=np.concatenate([each.ftl for each in under], axis=1),
         memory=np.concatenate(memory, axis=1),
@@ -250,6 +252,7 @@ def _block(
         mixed_share=share[column],
         ttl_mean=options.ttl_mean[row, column],
         largest_gap=options.largest_gap[row, column],
+        tpot=options.tpot[row, column],
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
         prefill_rate=chunk[column] / (new * time[row, column]),

@@ -92,7 +92,7 @@ class Limits:
 class Sharing:
     """How prefill and decode share an instance in the co-located modes."""
 
-    ttl_measure: str = "mean"  # what TTL is: the mean, or the largest gap ("p99")
+    ttl_measure: str = "mean"  # what TTL is, of ``serving.colocation.TTL_MEASURES``
     every_step_mixed: bool = False  # piggyback: chunks of the balance alone, else the best mix
     interference: Interference = field(default_factory=Interference)
 

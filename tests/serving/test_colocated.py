@@ -74,6 +74,19 @@ def test_one_request_a_batch_by_hand():
     assert row.ftl_with_slot_wait_s == pytest.approx(t_p + cycle / 2)
 
 
+def test_the_tokens_of_a_request_do_not_wait_for_its_own_prompt():
+    """Measure "tpot": alone, or all together, steps follow each other; of four in pairs another pair comes between."""
+    alone = run("colocated", batch=1, ttl_measure="tpot")
+    assert only(alone).ttl_s == pytest.approx(ttl_at(1))
+    mean = only(run("colocated", batch=1))
+    assert only(alone).tokens_per_s_per_gpu == pytest.approx(mean.tokens_per_s_per_gpu)
+    together = only(run("colocated", batch=4, prefill_batch=[4], ftl_limit=1e3, ttl_measure="tpot"))
+    assert together.ttl_s == pytest.approx(ttl_at(4))
+    pairs = only(run("colocated", batch=4, prefill_batch=[2], ftl_limit=1e3, ttl_measure="tpot"))
+    assert pairs.ttl_s == pytest.approx(ttl_at(4) + pairs.ftl_s / 511)
+    assert pairs.ttl_mean_s == pytest.approx(ttl_at(4) + 2 * pairs.ftl_s / 511)
+
+
 def test_one_request_a_batch_piggybacked_by_hand():
     """8 chunks of 512 tokens for every 511 steps."""
     at = setup(LLAMA, SYSTEM, RECIPE)
@@ -280,7 +293,7 @@ def frontier(rows: pd.DataFrame) -> np.ndarray:
     return pareto_front(rows)[[INTERACTIVITY, THROUGHPUT]].to_numpy()
 
 
-@pytest.mark.parametrize("measure", ["mean", "p99"])
+@pytest.mark.parametrize("measure", ["mean", "p99", "tpot"])
 @pytest.mark.parametrize(
     ("mode", "axis", "sizes"),
     [("colocated", "prefill_batch", (8, 16, 64)), ("piggyback", "rank_chunk_tokens", (64, 256, 2048))],
@@ -401,7 +414,7 @@ def test_faults_are_told_in_one_line(mode):
         run(mode, "llama_3_1_405b", Mapping())
     with pytest.raises(InfeasibleError, match="FTL limit of 1e-06 s; the best FTL, with the wait for a slot, is"):
         run(mode, ftl_limit=1e-6)
-    with pytest.raises(InputError, match="ttl_measure 'p9' is not one of mean, p99, did you mean 'p99'"):
+    with pytest.raises(InputError, match="ttl_measure 'p9' is not one of mean, p99, tpot, did you mean 'p99'"):
         run(mode, ttl_measure="p9")
     with pytest.raises(InputError, match="osl 1 is out of range"):
         run(mode, osl=1)

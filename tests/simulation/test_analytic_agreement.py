@@ -186,6 +186,23 @@ def test_in_flight_batching(deployment, together):
     assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("deployment", ["llama_8b"], indirect=True)
+def test_few_requests_in_flight(deployment, batch):
+    """Measure "tpot": the pass of a request's own prompt lies before its tokens, however few others there are."""
+    _, mapping, isl, osl, _, at, _, table = deployment
+    options = Colocation(batch=(batch,), prefill_batch=(1,), ttl_measure="tpot")
+    exact = colocated(at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=options).iloc[0]
+    spec = InstanceSpec(
+        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=1, max_sequences=batch
+    )
+    fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=40 * batch, waiting=batch)
+    segments, rows = steady(fleet, batch)
+    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+    assert np.mean(per_token) == pytest.approx(exact.ttl_s, rel=BOUND)
+    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+
+
 def chunks_beside_decode(deployment, chunk, slots):
     """Mean time a token and first-token latency [s], throughput [token/s] of a simulated instance."""
     _, _, isl, osl, batch, _, _, table = deployment
