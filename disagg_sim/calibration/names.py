@@ -22,6 +22,7 @@ class SourceNames:
     old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
     expert_kernels_of: Mapping[str, str]  # engine and version -> engine whose kernel of experts such a run has
     source_engines: Mapping[str, str]  # start of the name of a source that names no engine -> engine
+    derived: Mapping[str, str]  # checkpoint -> the one of ``hw_specs/checkpoints/`` whose architecture it has
     table_systems: Mapping[str, str]  # system of a kernel table -> system, where the two differ
 
 
@@ -38,6 +39,15 @@ def model_named(text: str) -> str:
     'llama_3_1_70b'
     """
     return _first(text, names().models)
+
+
+def derived_from(checkpoint: str) -> str:
+    """Checkpoint of the same architecture that is known as published; itself where none is.
+
+    >>> derived_from("moonshotai/Kimi-Dev-72B"), derived_from("mine/own")
+    ('Qwen/Qwen2.5-72B-Instruct', 'mine/own')
+    """
+    return names().derived.get(checkpoint, checkpoint)
 
 
 def engine_named(text: str) -> str:

@@ -58,6 +58,11 @@ class Validate(LazyGroup):
             "Replay runs of a real server request by request.",
             "validate requests run.csv --system h100_sxm --out reports/requests",
         ),
+        "memory": Entry(
+            "validate_memory:memory",
+            "Predict the memory of servers.",
+            "validate memory vllm_memory.csv --out reports/memory",
+        ),
         "ranking": Entry(
             "validate_ranking:validate_ranking",
             "Judge the configurations that a forecast picks.",

@@ -131,6 +131,13 @@ PASSES = (
     "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,0,60.0,\n"
     "vllm,0.25.1,MiniMaxAI/MiniMax-M2.7,h200_sxm,fp8_block,fp8,4,1,4,1,prefill,2,2048,50000,130.0,\n"
 )
+#: Memory of servers at start-up.
+SERVERS = (
+    "model,gpu,tp,pp,dp,dtype,quantisation,kv_cache_dtype,gpu_memory_utilization,max_num_batched_tokens,weights_gib,"
+    "weights_how,activation_gib,non_torch_gib,kv_gib,kv_tokens\n"
+    "meta-llama/Llama-3.1-8B-Instruct,H100-80GB,2,1,1,bf16,none,auto,0.95,8192,7.51,printed,1.89,2.07,63.76,1044640\n"
+    'Qwen/Qwen3-30B-A3B,H100-80GB,1,1,1,bf16,none,fp8,0.95,8192,56.88,"solved, +-0.7 GiB",2.68,0.27,15.4,\n'
+)
 #: Requests that a server answered, and the arguments of its engine.
 REQUESTS = (
     "request,arrival_s,input_tokens,output_tokens,queued_s,first_token_s,last_token_s\n"
@@ -306,12 +313,14 @@ def served(rng: Random) -> Spoilt:
     count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
     passes = ["validate", "passes", "passes.csv", "--out", "out"]
     requests = ["validate", "requests", "run.csv", "--system", "h100_sxm", "--out", "out"]
+    held = ["validate", "memory", "servers.csv", "--configs", ".", "--out", "out"]
     arguments = json.dumps(spoilt_document(ARGUMENTS, rng), default=str).encode()
     spoilt_ones = {"run.meta.json": arguments}
     tables = {"served.csv": SERVED, "tool.csv": PREDICTED, "passes.csv": PASSES, "run.csv": REQUESTS}
+    tables |= {"servers.csv": SERVERS}
     spoilt_ones |= {name: spoilt_table(table, rng) for name, table in tables.items()}
     files = {name: table.encode() for name, table in tables.items()} | {"run.meta.json": json.dumps(ARGUMENTS).encode()}
-    chosen = rng.choice((judge, fit, rank, rank, count, passes, requests, requests))
+    chosen = rng.choice((judge, fit, rank, rank, count, passes, requests, requests, held))
     read = [name for name in files if name.partition(".")[0] in " ".join(chosen)]
     for name in rng.sample(read, 1) if rng.random() < 0.7 else files:
         files[name] = spoilt_ones[name] if rng.random() < 0.7 else files[name]
@@ -391,6 +400,7 @@ LINES = (
     ["validate", "ranking", "served.csv", "--out", "out"],
     ["validate", "passes", "passes.csv"],
     ["validate", "requests", "run.csv", "--system", "h100_sxm"],
+    ["validate", "memory", "servers.csv", "--engine", "vllm"],
     ["sensitivity", "missing", "--out", "out"],
     ["explain", "results", "--best", "--json"],
     ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
@@ -412,6 +422,7 @@ def command_line(rng: Random, line: list[str] | None = None) -> Spoilt:
         "served.csv": SERVED.encode(),
         "passes.csv": PASSES.encode(),
         "run.csv": REQUESTS.encode(),
+        "servers.csv": SERVERS.encode(),
         "run.meta.json": json.dumps(ARGUMENTS).encode(),
         "config.json": json.dumps(CONFIG).encode(),
         "here/file": b"",
