@@ -117,6 +117,12 @@ class Mapping(ByValue, Shown):
         }
         return cls(**columns)
 
+    @classmethod
+    def joined(cls, first: Mapping, second: Mapping) -> Mapping:
+        """The rows of two tables of columns, one after the other."""
+        pairs = {name: (getattr(first, name), getattr(second, name)) for name in MAPPING_COLUMNS}
+        return cls(**{name: np.concatenate(pair) for name, pair in pairs.items()}, refused=first.refused)
+
     def _columns(self) -> dict[str, Any]:
         """The fields that are columns."""
         values = {name: getattr(self, name) for name in MAPPING_COLUMNS}

@@ -47,6 +47,8 @@ def plan(
     objective: Annotated[str, typer.Option(help=f"{', '.join(OBJECTIVES)}.")] = "gpus",
     engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm; default: the system's.")] = "",
     precision: Annotated[str, typer.Option(help="Precision recipe; default: the usual one of model and system.")] = "",
+    max_dcp: Annotated[int, typer.Option(min=1, help="Most GPUs that share the cache of a KV head.")] = 1,
+    max_pcp: Annotated[int, typer.Option(min=1, help="Most ranks that share a prompt, of prefill pools.")] = 1,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     emit: Annotated[
@@ -74,6 +76,8 @@ def plan(
         prefill_system=prefill_system or None,
         precision=precision or None,
         engine=engine or _engine_of(emit),
+        max_dcp=max_dcp,
+        max_pcp=max_pcp,
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),

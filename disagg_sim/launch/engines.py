@@ -43,6 +43,8 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     mapping, at = workers.mapping, workers.setup
     flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}
     flags |= _above_one("--pipeline-parallel-size", mapping.pp) | _above_one("--data-parallel-size", mapping.dp_attn)
+    flags |= _above_one("--decode-context-parallel-size", mapping.dcp)
+    flags |= _above_one("--prefill-context-parallel-size", mapping.pcp) | _exchange_of(workers)
     if mapping.ep > 1:
         flags["--enable-expert-parallel"] = True
         if mapping.dp_attn > 1:
@@ -60,6 +62,15 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+#: Tokens of a block of the cache under Helix.
+HELIX_BLOCK = 32
+
+
+def _exchange_of(workers: Workers) -> dict[str, Any]:
+    """How GPUs that share cached tokens exchange outputs, where the plan counts on another way than the default."""
+    if workers.mapping.dcp == 1 or workers.setup.sharing.decode != "a2a":
+        return {}
+    return {"--dcp-comm-backend": "a2a"}
 
 
 def _vllm_exchange(workers: Workers) -> str:
@@ -100,6 +111,9 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--dp-size": ranks, "--enable-dp-attention": True}
         if mapping.tp_attn == 1 and workers.setup.model.is_moe:
             flags["--moe-dense-tp-size"] = 1
+    flags |= _above_one("--dcp-size", mapping.dcp) | _exchange_of(workers)
+    if mapping.pcp > 1:
+        flags |= {"--attn-cp-size": int(mapping.pcp), "--enable-prefill-cp": True}
     flags |= _above_one("--ep-size", mapping.ep)
     if ranks > 1 and mapping.ep == stage:
         mode = "low_latency" if workers.role == "decode" else "normal"
@@ -148,7 +162,7 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa
     """
     mapping, at = workers.mapping, workers.setup
     config: dict[str, Any] = {
-        "tensor_parallel_size": int(mapping.stage_gpus),
+        "tensor_parallel_size": int(mapping.stage_gpus // mapping.dcp),
         "pipeline_parallel_size": int(mapping.pp),
         **({"gpus_per_node": workers.gpus // workers.nodes()} if workers.nodes() > 1 else {}),
     }
@@ -161,6 +175,10 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa
     elif workers.role == "colocated":
         config["enable_chunked_prefill"] = workers.tokens is not None
     config["kv_cache_config"] = {"dtype": {"fp8": "fp8", "bf16": "auto"}[at.precision.cache.name]}
+    if mapping.dcp > 1:
+        config["context_parallel_size"] = int(mapping.dcp)
+        config["cp_config"] = {"cp_type": "HELIX", "tokens_per_block": HELIX_BLOCK}
+        config["kv_cache_config"]["tokens_per_block"] = HELIX_BLOCK
     if at.engine == "trtllm":
         config["kv_cache_config"]["free_gpu_memory_fraction"] = at.cache_share
     if mapping.redundant_slots:

@@ -130,6 +130,10 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
         rule = str(broken_rules(each.setup, each.mapping)[engine][0])
         if rule:
             yield f"{where}: {rule}"
+        if each.mapping.dcp > 1 and engine == "trtllm" and each.role != "decode":
+            yield f"{where}: Helix outside of decode pools"
+        if each.mapping.pcp > 1 and each.role != "prefill":
+            yield f"{where}: PCP outside of prefill pools"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
 

@@ -88,7 +88,7 @@ class Workers:
         (8, 4)
         """
         most = node_gpus or node_gpus_of(self.setup)
-        rank = int(self.mapping.tp_attn * self.mapping.pp)
+        rank = int(self.mapping.tp_attn * self.mapping.pcp * self.mapping.pp)
         for nodes in range(math.ceil(self.gpus / most), self.gpus):
             own, odd = divmod(self.gpus, nodes)
             if not odd and (own % rank == 0 or rank % own == 0):

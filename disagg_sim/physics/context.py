@@ -39,6 +39,8 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work
 
 #: Bytes of the sum of a softmax: fp32. [B]
 SUM_BYTES = 4.0
+#: One of six elementwise kernels of a layer, whose latencies ``elementwise_latency`` of a profile sums up. [1]
+ONE_KERNEL = 1.0 / 6.0
 #: A collective multiplies nothing.
 _SENT = Work(0.0, 0.0)
 
@@ -92,7 +94,7 @@ def shared_decode(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: To
     else:
         back, outputs = NOTHING, outputs + sums
     moved = Work(0.0, heads * (2.0 * rows.output * ACTIVATION_BYTES))
-    back = back + kernel_cost(Operator("merge of outputs", "elementwise", moved), at)
+    back = back + kernel_cost(Operator("merge of outputs", "elementwise", moved, runs=ONE_KERNEL), at)
     back = back + kernel_cost(Operator("reduce-scatter of outputs", "gather", _SENT, size=outputs, ranks=dcp), at)
     if how.overlaps:
         back = _behind(back, scores.time, np.maximum(tokens.decodes, 1.0))

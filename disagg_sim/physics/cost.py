@@ -72,7 +72,7 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
             return part_cost(op.work, op.attention, at.rates.attention_parts[op.table])
         case "elementwise" | "copy":
             memory = op.work.hbm_bytes / at.rates.elementwise_bandwidth
-            floor = at.profile.elementwise_latency if op.kind == "elementwise" else 0.0
+            floor = at.profile.elementwise_latency * op.runs if op.kind == "elementwise" else 0.0
             return Cost(floor + memory, Sums(0.0, memory, 0.0, floor))
         case "all_reduce" | "gather":
             return all_reduce_cost(op.size, op.ranks, at) if op.kind == "all_reduce" else group_cost(op, at)

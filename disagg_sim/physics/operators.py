@@ -48,7 +48,7 @@ class Operator(NamedTuple):
     size: Numeric = 0.0  # full tensor of a collective [B]; tokens of experts, or of a rank in an all-to-all [token]
     ranks: Numeric = 1.0  # of a collective, or over which experts are spread [1]
     domains: Numeric = 1.0  # NVLink domains over which an all-to-all is spread [1]
-    runs: Numeric = 1.0  # 0 where a GEMM has nothing to multiply and is not launched [1]
+    runs: Numeric = 1.0  # 0 where a GEMM is not launched; share of the elementwise kernels of a layer [1]
     shape: tuple[Numeric, Numeric, Numeric] = (0.0, 0.0, 0.0)  # m, n, k of a GEMM on this GPU [1]
     experts: ExpertRows = NO_EXPERTS  # of a grouped GEMM
     attention: AttentionShape = NO_ATTENTION  # its sizes

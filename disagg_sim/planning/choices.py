@@ -95,8 +95,10 @@ def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Map
     prefill = [row for row in range(whole) if tuple(int(getattr(plain, name)[row]) for name in SHARDING) in degrees]
     usable = grids.decode.feasible & (grids.decode.latency <= work.tpot.seconds)
     decode = sorted({row for row, _ in _best_of_sizes(grids.decode, usable)})
-    if alike:
-        decode = prefill = sorted({*prefill, *decode, *_colocated_rows(grids, work)[0]})
+    if alike:  # rows beyond those of decode share prompts
+        both = (row for row in prefill if row < len(grids.decode.mappings))
+        shared = {*decode, *both, *_colocated_rows(grids, work)[0]}
+        decode, prefill = sorted(shared), sorted({*shared, *prefill})
     kept = plain[np.array(prefill, dtype=int)], grids.decode.mappings[np.array(decode, dtype=int)]
     if not points:
         return kept, (np.zeros(1, dtype=np.int64), grids.prefill.batch[:1])
@@ -109,8 +111,9 @@ def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) ->
     found: dict[tuple[int, int], None] = {}
     order, host = mapping_order(grid), host_of(grid.setup)
     gpus = np.broadcast_to(grid.gpus[:, None], grid.latency.shape)
+    alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
     for share in shares:
-        usable = grid.feasible & (grid.latency + host <= share * limit)
+        usable = alone & grid.feasible & (grid.latency + host <= share * limit)
         rows, columns = np.nonzero(usable)
         keep = best_per_size(gpus[usable], grid.request_rate[usable], order[usable])
         found |= dict.fromkeys(zip(rows[keep].tolist(), columns[keep].tolist(), strict=True))
@@ -263,7 +266,7 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[list[int], int]:
     ``TTL(B) = T_d(B) + B*t_p/(OSL-1)``.
     """
     prefill, decode, gaps = grids.prefill, grids.decode, work.lengths.gaps
-    whole = prefill.mappings.chunk_tokens == 0  # the same mappings in the same order come first
+    whole = (prefill.mappings.chunk_tokens == 0) & (prefill.mappings.pcp == 1)  # those of decode, in their order
     per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
     time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
     usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)

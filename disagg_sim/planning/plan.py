@@ -143,9 +143,7 @@ def plan(
             unpriced.append(decode.system.name)
             continue
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
-            cases.append(
-                candidates(pair, work, mappings_of(pair, options.layouts, options.within), costs, options.max_nic)
-            )
+            cases.append(candidates(pair, work, mappings_of(pair, options), costs, options.max_nic))
     if unpriced:
         left_out.append(f"no price is known of {', '.join(unpriced)}")
     if not cases:

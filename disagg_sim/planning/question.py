@@ -41,6 +41,8 @@ class PlanOptions:
     engine: str | None = None  # None = each system's
     profile: str = "measured"
     layouts: str = "launchable"  # as ``enumerate_mappings``
+    max_dcp: int = 1  # most GPUs that share the cached tokens of a KV head, of instances that decode [1]
+    max_pcp: int = 1  # most attention ranks that share a prompt, of prefill pools [1]
     within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
@@ -59,6 +61,8 @@ class PlanOptions:
             raise UnknownNameError(said)
         if self.users is not None:
             whole_number("users", self.users)
+        whole_number("max_dcp", self.max_dcp)
+        whole_number("max_pcp", self.max_pcp)
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         for name, price in self.prices.items():

@@ -23,7 +23,7 @@ from disagg_sim.planning.pools import (
     gpus_of,
     least,
 )
-from disagg_sim.planning.question import MOST_GPUS, OWN
+from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
@@ -52,17 +52,25 @@ class Candidates:
     costs: Mapping[str, float]  # of a GPU by system
 
 
-def mappings_of(setups: tuple[Setup, Setup], layouts: str, within: str | None = None) -> tuple[Sharding, Sharding]:
-    """Mappings of prefill and of decode that a search takes, as the options of a plan say."""
+def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
+    """Mappings of prefill and of decode that a search takes, as the options of a plan say.
 
-    def taken(at: Setup) -> Sharding:
-        found, engine = enumerate_mappings(at, layouts=layouts), at.engine if within == OWN else within
-        rules = broken_rules(at, found)
+    Where one setup does both, those of decode come first among those of prefill: instances of both phases take them.
+    """
+
+    def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
+        found = enumerate_mappings(at, layouts=options.layouts, max_dcp=max_dcp, max_pcp=max_pcp)
+        rules, engine = broken_rules(at, found), at.engine if options.within == OWN else options.within
         return found[rules[engine] == ""] if engine in rules else found
 
     at, prefill_at = setups
-    decode = taken(at)
-    return (decode if prefill_at is at else taken(prefill_at)), decode
+    decode = taken(at, options.max_dcp, 1)
+    if prefill_at is not at:
+        return taken(prefill_at, 1, options.max_pcp), decode
+    if options.max_pcp == 1:
+        return decode, decode
+    shared = taken(at, 1, options.max_pcp)
+    return Sharding.joined(decode, shared[shared.pcp > 1]), decode
 
 
 def candidates(
