@@ -8,6 +8,7 @@ from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.hub.imported import ImportedModel, import_model
 from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from .facts.traffic import Reuse
 from .launch.expressible import expressible
 from .launch.launch import Launch, launch
 from .launch.workers import Workers
@@ -37,6 +38,7 @@ from .serving.rate_matching import MatchPlan, match_rates
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
 from .simulation.simulate import SimulationResult, simulate
+from .workload.hit_rates import hit_curve
 from .workload.lengths import Lengths, lengths
 from .workload.readers.load import load_trace
 from .workload.synthetic import synthetic_trace
@@ -67,6 +69,7 @@ __all__ = [
     "Pool",
     "PoolsPlan",
     "Replicas",
+    "Reuse",
     "ServedDeployment",
     "Setup",
     "SimulationResult",
@@ -89,6 +92,7 @@ __all__ = [
     "enumerate_mappings",
     "expressible",
     "gain",
+    "hit_curve",
     "import_model",
     "launch",
     "layout_evidence",

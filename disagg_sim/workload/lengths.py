@@ -218,7 +218,7 @@ class Lengths(ByValue, Shown):
 
 
 @overload
-def lengths(isl: str | TrafficCase | Trace, *, cached: float | Reuse | None = None) -> Lengths: ...
+def lengths(isl: str | TrafficCase | Trace, *, cached: float | Reuse | ArrayLike | None = None) -> Lengths: ...
 @overload
 def lengths(isl: ArrayLike, osl: ArrayLike, *, cached: float | Reuse | ArrayLike | None = None) -> Lengths: ...
 def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
@@ -240,7 +240,7 @@ def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
         of the length, with the blocks of the cache and what decode holds already. By default what the traffic says, or
         nothing. [1]
     cached : array, shape (requests,)
-        Beside lengths of every request: the tokens of each that are found, fewer than its input. [token]
+        Beside lengths of every request, or a trace: the tokens of each that are found, fewer than its input. [token]
 
     Returns
     -------
@@ -260,6 +260,8 @@ def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
     (6653, 740, 7428)
     """
     if np.ndim(cached):
+        if isinstance(isl, Trace):
+            isl, osl = isl.input_tokens, isl.output_tokens
         return observed_lengths(isl, osl, cached)
     if cached is not None:
         return with_cached(lengths(isl, osl), reuse_of(cached))

@@ -1,0 +1,137 @@
+"""Hit rates of prefix caches: exact replay by stack distance, published tables, routing, Che's approximation."""
+
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_traffic
+from disagg_sim.workload.hit_rates import blind_share, hit_curve, routed
+from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
+from disagg_sim.workload.session_reuse import session_found
+from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.trace import Trace
+from tests.shared_data import shared_file
+
+SIZES = (0.1e6, 0.3e6, 1e6, 3e6, 10e6, 30e6, 100e6, np.inf)
+#: Share of input tokens found by one LRU cache, ``data/workloads/agentic.md`` section 2. [%]
+TABLE = {
+    "conversation": (4.3, 4.3, 5.4, 13.8, 29.1, 36.6, 37.4, 37.4),
+    "synthetic": (1.2, 5.0, 14.2, 31.5, 57.7, 65.1, 65.1, 65.1),
+}
+
+
+def of_blocks(prompts, block_tokens=16):
+    offsets = np.concatenate([[0], np.cumsum([len(prompt) for prompt in prompts])])
+    ids = [block for prompt in prompts for block in prompt]
+    tokens = [max(len(prompt), 1) * block_tokens + 1 for prompt in prompts]
+    return Trace(
+        arrival=np.arange(len(prompts), dtype=float),
+        input_tokens=tokens,
+        output_tokens=np.ones(len(prompts), dtype=int),
+        prefix=PrefixBlocks(offsets=offsets, ids=ids, block_tokens=block_tokens),
+    )
+
+
+def replayed(trace, blocks, caches):
+    """A cache a number, block by block: the first block of a prompt is the last to be evicted."""
+    kept, found = {}, []
+    for place, cache in enumerate(caches):
+        mine = kept.setdefault(cache, OrderedDict())
+        prompt = trace.prefix.ids[slice(*trace.prefix.offsets[place : place + 2])].tolist()
+        count = 0
+        while count < len(prompt) and prompt[count] in mine:
+            count += 1
+        found.append(count * trace.prefix.block_tokens)
+        for block in reversed(prompt):
+            mine[block] = None
+            mine.move_to_end(block)
+        while len(mine) > blocks:
+            mine.popitem(last=False)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(0, 12), max_size=6, unique=True), min_size=1, max_size=30),
+    st.integers(1, 20),
+    st.integers(1, 3),
+)
+def test_stack_distances_are_a_replay(prompts, blocks, caches):
+    trace = of_blocks(prompts)
+    which = np.arange(len(prompts)) % caches
+    curve = hit_curve(trace, which)
+    assert curve.found(blocks * 16).tolist() == replayed(trace, blocks, which)
+    assert curve.found(np.inf).tolist() == replayed(trace, 10**6, which)
+
+
+def test_a_larger_cache_finds_no_less():
+    trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=40, seed=3)
+    curve = hit_curve(trace)
+    found = [curve.found(size) for size in (1e5, 3e5, 1e6, np.inf)]
+    assert all((more >= less).all() for less, more in pairwise(found))
+    assert (found[-1] < trace.input_tokens).all()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TABLE)
+def test_hit_rates_of_mooncake_are_those_of_the_table(name):
+    """The table evicts the first block of a prompt before its last, which costs up to 0.6 points in small caches."""
+    curve = hit_curve(load_trace(shared_file(f"traces/mooncake/{name}_trace.jsonl.gz")))
+    for size, share in zip(SIZES, TABLE[name], strict=True):
+        ours = 100 * curve.share(size)
+        assert share - 0.06 <= ours <= share + (0.6 if size <= 1e6 else 0.1)
+
+
+def test_content_blind_routing_dilutes_as_the_formula_says():
+    """Conversations of 20 equal turns on 8 caches: 0.41 of a prompt is found, and 0.86 where they stick to one."""
+    turns, sessions, caches = 20, 1500, 8
+    trace = Trace(
+        arrival=np.arange(turns * sessions, dtype=float),
+        input_tokens=np.repeat(np.arange(1, turns + 1) * 100, sessions),
+        output_tokens=np.ones(turns * sessions, dtype=int),
+        sessions=Sessions(session=np.tile(np.arange(sessions), turns), think_s=np.zeros(turns * sessions)),
+    )
+    later = trace.input_tokens > 100
+    for sticky, alike in ((False, caches), (True, 1)):
+        found = session_found(trace, np.inf, caches=routed(trace, caches, sticky=sticky, seed=1))
+        share = np.mean(found[later] / trace.input_tokens[later])
+        assert share == pytest.approx(blind_share(turns, alike), abs=0.01)
+
+
+@pytest.mark.parametrize(("caches", "sticky"), [(1, True), (4, False)])
+def test_che_is_close_to_lru(caches, sticky):
+    """A trace of 200 sessions is thin at its ends, where more is kept than at its mean rate."""
+    spec = load_traffic("coding_agent")
+    trace = session_trace(spec, rate=0.2, sessions=200, seed=2)
+    which = routed(trace, caches, sticky=sticky)
+    curve = hit_curve(trace, which)
+    for size in (1e5, 3e5, 3e6):
+        found = session_found(trace, size, shared_tokens=spec.session.shared_tokens, caches=which)
+        assert found.sum() / trace.input_tokens.sum() == pytest.approx(curve.share(size), abs=0.04)
+
+
+def test_sessions_of_the_coding_agent_find_what_was_recorded():
+    """92.7 % of the recorded prompts were read from the provider's cache (``data/workloads/agentic.md``)."""
+    trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
+    curve = hit_curve(trace)
+    assert curve.share(np.inf) == pytest.approx(0.927, abs=0.01)
+    law = lengths(trace, cached=curve.found(np.inf))
+    assert law.mean_new / law.mean_isl == pytest.approx(1 - curve.share(np.inf))
+    assert law.mean_new == pytest.approx(2469, rel=0.1)
+
+
+def test_what_is_missing_is_named():
+    plain = Trace(arrival=[0.0, 1.0], input_tokens=[10, 10], output_tokens=[1, 1])
+    with pytest.raises(InputError, match="no block ids"):
+        hit_curve(plain)
+    with pytest.raises(InputError, match="no sessions"):
+        routed(plain, 2, sticky=True)
+    with pytest.raises(InputError, match="no sessions"):
+        session_found(plain, 1e6)
