@@ -1,5 +1,6 @@
 from .certainty.breakdown import Breakdown, breakdown
 from .certainty.elasticity import sensitivity
+from .certainty.energy import with_energy
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
 from .certainty.rows import Origin, rescore
@@ -124,5 +125,6 @@ __all__ = [
     "uncertainty",
     "where_it_pays",
     "with_cost",
+    "with_energy",
     "write_scenario",
 ]

@@ -8,13 +8,18 @@ from disagg_sim.cli.lazy import Entry, LazyGroup
 
 
 class Calibrate(LazyGroup):
-    """Fit efficiencies, error spreads and engine overheads to measurements."""
+    """Fit efficiencies, power, error spreads and engine overheads to measurements."""
 
     table: ClassVar = {
         "kernels": Entry(
             "calibrate_kernels:kernels",
             "Fit the efficiencies of kernels.",
             "calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
+        ),
+        "power": Entry(
+            "calibrate_power:power",
+            "Fit the power of kernels.",
+            "calibrate power kernel_power.csv --system h200_sxm --out h200_sxm.yaml",
         ),
         "uncertainty": Entry(
             "calibrate_uncertainty:uncertainty",

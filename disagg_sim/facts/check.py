@@ -11,6 +11,7 @@ from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_error
 MARKS = {
     "hardware": {"peak_flops", "hbm_capacity", "hbm_bandwidth", "nvlink_domain", "nic_bandwidth"},
     "efficiency": {"system", "inherits", "gemm", "decode_attention", "collectives", "alltoall"},
+    "power": {"system", "inherits", "limit", "idle", "laws"},
     "precision": {"attention_projection", "cache", "dispatch_bytes", "combine_bytes"},
     "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency"},
     "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from disagg_sim.errors import quoted
 from disagg_sim.facts.faults import source_faults
+from disagg_sim.facts.node import NodePower
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -51,6 +52,7 @@ class SystemSpec(Shown):
     engine: Line  # that is taken where none is named (``hw_specs/engines/``)
     tdp: Annotated[float, Quantity("W", 10.0, 10_000.0)]  # [W]
     usd_per_gpu_hour: Annotated[tuple[float, float] | None, Span(0.0, 1000.0)]  # low and high market price [USD/h]
+    node_power: NodePower | None = None  # of a node beside its GPUs; None = not known
     confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
 

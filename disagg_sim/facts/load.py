@@ -24,6 +24,7 @@ from disagg_sim.facts.hub.files import is_config
 from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, checkpoints_of, launcher_of
 from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rules_of
 from disagg_sim.facts.model import ModelSpec, model_of
+from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_of
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
@@ -50,6 +51,7 @@ __all__ = [
     "load_launcher",
     "load_layout_rules",
     "load_model",
+    "load_power",
     "load_precision",
     "load_profile",
     "load_scheduler",
@@ -350,6 +352,29 @@ def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     return _load("efficiency", system, EfficiencySpec)
 
 
+def load_power(system: str | Path) -> PowerSpec | None:
+    """Load the fitted power of the kernels of ``system`` (``hw_specs/power/``), as shares of its power limit [1].
+
+    Parameters
+    ----------
+    system
+        As in ``load_system``.
+
+    Returns
+    -------
+    PowerSpec or None
+        Its own laws, or those that it inherits; None when the system has no such file.
+
+    Examples
+    --------
+    >>> [load_power(name).inherited for name in ("h200_sxm", "h100_sxm")]
+    [False, True]
+    """
+    if not is_path(system) and canonical_name(str(system)) not in spec_files("power"):
+        return None
+    return _load("power", system, PowerSpec)
+
+
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
     """Find the formats of a recipe for a model, on a system that has the arithmetic.
 
@@ -444,21 +469,23 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
 def _load_file(kind: str, path: Path, stamp: int) -> object:  # noqa: ARG001 - a new version of the file is another entry
     data = read_mapping(path)
     if kind == "efficiency":
-        return efficiency_of(path, data, lambda parent: _parent(path, parent))
+        return efficiency_of(path, data, lambda parent: _parent("efficiency", path, parent, EfficiencySpec))
+    if kind == "power":
+        return power_of(path, data, lambda parent: _parent("power", path, parent, PowerSpec))
     return _READERS[kind](path, data, canonical_name(path.stem))
 
 
-#: Efficiency files that are being read, each because the one before it inherits from it.
+#: Files of fits that are being read, each because the one before it inherits from it.
 _HEIRS: ContextVar[tuple[Path, ...]] = ContextVar("_HEIRS", default=())
 #: Longest such chain. [1]
 _MOST_HEIRS = 20
 
 
-def _parent(path: Path, parent: str) -> EfficiencySpec:
+def _parent(kind: str, path: Path, parent: str, of: type[S]) -> S:
     """Fits of the system that a file inherits from; a fault of the name is a fault of the file."""
     heirs = (*_HEIRS.get(), path)
     try:
-        ancestor = find_file("efficiency", parent)
+        ancestor = find_file(kind, parent)
     except UnknownNameError as error:
         raise spec_error(path, [str(error)]) from None
     names = [canonical_name(each.stem) for each in (*heirs, ancestor)]
@@ -470,6 +497,6 @@ def _parent(path: Path, parent: str) -> EfficiencySpec:
         raise spec_error(path, [f"inherits through more than {_MOST_HEIRS} files: {' -> '.join(names[:4])} -> ..."])
     token = _HEIRS.set(heirs)
     try:
-        return _load("efficiency", ancestor, EfficiencySpec)
+        return _load(kind, ancestor, of)
     finally:
         _HEIRS.reset(token)

@@ -24,6 +24,7 @@ PATH_VARIABLE = "DISAGG_SIM_PATH"
 DIRECTORIES = {
     "hardware": "hw_specs",
     "efficiency": "hw_specs/efficiency",
+    "power": "hw_specs/power",
     "precision": "hw_specs/precision",
     "profile": "hw_specs/profiles",
     "engine": "hw_specs/engines",
@@ -39,7 +40,7 @@ DIRECTORIES = {
     "scenario": "scenarios",
 }
 #: What a person calls them.
-NOUNS = {"hardware": "system", "efficiency": "efficiency file", "precision": "precision recipe"}
+NOUNS = {"hardware": "system", "efficiency": "efficiency file", "power": "power file", "precision": "precision recipe"}
 
 #: A message names no more than so many; there are more models. [1]
 MOST_NAMED = 40

@@ -180,9 +180,35 @@ class ExpertRows(NamedTuple):
 def expert_rows(
     *, tokens: Numeric, experts: int, top_k: int, hidden: int, width: Numeric, ep: Numeric, imbalance: float
 ) -> ExpertRows:
-    """Rows of the fullest of ``ep`` ranks: T*k/ep*imbalance picks on the expected distinct experts of a rank.
+    """Count rows of the fullest of ``ep`` ranks: T*k/ep*imbalance picks on the expected distinct experts of a rank.
 
-    ``tokens`` counts all ranks; ``width`` is after expert TP. Source: physics page, sections 2 and 6.
+    Source: physics page, sections 2 and 6.
+
+    Parameters
+    ----------
+    tokens
+        T, of all ranks. [token]
+    experts, top_k
+        Experts of a layer, and k of them that a token picks. [1]
+    hidden, width
+        Of an expert, the width after expert TP. [1]
+    ep
+        Expert ranks. [1]
+    imbalance
+        Load of the fullest rank over the mean. [1]
+
+    Returns
+    -------
+    ExpertRows
+        Of the broadcast shape.
+
+    Examples
+    --------
+    64 tokens pick 8 of 256 experts each: 64 picks on each of 8 ranks, on 28 of its 32 experts.
+
+    >>> rows = expert_rows(tokens=64, experts=256, top_k=8, hidden=7168, width=2048, ep=8, imbalance=1.0)
+    >>> float(rows.picks), round(float(rows.distinct)), rows.experts
+    (64.0, 28, 32.0)
     """
     picks = tokens * (top_k * fullest_rank(imbalance, ep) / ep)
     distinct = expected_distinct_experts(tokens, experts, top_k) / ep

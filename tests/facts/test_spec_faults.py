@@ -332,8 +332,8 @@ def test_a_file_of_no_known_kind(tmp_path):
         check_file(path)
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
-        "known kinds: hardware, efficiency, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
-        "launcher, checkpoint, model, traffic, sweep, scenario"
+        "known kinds: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, "
+        "evidence, launcher, checkpoint, model, traffic, sweep, scenario"
     )
 
 

@@ -75,7 +75,7 @@ def test_an_unknown_kind_is_refused():
         list_specs("modle")
     assert str(refusal.value) == (
         "unknown kind 'modle', did you mean 'model'?; "
-        "known: hardware, efficiency, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
+        "known: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
         "launcher, checkpoint, model, "
         "traffic, sweep, scenario"
     )

@@ -115,19 +115,19 @@ def efficiency_text(
         "# Written by 'disagg-sim calibrate kernels': robust least squares of the logarithm of the time (soft L1).",
         f"# Errors are shares of the measured time; held_out_* and sigma_log are those of {seen}.",
         f"system: {calibration.system.name}",
-        f"data: {_word(data)}",
-        f"date: {_word(date)}  # of the data",
+        f"data: {plain_word(data)}",
+        f"date: {plain_word(date)}  # of the data",
         f"engine_order: [{', '.join(order)}]  # whose fit is taken first, operator by operator",
         "",
         "files:",
-        *(f"  - {_file(each)}" for each in calibration.files),
+        *(f"  - {file_line(each)}" for each in calibration.files),
     ]
     for section in SECTIONS:
         fitted, assumed = calibration.fits.get(section, ()), getattr(beside, section)
         lines += ["", f"# {_FORMS[section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
-        lines += [f"  - {_row(fit)}" for fit in fitted]
+        lines += [f"  - {fit_line(fit)}" for fit in fitted]
         if assumed:
-            lines += ["  # assumed, not measured", *(f"  - {_row(fit)}" for fit in assumed)]
+            lines += ["  # assumed, not measured", *(f"  - {fit_line(fit)}" for fit in assumed)]
     if beside.prefill_keys:
         lines += ["", f"# {_PREFILL_KEYS}", "prefill_keys:"]
         lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
@@ -178,7 +178,7 @@ def _parent(name: str) -> EfficiencySpec:
     return spec
 
 
-def _row(fit: Fit) -> str:
+def fit_line(fit: Fit) -> str:
     """Format a fit on one line: provenance first, without numbers that equal their default."""
     pairs: dict[str, str] = {}
     units = units_of(type(fit))
@@ -187,7 +187,7 @@ def _row(fit: Fit) -> str:
         if field.name in _TOLD_ELSEWHERE or (field.default is not dataclasses.MISSING and value == field.default):
             continue
         if field.name == "valid":
-            pairs["valid"] = _flow({size: f"[{_number(low)}, {_number(high)}]" for size, low, high in value})
+            pairs["valid"] = _flow({size: f"[{number_text(low)}, {number_text(high)}]" for size, low, high in value})
         else:
             pairs[field.name] = _value(value, units[field.name])
     own = [field.name for field in dataclasses.fields(fit) if field.name not in Fit.__dataclass_fields__]
@@ -195,11 +195,12 @@ def _row(fit: Fit) -> str:
     return _flow({name: pairs[name] for name in dict.fromkeys(order) if name in pairs})
 
 
-def _file(file: DataFile) -> str:
+def file_line(file: DataFile) -> str:
+    """Format on one line what became of the rows of a table."""
     return _flow(
         {
-            "name": _word(file.name),
-            "sha256": _word(file.sha256),
+            "name": plain_word(file.name),
+            "sha256": plain_word(file.sha256),
             "rows": str(file.rows),
             "fitted": str(file.fitted),
             "held_out": str(file.held_out),
@@ -210,7 +211,7 @@ def _file(file: DataFile) -> str:
 
 def _words(row: Mapping[str, Any]) -> dict[str, str]:
     return {
-        _word(key): _flow(_words(value)) if isinstance(value, Mapping) else _value(value, "")
+        plain_word(key): _flow(_words(value)) if isinstance(value, Mapping) else _value(value, "")
         for key, value in row.items()
     }
 
@@ -222,16 +223,16 @@ def _value(value: object, unit: str) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         scale, name = {"s": (US, "us"), "B/s": (GB, "GB/s")}.get(unit, (1.0, ""))
-        return f"{_number(value / scale)} {name}".rstrip()
-    return str(value) if isinstance(value, int) else _word(str(value))
+        return f"{number_text(value / scale)} {name}".rstrip()
+    return str(value) if isinstance(value, int) else plain_word(str(value))
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
     """A number of ``DIGITS`` digits, whole numbers in full."""
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.{DIGITS}g}"
 
 
-def _word(text: str) -> str:
+def plain_word(text: str) -> str:
     """Text as YAML reads it back, quoted where it has to be."""
     plain = text.replace("_", "a").replace(".", "a").replace("-", "a").isalnum() and text[0].isalpha()
     return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,1 @@
+"""Fit the power of kernels to measured watts."""

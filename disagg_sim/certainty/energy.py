@@ -1,0 +1,328 @@
+r"""Energy of the passes of designs, and what a request and a token cost in joules.
+
+.. math:: E = \sum_o P_o\,t_o + P_0\,\Big(t - \sum_o t_o\Big)
+
+of one GPU in one pass: :math:`P_o` is the power of operator o (``physics.power``) while it runs, :math:`P_0` that of a
+GPU that waits, for its host, for other pipeline stages or for work. The sum goes over what the slowest GPU of a stage
+runs; an operator that hides behind another does not count, and all GPUs of a stage count alike. With m micro-batches on
+p stages a GPU runs m/p of the layers of a pass.
+
+A deployment at its matched rate X draws what its pools draw, :math:`u` of the time at work and the rest waiting:
+
+.. math:: W = \sum_{pools} n\,G\,\Big(u\,\frac{E}{t} + (1-u)\,P_0\Big), \qquad u = \frac{X}{n\,x}, \qquad J = W/X
+
+with n instances of G GPUs that each reach x requests/s. Hosts, networks, supplies and cooling come on top where a
+published model of the system's node says what they draw (``physics.node``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from disagg_sim.certainty.contributions import STEP, OperatorKey, adjusted, contributions_in, shares_of
+from disagg_sim.certainty.designs import MODES, Designs, times_of
+from disagg_sim.certainty.passes import Pass, passes_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of, numbers
+from disagg_sim.errors import InputError
+from disagg_sim.facts.node import NodePower
+from disagg_sim.physics.node import facility_watts
+from disagg_sim.physics.operators import Operator
+from disagg_sim.physics.power import power_at, watts_of
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
+from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column
+
+#: What a table has beside ``points.COLUMNS`` where energy was asked for; the last is what ``per: joule`` ranks by.
+ENERGY_COLUMNS: tuple[Column, ...] = (
+    *COST_COLUMNS["watt"],
+    Column("drawn_watts", "float64", "W", "what all GPUs of the deployment draw at its rate: fitted power of kernels"),
+    Column("joules_per_request", "float64", "J", "of all GPUs for one request, waiting included"),
+    Column("prefill_joules_per_prompt_token", "float64", "J/token", "of the GPUs at work on a pass of prefill"),
+    Column("decode_joules_per_output_token", "float64", "J/token", "of the GPUs at work on decode steps"),
+    Column("waiting_joules_per_request", "float64", "J", "of GPUs whose pool has nothing to do"),
+    Column("transfer_joules_per_request", "float64", "J", "of NICs and switches between the pools; empty = unknown"),
+    Column("facility_watts", "float64", "W", "with hosts, network, fans, supplies and PUE; empty = unknown"),
+    Column("power_from", "category", "", "whose laws of power were taken: fitted or inherited"),
+    Column("tokens_per_drawn_joule", "float64", "token/J", "output tokens per second over what ALL GPUs draw"),
+)
+#: Column that frontiers are taken in where ``per`` is "joule".
+PER_JOULE = ENERGY_COLUMNS[-1].name
+
+
+class Spent(NamedTuple):
+    """What one GPU of an instance spends on a kind of pass, (rows,)."""
+
+    joules: Any  # waiting inside the pass included [J]
+    seconds: Any  # of the pass, or between two starts of it [s]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Energy:
+    """Energy of designs at their matched rate; arrays of shape (rows,)."""
+
+    watts: Floats  # of all GPUs [W]
+    prefill: Floats  # of the GPUs at work on the prompt of a request [J]
+    decode: Floats  # on its output tokens [J]
+    waiting: Floats  # of pools that wait, for a request [J]
+    transfer: Floats  # of NICs and switches between the pools; NaN = unknown [J]
+    facility: Floats  # NaN = unknown [W]
+
+
+def with_energy(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
+    """Add to a table of points what its deployments draw, and what a request and a token cost in joules.
+
+    Parameters
+    ----------
+    points : DataFrame
+        A table of points or a frontier (``points.COLUMNS``), any modes and cases.
+    origin : Origin
+        What its rows were made with: systems of one's own, interference, a distribution of lengths.
+
+    Returns
+    -------
+    DataFrame
+        A copy with ``ENERGY_COLUMNS`` at the end [W, J]; their notes say what counts.
+
+    Raises
+    ------
+    InputError
+        A system whose power is not known; errors of ``designs_of``.
+
+    Examples
+    --------
+    Llama-8B on one H200 draws less than its TDP, and a token of a large batch costs less than one of a small one:
+
+    >>> import disagg_sim as ds
+    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8, 128), prefill_batch=(1,))
+    >>> table = with_energy(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> joules = table["decode_joules_per_output_token"]
+    >>> bool((table["drawn_watts"] < table["tdp_watts"]).all()), bool(joules[1] < joules[0] / 4)
+    (True, True)
+    """
+    values = {column.name: np.full(len(points), np.nan) for column in ENERGY_COLUMNS if column.dtype == "float64"}
+    words = np.full(len(points), "fitted", dtype=object)
+    tokens = points[THROUGHPUT].to_numpy(dtype=float) * points["total_gpus"].to_numpy(dtype=float)
+    for designs in designs_of(points, origin):
+        rows, here = designs.rows, points.iloc[designs.rows]
+        found, rate = energy_of(designs, numbers(here, "request_rate_per_s")), numbers(here, "request_rate_per_s")
+        tdp = sum(gpus * at.system.tdp for at, gpus in _pools(designs))
+        lengths = designs.lengths
+        own = {
+            "tdp_watts": tdp,
+            "tokens_per_joule": tokens[rows] / tdp,
+            "drawn_watts": found.watts,
+            "joules_per_request": found.watts / rate,
+            "prefill_joules_per_prompt_token": found.prefill / lengths.mean_isl,
+            "decode_joules_per_output_token": found.decode / lengths.mean_osl,
+            "waiting_joules_per_request": found.waiting,
+            "transfer_joules_per_request": found.transfer,
+            "facility_watts": found.facility,
+            "tokens_per_drawn_joule": tokens[rows] / found.watts,
+        }
+        for name, each in own.items():
+            values[name][rows] = each
+        if any(power_at(at).spec.inherited for at, _ in _pools(designs)):
+            words[rows] = "inherited"
+    columns: dict[str, Any] = {**values, "power_from": pd.Categorical(words, categories=["fitted", "inherited"])}
+    kept = points.drop(columns=[column.name for column in ENERGY_COLUMNS if column.name in points])
+    return kept.assign(**{column.name: columns[column.name] for column in ENERGY_COLUMNS})
+
+
+def _pools(designs: Designs) -> list[tuple[Setup, Floats]]:
+    """Setup and GPUs of every pool, prefill first."""
+    decode = designs.instances * designs.mapping.gpus
+    if designs.shared:
+        return [(designs.at, decode)]
+    return [(designs.prefill_at, designs.prefill_instances * designs.prefill_mapping.gpus), (designs.at, decode)]
+
+
+def energy_of(designs: Designs, rate: Floats) -> Energy:
+    """Compute what designs of a deployment draw at a rate.
+
+    Parameters
+    ----------
+    designs
+        Of a mode with both phases.
+    rate
+        Requests that the deployment serves, at most its matched rate, (rows,). [request/s]
+
+    Returns
+    -------
+    Energy
+        Watts, and joules of a request.
+
+    Raises
+    ------
+    InputError
+        Designs of one phase, which serve no request; a system whose power is not known.
+    """
+    if designs.mode not in MODES:
+        raise InputError(f"energy of a request needs designs of both phases, not of {designs.mode} alone")
+    steps, passes = _step_and_pass(designs)
+    gaps, batch = designs.lengths.gaps, designs.batch
+    if designs.mode == "disaggregated":
+        prefill = designs.prefill_mapping.gpus * passes.joules / designs.prefill_batch
+        decode = designs.mapping.gpus * steps.joules * gaps / batch
+        work = (prefill, decode)
+        full = (designs.prefill_batch / passes.seconds, designs.lengths.request_rate(batch, steps.seconds))
+        counts = (designs.prefill_instances, designs.instances)
+        watts = []
+        for (at, gpus), joules, most, count in zip(_pools(designs), work, full, counts, strict=True):
+            busy = np.minimum(rate / (count * most), 1.0)
+            watts.append(rate * joules + (1.0 - busy) * gpus * power_at(at).idle)
+    else:
+        gpus = designs.mapping.gpus
+        if designs.mode == "colocated":
+            prefill = gpus * passes.joules / designs.prefill_batch
+            decode = gpus * steps.joules * gaps / batch
+            mean = steps.seconds + batch / (designs.prefill_batch * gaps) * passes.seconds
+        else:  # a mixed step is a step of decode, and what it takes more is prefill
+            share = designs.mixed_share
+            prefill = gpus * share * (passes.joules - steps.joules) * gaps / batch
+            decode = gpus * steps.joules * gaps / batch
+            mean = share * passes.seconds + (1.0 - share) * steps.seconds
+        busy = np.minimum(rate / (designs.instances * designs.lengths.request_rate(batch, mean)), 1.0)
+        watts = [rate * (prefill + decode) + (1.0 - busy) * designs.instances * gpus * power_at(designs.at).idle]
+    whole = np.asarray(sum(watts))
+    pools = [(at.system.node_power, gpus, each) for (at, gpus), each in zip(_pools(designs), watts, strict=True)]
+    return Energy(
+        watts=whole,
+        prefill=prefill + 0.0 * whole,
+        decode=decode + 0.0 * whole,
+        waiting=whole / rate - prefill - decode,
+        transfer=_transfer(pools, rate) if len(pools) > 1 else 0.0 * whole,
+        facility=np.asarray(sum(_facility(pool, designs.total_gpus) for pool in pools)),
+    )
+
+
+def _facility(pool: tuple[NodePower | None, Floats, Floats], deployment: Floats) -> Any:
+    """Watts of a pool with hosts, network, supplies and cooling; NaN where nothing is known of its node. [W]"""
+    node, gpus, watts = pool
+    if node is None:
+        return watts * np.nan
+    return gpus * facility_watts(node, watts / gpus, across=deployment > node.gpus)
+
+
+def _transfer(pools: list[tuple[NodePower | None, Floats, Floats]], rate: Floats) -> Any:
+    """Joules of a request in NICs and switches that a deployment inside one node would not use; NaN = unknown. [J]"""
+    total = sum(gpus for _, gpus, _ in pools)
+    found: Any = 0.0
+    for node, gpus, _ in pools:
+        more = np.nan if node is None else np.where(total > node.gpus, node.links / node.gpus, 0.0)
+        found = found + gpus * more / rate
+    return found
+
+
+def _step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
+    """A decode step, and the mean pass of prefill (in piggyback the mean mixed step), of one GPU."""
+    step, found = Spent(0.0, 0.0), Spent(0.0, 0.0)
+    prompts = iter(designs.prompts)
+    for one in passes_of(designs):
+        seconds, joules = spent_on(one)
+        if one.name == "decode step":
+            step = Spent(joules, seconds)
+            continue
+        prompt = next(prompts)
+        often = prompt.fill if designs.mode == "colocated" else prompt.busy
+        found = Spent(found.joules + often * joules, found.seconds + often * seconds)
+    return step, found
+
+
+def spent_on(one: Pass) -> tuple[Floats, Floats]:
+    """Find the time and the energy of one GPU for a kind of pass.
+
+    Parameters
+    ----------
+    one
+        Of ``passes_of``.
+
+    Returns
+    -------
+    tuple of ndarray
+        Time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J], (rows,).
+
+    Examples
+    --------
+    A GPU draws no less than one that waits and no more than its limit:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import designs_of
+    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> watts = [joules / seconds for seconds, joules in map(spent_on, passes_of(designs))]
+    >>> all(power_at(at).idle < each < 700.0 for each in watts)
+    True
+    """
+    times = times_of(one.designs)
+    shared = one.designs.shared or one.field == 0
+    seconds = np.asarray(times[one.field] if shared else times.busy)
+    busy, joules = _of_operators(one)
+    return seconds, joules + power_at(one.at).idle * np.maximum(seconds - busy, 0.0)
+
+
+def _of_operators(one: Pass) -> tuple[Floats, Floats]:
+    """Time and energy of the operators of one GPU in a pass, (rows,). [s], [J]"""
+    watts = watts_of(one.at)
+
+    def drawn(op: Operator, cost: Cost) -> Cost:
+        return replace(cost, time=cost.time * (1.0 + STEP * 1j * watts(op, cost)))
+
+    route = one.routes[0]
+    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+        path = np.asarray(route.timed(adjusted(one.at, drawn))[route.field])
+    share = _share_of_path(one)
+    return np.real(path) * share, np.imag(path) / STEP * share
+
+
+def _share_of_path(one: Pass) -> Any:
+    """What a GPU runs of the path of one micro-batch through all stages: m/p of it. [1]"""
+    designs = one.designs
+    if one.phase == "prefill" and one.name != "mixed step":
+        if designs.chunk_tokens[0]:
+            return 1.0  # the path of all chunks through one stage
+        stages = designs.prefill_mapping.pp
+        return np.minimum(stages, np.ceil(designs.prefill_batch / designs.prefill_mapping.dp_attn)) / stages
+    return np.minimum(designs.mapping.pp, np.maximum(designs.batch, 1.0)) / designs.mapping.pp
+
+
+def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
+    """Find the time and the energy of every operator of one GPU in a kind of pass.
+
+    Parameters
+    ----------
+    one
+        Of ``passes_of``.
+
+    Returns
+    -------
+    dict
+        Key of an operator -> time over all its calls [s], energy [J]; both (rows,).
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import designs_of
+    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> step = operators_of(next(iter(passes_of(designs))))
+    >>> max(step, key=lambda key: step[key][1][0])
+    ('gate, up', 'gemm', 'fp8')
+    """
+    watts, route = watts_of(one.at), one.routes[0]
+    keys = [each.key for each in contributions_in(one.phase, one.at, route.timed)]
+
+    def carried(quantity: Callable[[Operator, Cost], Any]) -> Floats:
+        def marked(op: Operator, cost: Cost) -> Cost:
+            return replace(cost, time=cost.time * (1.0 + STEP * 1j * quantity(op, cost)))
+
+        shares = shares_of(keys, one.rows, one.at, route.timed, marked)[route.field]
+        return np.asarray(shares * _share_of_path(one))
+
+    times, joules = carried(lambda *_: 1.0), carried(watts)
+    return {key: (times[place], joules[place]) for place, key in enumerate(keys)}

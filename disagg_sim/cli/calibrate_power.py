@@ -1,0 +1,44 @@
+"""``disagg-sim calibrate power``: fit the power of kernels of a system to measured watts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.calibration.kernels.tables import spec_name
+from disagg_sim.calibration.power.fit import calibrate_power
+from disagg_sim.calibration.power.power_yaml import power_text, write_power
+from disagg_sim.calibration.power.table import read_power_table
+from disagg_sim.cli.tables import print_table
+
+
+def power(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Table of power (CSV or Parquet; docs/calibration.md).")],
+    system: Annotated[str, typer.Option(help="Measured system.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Power file to write.")],
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
+    ] = True,
+    data: Annotated[str, typer.Option(help="Name of the data set, written into the file.")] = "own measurements",
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
+) -> None:
+    """Fit the power of kernels, print the errors by kind and engine, write the power file.
+
+    The same data give the same file; the date in it is that of --date.
+    """
+    fit = calibrate_power(read_power_table(file, spec_name(system)), split=split)
+    write_power(out, power_text(fit, data=data, date=date, split=split))
+    rows = fit.rows.assign(error=(fit.rows["predicted"] / fit.rows["watts"] - 1.0).abs())
+    rows["part"] = rows["held_out"].map({True: "held out", False: "fitted"})
+    keys = ["kind", "framework", "part"]
+    told = [
+        (*key, str(len(part)), f"{part['error'].median():.1%}", f"{part['error'].quantile(0.9):.1%}")
+        for key, part in rows.groupby(keys, sort=True)
+    ]
+    print_table(told, header=(*keys, "rows", "median", "p90"), numeric=(3, 4, 5))
+    dropped = sum(fit.file.dropped.values())
+    typer.echo(
+        f"{out}: {len(fit.laws)} laws, {fit.file.fitted} rows fitted, {fit.file.held_out} held out, {dropped} dropped"
+    )

@@ -1,0 +1,179 @@
+r"""Power that a GPU draws while it runs a kernel, and the laws of all kernels of a setup.
+
+.. math:: P = P_0 + \frac{y}{(1 + (y/(1-P_0))^q)^{1/q}}, \qquad
+          y = (b + c\,u^\alpha + m\,v^\beta)\,\frac{t}{t + g}
+
+P and all of its parts are shares of the power limit. :math:`P_0` is what a GPU draws that waits; u and v are the shares
+of the peak of the kernel's arithmetic and of the bandwidth of HBM that it reaches; t is its time. So P rises with u, v
+and t, from :math:`P_0` to the limit, where the clock is throttled. Short kernels draw less: between them are gaps of
+about g. Fitted class by class (``calibration.power``), ``hw_specs/power/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_power
+from disagg_sim.facts.power import PowerLaw, PowerSpec
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.physics.operators import Operator
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+
+#: q, how sharply power bends at the limit; 3, 4 and 6 do alike on rows held out. [1]
+BEND = 4.0
+#: Operator kinds of transfers: they read and write HBM at the pace of the link, as an elementwise kernel does.
+TRANSFERS = ("all_reduce", "gather", "all_to_all", "hop")
+
+
+def kernel_power(
+    law: PowerLaw, *, compute: Numeric, memory: Numeric, time: Numeric, idle: float, bend: float = BEND
+) -> Numeric:
+    """Power of a kernel, as a share of the power limit.
+
+    Parameters
+    ----------
+    law
+        Of the class of the kernel.
+    compute, memory
+        Shares of the peak of its arithmetic and of the bandwidth of HBM that it reaches. [1]
+    time
+        Of one call. [s]
+    idle
+        Of a GPU that waits, share of the limit. [1]
+    bend
+        q. [1]
+
+    Returns
+    -------
+    numeric
+        From ``idle`` to 1, of the broadcast shape. [1]
+
+    Examples
+    --------
+    At 0.8 of the FLOP peak the matrix multiplies of H200 are at its limit, at a hundredth of it they are not:
+
+    >>> from disagg_sim.facts.load import load_power
+    >>> h200 = load_power("h200_sxm")
+    >>> law = h200.law_of("gemm", "bf16", "vllm")
+    >>> power = kernel_power(law, compute=np.array([0.01, 0.8]), memory=0.1, time=1e-3, idle=h200.idle)
+    >>> bool(power[0] < 0.7), bool(0.95 < power[1] <= 1.0)
+    (True, True)
+    """
+    drawn = law.base + law.compute * compute**law.compute_power + law.memory * memory**law.memory_power
+    drawn = drawn * (time / (time + law.gap)) / (1.0 - idle)
+    with np.errstate(divide="ignore"):
+        return idle + (1.0 - idle) * drawn / (1.0 + drawn**bend) ** (1.0 / bend)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """What the GPUs of a setup draw."""
+
+    spec: PowerSpec
+    limit: float  # TDP of the system [W]
+
+    @property
+    def idle(self) -> float:
+        """Of a GPU that waits. [W]"""
+        return self.spec.idle * self.limit
+
+
+def power_at(at: Setup) -> Power:
+    """Find what the GPUs of a setup draw.
+
+    Parameters
+    ----------
+    at
+        Setup; its system must have a file in ``hw_specs/power/``.
+
+    Returns
+    -------
+    Power
+        Laws of kernels, with the limit [W].
+
+    Raises
+    ------
+    InputError
+        A system whose power nobody has fitted or inherited.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> power_at(setup("llama_3_1_8b", "h200_sxm", "fp8")).limit
+    700.0
+    """
+    name = at.system.name
+    spec = load_power(name)
+    if spec is None:
+        raise InputError(
+            f"the power of {name!r} is not known: hw_specs/power/ has no file of it; "
+            "'disagg-sim calibrate power' fits one, or let it inherit another system's"
+        )
+    return Power(spec, at.system.tdp)
+
+
+def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
+    """Make the function that gives the power of operators under a setup.
+
+    Parameters
+    ----------
+    at
+        Setup; as in ``power_at``.
+
+    Returns
+    -------
+    callable
+        From an operator and its cost (time of one call [s]) to watts of one GPU, of the shape of the time. [W]
+
+    Examples
+    --------
+    An embedding look-up of 4096 rows moves bytes and multiplies nothing:
+
+    >>> from disagg_sim.physics.cost import kernel_cost
+    >>> from disagg_sim.physics.operators import embedding
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
+    >>> look_up = embedding(at.model, at.precision, 4096.0)
+    >>> power_at(at).idle < float(watts_of(at)(look_up, kernel_cost(look_up, at))) < 700
+    True
+    """
+    power, system = power_at(at), at.system
+    library = at.kernels
+
+    def watts(op: Operator, cost: Cost) -> Numeric:
+        time = np.real(cost.time)
+        kind, form = class_of(op)
+        law = power.spec.law_of(kind, form, library)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if op.kind in TRANSFERS:
+                compute: Numeric = 0.0
+                memory = 2.0 * system.nvlink_bandwidth * np.real(cost.sums.communication) / time / system.hbm_bandwidth
+            else:
+                compute = op.work.flops / time / peak_flops(op, system)
+                memory = op.work.hbm_bytes / time / system.hbm_bandwidth
+            share = kernel_power(law, compute=compute, memory=memory, time=time, idle=power.spec.idle)
+        return np.where(time > 0.0, power.limit * share, power.idle)
+
+    return watts
+
+
+def class_of(op: Operator) -> tuple[str, str]:
+    """Kind and form of the law of an operator (``PowerSpec.law_of``)."""
+    if op.kind in TRANSFERS or op.kind == "copy":
+        return "elementwise", ""
+    if op.kind == "attention_part":
+        return op.kind, op.table.rpartition(" ")[2]
+    return op.kind, op.format or op.table
+
+
+def peak_flops(op: Operator, system: SystemSpec) -> float:
+    """Peak of the arithmetic of an operator: of its format, of BF16 for an attention. [FLOP/s]"""
+    arithmetic = FORMATS[op.format].arithmetic if op.format else "bf16"
+    return system.peak_flops.get(arithmetic, system.peak_flops["bf16"])

@@ -1,0 +1,163 @@
+"""Energy of passes, requests and tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.certainty import energy
+from disagg_sim.certainty.designs import times_of
+from disagg_sim.certainty.energy import ENERGY_COLUMNS, spent_on, with_energy
+from disagg_sim.certainty.passes import passes_of
+from disagg_sim.certainty.rows import designs_of
+from disagg_sim.facts.load import load_power, load_system
+from disagg_sim.physics import power
+from disagg_sim.physics.node import facility_watts, wall_watts
+
+LENGTHS = ds.lengths(2048, 256)
+
+
+@pytest.fixture(scope="module")
+def at():
+    return ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+
+
+@pytest.fixture(scope="module")
+def pools(at):
+    one = ds.Mapping()
+    grids = ds.prefill_grid(at, one, LENGTHS), ds.decode_grid(at, one, LENGTHS, batch=[1, 8, 64])
+    return ds.disaggregated(*grids, gpu_cap=16)
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """All kernels draw what a GPU draws that waits: 134 of 700 W."""
+    spec = load_power("h200_sxm")
+    nothing = {"base": 0.0, "compute": 0.0, "memory": 0.0}
+    quiet = replace(spec, laws=tuple(replace(law, **nothing) for law in spec.laws))
+    monkeypatch.setattr(power, "load_power", lambda _: quiet)
+    return 700.0 * spec.idle
+
+
+def colocated(at, mapping=None, batch=(16,)):
+    return ds.colocated(at, mapping or ds.Mapping(), LENGTHS, options=ds.Colocation(batch=batch, prefill_batch=(1,)))
+
+
+@pytest.mark.parametrize("degrees", [{}, {"tp_attn": 2, "tp_ffn": 2}, {"pp": 2}, {"tp_attn": 2, "tp_ffn": 2, "pp": 4}])
+def test_gpus_whose_kernels_draw_nothing_draw_idle_power_in_every_layout(at, waiting, degrees):
+    table = with_energy(colocated(at, ds.Mapping(**degrees)))
+    assert table["drawn_watts"].to_numpy() == pytest.approx(waiting * table["total_gpus"].to_numpy(), rel=1e-9)
+
+
+def test_pools_whose_kernels_draw_nothing_draw_idle_power(pools, waiting):
+    table = with_energy(pools)
+    assert table["drawn_watts"].to_numpy() == pytest.approx(waiting * table["total_gpus"].to_numpy(), rel=1e-9)
+
+
+def test_a_request_costs_prefill_decode_and_waiting(pools):
+    table = with_energy(pools)
+    parts = 2048 * table["prefill_joules_per_prompt_token"] + 256 * table["decode_joules_per_output_token"]
+    assert (parts + table["waiting_joules_per_request"]).to_numpy() == pytest.approx(table["joules_per_request"])
+    assert (table["waiting_joules_per_request"] >= -1e-9).all()
+    assert table["drawn_watts"].to_numpy() == pytest.approx(
+        (table["joules_per_request"] * table["request_rate_per_s"]).to_numpy()
+    )
+
+
+def test_the_pool_that_limits_never_waits_and_the_other_does(pools):
+    row = pools.iloc[[0]]
+    prefill = float((row["prefill_instances"] * row["prefill_request_rate_per_s"]).iloc[0])
+    decode = float((row["decode_instances"] * row["decode_request_rate_per_s"]).iloc[0])
+    rate = min(prefill, decode)
+    idle = 700.0 * load_power("h200_sxm").idle
+    idlers = float(
+        ((1 - rate / prefill) * row["prefill_instances"] + (1 - rate / decode) * row["decode_instances"]).iloc[0]
+    )
+    found = with_energy(row)["waiting_joules_per_request"].iloc[0]
+    assert found == pytest.approx(idlers * idle / rate, rel=1e-6)
+
+
+def test_energy_of_a_pass_is_the_sum_over_its_operators_and_the_rest_at_idle_power(at):
+    (designs,) = designs_of(colocated(at))
+    idle = power.power_at(at).idle
+    for one in passes_of(designs):
+        seconds, joules = spent_on(one)
+        parts = energy.operators_of(one)
+        busy, drawn = (sum(each[place] for each in parts.values()) for place in (0, 1))
+        assert joules == pytest.approx(drawn + idle * (seconds - busy), rel=1e-9)
+        assert all((idle * 0.999 <= each[1] / each[0]).all() for each in parts.values())
+
+
+def test_time_and_energy_of_the_same_pass_agree_with_the_served_model(at):
+    (designs,) = designs_of(colocated(at))
+    step, fill = (spent_on(one)[0] for one in passes_of(designs))
+    times = times_of(designs)
+    assert step == pytest.approx(times.step)
+    assert fill == pytest.approx(times.fill)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 256), st.sampled_from([1, 2, 4]))
+def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
+    at = ds.setup("llama_3_1_8b", "b200_sxm", "fp8")
+    table = with_energy(colocated(at, ds.Mapping(tp_attn=tp, tp_ffn=tp), (batch,)))
+    gpus = table["total_gpus"]
+    assert (table["drawn_watts"] > gpus * power.power_at(at).idle).all()
+    assert (table["drawn_watts"] < table["tdp_watts"]).all()
+
+
+def test_a_token_costs_more_joules_where_fewer_share_a_step(at):
+    joules = with_energy(colocated(at, batch=(1, 8, 64)))["decode_joules_per_output_token"]
+    assert joules.is_monotonic_decreasing
+    assert joules.iloc[0] / joules.iloc[2] > 20
+
+
+def test_piggybacked_prefill_costs_what_mixed_steps_draw_more_than_plain_ones(at):
+    table = with_energy(ds.piggyback(at, ds.Mapping(), LENGTHS, options=ds.Colocation(batch=(32,))))
+    parts = 2048 * table["prefill_joules_per_prompt_token"] + 256 * table["decode_joules_per_output_token"]
+    assert parts.to_numpy() == pytest.approx(table["joules_per_request"].to_numpy(), rel=1e-6)
+
+
+def test_a_distribution_of_one_length_is_that_length(at):
+    table = colocated(at)
+    alike = ds.lengths([2048, 2048], [256, 256])
+    again = with_energy(ds.colocated(at, ds.Mapping(), alike, options=ds.Colocation(batch=(16,), prefill_batch=(1,))))
+    columns = [column.name for column in ENERGY_COLUMNS if column.dtype == "float64"]
+    assert again[columns].to_numpy(dtype=float) == pytest.approx(with_energy(table)[columns].to_numpy(dtype=float))
+
+
+def test_a_deployment_inside_one_node_spends_nothing_on_links_between_nodes(pools):
+    table = with_energy(pools)
+    inside = table["total_gpus"] <= 8
+    assert inside.any()
+    assert (~inside).any()
+    assert (table["transfer_joules_per_request"][inside] == 0.0).all()
+    # 80 W of NICs and 68.625 W of switches and optics for 8 GPUs
+    one = table[~inside].iloc[0]
+    watts = one["total_gpus"] * (80.0 + 68.625) / 8
+    assert one["transfer_joules_per_request"] == pytest.approx(watts / one["request_rate_per_s"], rel=1e-3)
+
+
+def test_a_system_without_a_node_has_gpu_energy_alone():
+    at = ds.setup("llama_3_1_8b", "h100_pcie", "fp8")
+    table = with_energy(colocated(at))
+    assert np.isnan(table["facility_watts"]).all()
+    assert (table["drawn_watts"] > 0).all()
+    assert set(table["power_from"]) == {"inherited"}
+
+
+def test_a_node_at_the_wall_by_hand():
+    # 8 x 520 + 1271.6 = 5431.6 W of heat: fans at 0.22 + 0.58*5431.6/7214 = 0.6567 of 835.31 W = 548.5 W;
+    # supplies at 5980.1/13200 = 0.453 of their load: 0.9448 + 0.0192*0.253/0.3 = 0.9610
+    node = load_system("h100_sxm").node_power
+    wall = wall_watts(node, 520.0, across=False)
+    assert wall == pytest.approx(5980.1 / 0.9610 + 405.0, rel=1e-4)
+    assert facility_watts(replace(node, pue=1.0), 520.0, across=False) == pytest.approx(wall / 8)
+
+
+def test_nothing_changes_but_the_columns_of_energy(pools):
+    kept = with_energy(pools).drop(columns=[column.name for column in ENERGY_COLUMNS])
+    assert kept.equals(pools)
