@@ -450,5 +450,9 @@ def engine_of(rates: Rates, engine: str, spec: UncertaintySpec) -> str:
 
 def _mapping_names(designs: Designs, phase: str) -> list[str]:
     mapping = designs.mapping if phase == "decode" else designs.prefill_mapping
-    columns = [getattr(mapping, name) for name in SHARDING]
-    return [" ".join(f"{value:g}" for value in row) for row in zip(*columns, strict=True)]
+    named = {name: np.broadcast_to(getattr(mapping, name), (len(mapping),)) for name in SHARDING}
+    shared = {name: named.pop(name) for name in ("dcp", "pcp")}  # told where they are above 1: draws go by these names
+    names = [" ".join(f"{value:g}" for value in row) for row in zip(*named.values(), strict=True)]
+    for name, degree in shared.items():
+        names = [f"{each} {name} {n:g}" if n > 1 else each for each, n in zip(names, degree, strict=True)]
+    return names

@@ -185,7 +185,7 @@ def _candidates(
         limit = flat_limit if pp == 1 else deep_limit // pp
         for tp_attn, dp_attn, ep, pcp in product(tried, of_experts, of_experts, pcps):
             gpus = tp_attn * dp_attn * pcp
-            if gpus % (ep if model.is_moe else 1):
+            if gpus % ep:
                 continue
             if gpus > limit:
                 yield None, f"more than {limit} GPUs in a stage at pp {pp}"
@@ -244,7 +244,8 @@ def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | 
         return f"dcp leaves the NVLink domain of {system.nvlink_domain}"
     for layer, _ in layers_of(model):
         reason = layer.attention.rejects(mapping.tp_attn) or layer.ffn.rejects(mapping)
-        reason = reason or layer.attention.rejects_sharing(mapping.tp_attn, mapping.dcp)
+        if reason is None and mapping.dcp > 1:
+            reason = layer.attention.rejects_sharing(mapping.tp_attn, mapping.dcp)
         if reason is None and mapping.pcp > 1 and layer.attention.spec.scans:
             reason = f"pcp: {layer.attention.spec.kind} walks through a prompt in order"
         if reason is not None:
