@@ -16,7 +16,7 @@ from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.passes.attention_ffn import Split, split_bytes, split_step
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.search.grid import MAX_BATCH, batch_sizes, given_sizes, row_blocks
+from disagg_sim.search.grid import MAX_BATCH, batch_sizes, given_sizes, row_blocks, taken_up
 from disagg_sim.search.mappings import degrees, least_redundant_slots
 from disagg_sim.workload.lengths import Lengths
 
@@ -170,6 +170,7 @@ def split_grid(
     theirs = at if ffn is None else ffn
     if theirs.model.name != at.model.name:
         raise InputError(f"attention and feed-forward pool differ in model: {at.model.name} and {theirs.model.name}")
+    lengths = taken_up(at, lengths)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     domain = at.system.nvlink_domain
     limit = domain if domain >= MAX_DOMAIN_GPUS else MAX_INSTANCE_GPUS

@@ -1,7 +1,8 @@
-"""Balance prefill and decode instances: integers for a ratio of two rates."""
+"""Balance prefill and decode instances, or those of more pools: integers for ratios of rates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -73,6 +74,64 @@ def best_counts(
     lighter = high_p * gpus_p + high_d * gpus_d < low_p * gpus_p + low_d * gpus_d
     take_high = (high > low * (1 + TIE)) | ((high >= low * (1 - TIE)) & lighter)
     return np.where(take_high, high_p, low_p), np.where(take_high, high_d, low_d)
+
+
+#: Counts that are tried at once: they stay in memory. [1]
+TRIED = 1_000_000
+
+
+def best_counts_of_pools(rates: Sequence[Floats], gpus: Sequence[Floats], gpu_cap: int) -> tuple[Floats, ...]:
+    r"""Instance counts of the highest rate per GPU of any number of pools, by enumeration.
+
+    In a best answer some pool b sets the rate, :math:`X = n_b r_b`, and every other has no more instances than it
+    needs, :math:`\lceil X/r_s \rceil`: fewer would lower X, more would cost GPUs. So the counts of one pool after the
+    other are tried up to the cap. With two pools the rate per GPU is that of ``best_counts``.
+
+    Parameters
+    ----------
+    rates, gpus : sequences of arrays, shape (n,)
+        Rate [request/s] and GPUs [1] of an instance of each pool.
+    gpu_cap : int
+        Most GPUs of all pools together. [1]
+
+    Returns
+    -------
+    tuple of arrays, shape (n,)
+        Whole numbers; a tie goes to fewer GPUs, 0 everywhere where the smallest instances exceed the cap.
+
+    Examples
+    --------
+    Rates of 4, 2 and 1 requests/s, one GPU each, keep pace as one, two and four:
+
+    >>> one = np.ones(1)
+    >>> [counts.tolist() for counts in best_counts_of_pools([4 * one, 2 * one, one], [one, one, one], 100)]
+    [[1.0], [2.0], [4.0]]
+    """
+    pools, n = len(rates), rates[0].size
+    best, total = np.zeros(n), np.full(n, np.inf)
+    found = np.zeros((pools, n))
+    for setter in range(pools):
+        most = int(gpu_cap // gpus[setter].min())
+        if not most:
+            continue
+        for first in range(0, n, step := max(1, TRIED // max(most, 1))):
+            at = slice(first, first + step)
+            rate = np.arange(1.0, most + 1) * rates[setter][at, None]
+            counts = np.stack([np.ceil(rate / r[at, None] * (1 - TIE)) for r in rates])
+            size = sum(count * g[at, None] for count, g in zip(counts, gpus, strict=True))
+            value = np.where(size <= gpu_cap, rate / size, 0.0)
+            top = value.max(axis=1, keepdims=True)
+            size = np.where(value >= top * (1 - TIE), size, np.inf)
+            column = size.argmin(axis=1)
+            row = np.arange(column.size)
+            value, size = value[row, column], size[row, column]
+            better = (value > best[at] * (1 + TIE)) | (
+                (value > 0) & (value >= best[at] * (1 - TIE)) & (size < total[at])
+            )
+            best[at] = np.where(better, value, best[at])
+            total[at] = np.where(better, size, total[at])
+            found[:, at] = np.where(better, counts[:, row, column], found[:, at])
+    return tuple(found)
 
 
 def counts_at_ratio(gpus_p: int, gpus_d: Floats, gpu_cap: int, ratio: Fraction) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
+from disagg_sim.sweep.pool_spec import TWO, Images
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
@@ -46,6 +47,8 @@ class Case:
     sharing: Sharing
     per: str
     prices: tuple[tuple[str, float], ...]  # [USD/h]
+    pool_names: tuple[str, ...] = TWO  # that a request passes
+    images: Images | None = None  # of a request
 
     @property
     def name(self) -> str:
@@ -172,6 +175,8 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             sharing=spec.sharing,
             per=spec.per,
             prices=spec.prices,
+            pool_names=spec.pool_names,
+            images=spec.images,
         )
         for traffic, pools, limits, ratio, domain, form in product(*axes)
     ]
@@ -203,6 +208,7 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "minority_efficiency": f"minority{_number(sharing.interference.minority_efficiency)}",
         "overlap_loss": f"overlap{_number(sharing.interference.overlap_loss)}",
         "per": f"per_{case.per}",
+        "pools": "-".join(case.pool_names),
     }
 
 

@@ -28,7 +28,8 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column, empty_table
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.inputs import Source
-from disagg_sim.sweep.plan import PREFILL, Block, ModePlan
+from disagg_sim.sweep.plan import POOLS, PREFILL, Block, ModePlan
+from disagg_sim.sweep.pools import pools_of_case
 from disagg_sim.sweep.spec import Limits
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.units import GB
@@ -150,6 +151,9 @@ def compute_block(task: BlockTask) -> Done:
     header = ""
     if block.key.table == PREFILL:
         frame, tally, header = _prefill(block)
+    elif block.key.table == POOLS:
+        frame, points = pools_of_case(block)
+        tally = Tally(computed=points, rows=len(frame))
     elif block.mode == Mode.DISAGGREGATED:
         frame, tally = _decode(store, block)
     else:

@@ -23,10 +23,11 @@ from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
+from disagg_sim.sweep.pool_spec import TWO
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key, code_digest, digest_of
 
-PREFILL, POINTS = "prefill", "points"  # the two tables of a store
+PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store
 ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
 
 
@@ -67,11 +68,12 @@ class CasePlan:
     digest: str
     modes: tuple[ModePlan, ...]
     left_out: tuple[tuple[str, str], ...] = ()  # (mode, why): asked for, and not to be had in this case
+    pools: tuple[Block, ...] = ()  # one, which makes the frontier over further pools where these are asked for
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Blocks of all modes, in order."""
-        return tuple(block for mode in self.modes for block in mode.blocks)
+        """Blocks of all modes, in order, then that of further pools."""
+        return (*(block for mode in self.modes for block in mode.blocks), *self.pools)
 
     @property
     def points(self) -> int:
@@ -140,7 +142,22 @@ def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
         for mode in served
     )
     left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
-    return CasePlan(case=case, digest=digest, modes=tuple(modes), left_out=left_out)
+    pools = () if {*case.pool_names} == {*TWO} else (_plan_many(case, digest),)
+    return CasePlan(case=case, digest=digest, modes=tuple(modes), left_out=left_out, pools=pools)
+
+
+def _plan_many(case: Case, digest: str) -> Block:
+    """The block of the frontier over further pools."""
+    table = case.limits.mappings(case.decode_setup)
+    batches = batch_axis(case.decode_setup, table, case.lengths, phase="decode").size
+    return Block(
+        key=Key(POOLS, case.name, "frontier", digest_of((digest, POOLS))),
+        case=case,
+        mode=Mode.DISAGGREGATED,
+        mappings=table,
+        batch=None,
+        points=batches * len(table),
+    )
 
 
 def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:

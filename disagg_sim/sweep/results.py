@@ -36,6 +36,7 @@ from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_dig
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Store, code_digest
 
+POOLS_FILE = "pools.csv"  # frontiers over further pools
 NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
 
 
@@ -95,6 +96,7 @@ class CaseResult:
     plan: CasePlan
     modes: tuple[ModeResult, ...]
     fits: tuple[UsedFit, ...]  # every fit behind its times
+    pools: pd.DataFrame  # frontier over further pools, columns of ``serving.pool_frontier``; empty where not asked for
 
     @property
     def total(self) -> Tally:
@@ -141,6 +143,12 @@ class SweepResult:
         """The frontiers of all cases below one another."""
 
         fronts = [mode.frontier for case in self.cases for mode in case.found]
+        return pd.concat(fronts, ignore_index=True) if fronts else pd.DataFrame()
+
+    @property
+    def pools(self) -> pd.DataFrame:
+        """The frontiers over further pools of all cases below one another; without rows where none was asked for."""
+        fronts = [case.pools for case in self.cases if len(case.pools)]
         return pd.concat(fronts, ignore_index=True) if fronts else pd.DataFrame()
 
     def require(self) -> None:
@@ -205,6 +213,10 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
         tables[FRONTIER_FILE] = csv_text(result.frontier, digits=10)
     else:
         (root / FRONTIER_FILE).unlink(missing_ok=True)
+    if len(pools := result.pools):
+        tables[POOLS_FILE] = csv_text(pools, digits=10)
+    else:
+        (root / POOLS_FILE).unlink(missing_ok=True)
     for name, text in tables.items():
         write_text(root / name, text)
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))
@@ -215,7 +227,8 @@ def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
     own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
     setups = plan.case.decode_setup, plan.case.prefill_setup
     modes = tuple(_collect_mode(plan.case, mode, store, own, setups) for mode in plan.modes)
-    return CaseResult(plan=plan, modes=modes, fits=fits)
+    pools = [store.read(block.key) for block in plan.pools]
+    return CaseResult(plan=plan, modes=modes, fits=fits, pools=pools[0] if pools else pd.DataFrame())
 
 
 def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends import run_tasks
 from disagg_sim.sweep.compute import BlockTask, Done, compute_block
 from disagg_sim.sweep.manifest import held_sweep
-from disagg_sim.sweep.plan import POINTS, PREFILL, SweepPlan
+from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, SweepPlan
 from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
 from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
 
@@ -63,7 +63,7 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
     """
     begun = time.perf_counter()
     planned = {block.key.relative for block in plan.blocks}
-    own = Own((PREFILL, POINTS), planned, partial(_require_own, plan))
+    own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
     with opened(root, listener, overwrite=overwrite, noun="sweep", own=own) as store:
         for case in plan.cases:
             if case.left_out:
@@ -72,7 +72,7 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
         lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
         listener.start(sum(block.points for block in lacking))
         done: list[Done] = []
-        for table in (PREFILL, POINTS):  # a case's decode blocks are matched with all its prefill blocks
+        for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
             tasks = [BlockTask(store, block, plan.sources) for block in lacking if block.key.table == table]
             for block in run_tasks(compute_block, tasks, jobs=jobs):
                 listener.advance(block.points)

@@ -47,6 +47,8 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES
 from disagg_sim.serving.costs import PER, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
+from disagg_sim.serving.pools import POOLS
+from disagg_sim.sweep.pool_spec import TWO, Images, ImagesKeys, images_of, pool_faults
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.units import GB
 
@@ -147,6 +149,8 @@ class SweepSpec:
     per: str = "gpu"  # what throughput is divided by, of ``serving.costs.PER``
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
+    pool_names: tuple[str, ...] = TWO  # that a request passes, of ``serving.pools.POOLS``
+    images: Images | None = None  # of a request, for an encode pool
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -300,6 +304,8 @@ class _File(Strict):
         tuple[tuple[str, float], ...], Written(_Prices, lambda prices: tuple(sorted(prices.items())))
     ] = ()
     block_points: Annotated[int, Range(1, 10**7)] = BLOCK_POINTS
+    pools: Axis[Annotated[str, OneOf(POOLS)]] = TWO
+    images: Annotated[Images | None, Written(ImagesKeys, images_of)] = None
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -325,6 +331,8 @@ class _File(Strict):
             per=self.per,
             prices=self.prices,
             block_points=self.block_points,
+            pool_names=self.pools,
+            images=self.images,
         )
 
 
@@ -406,6 +414,18 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     if spec.matching != "exact" and spec.ctx_gen_ratios != (None,):
         yield f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}"
     yield from _lacking_fits(spec)
+    yield from pool_faults(
+        spec.pool_names,
+        spec.images,
+        spec.models,
+        min(traffic.isl for traffic in spec.traffic),
+        {
+            "per": "" if spec.per == "gpu" else spec.per,
+            "matching": "" if spec.matching == "exact" else spec.matching,
+            "ctx_gen_ratio": spec.ctx_gen_ratios != (None,),
+            "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
+        },
+    )
 
 
 def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:

@@ -333,7 +333,7 @@ def split_bytes(
     ['51 GB', '29 GB']
     """
     attention = replace(at, model=_alone(at.model, attention_alone))
-    ffn = replace(at_ffn, model=replace(_alone(at.model, ffn_alone), vocab=1, learned_positions=0))
+    ffn = replace(at_ffn, model=replace(_alone(at.model, ffn_alone), vocab=1, learned_positions=0, encoder_params=0))
     batch = sequences * split.attention.dp_attn
     no_cache = CachedTokens(mean=0.0, deviation=0.0, most=0.0)
     return (

@@ -1,0 +1,160 @@
+"""Trace the frontier of deployments of more pools than prefill and decode, counts of instances by enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.splits import SplitGrid
+from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
+from disagg_sim.serving.pairing import best_counts_of_pools
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+
+#: GPUs of each pool, in the order in which a request passes them.
+GPUS = ("encode_gpus", "prefill_gpus", "decode_gpus", "attention_gpus", "ffn_gpus")
+#: Columns of a frontier over pools.
+COLUMNS = (
+    *("isl", "osl", INTERACTIVITY, THROUGHPUT, "ftl_s", "ttl_s", "request_rate_per_s", "total_gpus", *GPUS),
+    *("encode_instances", "prefill_instances", "decode_instances", "prefill_batch", "decode_batch", "microbatches"),
+    *(f"prefill_{name}" for name in MAPPING_COLUMNS),
+    *(f"{side}_{name}" for side in ("decode", "ffn") for name in SHARDING),
+)
+
+
+def pools_front(
+    prefill: PrefillCandidates,
+    decode: Sequence[PhaseGrid | SplitGrid],
+    *,
+    encode: EncodeStep | None = None,
+    ttl_limit: float = np.inf,
+    gpu_cap: int = 576,
+) -> pd.DataFrame:
+    """Match every decode configuration with prefill and encode instances, and keep what no other beats.
+
+    Parameters
+    ----------
+    prefill : PrefillCandidates
+        The fastest prefill configuration of each size, within what encoding leaves of the FTL.
+    decode : sequence of PhaseGrid and SplitGrid
+        Scored decode points, of whole instances and of instances split over attention and feed-forward GPUs.
+    encode : EncodeStep, optional
+        Encoding of the images of a request; None = no images, no encode pool.
+    ttl_limit : float
+        Largest token-to-token latency, inclusive. [s]
+    gpu_cap : int
+        Most GPUs of all pools together. [1]
+
+    Returns
+    -------
+    DataFrame
+        Columns ``COLUMNS``, one row a point, interactivity rising. ``decode_*`` are the degrees of whole instances or
+        of attention ranks; ``ffn_*`` those of feed-forward ranks, 0 for whole instances; GPUs are those of whole
+        pools. Empty where nothing fits. [s, request/s, token/s]
+
+    Raises
+    ------
+    InputError
+        Candidates of different cases.
+
+    Examples
+    --------
+    Without images and with whole instances it is the frontier of ``disaggregated``:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.serving.candidates import prefill_candidates
+    >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+    >>> grids = ds.prefill_grid(at, ds.Mapping(), lengths), ds.decode_grid(at, ds.Mapping(), lengths)
+    >>> front = pools_front(prefill_candidates(grids[0], ftl_limit=10.0), grids[1:], gpu_cap=64)
+    >>> two = ds.pareto_front(ds.disaggregated(*grids, gpu_cap=64))
+    >>> len(front) == len(two), bool(np.allclose(front[THROUGHPUT], two[THROUGHPUT]))
+    (True, True)
+    """
+    prefill.require()
+    tables = []
+    for grid in decode:
+        check_same_case(prefill, grid)
+        rows, columns = _undominated(grid, ttl_limit)
+        for choice in range(prefill.batch.size):
+            tables.append(_matched(prefill, choice, grid, rows, columns, encode, gpu_cap))
+    table = pd.concat(tables, ignore_index=True)
+    return pareto_front(table, by=()) if len(table) else table
+
+
+def _undominated(grid: PhaseGrid | SplitGrid, ttl_limit: float) -> tuple[Ints, Ints]:
+    """Points than which none of as many GPUs is both faster and of a higher rate."""
+    rows, columns = np.nonzero(grid.feasible & (grid.latency <= ttl_limit))
+    ttl, rate, gpus = grid.latency[rows, columns], grid.request_rate[rows, columns], grid.gpus[rows]
+    order = np.lexsort((-rate, ttl, gpus))
+    kept, size, best = [], -1, -np.inf
+    for place, its_gpus, its_rate in zip(order.tolist(), gpus[order].tolist(), rate[order].tolist(), strict=True):
+        if its_gpus != size:
+            size, best = its_gpus, -np.inf
+        if its_rate > best:
+            best = its_rate
+            kept.append(place)
+    return rows[kept], columns[kept]
+
+
+def _matched(
+    prefill: PrefillCandidates,
+    choice: int,
+    grid: PhaseGrid | SplitGrid,
+    rows: Ints,
+    columns: Ints,
+    encode: EncodeStep | None,
+    gpu_cap: int,
+) -> pd.DataFrame:
+    """One row for every decode point that fits the cap together with one prefill configuration."""
+    ttl, rate = grid.latency[rows, columns], grid.request_rate[rows, columns]
+    ones = np.ones(rows.size)
+    rates = [prefill.request_rate[choice] * ones, rate]
+    sizes = [prefill.gpus[choice] * ones, grid.gpus[rows].astype(float)]
+    if encode is not None:
+        rates, sizes = [encode.request_rate * ones, *rates], [ones, *sizes]
+    counts = best_counts_of_pools(rates, sizes, gpu_cap) if rows.size else tuple(np.zeros((len(rates), 0)))
+    fits = counts[-1] > 0
+    total: Floats = sum((n * g for n, g in zip(counts, sizes, strict=True)), start=0.0 * ones)
+    matched = np.min([n * r for n, r in zip(counts, rates, strict=True)], axis=0) if rows.size else ones
+    split = isinstance(grid, SplitGrid)
+    decode = grid.splits.attention if isinstance(grid, SplitGrid) else grid.mappings
+    batch = grid.batch[rows, columns] if isinstance(grid, SplitGrid) else grid.batch[columns]
+    lengths, whole = grid.lengths, np.int64
+    n_d = counts[-1].astype(whole)
+    values = {
+        "isl": round(lengths.mean_isl),
+        "osl": round(lengths.mean_osl),
+        INTERACTIVITY: 1.0 / ttl,
+        THROUGHPUT: np.divide(matched * lengths.mean_osl, total, out=0.0 * ones, where=total > 0),
+        "ftl_s": prefill.latency[choice] + (0.0 if encode is None else encode.latency),
+        "ttl_s": ttl,
+        "request_rate_per_s": matched,
+        "total_gpus": total.astype(whole),
+        "encode_gpus": 0 if encode is None else counts[0].astype(whole),
+        "prefill_gpus": (counts[-2] * sizes[-2]).astype(whole),
+        "decode_gpus": 0 if split else n_d * grid.gpus[rows],
+        "attention_gpus": n_d * grid.attention_gpus[rows] if isinstance(grid, SplitGrid) else 0,
+        "ffn_gpus": n_d * grid.ffn_gpus[rows] if isinstance(grid, SplitGrid) else 0,
+        "encode_instances": 0 if encode is None else counts[0].astype(whole),
+        "prefill_instances": counts[-2].astype(whole),
+        "decode_instances": n_d,
+        "prefill_batch": int(prefill.batch[choice]),
+        "decode_batch": batch,
+        "microbatches": grid.splits.microbatches[rows]
+        if isinstance(grid, SplitGrid)
+        else grid.microbatches[rows, columns],
+        **{f"prefill_{name}": int(getattr(prefill, name)[choice]) for name in MAPPING_COLUMNS},
+        **{f"decode_{name}": np.broadcast_to(getattr(decode, name), grid.gpus.shape)[rows] for name in SHARDING},
+        **{
+            f"ffn_{name}": np.broadcast_to(getattr(grid.splits.ffn, name), grid.gpus.shape)[rows]
+            if isinstance(grid, SplitGrid)
+            else 0
+            for name in SHARDING
+        },
+    }
+    return pd.DataFrame(values, columns=list(COLUMNS), index=pd.RangeIndex(rows.size))[fits]

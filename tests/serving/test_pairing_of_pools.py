@@ -1,0 +1,88 @@
+"""Counts of three and more pools by enumeration: against every count by brute force, two pools, and the program."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.search.splits import split_grid
+from disagg_sim.serving.candidates import prefill_candidates
+from disagg_sim.serving.pairing import best_counts, best_counts_of_pools
+from disagg_sim.serving.points import THROUGHPUT
+from disagg_sim.serving.pool_frontier import pools_front
+
+pool = st.tuples(st.integers(1, 6), st.floats(0.1, 5))
+
+
+def value_of(counts, rates, gpus):
+    return min(n * r for n, r in zip(counts, rates, strict=True)) / sum(
+        n * g for n, g in zip(counts, gpus, strict=True)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(pool, min_size=2, max_size=4), st.integers(2, 14))
+def test_no_counts_within_the_cap_do_better(pools, cap):
+    gpus, rates = zip(*pools, strict=True)
+    found = best_counts_of_pools([np.array([r]) for r in rates], [np.array([float(g)]) for g in gpus], cap)
+    counts = [int(n[0]) for n in found]
+    every = [
+        (value_of(tried, rates, gpus), -sum(n * g for n, g in zip(tried, gpus, strict=True)))
+        for tried in product(*(range(1, cap // g + 1) for g in gpus))
+        if sum(n * g for n, g in zip(tried, gpus, strict=True)) <= cap
+    ]
+    if not every:
+        assert counts == [0] * len(pools)
+        return
+    best = max(value for value, _ in every)
+    assert value_of(counts, rates, gpus) == pytest.approx(best, rel=1e-9)
+    fewest = max(size for value, size in every if value >= best * (1 - 1e-12))
+    assert -sum(n * g for n, g in zip(counts, gpus, strict=True)) == fewest
+
+
+@settings(max_examples=60, deadline=None)
+@given(pool, st.lists(pool, min_size=1, max_size=6), st.integers(12, 200))
+def test_two_pools_have_the_rate_per_gpu_of_the_walk_down_the_tree(prefill, decode, cap):
+    gpus, rate = (np.array(values, dtype=float) for values in zip(*decode, strict=True))
+    walked = best_counts(prefill[1], prefill[0], rate, gpus, cap)
+    ones = np.ones(rate.size)
+    tried = best_counts_of_pools([prefill[1] * ones, rate], [prefill[0] * ones, gpus], cap)
+    for row in range(rate.size):
+        sides = (prefill[1], rate[row]), (prefill[0], gpus[row])
+        one, other = ([float(n[row]) for n in counts] for counts in (walked, tried))
+        assert value_of(other, *sides) == pytest.approx(value_of(one, *sides), rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    at, lengths = ds.setup("qwen3_5_397b_a17b", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(8192, 512)
+    mappings = ds.enumerate_mappings(at, max_gpus=8)
+    return at, lengths, ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
+
+
+def test_a_frontier_without_further_pools_is_that_of_two(qwen):
+    _, _, prefill, decode = qwen
+    front = pools_front(prefill_candidates(prefill, ftl_limit=10.0), [decode], gpu_cap=144)
+    two = ds.pareto_front(ds.disaggregated(prefill, decode, ftl_limit=10.0, gpu_cap=144))
+    assert front[THROUGHPUT].to_numpy() == pytest.approx(two[THROUGHPUT].to_numpy(), rel=1e-9)
+    assert front["ttl_s"].to_numpy() == pytest.approx(two["ttl_s"].to_numpy())
+    assert (front[["encode_gpus", "attention_gpus", "ffn_gpus"]] == 0).all(axis=None)
+
+
+def test_every_row_keeps_up_with_its_rate_within_the_cap(qwen):
+    at, lengths, prefill, decode = qwen
+    step = ds.encode_step(at, images=2, height=1120, width=1120)
+    candidates = prefill_candidates(prefill, ftl_limit=10.0 - step.latency)
+    grids = [decode, split_grid(at, lengths, max_gpus=16)]
+    front = pools_front(candidates, grids, encode=step, ttl_limit=0.1, gpu_cap=144)
+    gpus = front[["encode_gpus", "prefill_gpus", "decode_gpus", "attention_gpus", "ffn_gpus"]]
+    assert (gpus.sum(axis=1) == front["total_gpus"]).all()
+    assert (front["total_gpus"] <= 144).all()
+    assert (front["encode_gpus"] * step.request_rate >= front["request_rate_per_s"] * (1 - 1e-9)).all()
+    assert (front["ftl_s"] <= 10.0).all()
+    assert ((front["decode_gpus"] > 0) != (front["attention_gpus"] > 0)).all()
+    alone = pools_front(candidates, grids[:1], encode=step, ttl_limit=0.1, gpu_cap=144)
+    assert front[THROUGHPUT].max() >= alone[THROUGHPUT].max()

@@ -1,0 +1,68 @@
+"""Further pools in a sweep: the table that it writes, limits, and what a file may not say."""
+
+from unittest.mock import Mock
+
+import pandas as pd
+import pytest
+
+from disagg_sim.errors import SpecError
+from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.run import run_sweep
+from disagg_sim.sweep.spec import load_sweep
+
+SWEEP = """name: many
+models: qwen3_5_35b_a3b
+systems: {gb200_nvl72: nvfp4_fp8kv}
+profile: ideal
+traffic: [{isl: 4096, osl: 256}]
+limits: {max_gpus: 4, gpu_cap: 32}
+"""
+IMAGES = "images: {images: 2, height: 1120, width: 1120}\n"
+
+
+def ran(folder, text):
+    (folder / "sweep.yaml").write_text(SWEEP + text)
+    out = folder / "out"
+    result = run_sweep(plan_sweep(load_sweep(str(folder / "sweep.yaml"))), out, jobs=1, listener=Mock(), overwrite=True)
+    return result, out
+
+
+def test_a_sweep_with_further_pools_writes_their_frontier_beside_that_of_two(tmp_path):
+    result, out = ran(tmp_path, "pools: [encode, prefill, attention, ffn, decode]\n" + IMAGES)
+    table = pd.read_csv(out / "pools.csv")
+    assert len(table) == len(result.pools) > 3
+    assert set(table["case"]) == {result.cases[0].plan.case.name}
+    assert "encode-prefill-attention-ffn-decode" in table["case"][0]
+    assert (table["encode_gpus"] > 0).all()
+    both = result.frontier
+    plain, out = ran(tmp_path, "")
+    assert not (out / "pools.csv").exists()
+    assert plain.pools.empty
+    values = [name for name in plain.frontier if name != "case"]
+    pd.testing.assert_frame_equal(both[values], plain.frontier[values])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("pools: [prefill, attention]\n", "pools: attention and ffn decode together; give both or neither"),
+        ("pools: [encode, decode]\n" + IMAGES, "pools: encode, decode serve no request"),
+        ("pools: [encode, prefill, decode]\n", "images: are missing: encode needs them"),
+        (IMAGES, "images: need 'encode' among the pools"),
+        ("pools: [prefill, atention, ffn]\n", "did you mean 'attention'"),
+        ("pools: [encode, prefill, decode]\nimages: {images: 9, height: 1120, width: 1120}\n", "11025 tokens"),
+        ("pools: [prefill, attention, ffn]\nper: watt\n", "per: watt does not go with pools"),
+        ("pools: [prefill, attention, ffn]\nmatching: paper\n", "matching: paper does not go with pools"),
+    ],
+)
+def test_a_fault_says_what_is_allowed(tmp_path, text, said):
+    (tmp_path / "sweep.yaml").write_text(SWEEP + text)
+    with pytest.raises(SpecError, match=said):
+        load_sweep(str(tmp_path / "sweep.yaml"))
+
+
+def test_images_need_a_model_with_an_encoder(tmp_path):
+    text = SWEEP.replace("qwen3_5_35b_a3b", "llama_3_1_8b") + "pools: [encode, prefill, decode]\n" + IMAGES
+    (tmp_path / "sweep.yaml").write_text(text)
+    with pytest.raises(SpecError, match="llama_3_1_8b has none"):
+        load_sweep(str(tmp_path / "sweep.yaml"))
