@@ -8,7 +8,15 @@ from .certainty.trust import rests_on
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
 from .facts.hub.imported import ImportedModel, import_model
-from .facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from .facts.load import (
+    list_specs,
+    load_model,
+    load_precision,
+    load_profile,
+    load_speculation,
+    load_system,
+    load_traffic,
+)
 from .facts.traffic import Reuse
 from .launch.expressible import expressible
 from .launch.launch import Launch, launch
@@ -102,6 +110,7 @@ __all__ = [
     "load_model",
     "load_precision",
     "load_profile",
+    "load_speculation",
     "load_system",
     "load_trace",
     "load_traffic",

@@ -71,6 +71,8 @@ SHARDING = (*DEGREES, "redundant_slots", "dcp", "pcp")
 #: Of these, what a table or a file may leave out, and what it then means.
 UNSAID = {"redundant_slots": 0, "dcp": 1, "pcp": 1}
 MAPPING_COLUMNS = (*SHARDING, "chunk_tokens")
+#: All of them, with what a search chooses point by point.
+MAPPING_FIELDS = (*MAPPING_COLUMNS, "draft_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +103,7 @@ class Mapping(ByValue, Shown):
     dcp: Any = 1  # context parallel degree of decode: GPUs of a TP group that share the cached tokens of a KV head [1]
     pcp: Any = 1  # context parallel degree of prefill: groups of GPUs that share the new tokens of a prompt [1]
     chunk_tokens: Any = 0  # CPP: tokens of a prompt in a chunk; 0 = whole prompt [token]
+    draft_tokens: Any = 0  # speculation: drafts of a sequence that a decode step verifies; 0 = none [token]
     refused: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)  # (reason, mappings left out)
 
     def __post_init__(self) -> None:
@@ -113,7 +116,7 @@ class Mapping(ByValue, Shown):
     def stack(cls, mappings: Sequence[Mapping]) -> Mapping:
         """Single mappings as columns of shape (rows,)."""
         columns: dict[str, Any] = {
-            name: np.array([getattr(each, name) for each in mappings], dtype=np.int64) for name in MAPPING_COLUMNS
+            name: np.array([getattr(each, name) for each in mappings], dtype=np.int64) for name in MAPPING_FIELDS
         }
         return cls(**columns)
 
@@ -125,7 +128,7 @@ class Mapping(ByValue, Shown):
 
     def _columns(self) -> dict[str, Any]:
         """The fields that are columns."""
-        values = {name: getattr(self, name) for name in MAPPING_COLUMNS}
+        values = {name: getattr(self, name) for name in MAPPING_FIELDS}
         return {name: value for name, value in values.items() if np.ndim(value)}
 
     def __len__(self) -> int:
@@ -136,7 +139,7 @@ class Mapping(ByValue, Shown):
         """One row, its fields whole numbers, or the columns of some rows."""
         if not isinstance(rows, int | np.integer):
             return replace(self, **{name: column[rows] for name, column in self._columns().items()}, refused=())
-        values = {name: getattr(self, name) for name in MAPPING_COLUMNS}
+        values = {name: getattr(self, name) for name in MAPPING_FIELDS}
         row: dict[str, Any] = {name: int(value[rows] if np.ndim(value) else value) for name, value in values.items()}
         return Mapping(**row)
 

@@ -21,8 +21,9 @@ from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompt
 from disagg_sim.domain import DEGREES, SHARDING, Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_system
+from disagg_sim.facts.load import load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
@@ -39,6 +40,7 @@ _FROM_ONE = tuple(
 )
 _NUMBERS = (
     *(f"{side}_redundant_slots" for side in ("prefill", "decode")),
+    "decode_draft_tokens",
     *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
@@ -155,6 +157,8 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     [8.0, 16.0]
     """
     points = with_unsaid(points)
+    if "speculation" not in points:
+        points = points.assign(speculation="")
     missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
@@ -175,6 +179,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
                 str(words[f"{side}precision"]),
                 str(words[f"{side}profile"]),
                 _engine(str(words[f"{side}engine"])),
+                _speculation(words["speculation"]),
             )
             for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True)
         ]
@@ -184,8 +189,11 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         lengths = taken_up(sides[1], _lengths(words, origin))
         chunks = rows["prefill_chunk_tokens"]
-        for _, alike in rows.groupby(chunks > 0 if lengths.constant else chunks, sort=False):
-            designs = _read(alike, words, sides, interference, lengths)
+        for (drafted, _), alike in rows.groupby(
+            [rows["decode_draft_tokens"] > 0, chunks > 0 if lengths.constant else chunks], sort=False
+        ):
+            own = sides if drafted else [_undrafted(sides[0]), sides[1] if mode == MODES[0] else _undrafted(sides[1])]
+            designs = _read(alike, words, own, interference, lengths)
             designs = designs.of_prompts(*timed_prompts(designs, origin.ftl_quantile))
             if origin.exact:
                 _check(designs, points)
@@ -211,7 +219,9 @@ def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
     """One design point of a grid of one phase."""
     at, one, none = grid.setup, np.ones(1), np.zeros(1)
-    mapping = Mapping.stack([grid.mappings[row]])
+    mapping = Mapping.stack([grid.chosen(row, column)])
+    if not mapping.draft_tokens[0] and grid.phase == "decode":
+        at = _undrafted(at)
     batch = np.full(1, float(grid.batch[column]))
     design = Designs(
         mode=grid.phase,
@@ -246,6 +256,16 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
     return specs if domain == specs[0].nvlink_domain else [replace(spec, nvlink_domain=domain) for spec in specs]
 
 
+def _speculation(word: object) -> Speculation | None:
+    """Speculation of a table; an empty word means none."""
+    return load_speculation(word) if isinstance(word, str) and word else None
+
+
+def _undrafted(at: Setup) -> Setup:
+    """The setup of instances without a drafter."""
+    return replace(at, speculation=None)
+
+
 def _engine(word: str) -> str | None:
     """Engine of a table; a word that is none means the system's own."""
     return word if word in engine_names() else None
@@ -260,6 +280,9 @@ def _read(
     degrees: dict[str, dict[str, Any]] = {
         side: {name: column(f"{side}_{name}") for name in SHARDING} for side in ("decode", "prefill")
     }
+    degrees["decode"]["draft_tokens"] = column("decode_draft_tokens")
+    if words["mode"] != MODES[0]:
+        degrees["prefill"]["draft_tokens"] = column("decode_draft_tokens")
     return Designs(
         mode=str(words["mode"]),
         lengths=lengths,

@@ -18,6 +18,7 @@ MARKS = {
     "scheduler": {"admission", "watermark", "keeps_preempted", "budget_per_rank", "rank_choice"},
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
+    "speculation": {"method", "acceptance", "measured_lengths"},
     "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
     "layout": {"attention_groups", "expert_groups", "weight_block"},
     "evidence": {"kinds", "source"},

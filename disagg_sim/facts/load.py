@@ -28,6 +28,7 @@ from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_of
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
+from disagg_sim.facts.speculation import Speculation, speculation_in_words, speculation_of
 from disagg_sim.facts.traffic import TrafficSpec, traffic_of
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
@@ -56,9 +57,11 @@ __all__ = [
     "load_profile",
     "load_scheduler",
     "load_spec",
+    "load_speculation",
     "load_system",
     "load_traffic",
     "load_uncertainty",
+    "measured_speculation",
     "resolve_precision",
     "spec_name",
 ]
@@ -222,6 +225,68 @@ def load_traffic(name: str | Path) -> TrafficSpec:
     (1024, 32768)
     """
     return _load("traffic", name, TrafficSpec)
+
+
+def load_speculation(name: str | Path) -> Speculation:
+    """Load the drafter and acceptance ``name`` (``speculation/``): marginal shares by position [1].
+
+    Parameters
+    ----------
+    name
+        As in ``load_system``; or a method and an acceptance of one's own, ``"mtp 0.8 0.6"``.
+
+    Returns
+    -------
+    Speculation
+        As measured on one model and text, or as stated.
+
+    Examples
+    --------
+    >>> [load_speculation(name).acceptance for name in ("deepseek_r1_mtp", "mtp 0.8 0.6")]
+    [(0.816,), (0.8, 0.6)]
+    """
+    if isinstance(name, str) and " " in name and not is_path(name):
+        return speculation_in_words(name)
+    return _load("speculation", name, Speculation)
+
+
+def measured_speculation(model: str) -> Speculation:
+    """Find the one curve of acceptance that was measured on a model.
+
+    Parameters
+    ----------
+    model
+        Canonical name.
+
+    Returns
+    -------
+    Speculation
+        Of ``speculation/``.
+
+    Raises
+    ------
+    InputError
+        None or several; says what there is, and how to state one's own.
+
+    Examples
+    --------
+    >>> measured_speculation("deepseek_r1").name
+    'deepseek_r1_mtp'
+    >>> measured_speculation("llama_3_1_8b")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no acceptance was measured on llama_3_1_8b, and none is assumed; measured: ...
+    """
+    every = [load_speculation(name) for name in list_specs("speculation")]
+    own = [curve for curve in every if curve.model == model]
+    if len(own) == 1:
+        return own[0]
+    state = "state your own, such as 'mtp 0.8 0.6' or {method: mtp, acceptance: [0.8, 0.6]} in a file"
+    if own:
+        raise InputError(
+            f"{model} has {len(own)} curves of acceptance: {', '.join(c.name for c in own)}; name one, or {state}"
+        )
+    names = ", ".join(curve.name for curve in every)
+    raise InputError(f"no acceptance was measured on {model}, and none is assumed; measured: {names}; {state}")
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:
@@ -457,6 +522,7 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
     "engine": engine_of,
     "scheduler": scheduler_of,
     "traffic": traffic_of,
+    "speculation": speculation_of,
     "uncertainty": uncertainty_of,
     "layout": rules_of,
     "evidence": evidence_of,

@@ -36,6 +36,7 @@ DIRECTORIES = {
     "checkpoint": "hw_specs/checkpoints",
     "model": "models",
     "traffic": "traffic",
+    "speculation": "speculation",
     "sweep": "sweeps",
     "scenario": "scenarios",
 }

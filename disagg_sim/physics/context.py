@@ -81,7 +81,7 @@ def shared_decode(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: To
     rows, how = block.spec.shared_rows, at.sharing
     if rows is None:
         return scores
-    heads = tokens.decodes * (rows.heads * dcp / tp)
+    heads = tokens.decodes * tokens.queries * (rows.heads * dcp / tp)
     outputs = heads * (rows.output * ACTIVATION_BYTES)
     sums = heads * SUM_BYTES
     queries = NOTHING

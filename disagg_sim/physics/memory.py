@@ -17,6 +17,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
+from disagg_sim.physics.drafting import joining_bytes, with_draft_layers
 from disagg_sim.physics.residents import CachedTokens, Prefilling, Residents, colocated_load, decode_load, prefill_load
 from disagg_sim.physics.server_memory import non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.setup import Setup
@@ -224,8 +225,8 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
 
 
 def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfStage]:
-    """What a GPU of every stage that may be the fullest holds of its layers. [B]"""
-    model, precision = at.model, at.precision
+    """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]"""
+    model, precision = with_draft_layers(at).model, at.precision
     tp, d = mapping.tp_attn, model.hidden
     table = stage_table(model, mapping.pp)
     layers = [layer for layer, _ in layers_of(model)]
@@ -233,12 +234,13 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
     if at.sharing.decode == "helix" and not is_one(dcp := mapping.shares[0]):
         copies = [layer.attention.inward_copies(d, precision, tp, dcp) for layer in layers]
         of_layer = list(map(operator.add, of_layer, copies))
+    joined = joining_bytes(at, tp)
     ends, final_norm = model.vocab * d / tp, (2 if model.layer_norm else 1) * d * ACTIVATION_BYTES
     tied_here = 1.0 - np.where(np.asarray(mapping.pp) == 1, float(model.tied_embeddings), 0.0)
     tables = 0.0 if at.server_memory is None else position_bytes(at.server_memory, model)
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         weights = first * (ends + model.learned_positions * d) * precision.embedding.bytes
-        weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm) + tables
+        weights = weights + last * (tied_here * ends * precision.head.bytes + final_norm + joined) + tables
         if model.encoder_params:
             weights = weights + first * (model.encoder_params * ACTIVATION_BYTES / tp)
         cache: Numeric = 0.0
@@ -254,7 +256,7 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
                 else:
                     per_token = per_token + token
             if attention.spec.state_bytes:
-                state = state + count * attention.state_bytes(tp) * residents.sequences
+                state = state + count * attention.state_bytes(tp) * residents.sequences * residents.states
             if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens

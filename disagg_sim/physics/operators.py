@@ -65,7 +65,8 @@ class Tokens:
     latent: Numeric = 0.0  # of the past of each, cached as a latent even where MLA keeps what it up-projects [token]
     decodes: Numeric = 0.0  # sequences in decode [1]
     context: Numeric = 0.0  # their mean cached length [token]
-    emitted: Numeric = 0.0  # sequences that emit a token [1]
+    queries: Numeric = 1.0  # new tokens of each: 1, or the drafts that a step verifies and one more [token]
+    emitted: Numeric = 0.0  # tokens that pass through the head: of each prompt one, of each sequence its new ones [1]
     projected: Numeric | None = None  # of the past of each, what MLA up-projects again; None = all of it [token]
     dcp: Numeric = 1.0  # GPUs that share the cached tokens of a KV head [1]
     pcp: Numeric = 1.0  # attention ranks that share the new tokens of a prompt [1]
@@ -73,7 +74,7 @@ class Tokens:
     @property
     def linear(self) -> Numeric:
         """Tokens that pass through the matrix multiplies. [token]"""
-        return self.prompts * self.new / self.pcp + self.decodes
+        return self.prompts * self.new / self.pcp + self.decodes * self.queries
 
     @property
     def of_one(self) -> Tokens:

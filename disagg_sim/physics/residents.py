@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.passes.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
@@ -31,6 +32,7 @@ class Residents:
     live_total: Numeric  # the same over all DP ranks [token]
     emitted: Numeric  # sequences of this rank that emit a token in a pass [1]
     expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
+    states: Numeric = 1.0  # that are kept of a sequence: with drafts one after each new token, for roll-back [1]
 
 
 class Live(NamedTuple):
@@ -243,6 +245,8 @@ def decode_load(
 ) -> Residents:
     """Count what a rank of a decode instance holds at its steady batch.
 
+    With k drafts a sequence takes k more places in the cache, 1 + k rows in every pass and 1 + k recurrent states.
+
     Parameters
     ----------
     at, mapping, batch, cached, mla_form
@@ -264,15 +268,17 @@ def decode_load(
     '8 sequences, 13633 tokens'
     """
     sequences = np.ceil(batch / mapping.dp_attn)
-    tokens = cached.of(sequences, at.profile.resident_deviations)
-    live = decode_live(mapping, batch)
+    drafts = drafts_of(at, mapping)
+    tokens = cached.of(sequences, at.profile.resident_deviations) + sequences * drafts
+    live, queries = decode_live(mapping, batch), 1.0 + drafts
     return Residents(
         sequences=sequences,
         tokens=tokens,
-        live=live.tokens,
-        live_total=live.total,
-        emitted=live.emitted,
+        live=live.tokens * queries,
+        live_total=live.total * queries,
+        emitted=live.emitted * queries,
         expanded=tokens if mla_form == EXPANDED else 0.0,
+        states=queries,
     )
 
 
@@ -344,16 +350,20 @@ def colocated_load(
     deviations = at.profile.resident_deviations
     prompt, prompts, new = prefilling.prompt, prefilling.prompts, prefilling.new
     sequences, own = np.ceil(batch / mapping.dp_attn), np.ceil(prompts / mapping.dp_attn)
+    drafts = drafts_of(at, mapping)
+    queries = 1.0 + drafts
     decodes = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
     together = np.add if prefilling.mixed else np.maximum
-    decodes_total = np.minimum(decodes * mapping.dp_attn, batch)
+    decodes_total = np.minimum(decodes * mapping.dp_attn, batch) * queries
+    decodes = decodes * queries
     new_total = np.minimum(new * mapping.dp_attn, prompt.new.of(prompts, deviations))
     whole = prompt.of(own, deviations)
     return Residents(
         sequences=sequences + own,
-        tokens=cached.of(sequences, deviations) + whole,
+        tokens=cached.of(sequences, deviations) + sequences * drafts + whole,
         live=together(decodes, new),
         live_total=together(decodes_total, new_total),
         emitted=together(decodes, own),
         expanded=whole if mla_form == EXPANDED else 0.0,
+        states=queries,
     )

@@ -14,12 +14,14 @@ from disagg_sim.facts.load import (
     load_engine,
     load_model,
     load_profile,
+    load_speculation,
     load_system,
     resolve_precision,
 )
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.rates import Rates, resolve_rates
 
@@ -39,6 +41,7 @@ class Setup(Shown):
     rates: Rates
     kernels: str = ""  # whose fitted kernels are taken first; "" = the order of the system's fits
     overheads: EngineSpec | None = None  # what an engine adds to its kernels; None = kernels and the profile's host
+    speculation: Speculation | None = None  # drafter that every instance holds; None = no speculative decoding
 
     @property
     def memory_limit(self) -> float:
@@ -89,8 +92,14 @@ class Setup(Shown):
             kernels=overheads.kernels if overheads else self.kernels,
         )
         fits, named = load_efficiency(new.system.name), engine.expert_kernel if engine else ""
-        rates = resolve_rates(new.model, new.system, new.precision, new.profile, fits, new.kernels, named)
+        served = _served(new.model, new.speculation)
+        rates = resolve_rates(served, new.system, new.precision, new.profile, fits, new.kernels, named)
         return replace(new, rates=replace(rates, adjust=self.rates.adjust))
+
+
+def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
+    """The model with every kind of layer whose rates a setup needs."""
+    return model if speculation is None else replace(model, layers=(*model.layers, *speculation.layers_on(model)))
 
 
 def engine_names() -> tuple[str, ...]:
@@ -140,6 +149,7 @@ def setup(
     precision: str,
     profile: ProfileSpec | str = "measured",
     engine: EngineSpec | str | Path | None = None,
+    speculation: Speculation | str | Path | None = None,
 ) -> Setup:
     """Load the named specs and resolve the rates of every operator.
 
@@ -154,6 +164,9 @@ def setup(
         Engine (``hw_specs/engines/``) whose kernels are taken first and whose overheads the profile ``measured`` adds
         to them: ``"trtllm"``, ``"vllm"``, ``"sglang"``, or the path of a YAML file. ``"kernels"`` = bare kernels and
         the host time of the profile. None = the system's engine.
+    speculation
+        Drafter and acceptance: from ``speculation``, or the name or path of a measured curve (``speculation/``).
+        None = no speculative decoding.
 
     Returns
     -------
@@ -175,7 +188,9 @@ def setup(
     model_spec = model if isinstance(model, ModelSpec) else load_model(model)
     system_spec = system if isinstance(system, SystemSpec) else load_system(system)
     profile_spec = profile if isinstance(profile, ProfileSpec) else load_profile(profile)
-    recipe = resolve_precision(precision, model_spec, system_spec)
+    curve = speculation if isinstance(speculation, Speculation | None) else load_speculation(speculation)
+    served = _served(model_spec, curve)
+    recipe = resolve_precision(precision, served, system_spec)
     fits = load_efficiency(system_spec.name)
     overheads = engine if isinstance(engine, EngineSpec) else None
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))
@@ -189,6 +204,7 @@ def setup(
         profile=profile_spec,
         engine=overheads.name if overheads else name,
         kernels=kernels,
-        rates=resolve_rates(model_spec, system_spec, recipe, profile_spec, fits, kernels, named),
+        rates=resolve_rates(served, system_spec, recipe, profile_spec, fits, kernels, named),
         overheads=overheads if profile_spec.with_engine else None,
+        speculation=curve,
     )

@@ -34,6 +34,10 @@ class Levels:
             self.values = np.unique(few)
             self.position = np.searchsorted(self.values, few)[same]
 
+    def times(self, factor: Numeric) -> Levels:
+        """Levels of so many times the tokens; itself where the factor is the number 1."""
+        return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor)
+
 
 def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
     """``function(*degrees, tokens)`` at every point, computed once per distinct point.

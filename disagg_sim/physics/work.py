@@ -81,6 +81,40 @@ def causal_pairs(new: Numeric, past: Numeric = 0.0, window: float = 0.0) -> Nume
     return growing * past + growing * (growing + 1) / 2 + (new - growing) * window
 
 
+def decode_pairs(context: Numeric, queries: Numeric, window: float = 0.0) -> Numeric:
+    """Count query-key pairs of the ``queries`` new tokens of a sequence in decode, the first of which sees ``context``.
+
+    ``sum_{i<q} (ctx + i)``, each sum at most the window.
+
+    Parameters
+    ----------
+    context
+        Keys that the first query sees, itself included. [token]
+    queries
+        q, new tokens of the sequence: 1 + k where a step verifies k drafts. [token]
+    window
+        Of sliding attention; 0 = none. [token]
+
+    Returns
+    -------
+    numeric
+        Of one sequence and head, of the broadcast shape. [1]
+
+    Examples
+    --------
+    Three queries after nine tokens see 10 + 11 + 12 keys, in a window of 11 tokens 10 + 11 + 11:
+
+    >>> float(decode_pairs(10, 3)), float(decode_pairs(10, 3, window=11))
+    (33.0, 32.0)
+    """
+    if np.ndim(queries) == 0 and queries == 1:
+        return np.minimum(context, window) if window else context
+    if not window:
+        return queries * context + queries * (queries - 1) / 2.0
+    growing = np.clip(np.floor(window - context) + 1.0, 0.0, queries)
+    return growing * context + growing * (growing - 1) / 2.0 + (queries - growing) * window
+
+
 def chunk_pairs(new: Numeric, past: Numeric, chunk: float) -> Numeric:
     """Query-key pairs of ``new`` tokens after ``past`` cached ones, each inside its own chunk of the sequence. [1]
 

@@ -39,7 +39,8 @@ from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.kv_transfer import checkpoint_tokens, kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
+from disagg_sim.physics.kv_transfer import checkpoint_tokens, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
@@ -48,6 +49,7 @@ from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.deployment import Instance
+from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
@@ -85,6 +87,7 @@ class PhaseGrid(Shown):
     microbatches: Ints  # (rows, batches) [1]
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
+    drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
     ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property
@@ -109,22 +112,34 @@ class PhaseGrid(Shown):
 
     @cached_property
     def kv_bytes_per_request(self) -> float:
-        """Expected cache that a prompt sends, each element once; sliding windows saturate prompt by prompt. [B]"""
-        at = self.setup
-        return self.lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl))
+        """Expected cache that a prompt sends, each element once, with a drafter's; windows saturate by prompt. [B]"""
+        return self.lengths.mean_over_prompts(lambda isl: handed_bytes(self.setup, isl))
 
     @cached_property
     def unique_gpus(self) -> Ints:
         """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
         at = self.setup
-        distinct = unique_gpus(at.model, self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
+        distinct = unique_gpus(
+            with_draft_layers(at).model, self.mappings.for_grid(), self.lengths.mean_isl, at.precision
+        )
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
+
+    def chosen(self, rows: Any, columns: Any) -> Mapping:
+        """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""
+        drafts = self.drafts[rows, columns]
+        return replace(self.mappings[rows], draft_tokens=int(drafts) if np.ndim(drafts) == 0 else drafts.astype(int))
+
+    @property
+    def step(self) -> Floats:
+        """(rows, batches) time of a decode step: the mean TTL times the accepted tokens. [s]"""
+        speculation = self.setup.speculation
+        return self.latency if speculation is None else self.latency * speculation.accepted_length(self.drafts)
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""
         return Instance(
             phase=self.phase,
-            mapping=self.mappings[row],
+            mapping=self.chosen(row, column),
             batch=int(self.batch[column]),
             latency_s=float(self.latency[row, column]),
             request_rate_per_s=float(self.request_rate[row, column]),
@@ -154,6 +169,8 @@ class PhaseGrid(Shown):
             "bound": pd.Categorical.from_codes(self.bound.ravel(), categories=pd.Index(BOUNDS)),
             "mla_form": pd.Categorical.from_codes(self.mla_form.ravel(), categories=pd.Index(CHOSEN_FORMS)),
         }
+        if self.phase == "decode" and self.setup.speculation is not None:
+            columns["draft_tokens"] = self.drafts.ravel()
         return pd.DataFrame(columns)
 
 
@@ -212,10 +229,11 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
     table = without_pcp(table) if phase == "decode" else table
     doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
     mapping = table.for_grid()
+    fewest, drafted = drafting(at, mapping, draft_choices(at)[0])
 
     def fits(batch: Numeric) -> Any:
         if phase == "decode":
-            memory = decode_bytes(at, mapping, batch, cached=lengths.resident)
+            memory = decode_bytes(fewest, drafted, batch, cached=lengths.resident)
         else:
             chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
             memory = prefill_bytes(at, mapping, batch, prompt=lengths.prompt, chunk_tokens=chunk)
@@ -241,6 +259,9 @@ def decode_grid(
     allow_long_context: bool = False,
 ) -> PhaseGrid:
     """Score every decode configuration of ``mappings`` at every batch size.
+
+    With speculation every point takes the number of draft tokens of the lowest TTL that fits: at one batch that is also
+    the one of the highest throughput. A point without drafts holds no drafter.
 
     Parameters
     ----------
@@ -281,11 +302,17 @@ def decode_grid(
     shape = (len(table), sizes.size)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
+    drafts = np.zeros(shape, dtype=np.int8)
     for rows in row_blocks(*shape):
-        mapping = table[rows].for_grid()
-        step = decode_step(at, mapping, batch=axis, context=lengths.context, mla_form=mla_form)
-        ttl[rows], micro[rows], bound[rows] = step.ttl, step.microbatches, bound_codes(step.sums)
-        memory[rows] = decode_bytes(at, mapping, axis, cached=lengths.resident, mla_form=mla_form)
+        best: Drafted | None = None
+        for tried in draft_choices(at):
+            own, mapping = drafting(at, table[rows].for_grid(), tried)
+            step = decode_step(own, mapping, batch=axis, context=lengths.context, mla_form=mla_form)
+            held = decode_bytes(own, mapping, axis, cached=lengths.resident, mla_form=mla_form)
+            found = Drafted(step.ttl, held, step.microbatches, bound_codes(step.sums), np.int8(tried))
+            best = found if best is None else best.or_faster(found, at.memory_limit)
+        assert best is not None
+        ttl[rows], memory[rows], micro[rows], bound[rows], drafts[rows] = best
     return PhaseGrid(
         phase="decode",
         setup=at,
@@ -298,6 +325,7 @@ def decode_grid(
         microbatches=micro,
         bound=bound,
         mla_form=np.full(shape, form_code(at, "absorbed" if mla_form == "auto" else mla_form)),
+        drafts=drafts,
     )
 
 
@@ -381,6 +409,7 @@ def prefill_grid(
         microbatches=micro,
         bound=bound,
         mla_form=forms,
+        drafts=np.zeros(shape, dtype=np.int8),
         ftl_quantile=ftl_quantile,
     )
 

@@ -19,6 +19,7 @@ from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import Layouts, refusals
 
@@ -158,7 +159,8 @@ def enumerate_mappings(
             rows.append(tuple(getattr(one, name) for name in SHARDING))
     columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(SHARDING)).T
     named: dict[str, Any] = dict(zip(SHARDING, columns, strict=True))
-    table = Mapping(**named, chunk_tokens=np.zeros(len(rows), dtype=np.int64))
+    none = np.zeros(len(rows), dtype=np.int64)
+    table = Mapping(**named, chunk_tokens=none, draft_tokens=none)
     reasons = refusals(at, table, layouts)
     if not one_gpu_stages:
         reasons[(reasons == "") & (table.pp > 1) & (table.stage_gpus == 1)] = ONE_GPU_STAGES
@@ -234,7 +236,7 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
 
 
 def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | None:
-    model, system = at.model, at.system
+    model, system = with_draft_layers(at).model, at.system
     if max(mapping.tp_attn, mapping.tp_ffn if model.is_moe else 1) > system.nvlink_domain:
         if not tp_over_nics:
             return f"TP leaves the NVLink domain of {system.nvlink_domain}"

@@ -119,6 +119,7 @@ class PrefillCandidates:
     engine: str
     isl: float  # whole where lengths are constant, else the mean [token]
     cache_format: str  # of the KV cache
+    speculation: str  # drafter whose cache is handed over, too; "" = none
     kv_bytes_per_request: float  # [B]
     ftl_limit: float  # [s]
     nic_limit: float  # inf = none [B/s]
@@ -284,6 +285,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         engine=at.engine,
         isl=prefill.lengths.mean_isl,
         cache_format=at.precision.cache.name,
+        speculation=at.speculation.name if at.speculation else "",
         kv_bytes_per_request=prefill.kv_bytes_per_request,
         ftl_limit=ftl_limit,
         nic_limit=limit,
@@ -308,26 +310,27 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
 def check_same_case(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid | SplitGrid) -> None:
     """Raise ``InputError`` unless decode can take over what prefill wrote.
 
-    Model, prompt length and cache format must agree; system, precision, profile and engine may differ.
+    Model, prompt length, speculation and cache format must agree; system, precision, profile and engine may differ.
     """
     written, read = _handed_over(prefill), _handed_over(decode)
-    for name, left, right in zip(("model", "isl"), written, read, strict=False):
+    for name, left, right in zip(("model", "isl", "speculation"), written[:3], read[:3], strict=True):
         if left != right:
-            raise InputError(f"prefill and decode differ in {name}: {left} and {right}")
-    if written[2] != read[2]:
-        formats = (f"{cache} (precision {precision})" for _, _, cache, precision in (written, read))
+            raise InputError(f"prefill and decode differ in {name}: {left or 'none'} and {right or 'none'}")
+    if written[3] != read[3]:
+        formats = (f"{cache} (precision {precision})" for *_, cache, precision in (written, read))
         raise InputError(
             f"prefill writes its KV cache in {' and decode reads '.join(formats)}; "
             "take precision recipes with the same cache format"
         )
 
 
-def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, str, str, str]:
-    """Model, prompt length, cache format and recipe of one side."""
+def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, str, str, str, str]:
+    """Model, prompt length, speculation, cache format and recipe of one side."""
     if isinstance(side, PrefillCandidates):
-        return side.model, f"{side.isl:.10g}", side.cache_format, side.precision
+        return side.model, f"{side.isl:.10g}", side.speculation, side.cache_format, side.precision
     at = side.setup
-    return at.model.name, f"{side.lengths.mean_isl:.10g}", at.precision.cache.name, at.precision.name
+    drafter = at.speculation.name if at.speculation else ""
+    return at.model.name, f"{side.lengths.mean_isl:.10g}", drafter, at.precision.cache.name, at.precision.name
 
 
 def least(values: NDArray[Any], mask: Mask) -> float:

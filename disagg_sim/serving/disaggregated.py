@@ -255,7 +255,7 @@ def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: _Pairs, matchin
     )
     taker = Side(
         names=names_of(decode.setup),
-        mapping=decode.mappings[rows],
+        mapping=decode.chosen(rows, columns),
         batch=decode.batch[columns],
         instances=n_d,
         memory_bytes=decode.memory_bytes[rows, columns],
@@ -278,7 +278,8 @@ def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: _Pairs, matchin
             ftl=ftl,
             ttl=ttl,
             ttl_mean=ttl,
-            largest_gap=ttl,
+            largest_gap=decode.step[rows, columns],
+            speculation=decode.setup.speculation,
             request_rate=np.minimum(n_p * sender.request_rate, n_d * r),
             group=sender.batch,
         )

@@ -19,6 +19,7 @@ import pandas as pd
 
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search import pareto
 from disagg_sim.search.grid import CHOSEN_FORMS
@@ -113,11 +114,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("decode_dcp", "int64", "1", "context parallel degree of the cache, decode"),
     Column("prefill_pcp", "int64", "1", "context parallel degree of prompts, prefill"),
     Column("decode_pcp", "int64", "1", "context parallel degree of prompts, decode"),
+    Column("speculation", "category", "", "drafter and acceptance of speculative decoding; empty = none"),
+    Column("decode_draft_tokens", "int64", "token", "draft tokens of a decode step; 0 = none"),
+    Column("accepted_tokens_per_step", "float64", "token", "mean tokens that a decode step emits for a sequence"),
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.
 CASE_COLUMNS = (
-    *("model", "system", "precision", "profile", "engine", "mode", "matching", "isl", "osl"),
+    *("model", "system", "precision", "profile", "engine", "speculation", "mode", "matching", "isl", "osl"),
     *("prefill_system", "prefill_precision", "prefill_profile", "prefill_engine"),
 )
 
@@ -189,10 +193,11 @@ class Served:
     group: Any  # prompts that start together [request]
     mixed_chunk: Any = 0.0  # [token]
     mixed_share: Any = 0.0  # [1]
+    speculation: Speculation | None = None
 
 
 def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
-    """Give a table the columns of mappings that tables of earlier versions lack.
+    """Give a table the columns that tables of earlier versions lack.
 
     Parameters
     ----------
@@ -209,7 +214,10 @@ def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
     >>> with_unsaid(pd.DataFrame({"decode_tp_attn": [8]}))["decode_dcp"].tolist()
     [1]
     """
-    said = {f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in UNSAID.items()}
+    said: dict[str, Any] = {
+        f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in UNSAID.items()
+    }
+    said["decode_draft_tokens"] = 0
     lacking = {name: value for name, value in said.items() if name not in points}
     return points.assign(**lacking) if lacking else points
 
@@ -264,6 +272,9 @@ def points_table(served: Served) -> pd.DataFrame:
         "ttl_largest_gap_s": served.largest_gap,
         "mixed_chunk_tokens": served.mixed_chunk,
         "mixed_step_share": served.mixed_share,
+        "decode_draft_tokens": decode.mapping.draft_tokens,
+        "speculation": spec.name if (spec := served.speculation) else "",
+        "accepted_tokens_per_step": spec.accepted_length(decode.mapping.draft_tokens) if spec else 1.0,
     }
     codes = np.zeros(np.size(total), dtype=np.int8)
     words = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from disagg_sim.domain import MAPPING_COLUMNS, Mapping
+from disagg_sim.domain import MAPPING_FIELDS, Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import Setup
 
@@ -41,7 +41,7 @@ def placed(mapping: Mapping, at: Setup) -> PlacedMapping:
     >>> placed(two, at) == placed(two, at), placed(two, at) == two, placed(two, at).gpus
     (True, False, 2)
     """
-    return PlacedMapping(**{name: getattr(mapping, name) for name in MAPPING_COLUMNS}, at=at)
+    return PlacedMapping(**{name: getattr(mapping, name) for name in MAPPING_FIELDS}, at=at)
 
 
 def bare(mapping: Mapping) -> Mapping:
@@ -65,7 +65,7 @@ def bare(mapping: Mapping) -> Mapping:
     """
     if not isinstance(mapping, PlacedMapping):
         return mapping
-    return Mapping(**{name: getattr(mapping, name) for name in MAPPING_COLUMNS})
+    return Mapping(**{name: getattr(mapping, name) for name in MAPPING_FIELDS})
 
 
 def setup_of(mapping: Mapping, usual: Setup) -> Setup:

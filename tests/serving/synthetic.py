@@ -112,6 +112,7 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
         status=np.zeros(rate.shape, dtype=np.int8) if status is None else np.asarray(status, dtype=np.int8),
         bound=np.ones(rate.shape, dtype=np.int8),
         mla_form=np.zeros(rate.shape, dtype=np.int8),
+        drafts=np.zeros(rate.shape, dtype=np.int8),
         kv_bytes_per_request=kv_bytes,
         unique_gpus=gpus if unique is None else np.asarray(unique, dtype=np.int64),
     )

@@ -71,7 +71,7 @@ class AttentionBlock(ABC, Generic[A]):
 
     @abstractmethod
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        """Alternatives for the scores and values of one new token of each sequence in decode."""
+        """Alternatives for the scores and values of the ``queries`` new tokens of each sequence in decode."""
 
     @abstractmethod
     def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:

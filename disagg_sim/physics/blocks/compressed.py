@@ -41,6 +41,10 @@ class CompressedBlock(AttentionBlock[C]):
         """Entries that a query after ``context`` tokens attends to. [1]"""
         return 0.0
 
+    def entries_shared(self, context: Numeric, queries: Numeric) -> Numeric:
+        """Entries that the queries of a sequence in decode read together, each once. [1]"""
+        return self.entries_seen(context)
+
     def entries_read(self, new: Numeric, past: Numeric) -> Numeric:
         """Entries that a prompt reads and writes. [1]"""
         return 0.0
@@ -69,9 +73,13 @@ class CompressedBlock(AttentionBlock[C]):
         return ([*self.index(INDEX, prompts, new, past), main._replace(name="prefill attention")],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        seen = np.minimum(tokens.context, self.spec.window) + self.entries_seen(tokens.context)
-        main = self._attend(precision, tp, tokens.decodes, seen, tokens.decodes * seen)
-        return ([*self.index(INDEX_STEP, tokens.decodes, 1.0, tokens.context - 1.0), main],)
+        """As the base says. The window and entries that several queries see are read once."""
+        decodes, queries, context = tokens.decodes, tokens.queries, tokens.context
+        window = np.minimum(context, self.spec.window)
+        seen = window + self.entries_seen(context)
+        rows = window + self.entries_shared(context, queries) + (queries - 1.0)
+        main = self._attend(precision, tp, decodes * queries, seen, decodes * rows)
+        return ([*self.index(INDEX_STEP, decodes, queries, context - 1.0), main],)
 
     def _attend(self, precision: Precision, tp: Numeric, queries: Numeric, keys: Numeric, rows: Numeric) -> Operator:
         s, heads = self.spec, self.spec.q_heads / tp
@@ -148,6 +156,9 @@ class Csa(CompressedBlock[CsaAttention]):
 
     def entries_seen(self, context: Numeric) -> Numeric:
         return np.minimum(context / self.spec.ratio, self.spec.top_k)
+
+    def entries_shared(self, context: Numeric, queries: Numeric) -> Numeric:
+        return np.minimum(context / self.spec.ratio, queries * self.spec.top_k)
 
     def entries_read(self, new: Numeric, past: Numeric) -> Numeric:
         return (past + 2 * new) / self.spec.ratio

@@ -9,7 +9,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs, chunk_pairs
+from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs, chunk_pairs, decode_pairs
 
 
 def gqa_prefill_work(
@@ -70,10 +70,12 @@ def gqa_decode_work(
     head_dim: float,
     window: float,
     cache_bytes: float,
+    queries: Numeric = 1.0,
 ) -> Work:
-    """Count scores and values of one new token of each sequence.
+    """Count scores and values of the new tokens of each sequence.
 
-    ``4*n_q*h*ctx`` FLOP and ``2*n_kv*h*b_kv*ctx`` bytes (section 2).
+    ``4*n_q*h*ctx`` FLOP and ``2*n_kv*h*b_kv*ctx`` bytes for one (section 2). The cache is read once for all ``queries``
+    of a sequence, so these have ``sum_i (ctx + i)`` pairs on ``ctx + q - 1`` cached tokens.
 
     Parameters
     ----------
@@ -89,11 +91,13 @@ def gqa_decode_work(
         Of sliding attention; 0 = none. [token]
     cache_bytes
         b_kv, size of a cached element. [B]
+    queries
+        q, new tokens of each sequence. [token]
 
     Returns
     -------
     Work
-        Of one layer, of the broadcast shape of ``sequences`` and ``context``.
+        Of one layer, of the broadcast shape of ``sequences``, ``context`` and ``queries``.
 
     Examples
     --------
@@ -105,8 +109,10 @@ def gqa_decode_work(
     [16.0, 16.0]
     """
     seen = np.minimum(context, window) if window else context
-    tokens = sequences * seen
-    return Work(tokens * (4 * head_dim * q_heads), tokens * (2 * kv_heads * head_dim * cache_bytes))
+    pairs, read = decode_pairs(context, queries, window), seen + (queries - 1.0)
+    return Work(
+        sequences * pairs * (4 * head_dim * q_heads), sequences * read * (2 * kv_heads * head_dim * cache_bytes)
+    )
 
 
 @attention("gqa")
@@ -149,10 +155,10 @@ class Gqa(AttentionBlock[GqaAttention]):
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """As the base says. Contexts end anywhere in their last chunk, half of which is seen on average."""
         window = self.spec.window or self.spec.chunk / 2
-        sizes, context = self._sizes(precision, tp), tokens.context
-        work = gqa_decode_work(sequences=tokens.decodes, context=context, window=window, **sizes)
+        sizes, context, queries = self._sizes(precision, tp), tokens.context, tokens.queries
+        work = gqa_decode_work(sequences=tokens.decodes, context=context, window=window, queries=queries, **sizes)
         shape = AttentionShape(
-            tokens.decodes, 1.0, context - 1.0, sizes["q_heads"], sizes["kv_heads"], self.mean_dim, window=window
+            tokens.decodes, queries, context - 1.0, sizes["q_heads"], sizes["kv_heads"], self.mean_dim, window=window
         )
         return ([Operator("decode attention", "decode_attention", work, attention=shape, table="gqa")],)
 

@@ -106,14 +106,20 @@ class LinearBlock(AttentionBlock[L]):
         )
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        """The convolution and one step of the recurrence: each state is read and written, whatever the context."""
-        count = tokens.decodes
-        conv = Work(count * (2.0 * self.spec.conv_width * self.channels(tp)), count * (2.0 * self.remembered_bytes(tp)))
-        step = Work(count * self.step_flops(tp), count * (2.0 * self.recurrent_bytes(tp)))
+        """The convolution and a step of the recurrence for each query, whatever the context.
+
+        A state is read once and written after every query, so that rejected drafts can be rolled back.
+        """
+        count, queries, moved = tokens.decodes, tokens.queries, 1.0 + tokens.queries
+        every = count * queries
+        conv = Work(
+            every * (2.0 * self.spec.conv_width * self.channels(tp)), count * (moved * self.remembered_bytes(tp))
+        )
+        step = Work(every * self.step_flops(tp), count * (moved * self.recurrent_bytes(tp)))
         return (
             [
-                self._part("convolution step", CONVOLUTION_STEP, conv, count, 1.0),
-                self._part("recurrent step", STEP, step, count, 1.0),
+                self._part("convolution step", CONVOLUTION_STEP, conv, count, queries),
+                self._part("recurrent step", STEP, step, count, queries),
             ],
         )
 

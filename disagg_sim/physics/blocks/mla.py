@@ -288,12 +288,13 @@ class Mla(LatentBlock[MlaAttention]):
         """As the base says. MLA is absorbed unless another form is forced."""
         dims = self.dims(tp, precision.cache.bytes)
         # One new token over ctx cached ones: ctx pairs, hence a past of ctx - 1 (causal_pairs adds the token itself).
-        past = tokens.context - 1.0
+        past, queries = tokens.context - 1.0, tokens.queries
         chosen = "absorbed" if form in ("auto", "absorbed") else "cached"
-        work = mla_work(chosen, dims, sequences=tokens.decodes, new=1.0, past=past)
+        work = mla_work(chosen, dims, sequences=tokens.decodes, new=queries, past=past)
         if chosen == "absorbed":  # read the latent of every cached position once
-            work = Work(work.flops, tokens.decodes * tokens.context * (dims.latent * dims.cache_bytes))
-        shape = (absorbed_shape if chosen == "absorbed" else expanded_shape)(dims, tokens.decodes, 1.0, past)
+            read = tokens.context + (queries - 1.0)
+            work = Work(work.flops, tokens.decodes * read * (dims.latent * dims.cache_bytes))
+        shape = (absorbed_shape if chosen == "absorbed" else expanded_shape)(dims, tokens.decodes, queries, past)
         operators = [Operator("decode attention", "decode_attention", work, attention=shape, table="mla")]
         if form == "naive":
             operators.append(self._again(precision, dims, tokens.decodes * tokens.context))

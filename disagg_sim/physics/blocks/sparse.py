@@ -81,17 +81,22 @@ class Dsa(LatentBlock[DsaAttention]):
         return ([*self._index(INDEX, prompts, new, past), main._replace(name="prefill attention")],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        seen = np.minimum(tokens.context, self.spec.top_k)
-        main = self._attend(precision, tp, tokens.decodes, seen, tokens.decodes * seen)
-        return ([*self._index(INDEX_STEP, tokens.decodes, 1.0, tokens.context - 1.0), main],)
+        """As the base says. Each query has its own set of keys; of those that sets share, one is read."""
+        decodes, queries, context = tokens.decodes, tokens.queries, tokens.context
+        seen = np.minimum(context, self.spec.top_k)
+        rows = np.minimum(queries * seen, context + (queries - 1.0))
+        main = self._attend(precision, tp, decodes * queries, seen, decodes * rows)
+        return ([*self._index(INDEX_STEP, decodes, queries, context - 1.0), main],)
 
     def decode_share(
         self, precision: Precision, tp: Numeric, dcp: Numeric, tokens: Tokens, form: str
     ) -> tuple[list[Operator], ...]:
         """As the base says, but for the index: every rank scores all keys and takes what it holds of the choice."""
-        seen = np.maximum(np.minimum(tokens.context, self.spec.top_k) / dcp, 1.0)
-        main = self._attend(precision, tp / dcp, tokens.decodes, seen, tokens.decodes * seen)
-        return ([*self._index(INDEX_STEP, tokens.decodes, 1.0, tokens.context - 1.0), main],)
+        decodes, queries, context = tokens.decodes, tokens.queries, tokens.context
+        seen = np.maximum(np.minimum(context, self.spec.top_k) / dcp, 1.0)
+        rows = np.minimum(queries * seen, context / dcp + (queries - 1.0))
+        main = self._attend(precision, tp / dcp, decodes * queries, seen, decodes * np.maximum(rows, seen))
+        return ([*self._index(INDEX_STEP, decodes, queries, context - 1.0), main],)
 
     def _attend(self, precision: Precision, tp: Numeric, queries: Numeric, keys: Numeric, rows: Numeric) -> Operator:
         """Scores and values of ``queries`` in latent space, ``keys`` each, on ``rows`` latents of the cache."""
@@ -153,13 +158,17 @@ class Msa(AttentionBlock[MsaAttention]):
         return ([self._index(INDEX, tp, prompts, (new, past)), main],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
-        s, sizes, past = self.spec, self._sizes(precision, tp), tokens.context - 1.0
+        """As the base says. Each query has its own blocks; of those that several chose, one is read."""
+        s, sizes, past, queries = self.spec, self._sizes(precision, tp), tokens.context - 1.0, tokens.queries
         work = gqa_decode_work(sequences=tokens.decodes, context=tokens.context, window=s.chosen, **sizes)
+        seen = np.minimum(tokens.context, s.chosen)
+        shared = np.minimum(queries * seen, tokens.context + (queries - 1.0)) / seen
+        work = Work(work.flops * queries, work.hbm_bytes * shared)
         shape = AttentionShape(
-            tokens.decodes, 1.0, past, sizes["q_heads"], sizes["kv_heads"], s.head_dim, window=float(s.chosen)
+            tokens.decodes, queries, past, sizes["q_heads"], sizes["kv_heads"], s.head_dim, window=float(s.chosen)
         )
         main = Operator("decode attention", "decode_attention", work, attention=shape, table="gqa")
-        return ([self._index(INDEX_STEP, tp, tokens.decodes, (1.0, past)), main],)
+        return ([self._index(INDEX_STEP, tp, tokens.decodes, (queries, past)), main],)
 
     def _sizes(self, precision: Precision, tp: Numeric) -> dict[str, Numeric]:
         s = self.spec

@@ -13,6 +13,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.layers import (
@@ -154,7 +155,7 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
-    pp, new = mapping.pp, float(isl - past)
+    at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares

@@ -12,7 +12,9 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.drafts import with_drafts
 from disagg_sim.physics.passes.engine_time import host_time, step_time
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
@@ -34,6 +36,7 @@ class DecodeStep(NamedTuple):
     ttl: Numeric  # token-to-token latency [s]
     microbatches: Numeric  # [1]
     sums: Sums  # of the whole pass; the largest names its bound [s]
+    time: Numeric  # of the step, in which a sequence gets ``ttl`` times its accepted tokens [s]
 
 
 def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
@@ -44,6 +47,10 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     The fullest rank holds ceil(ceil(B/m)/dp) sequences. With an engine every micro-batch has host time of its
     own (``engine_time.step_time``). The mean context ISL + OSL/2 gives the mean TTL exactly where t is affine in
     context. Source: physics page, section 7.
+
+    With k draft tokens (``mapping.draft_tokens``) a step verifies 1 + k tokens of every sequence and drafts the next k,
+    which lengthens its last stage; ``TTL = t/AL(k)``, the mean over the accepted tokens. Source: serving facts page,
+    section 2.
 
     Parameters
     ----------
@@ -72,22 +79,26 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
     """
-    pp = mapping.pp
+    pp, drafts = mapping.pp, drafts_of(at, mapping)
+    queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
     rank = Levels(np.ceil(micro / mapping.dp_attn))
 
     dcp, _ = mapping.shares
 
-    def side(tp: Numeric, dcp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=context, emitted=sequences, dcp=dcp)
+    def side(tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
         return attention_side(at, tp, tokens, mla_form, "decode")
 
-    times = join_experts(
-        at, mapping, tabulate(side, (mapping.tp_attn, dcp), rank), phase="decode", rank=rank, total=Levels(micro)
-    )
+    verified = tabulate(side, (mapping.tp_attn, dcp, queries), rank)
+    rows = rank.times(queries)
+    times = join_experts(at, mapping, verified, phase="decode", rank=rows, total=Levels(micro * queries))
+    if np.ndim(drafts) or drafts:
+        times = with_drafts(at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form)
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(rank.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
+    hop = hop_cost(rows.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches
-    ttl = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
-    return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)))
+    time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
+    ttl = time if at.speculation is None else time / at.speculation.accepted_length(drafts)
+    return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)), time)

@@ -100,7 +100,7 @@ def attention_side(
 ) -> AttentionSide:
     """Time everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
 
-    The head is timed for ``tokens.emitted`` sequences; it enters the sums only where ``emitted`` is not a plain 0.
+    The head is timed for ``tokens.emitted`` tokens; it enters the sums only where ``emitted`` is not a plain 0.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def attention_side(
     """
     model, precision, linear = at.model, at.precision, tokens.linear
     hidden = at.profile.all_reduce_hidden_fraction if phase == "prefill" else 0.0
-    absorbed = tokens.decodes if form in ("auto", "absorbed") or not core else 0.0
+    absorbed = tokens.decodes * tokens.queries if form in ("auto", "absorbed") or not core else 0.0
     emits = not (np.ndim(tokens.emitted) == 0 and tokens.emitted == 0)
     start = total_cost([embedding(model, precision, linear)], at)
     end = total_cost([head(model, precision, tp, tokens.emitted)], at) if emits else NOTHING

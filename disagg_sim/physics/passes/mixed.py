@@ -14,7 +14,8 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import (
@@ -108,6 +109,12 @@ class _Load:
     decodes: Numeric  # sequences in decode, over all DP ranks, the mean [1]
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
     chunk_ranks: Numeric  # DP ranks that share them [1]
+    drafts: Numeric = 0  # of each sequence in decode [token]
+
+    @property
+    def queries(self) -> Numeric:
+        """New tokens of each sequence in decode. [token]"""
+        return 1.0 + self.drafts
 
 
 def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
@@ -130,7 +137,8 @@ def mixed_step(
 
     Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk is the decode
     step, no decodes a chunk. The micro-batches of a pipeline take successive pieces of a rank's share. Kernels and
-    expert imbalance are those of the phase with more tokens.
+    expert imbalance are those of the phase with more tokens. With draft tokens a sequence brings 1 + k tokens; the
+    chunk passes the draft layers together with them, and the further draft passes follow.
 
     The time is the mean over the chunks of a prompt: it is taken at their mean past, ``C + (ISL-C-S)/2``
     for pieces of S tokens of a prompt that has C cached. Scores, cache traffic and re-projection are affine in the
@@ -172,7 +180,7 @@ def mixed_step(
     """
     microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
     ranks = mapping.dp_attn if chunk.ranks is None else chunk.ranks
-    both = _Load(microbatches, batch / microbatches, chunk.tokens / microbatches, ranks)
+    both = _Load(microbatches, batch / microbatches, chunk.tokens / microbatches, ranks, drafts_of(at, mapping))
     step = _step(at, mapping, both, context, chunk, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
@@ -215,7 +223,7 @@ def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: C
 def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> _Kernels:
     """Kernels of a step, those of the phase with more tokens at each point."""
     load = replace(load, decodes=np.ceil(load.decodes))
-    prefill_leads = np.asarray(load.chunk > load.decodes)
+    prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
     if np.all(prefill_leads):
         return _stretched_as("prefill", at, mapping, load, context, prompts, form)
     decode = _stretched_as("decode", at, mapping, load, context, prompts, form)
@@ -246,7 +254,7 @@ def _stretched_as(
         else:
             times = stretched(times, stretch)
     pp = mapping.pp
-    tokens = np.ceil(load.decodes / mapping.dp_attn) + chunk_share(load.chunk, load.chunk_ranks)
+    tokens = np.ceil(load.decodes / mapping.dp_attn) * load.queries + chunk_share(load.chunk, load.chunk_ranks)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
     hop = hop_cost(tokens, mapping.gpus, at) * hops
     return _Kernels(slowest_stage(at.model, pp, times), all_stages(at.model, times), hop, times.sums)
@@ -255,20 +263,54 @@ def _stretched_as(
 def _times_as(
     phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
 ) -> LayerTimes:
-    """Times of the layers of a step, of ``phase``."""
+    """Times of the layers of a step, of ``phase``, its draft passes at the end of the last stage."""
+    times = _layers_as(phase, at, mapping, load, context, prompts, form)
+    if at.speculation is None:
+        return times
+    own = of_drafter(at)
+
+    def draft(part: _Load, *, first: bool) -> Cost:
+        """A draft pass, of which each sequence and each prompt takes one token further."""
+        layers = _layers_as(phase, own, mapping, part, context, prompts, form, emits_all=False)
+        tokens = np.ceil(part.decodes / mapping.dp_attn) * part.queries + chunk_share(part.chunk, part.chunk_ranks)
+        joined = total_cost(joining(at, mapping.tp_attn, tokens, first=first), at)
+        return Cost(all_stages(own.model, layers) + joined.time, layers.sums.plus(joined.sums))
+
+    passes = draft(load, first=True)
+    if _any(load.decodes) and _any(load.drafts):
+        later = draft(replace(load, chunk=0.0, drafts=0), first=False)
+        more = np.maximum(load.drafts - 1.0, 0.0)
+        passes = Cost(passes.time + more * later.time, passes.sums.plus(later.sums, more))
+    return times._replace(head=times.head + passes.time, sums=times.sums.plus(passes.sums))
+
+
+def _layers_as(
+    phase: str,
+    at: Setup,
+    mapping: Mapping,
+    load: _Load,
+    context: Numeric,
+    prompts: Chunk,
+    form: str,
+    *,
+    emits_all: bool = True,
+) -> LayerTimes:
+    """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
+    queries = load.queries
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
     dcp, _ = mapping.shares
 
-    def side(tp: Numeric, dcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
+    def side(tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
         own = prompts.new
         some, piece = np.maximum(new / own, 1.0), np.minimum(new, own)
         if not _any(new):
             some, piece = 0.0, 0.0
         latent = prompts.past * (piece / own)  # a prompt has as many pieces, of which the first up-projects its prefix
         chunk = Tokens(prompts=some, new=piece, past=prompts.past + (own - piece) / 2, latent=latent, dcp=dcp)
-        running = Tokens(decodes=sequences, context=context, dcp=dcp)
-        linear = Tokens(prompts=some, new=piece, decodes=sequences, emitted=sequences + some, dcp=dcp)
+        running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
+        emitted = sequences * (rows if emits_all else 1.0) + some
+        linear = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
         ends = attention_side(at, tp, linear, form, phase, core=False)
         scores, sums = list(ends.scores), ends.sums
         for index, (layer, count) in enumerate(layers_of(at.model)):
@@ -281,8 +323,8 @@ def _times_as(
     return join_experts(
         at,
         mapping,
-        tabulate_pairs(side, (mapping.tp_attn, dcp), decodes, share),
+        tabulate_pairs(side, (mapping.tp_attn, dcp, queries), decodes, share),
         phase=phase,
-        rank=Levels(decodes + share),
-        total=Levels(load.decodes + load.chunk),
+        rank=Levels(decodes * queries + share),
+        total=Levels(load.decodes * queries + load.chunk),
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.layers import (
@@ -45,9 +46,9 @@ def prefill_pass(
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
-    shop; at pp = 1 it is the pass time. With an engine every micro-batch has host time of its own, kernels are
-    stretched, and the launches are the least time of a stage. Source: physics page, section 7; of a cached past section
-    8.
+    shop; at pp = 1 it is the pass time. Prompts pass the layers of a drafter, too. With an engine every micro-batch has
+    host time of its own, kernels are stretched, and the launches are the least time of a stage. Source: physics page,
+    section 7; of a cached past section 8.
 
     Parameters
     ----------
@@ -84,7 +85,7 @@ def prefill_pass(
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
-    pp, new = mapping.pp, float(isl - past)
+    at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)

@@ -1,0 +1,258 @@
+r"""Speculative decoding: which drafter a model is served with, and how many of its tokens the model accepts.
+
+A step verifies k drafts of every sequence and emits the accepted ones and one token of the model's own:
+
+.. math:: AL(k) = 1 + \sum_{i=1}^{k} m_i
+
+with the *marginal* acceptance :math:`m_i`, the share of steps in which the first i drafts are all accepted. It depends
+on model, drafter and text, so there is no default: ``speculation/`` holds measured curves, each with its source, and
+``Speculation`` takes a curve of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.facts.kinds import Count
+from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, schema_of, validate
+from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.notebook import Shown
+
+#: A module of the model's own kind of layer that is trained with it, and a small decoder layer on its hidden states.
+MTP, EAGLE3 = "mtp", "eagle3"
+METHODS = (MTP, EAGLE3)
+#: Most drafts of a step; no published curve goes further. [token]
+MOST_DRAFTS = 8
+#: Hidden states that are joined before a draft layer: embedding and hidden state, or those of three layers. [1]
+JOINED = {MTP: 2, EAGLE3: 3}
+_Share = Annotated[float, Range(0.0, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftLayer:
+    """Decoder layer of an EAGLE-3 head, at the hidden size of its model: grouped queries and a dense FFN."""
+
+    q_heads: Count
+    kv_heads: Count
+    head_dim: Count
+    width: Count  # of the FFN [1]
+    vocab: Count  # of its own head [1]
+
+    @property
+    def kind(self) -> LayerKind:
+        """Its attention and feed-forward part."""
+        sizes: dict[str, Any] = {"q_heads": self.q_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        width: dict[str, Any] = {"width": self.width}
+        return LayerKind(ATTENTION_KINDS["gqa"](**sizes), FFN_KINDS["dense"](**width))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation(Shown):
+    """A drafter, its measured or stated acceptance, and the numbers of drafts that a search tries."""
+
+    name: Annotated[str, NOT_IN_FILE]
+    title: Line
+    model: str  # that the curve was measured on
+    method: Annotated[str, OneOf(METHODS)]
+    acceptance: Annotated[tuple[_Share, ...], NotEmpty]  # marginal, by position, never rising [1]
+    layer: DraftLayer | None = None  # of EAGLE-3
+    drafts: Annotated[tuple[int, ...], NOT_IN_FILE] = ()  # numbers of drafts to try; () = none to all positions [token]
+    task: str = ""  # text that it was measured on
+    thinking: str = ""  # on, off, or not stated
+    measured_on: str = ""  # GPU and engine
+    measured_lengths: tuple[Annotated[float, Range(1.0, MOST_DRAFTS + 1.0)], ...] = ()  # AL by k, as published [token]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless the acceptance falls, and an EAGLE-3 head has a layer."""
+        if any(later > sooner for sooner, later in pairwise(self.acceptance)):
+            shown = ", ".join(f"{share:g}" for share in self.acceptance)
+            raise ValueError(
+                f"acceptance {shown} rises: position i counts only where all before it were accepted (marginal shares)"
+            )
+        if len(self.acceptance) > MOST_DRAFTS:
+            raise ValueError(f"acceptance has {len(self.acceptance)} positions; allowed: up to {MOST_DRAFTS}")
+        if (self.layer is None) != (self.method == MTP):
+            raise ValueError(f"method {self.method} {'needs' if self.layer is None else 'has no'} key 'layer'")
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Numbers of drafts that a search tries, rising. [token]"""
+        return self.drafts or tuple(range(len(self.acceptance) + 1))
+
+    def accepted_length(self, drafts: Any) -> Any:
+        """Mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum m_i``. [token]
+
+        Parameters
+        ----------
+        drafts
+            k, of each step, whole numbers up to the positions of the curve. [token]
+
+        Returns
+        -------
+        number or ndarray
+            From 1 to k + 1, of the shape of ``drafts``. [token]
+
+        Examples
+        --------
+        >>> stated_speculation("mtp", (0.8, 0.6)).accepted_length(np.array([0, 1, 2])).tolist()
+        [1.0, 1.8, 2.4]
+        """
+        self.trying((int(np.max(drafts)),))
+        table = np.concatenate([[1.0], 1.0 + np.cumsum(self.acceptance)])
+        return table[np.asarray(drafts, dtype=np.int64)]
+
+    def trying(self, drafts: tuple[int, ...]) -> Speculation:
+        """The same drafter with other numbers of drafts to try.
+
+        Raises
+        ------
+        InputError
+            A number below 0, or beyond the positions of the curve.
+        """
+        most = len(self.acceptance)
+        for each in drafts:
+            if not 0 <= each <= most:
+                raise InputError(
+                    f"{each} draft tokens are out of range; allowed: 0 to {most}, the positions of acceptance "
+                    f"{self.name!r}"
+                )
+        return replace(self, drafts=tuple(sorted(set(drafts))))
+
+    def layers_on(self, model: ModelSpec) -> tuple[LayerKind, ...]:
+        """Find the draft layers on a model.
+
+        An MTP module repeats the last layer of the model that caches tokens, with the last feed-forward part (arXiv
+        2412.19437, section 2.2; hybrid models attend fully in it); EAGLE-3 has a layer of its own.
+        """
+        if self.layer is not None:
+            return (self.layer.kind,)
+        attending = [kind.attention for kind in model.layers if kind.attention.stores(1.0)]
+        feeding = [kind.ffn for kind in model.layers if kind.ffn.kind != NONE]
+        return (LayerKind(attending[-1], feeding[-1]),)
+
+
+_Keys = schema_of(Speculation)
+
+
+def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculation:
+    """Read a drafter and its acceptance from a file.
+
+    Parameters
+    ----------
+    path, data
+        File, as messages name it, and its content.
+    name
+        Of the curve.
+
+    Returns
+    -------
+    Speculation
+        Marginal acceptance by position. [1]
+
+    Raises
+    ------
+    SpecError
+        With every fault of the file.
+
+    Examples
+    --------
+    >>> file = {"title": "mine", "model": "llama_3_1_8b", "method": "mtp", "acceptance": [0.6, 0.8], "source": "me"}
+    >>> speculation_of(Path("mine.yaml"), file, "mine")
+    Traceback (most recent call last):
+    disagg_sim.errors.SpecError: mine.yaml: acceptance 0.6, 0.8 rises: position i counts only where all before ...
+    """
+    fields = dict(validate(_Keys, data, path))
+    try:
+        return Speculation(name=name, **fields)
+    except ValueError as error:
+        raise spec_error(path, [str(error)]) from None
+
+
+def speculation_in_words(word: str) -> Speculation:
+    """Read a method and its acceptance from one line, the name of ``stated_speculation``.
+
+    Parameters
+    ----------
+    word
+        Of a table, a file or a command.
+
+    Returns
+    -------
+    Speculation
+        With the name ``word``.
+
+    Raises
+    ------
+    InputError
+        Where it is no such line.
+
+    Examples
+    --------
+    >>> speculation_in_words("mtp 0.8 0.6").acceptance
+    (0.8, 0.6)
+    """
+    method, *shares = word.split()
+    try:
+        acceptance = tuple(float(share) for share in shares)
+    except ValueError:
+        raise InputError(f"speculation {quoted(word)} is no method and its acceptance, such as 'mtp 0.8 0.6'") from None
+    return stated_speculation(method, acceptance)
+
+
+def stated_speculation(method: str, acceptance: tuple[float, ...], layer: DraftLayer | None = None) -> Speculation:
+    """Make the speculation of a stated acceptance.
+
+    Parameters
+    ----------
+    method
+        One of ``METHODS``.
+    acceptance
+        Marginal, by position. [1]
+    layer
+        Of EAGLE-3.
+
+    Returns
+    -------
+    Speculation
+        Its name says method and acceptance, so that a table can name it.
+
+    Raises
+    ------
+    InputError
+        An unknown method, shares out of range or rising.
+
+    Examples
+    --------
+    >>> stated_speculation("mtp", (0.8, 0.6)).name
+    'mtp 0.8 0.6'
+    """
+    if method not in METHODS:
+        raise InputError(
+            f"speculation method {method!r} is not timed{nearest(method, METHODS)}; allowed: {', '.join(METHODS)}"
+        )
+    if not acceptance or not all(0.0 <= share <= 1.0 for share in acceptance):
+        shown = ", ".join(f"{share:g}" for share in acceptance)
+        raise InputError(f"acceptance [{shown}] is out of range; allowed: shares from 0 to 1, one a position")
+    name = " ".join([method, *(f"{share:.10g}" for share in acceptance)])
+    try:
+        return Speculation(
+            name=name,
+            title="acceptance as stated",
+            model="",
+            method=method,
+            acceptance=tuple(float(share) for share in acceptance),
+            layer=layer,
+            source="stated",
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None

@@ -1,0 +1,226 @@
+"""Split a setup with speculation into what the drafter adds: its layers behind those of the model, and its passes.
+
+Serving facts page, section 2. An MTP module joins the hidden state and the embedding of a token (2d to d) in front of
+one layer of the model's kind and shares embedding and head (arXiv 2412.19437, section 2.2). EAGLE-3 joins the hidden
+states of three layers (3d to d) once a step; its layer reads hidden state and embedding side by side, and its head is
+its own (arXiv 2503.01840).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import JOINED, Speculation
+from disagg_sim.physics.operators import Operator, gemm
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
+
+
+class _Models(NamedTuple):
+    """A model with its drafter."""
+
+    served: ModelSpec  # layers of the model and of the drafter
+    alone: ModelSpec  # layers and head of the drafter
+
+
+@lru_cache(maxsize=64)
+def _models(model: ModelSpec, speculation: Speculation) -> _Models:
+    layers = speculation.layers_on(model)
+    vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
+    return _Models(replace(model, layers=(*model.layers, *layers)), replace(model, layers=layers, vocab=vocab))
+
+
+def with_draft_layers(at: Setup) -> Setup:
+    """Make the setup of the model and its draft layers: what prefill passes, and what memory and caches hold.
+
+    Parameters
+    ----------
+    at
+        Setup, with or without speculation.
+
+    Returns
+    -------
+    Setup
+        Without speculation; ``at`` itself where it has none.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
+    >>> len(at.model.layers), len(with_draft_layers(at).model.layers)
+    (61, 62)
+    """
+    if at.speculation is None:
+        return at
+    return replace(at, model=_models(at.model, at.speculation).served, speculation=None)
+
+
+def of_drafter(at: Setup) -> Setup:
+    """Make the setup of the draft layers alone, of which ``at`` must have some.
+
+    Parameters
+    ----------
+    at
+        Setup with speculation.
+
+    Returns
+    -------
+    Setup
+        Its model has the draft layers and the vocabulary of their head.
+
+    Examples
+    --------
+    The module of DeepSeek-R1 repeats a layer of experts, 11.5e9 parameters of it (arXiv 2412.19437, section 2.2):
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> own = of_drafter(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")).model
+    >>> ends = own.embedding_params + own.head_params
+    >>> len(own.layers), f"{(own.total_params - ends) / 1e9:.1f}e9"
+    (1, '11.5e9')
+    """
+    assert at.speculation is not None
+    return replace(at, model=_models(at.model, at.speculation).alone, speculation=None)
+
+
+def drafts_of(at: Setup, mapping: Mapping) -> Numeric:
+    """Find the draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, with the speculation that they need, and mapping.
+
+    Returns
+    -------
+    numeric
+        0, or of the shape of ``mapping.draft_tokens``. [token]
+
+    Raises
+    ------
+    InputError
+        Drafts without a speculation in the setup, or beyond the positions of its acceptance.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> drafts_of(setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping(draft_tokens=2))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: a mapping has 2 draft tokens and its setup no speculation; give setup() one
+    """
+    drafts = mapping.draft_tokens
+    most = float(np.max(drafts)) if np.size(drafts) else 0.0
+    if most == 0:
+        return 0
+    if at.speculation is None:
+        raise InputError(f"a mapping has {most:g} draft tokens and its setup no speculation; give setup() one")
+    at.speculation.trying((int(most),))
+    return drafts
+
+
+def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Operator]:
+    """List the matrix multiplies in front of a draft layer, whole on every rank where they join hidden states.
+
+    Parameters
+    ----------
+    at, tp
+        Setup with speculation, and TP degree of attention. [1]
+    tokens
+        Of one attention rank. [token]
+    first
+        Whether it is the first draft pass of a step, to which the model hands its hidden states.
+
+    Returns
+    -------
+    list of Operator
+        In the format of the head.
+
+    Examples
+    --------
+    The module of DeepSeek-R1 multiplies 2 x 7168 by 7168 elements:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
+    >>> [op.shape for op in joining(at, 1, 64, first=True)]
+    [(64, 7168, 14336)]
+    """
+    speculation, d, fmt = at.speculation, at.model.hidden, at.precision.head
+    assert speculation is not None
+    joined = gemm("join hidden states", tokens, d, JOINED[speculation.method] * d, fmt)
+    if speculation.layer is None:
+        return [joined]
+    columns = _embedding_columns(speculation)
+    beside = gemm("qkv of the embedding", tokens, columns / tp, d, fmt)
+    return [joined, beside] if first else [beside]
+
+
+def joining_bytes(at: Setup, tp: Numeric) -> Numeric:
+    """Size what a drafter has beside its layers on one GPU: the matrices of ``joining``, and a head of its own. [B]
+
+    Parameters
+    ----------
+    at, tp
+        Setup, and TP degree of attention. [1]
+
+    Returns
+    -------
+    numeric
+        Of the shape of ``tp``; 0 without speculation. [B]
+
+    Examples
+    --------
+    2 x 7168^2 elements of two bytes:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> f"{joining_bytes(setup('deepseek_r1', 'h200_sxm', 'fp8', speculation='deepseek_r1_mtp'), 8) / 1e6:.0f} MB"
+    '206 MB'
+    """
+    speculation, d = at.speculation, at.model.hidden
+    if speculation is None:
+        return 0.0
+    params: Numeric = JOINED[speculation.method] * d * d
+    if speculation.layer is not None:
+        params = params + (_embedding_columns(speculation) + speculation.layer.vocab) * d / tp
+    return params * at.precision.head.bytes
+
+
+def _embedding_columns(speculation: Speculation) -> int:
+    """Columns of queries, keys and values that an EAGLE-3 layer makes of the embedding. [1]"""
+    layer = speculation.layer
+    return 0 if layer is None else (layer.q_heads + 2 * layer.kv_heads) * layer.head_dim
+
+
+def handed_bytes(at: Setup, isl: float) -> float:
+    """Size what a prefill instance hands over of one prompt, each element once: caches, states, and to a drafter. [B]
+
+    A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3.
+
+    Parameters
+    ----------
+    at, isl
+        Setup, and length of the prompt. [token]
+
+    Returns
+    -------
+    float
+        The cache of the model without speculation. [B]
+
+    Examples
+    --------
+    62 layers in place of 61, and 7168 elements of two bytes:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> plain, at = (setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
+    >>> handed_bytes(at, 1000) - 62 / 61 * handed_bytes(plain, 1000)
+    14336.0
+    """
+    cache = with_draft_layers(at).model.kv_bytes(isl, at.precision)
+    if at.speculation is None:
+        return cache
+    return cache + (JOINED[at.speculation.method] if at.speculation.layer else 1) * at.model.hidden * ACTIVATION_BYTES
