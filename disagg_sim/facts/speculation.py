@@ -17,8 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.kinds import Count
 from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
@@ -88,28 +86,6 @@ class Speculation(Shown):
     def choices(self) -> tuple[int, ...]:
         """Numbers of drafts that a search tries, rising. [token]"""
         return self.drafts or tuple(range(len(self.acceptance) + 1))
-
-    def accepted_length(self, drafts: Any) -> Any:
-        """Mean tokens that a step emits for a sequence: ``AL(k) = 1 + sum m_i``. [token]
-
-        Parameters
-        ----------
-        drafts
-            k, of each step, whole numbers up to the positions of the curve. [token]
-
-        Returns
-        -------
-        number or ndarray
-            From 1 to k + 1, of the shape of ``drafts``. [token]
-
-        Examples
-        --------
-        >>> stated_speculation("mtp", (0.8, 0.6)).accepted_length(np.array([0, 1, 2])).tolist()
-        [1.0, 1.8, 2.4]
-        """
-        self.trying((int(np.max(drafts)),))
-        table = np.concatenate([[1.0], 1.0 + np.cumsum(self.acceptance)])
-        return table[np.asarray(drafts, dtype=np.int64)]
 
     def trying(self, drafts: tuple[int, ...]) -> Speculation:
         """The same drafter with other numbers of drafts to try.

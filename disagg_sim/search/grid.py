@@ -39,7 +39,7 @@ from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
+from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
 from disagg_sim.physics.kv_transfer import checkpoint_tokens, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -133,7 +133,7 @@ class PhaseGrid(Shown):
     def step(self) -> Floats:
         """(rows, batches) time of a decode step: the mean TTL times the accepted tokens. [s]"""
         speculation = self.setup.speculation
-        return self.latency if speculation is None else self.latency * speculation.accepted_length(self.drafts)
+        return self.latency if speculation is None else self.latency * accepted_length(speculation, self.drafts)
 
     def instance(self, row: int, column: int) -> Instance:
         """The configuration at (row, column) as a value object."""

@@ -20,6 +20,7 @@ import pandas as pd
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search import pareto
 from disagg_sim.search.grid import CHOSEN_FORMS
@@ -274,7 +275,7 @@ def points_table(served: Served) -> pd.DataFrame:
         "mixed_step_share": served.mixed_share,
         "decode_draft_tokens": decode.mapping.draft_tokens,
         "speculation": spec.name if (spec := served.speculation) else "",
-        "accepted_tokens_per_step": spec.accepted_length(decode.mapping.draft_tokens) if spec else 1.0,
+        "accepted_tokens_per_step": accepted_length(spec, decode.mapping.draft_tokens),
     }
     codes = np.zeros(np.size(total), dtype=np.int8)
     words = {

@@ -12,7 +12,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.drafting import drafts_of
+from disagg_sim.physics.drafting import accepted_length, drafts_of
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.drafts import with_drafts
 from disagg_sim.physics.passes.engine_time import host_time, step_time
@@ -100,5 +100,5 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     hop = hop_cost(rows.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches
     time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
-    ttl = time if at.speculation is None else time / at.speculation.accepted_length(drafts)
+    ttl = time if at.speculation is None else time / accepted_length(at.speculation, drafts)
     return DecodeStep(ttl, microbatches, with_ends(times.sums, hop, host_time(at, mapping, mean)), time)
