@@ -118,6 +118,11 @@ class AttentionSpec(ABC):
         """What a layer keeps of a sequence whatever its length: recurrent state, convolution. [B]"""
         return 0.0
 
+    @property
+    def recurrent_bytes(self) -> float:
+        """Of the state what no cached token tells again, so that a prefix cannot be taken up without it. [B]"""
+        return 0.0 if self.stores(1.0) else self.state_bytes
+
     def stores(self, element_bytes: float) -> tuple[Store, ...]:
         """What a layer caches of each token, one entry for each rule of growing and of sharding.
 

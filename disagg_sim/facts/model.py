@@ -106,6 +106,11 @@ class ModelSpec(Shown):
         return sum((c * k.attention.state_bytes for k, c in zip(self.kinds, self.kind_counts, strict=True)), 0.0)
 
     @property
+    def recurrent_bytes(self) -> float:
+        """What is saved of a sequence where its prefix can be taken up again, over all layers. [B]"""
+        return sum((c * k.attention.recurrent_bytes for k, c in zip(self.kinds, self.kind_counts, strict=True)), 0.0)
+
+    @property
     def embedding_params(self) -> int:
         """Input embedding table. [1]"""
         return self.vocab * self.hidden

@@ -76,7 +76,7 @@ def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
     """
     specs = [kind.attention for kind in model.kinds]
     entries = math.lcm(*(spec.entry_tokens for spec in specs))
-    states = [spec.state_bytes for spec in specs if spec.state_bytes and not spec.stores(1.0)]
+    states = [spec.recurrent_bytes for spec in specs if spec.recurrent_bytes]
     if not states:
         return entries
     cached = [sum(store.token_bytes for store in spec.stores(precision.cache.bytes)) for spec in specs]
@@ -111,7 +111,33 @@ def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float
     '1.34 GB'
     """
     saved = tokens // checkpoint_tokens(model, precision)
-    return model.kv_bytes(tokens, precision) - model.state_bytes + saved * model.state_bytes
+    return model.kv_bytes(tokens, precision) - model.state_bytes + saved * model.recurrent_bytes
+
+
+def checkpoint_cost(model: ModelSpec, precision: Precision) -> int:
+    """Count the cached tokens that take as much memory as the states of one checkpoint. [token]
+
+    Parameters
+    ----------
+    model, precision
+        Recurrent states, and the cache of a token, windows not yet full.
+
+    Returns
+    -------
+    int
+        Rounded up; 0 without recurrent states, and without any cache of tokens. [token]
+
+    Examples
+    --------
+    192 MB of Qwen3.5-397B in cached tokens of 15,360 B:
+
+    >>> from disagg_sim.facts.load import load_model, load_precision
+    >>> models = [load_model(name) for name in ("qwen3_5_397b_a17b", "llama_3_1_70b")]
+    >>> [checkpoint_cost(model, load_precision("fp8").resolve(model)) for model in models]
+    [12504, 0]
+    """
+    token = model.kv_bytes_per_token(precision)
+    return math.ceil(model.recurrent_bytes / token) if token else 0
 
 
 def unique_gpus(

@@ -256,7 +256,9 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
                 else:
                     per_token = per_token + token
             if attention.spec.state_bytes:
-                state = state + count * attention.state_bytes(tp) * residents.sequences * residents.states
+                saved = residents.saved if attention.spec.recurrent_bytes else 0.0
+                kept = residents.sequences * residents.states + saved
+                state = state + count * attention.state_bytes(tp) * kept
             if np.any(np.asarray(residents.expanded) > 0) and "cached" in attention.forms:
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens
@@ -269,11 +271,8 @@ def _everywhere(
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
     if (held := at.server_memory) is not None:
-        return (
-            profiled_bytes(at, mapping, residents, imbalance),
-            exchange_bytes(at.model, mapping, residents.live),
-            non_torch_bytes(held, mapping),
-        )
+        activations = profiled_bytes(at, mapping, residents, imbalance)
+        return activations, exchange_bytes(at.model, mapping, residents.live), non_torch_bytes(held, mapping)
     return (
         activation_bytes(at.model, mapping, residents, imbalance),
         communication_bytes(at.model, mapping, residents.live),

@@ -31,6 +31,7 @@ class Residents:
     live: Numeric  # tokens of one forward pass on this rank [token]
     live_total: Numeric  # the same over all DP ranks [token]
     emitted: Numeric  # sequences of this rank that emit a token in a pass [1]
+    saved: Numeric = 0.0  # recurrent states that are saved along their prefixes, beside the running ones [1]
     expanded: Numeric = 0.0  # tokens whose up-projected MLA keys and values are kept [token]
     states: Numeric = 1.0  # that are kept of a sequence: with drafts one after each new token, for roll-back [1]
 

@@ -346,7 +346,7 @@ class Cluster:
         if prefix is None or lengths[0] > 0 or lengths[1] == 0:
             return submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s)
         self.fleet.refresh(now)  # running requests have taken blocks since their last event
-        cached = min(prefix.found(instance, request), lengths[1] - 1)
+        cached = min(prefix.found(instance, request), lengths[1] - 1) // prefix.step * prefix.step
         here = submit(instance, request, lengths, now, flags=flags, last_token_s=last_token_s, cached=cached)
         prefix.keep(instance, request, here)
         return here

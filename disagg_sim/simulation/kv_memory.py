@@ -30,6 +30,7 @@ def kv_blocks(
     max_tokens: int = 2048,
     prompts: int = 0,
     mla_form: str = "auto",
+    saved_states: float = 0.0,
 ) -> int:
     """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step.
 
@@ -47,6 +48,8 @@ def kv_blocks(
         Whole prompts of a prefill pass of ``max_tokens``, worked off in micro-batches; 0 = steps of chunks. [1]
     mla_form
         "cached" keeps the up-projected keys and values of MLA too.
+    saved_states
+        Recurrent states that are saved for a prefix cache, for each cached token; 0 = none. [1/token]
 
     Returns
     -------
@@ -78,6 +81,7 @@ def kv_blocks(
             live=live.tokens,
             live_total=live.total,
             emitted=live.emitted,
+            saved=tokens * saved_states,
             expanded=tokens if mla_form == "cached" else 0.0,
         )
         return float(np.max(instance_bytes(at, mapping, residents, imbalance)))

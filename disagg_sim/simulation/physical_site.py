@@ -11,6 +11,7 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
+from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Streams
@@ -76,7 +77,7 @@ def physical_site(
         link_latency_s=wire.latency_s,
         link_descriptor_s=wire.descriptor_s,
         tables=tables_of(at, inputs, outputs),
-        blocks=cache(partial(_blocks, at)),
+        blocks=cache(partial(_blocks, at, _saved_states(at, inputs, outputs) if options.prefix_cache else 0.0)),
         rng=Streams(seed),
         start_up_s=options.start_up_s,
         flip_s=options.flip_s,
@@ -160,7 +161,15 @@ def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _blocks(usual: Setup, mapping: Mapping, limits: Limits) -> int:
+def _saved_states(at: Setup, inputs: Tokens, outputs: Tokens) -> float:
+    """Count the recurrent states that requests save in the KV memory for each of their tokens, on average. [1/token]"""
+    if not at.model.recurrent_bytes:
+        return 0.0
+    whole = inputs + outputs
+    return float((whole // checkpoint_tokens(at.model, at.precision)).sum() / whole.sum())
+
+
+def _blocks(usual: Setup, saved_states: float, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     return kv_blocks(
         setup_of(mapping, usual),
@@ -168,6 +177,7 @@ def _blocks(usual: Setup, mapping: Mapping, limits: Limits) -> int:
         max_sequences=limits.max_sequences,
         max_tokens=limits.token_budget,
         prompts=limits.max_prompts if planned else 0,
+        saved_states=saved_states,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError
@@ -17,8 +17,26 @@ from disagg_sim.workload.trace import Trace
 HELD = 0
 
 
+class Checkpoints(NamedTuple):
+    """Where prompts can be taken up again, and what is saved there."""
+
+    tokens: int = 1  # from one to the next [token]
+    cost: int = 0  # cached tokens that take as much memory as what one of them saves [token]
+
+    def before(self, tokens: int) -> int:
+        """How many lie in so many tokens. [1]"""
+        return tokens // self.tokens
+
+
+#: Every token will do, and nothing is saved.
+ANYWHERE = Checkpoints()
+
+
 class PrefixMemory(Protocol):
     """What instances remember of prompts."""
+
+    #: Tokens from one place at which a prompt can be taken up to the next. [token]
+    step: int
 
     def found(self, instance: int, request: int) -> int:
         """Tokens at the start of a prompt that an instance remembers, in whole blocks. [token]"""
@@ -52,12 +70,17 @@ class PrefixCache:
         Instances.
     tokens : int
         That an instance keeps. [token]
+    checkpoints : Checkpoints
+        What a block saves beside its tokens takes the place of further tokens.
     """
 
-    def __init__(self, prefix: PrefixBlocks, fleet: Fleet, tokens: int) -> None:
+    step = 1
+
+    def __init__(self, prefix: PrefixBlocks, fleet: Fleet, tokens: int, checkpoints: Checkpoints = ANYWHERE) -> None:
         self._index, self._fleet = BlockIndex(prefix, in_memory=False), fleet
-        self._most, self._block_tokens = tokens // prefix.block_tokens, prefix.block_tokens
-        self._kept: dict[int, OrderedDict[int, None]] = {}
+        self._most, self._block_tokens, self._checkpoints = tokens, prefix.block_tokens, checkpoints
+        self._kept: dict[int, OrderedDict[int, int]] = {}  # by instance: of a block what it takes [token]
+        self._held: dict[int, int] = {}  # by instance: what all take [token]
         self.again = self._index.again
 
     def found(self, instance: int, request: int) -> int:
@@ -78,20 +101,32 @@ class PrefixCache:
 
     def keep(self, instance: int, request: int, segment: int) -> None:  # noqa: ARG002  its memory is its own
         """The blocks of a prompt are the newest, the first of them last to be forgotten."""
-        kept = self._kept.setdefault(instance, OrderedDict())
-        for block in reversed(self._index.blocks_of(request)):
+        kept, held = self._kept.setdefault(instance, OrderedDict()), self._held.get(instance, 0)
+        blocks = self._index.blocks_of(request)
+        for place in reversed(range(len(blocks))):
+            block = blocks[place]
             if block in kept:
                 kept.move_to_end(block)
             else:
-                kept[block] = None
+                kept[block] = size = self._size(place)
+                held += size
                 self._index.hold(instance, 0, block, HELD)
-        while len(kept) > self._most:
-            block, _ = kept.popitem(last=False)
+        while held > self._most:
+            block, size = kept.popitem(last=False)
+            held -= size
             self._index.drop(instance, 0, block)
+        self._held[instance] = held
+
+    def _size(self, place: int) -> int:
+        """What a block at this place of a prompt takes: its tokens, and what is saved at checkpoints in it. [token]"""
+        end = (place + 1) * self._block_tokens
+        saved = self._checkpoints.before(end) - self._checkpoints.before(end - self._block_tokens)
+        return self._block_tokens + saved * self._checkpoints.cost
 
     def forget(self, instance: int) -> None:
         """See ``PrefixMemory``."""
         self._kept.pop(instance, None)
+        self._held.pop(instance, None)
         self._index.forget(instance)
 
 
@@ -109,6 +144,8 @@ class FreeMemory:
     fleet : Fleet
         Instances with their blocks.
     """
+
+    step = 1
 
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
         self._index = BlockIndex(prefix, in_memory=True)  # a block is in the memory of the segment that used it last
@@ -153,6 +190,7 @@ class Checkpointed:
 
     def __init__(self, memory: PrefixMemory, tokens: int) -> None:
         self._memory, self._tokens = memory, tokens
+        self.step = tokens
         self.keep, self.again, self.forget = memory.keep, memory.again, memory.forget
 
     def found(self, instance: int, request: int) -> int:
@@ -164,15 +202,18 @@ class Checkpointed:
         return self._memory.found_everywhere(request) // self._tokens * self._tokens
 
 
-def prefix_memory(trace: Trace, fleet: Fleet, tokens: int, *, free: bool, checkpoint: int = 1) -> PrefixMemory | None:
+def prefix_memory(
+    trace: Trace, fleet: Fleet, tokens: int, *, free: bool, checkpoints: Checkpoints = ANYWHERE
+) -> PrefixMemory | None:
     """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None).
 
-    Prompts are taken up again at whole checkpoints of so many tokens.
+    Prompts are taken up again at checkpoints. In the free memory these have made the blocks fewer: ``kv_blocks``.
     """
     if not tokens and not free:
         return None
     if trace.prefix is None:
         key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
         raise InputError(f"{key}: trace {trace.name} has no block ids")
-    memory: PrefixMemory = PrefixCache(trace.prefix, fleet, tokens) if tokens else FreeMemory(trace.prefix, fleet)
-    return memory if checkpoint == 1 else Checkpointed(memory, checkpoint)
+    memory: PrefixMemory
+    memory = PrefixCache(trace.prefix, fleet, tokens, checkpoints) if tokens else FreeMemory(trace.prefix, fleet)
+    return memory if checkpoints.tokens == 1 else Checkpointed(memory, checkpoints.tokens)

@@ -12,7 +12,7 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, PolicyError
-from disagg_sim.physics.kv_transfer import checkpoint_tokens
+from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import clients_of
@@ -31,7 +31,7 @@ from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
-from disagg_sim.simulation.prefix_cache import prefix_memory
+from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
 from disagg_sim.simulation.records import Instances, Models, RunResult
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
@@ -180,8 +180,11 @@ def _opened(
     arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
     timed = np.asarray(clients.timed, dtype=np.intp)
     arrival[timed] = trace.arrival[timed]
-    step = checkpoint_tokens(site.setup.model, site.setup.precision)
-    prefix = prefix_memory(trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoint=step)
+    saves = site.setup.model, site.setup.precision
+    checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
+    prefix = prefix_memory(
+        trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoints=checkpoints
+    )
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer

@@ -127,11 +127,13 @@ class Reference:
         Of the blocks of each prompt: what instances remember beside their memory, if they do.
     priorities : list of int
         Of each request: higher ones go first, where instances schedule by it.
+    saves : (tokens, tokens)
+        How far apart recurrent states are saved, and the cached tokens that those of one place weigh.
     """
 
-    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities):
-        self.priorities = priorities
-        self.ids, self.most_remembered = ids, options.prefix_cache_tokens // BLOCK
+    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities, saves):
+        self.priorities, (self.step, self.weight) = priorities, saves
+        self.ids, self.most_remembered = ids, options.prefix_cache_tokens
         self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
         self.instances = [Instance(spec) for spec in specs]
@@ -220,9 +222,17 @@ class Reference:
         own, kept = self.ids[turn.request], self.remembers[turn.instance]
         there = next((place for place, block in enumerate(own) if block not in kept), len(own))
         turn.hit = min(there * BLOCK, turn.prompt - 1)
+        turn.hit -= turn.hit % self.step  # no state was saved there
         turn.left, turn.cached = turn.prompt - turn.hit, turn.hit
         kept[:] = [block for block in kept if block not in own] + own[::-1]
-        del kept[: max(len(kept) - self.most_remembered, 0)]
+        while sum(map(self.size, kept)) > self.most_remembered:
+            del kept[0]
+
+    def size(self, block: int) -> int:
+        """What a block takes: its tokens, and the states at each token in it up to which a prompt is taken up."""
+        first = block % 1000 * BLOCK  # ids of a family of prompts count from its thousand
+        saved = [token for token in range(first + 1, first + BLOCK + 1) if token % self.step == 0]
+        return BLOCK + self.weight * len(saved)
 
     def rank_of(self, turn: Turn) -> Rank:
         """Where a turn waits, has its memory and decodes."""

@@ -14,7 +14,9 @@ from reference_rank import BLOCK
 from sites import small_setup
 
 from disagg_sim.domain import Mapping, Slo
-from disagg_sim.facts.load import load_scheduler
+from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.linear_attention import GdnAttention
+from disagg_sim.facts.load import load_model, load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -81,12 +83,12 @@ class Scripted:
         return self.routes[request].pop(0)
 
 
-def by_kernel(requests, routes, specs, options, ids, priorities):
+def by_kernel(requests, routes, specs, options, ids, priorities, at):
     """The run of the kernel and the cluster, and the bandwidths of its instances."""
     slo, kinds = Slo(ttft=2.0, tpot=0.1), sorted(set(priorities))
     options = replace(options, classes=tuple(ServiceClass(name=str(each), slo=slo, priority=each) for each in kinds))
     mappings = [Mapping(redundant_slots=number) for number in range(len(specs))]
-    engine, at = Engine(0), small_setup()
+    engine = Engine(0)
     spec_of = dict(zip(mappings, specs, strict=True))
     rules = replace(
         load_scheduler("vllm_v1_2026"),
@@ -123,14 +125,14 @@ def by_kernel(requests, routes, specs, options, ids, priorities):
     return found, [site.instance_bandwidth(mapping) for mapping in mappings]
 
 
-def compare(requests, routes, specs, options, ids=None, priorities=None):
+def compare(requests, routes, specs, options, ids=None, priorities=None, *, at=None, saves=(1, 0)):
     """Hold the records of the kernel to those of the reference, which is returned; where it has no rule, to nothing.
 
-    ``ids`` are those of the blocks of every prompt.
+    ``ids`` are those of the blocks of every prompt; ``saves`` of recurrent states is by hand what the model asks for.
     """
     ids, priorities = ids or [[] for _ in requests], priorities or [0] * len(requests)
-    found, bandwidths = by_kernel(requests, routes, specs, options, ids, priorities)
-    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids, priorities)
+    found, bandwidths = by_kernel(requests, routes, specs, options, ids, priorities, at or small_setup())
+    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids, priorities, saves)
     reference.run()
     if reference.network.tied:
         return reference
@@ -223,7 +225,7 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(draw(where))]
 
 
-def hold(examples, most=4):
+def hold(examples, most=4, **model):
     """Compare so many random cases; how often things happened in them that make a scheduler hard."""
     seen = Counter()
 
@@ -236,7 +238,7 @@ def hold(examples, most=4):
     )
     @given(cases(most))
     def each(case):
-        reference = compare(*case)
+        reference = compare(*case, **model)
         seen["preempted"] += sum(turn.preemptions > 0 for turn in reference.turns)
         seen["waits for blocks"] += sum(wait > 0 for _, _, _, wait, _ in reference.moved)
         seen["leaves early"] += sum(whole > exposed + 1e-9 for _, exposed, whole, _, _ in reference.moved)
@@ -255,6 +257,24 @@ def test_one_instance_does_what_the_reference_does():
 def test_instances_that_hand_over_do_what_the_reference_does():
     seen = hold(100)
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered", "rejected")) > 0
+
+
+@functools.lru_cache
+def recurrent_setup():
+    """Two layers of gated DeltaNet and one of attention that caches 256 B a token.
+
+    States of 32 x 64 fp32 and 3 x 128 bf16 take 8,960 B a layer: as much as 35 tokens, so a block has 48; both 70.
+    """
+    linear = GdnAttention(key_heads=1, value_heads=1, key_dim=32, value_dim=64)
+    full = GqaAttention(q_heads=1, kv_heads=1, head_dim=64)
+    layers = tuple(LayerKind(attention, DenseFfn(width=64)) for attention in (linear, linear, full))
+    model = replace(load_model("llama_3_1_8b"), hidden=64, layers=layers)
+    return setup(model, "h100_sxm", "bf16", "ideal")
+
+
+def test_a_memory_beside_the_caches_holds_the_states_that_it_saves():
+    seen = hold(25, most=1, at=recurrent_setup(), saves=(48, 70))
+    assert seen["remembered"] > 0
 
 
 def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_next():

@@ -1,0 +1,138 @@
+"""States that a simulated prefix cache saves take memory, by hand."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
+from disagg_sim.facts.linear_attention import GdnAttention
+from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens, prefix_bytes
+from disagg_sim.physics.memory import instance_bytes
+from disagg_sim.physics.residents import Residents
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.physical_site import physical_site
+from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.wishes import Limits
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import Trace
+
+LINEAR = GdnAttention(key_heads=16, value_heads=64, key_dim=128, value_dim=128)
+FULL = GqaAttention(q_heads=64, kv_heads=8, head_dim=128)
+#: 64 x 128 x 128 fp32, and 3 x (2 x 16 + 64) x 128 bf16 of the convolutions. [B]
+STATE = 64 * 128 * 128 * 4 + 3 * 96 * 128 * 2
+
+
+@lru_cache
+def at_of(*attention):
+    layers = tuple(LayerKind(each, DenseFfn(width=4096)) for each in attention)
+    model = replace(load_model("llama_3_1_8b"), layers=layers)
+    return setup(model, "h100_sxm", "bf16", "ideal")
+
+
+def test_a_checkpoint_costs_what_its_states_weigh_in_cached_tokens():
+    """Three states of 4,268,032 B beside one layer that caches 4,096 B a token."""
+    at = at_of(LINEAR, LINEAR, LINEAR, FULL)
+    assert STATE == 4_268_032
+    assert checkpoint_cost(at.model, at.precision) == -(-3 * STATE // 4096) == 3126
+    assert checkpoint_tokens(at.model, at.precision) == 1056  # 1,042 and up to a multiple of 16
+    whole = prefix_bytes(at.model, at.precision, 2112)
+    assert whole == 4096 * 2112 + 2 * 3 * STATE
+    assert whole == pytest.approx(4096 * (2112 + 2 * 3126), rel=1e-4)
+
+
+def test_compressed_attention_saves_nothing_at_the_end_of_an_entry():
+    model = load_model("deepseek_v4_pro")
+    precision = load_precision("fp8").resolve(model)
+    assert model.state_bytes > 0
+    assert checkpoint_cost(model, precision) == 0
+    assert prefix_bytes(model, precision, 1280) == model.kv_bytes(1280, precision) - model.state_bytes
+
+
+def remembering(tokens, checkpoints, prompts):
+    """An instance that has computed these prompts of blocks of 512 tokens, in turn."""
+    offsets = np.cumsum([0, *map(len, prompts)])
+    ids = PrefixBlocks(offsets=offsets, ids=np.concatenate(prompts), block_tokens=512)
+    lengths = np.array([512 * len(each) for each in prompts])
+    trace = Trace(
+        arrival=np.arange(len(prompts)), input_tokens=lengths, output_tokens=np.ones_like(lengths), prefix=ids
+    )
+    fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1000)])
+    memory = prefix_memory(trace, fleet, tokens, free=False, checkpoints=checkpoints)
+    for request in range(len(prompts)):
+        memory.keep(0, request, request)
+    return [memory.found(0, request) for request in range(len(prompts))]
+
+
+def test_saved_states_leave_room_for_fewer_prompts():
+    """A prompt of 2,048 tokens holds one checkpoint at 1,056: 2,048 + 3,126 tokens with its states."""
+    prompts = [[10, 11, 12, 13], [20, 21, 22, 23]]
+    whole = Checkpoints(1056, 3126)
+    assert remembering(4096, Checkpoints(1056, 0), prompts) == [1056, 1056]  # without their weight both fit
+    assert remembering(2 * 5174, whole, prompts) == [1056, 1056]
+    assert remembering(2 * 5174 - 1, whole, prompts) == [1056, 1056]  # the last block of the first prompt is gone
+    # then the third block, with the checkpoint at 1,056, is, and 3,126 tokens are free again
+    assert remembering(2 * 5174 - 513, whole, prompts) == [0, 1056]
+    assert remembering(5174, whole, prompts) == [0, 1056]
+    assert remembering(5173, whole, prompts) == [0, 1056]
+    assert remembering(2047, whole, prompts[1:]) == [0]
+
+
+def test_models_without_states_keep_as_many_blocks_as_before():
+    prompts = [[10, 11, 12, 13], [20, 21, 22, 23]]
+    assert remembering(4096, Checkpoints(), prompts) == [2048, 2048]
+    assert remembering(3000, Checkpoints(), prompts) == [512, 2048]  # 5 blocks of 512
+
+
+def test_a_prompt_that_ends_at_a_checkpoint_begins_at_the_one_before():
+    """Its last token is computed in any case, and no state was saved beside it."""
+    at = at_of(LINEAR, LINEAR, LINEAR, FULL)
+    ids = [[1, 2], [1, 2]]
+    prefix = PrefixBlocks(offsets=[0, 2, 4], ids=np.concatenate(ids), block_tokens=1056)
+    lengths = np.array([2112, 2112])
+    trace = Trace(arrival=[0.0, 9.0], input_tokens=lengths, output_tokens=[5, 5], prefix=prefix)
+    parts = ds.ServedDeployment(
+        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),), setup=at
+    )
+    found = ds.simulate(parts, trace, "vllm", options=RunOptions(prefix_cache_tokens=100_000))
+    assert found.records.requests.cached_tokens.tolist() == [0, 1056]
+
+
+def site_blocks(at, inputs, outputs, **options):
+    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    trace = Trace(arrival=np.zeros(len(inputs)), input_tokens=inputs, output_tokens=outputs)
+    site = physical_site(trace, parts, at=at, slo=ds.Slo(ttft=1.0, tpot=0.1), seed=0, options=RunOptions(**options))
+    return site.blocks(ds.Mapping(), Limits())
+
+
+def test_states_in_the_kv_memory_leave_it_fewer_blocks():
+    """Requests of 2,000 and 4,224 tokens save 1 + 4 sets of states along 6,224 tokens."""
+    at = at_of(LINEAR, LINEAR, LINEAR, FULL)
+    free = site_blocks(at, [1900, 4000], [100, 224])
+    held = site_blocks(at, [1900, 4000], [100, 224], prefix_cache=True)
+    assert held / free == pytest.approx(4096 / (4096 + 5 / 6224 * 3 * STATE), rel=1e-3)
+    assert site_blocks(at, [900], [100], prefix_cache=True) == site_blocks(at, [900], [100])  # shorter than a block
+    full = at_of(FULL)
+    assert site_blocks(full, [4000], [224], prefix_cache=True) == site_blocks(full, [4000], [224])
+
+
+def test_saved_states_are_sharded_as_running_ones():
+    at = at_of(LINEAR, LINEAR, LINEAR, FULL)
+    idle = Residents(sequences=10.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0)
+    for tp in (1, 4):
+        cut = ds.Mapping(tp_attn=tp, tp_ffn=tp)
+        more = instance_bytes(at, cut, replace(idle, saved=7.0)) - instance_bytes(at, cut, idle)
+        assert float(more) == pytest.approx(7 * 3 * STATE / tp, rel=1e-9)
+    blocks = kv_blocks(at, ds.Mapping(), saved_states=1e-3)
+    assert blocks < kv_blocks(at, ds.Mapping())
+    assert blocks * BLOCK_TOKENS * (4096 + 1e-3 * 3 * STATE) == pytest.approx(
+        kv_blocks(at, ds.Mapping()) * BLOCK_TOKENS * 4096, rel=1e-4
+    )
