@@ -18,7 +18,20 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the package of this tree, and the examples that tests and pages share
 
-from docs.computed import ENTRIES, counts, examples, headline, models, played, pools, runs, samples, screens, served  # noqa: E402, F401 - importing registers
+from docs.computed import (  # noqa: E402 - importing registers
+    ENTRIES,
+    context,  # noqa: F401
+    counts,  # noqa: F401
+    examples,  # noqa: F401
+    headline,  # noqa: F401
+    models,  # noqa: F401
+    played,  # noqa: F401
+    pools,  # noqa: F401
+    runs,  # noqa: F401
+    samples,  # noqa: F401
+    screens,  # noqa: F401
+    served,  # noqa: F401
+)
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARK = re.compile(r"(<!-- (number|table): ([\w-]+) -->)(.*?)(<!-- /\2 -->)", flags=re.DOTALL)
