@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
-from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.errors import InputError, nearest
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
 from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
@@ -48,14 +48,13 @@ from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 
-#: Design points scored at once: small enough for the cache, large enough to hide numpy's overhead.
-BLOCK_POINTS = 32_768
 #: Chunk sizes that CPP tries. [token]
 CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 #: Batch sizes per doubling.
@@ -544,86 +543,3 @@ def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
             index.append(deep)
             chunks.append(np.full(deep.size, size, dtype=np.int64))
     return replace(table[np.concatenate(index)], chunk_tokens=np.concatenate(chunks))
-
-
-def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Cut rows into blocks of about ``BLOCK_POINTS`` points, which stay in cache.
-
-    Parameters
-    ----------
-    rows, columns
-        Shape of the grid. [1]
-
-    Returns
-    -------
-    list of slice
-        One after the other over all rows; at least one row each.
-
-    Examples
-    --------
-    >>> [(block.start, block.stop) for block in row_blocks(rows=5, columns=BLOCK_POINTS // 2)]
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    step = max(1, BLOCK_POINTS // max(columns, 1))
-    return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
-
-
-def bound_codes(sums: Sums) -> Any:
-    """Find the index of the largest of the four sums (order of ``BOUNDS``).
-
-    Parameters
-    ----------
-    sums
-        Time by resource, arrays that broadcast. [s]
-
-    Returns
-    -------
-    ndarray of int8
-        Of the broadcast shape; of equal sums the first. [1]
-
-    Examples
-    --------
-    Memory binds the small batch and compute the large one:
-
-    >>> from disagg_sim.domain import BOUNDS
-    >>> codes = bound_codes(Sums(compute=np.array([1e-3, 9e-3]), memory=2e-3, communication=1e-3, latency=0.0))
-    >>> [BOUNDS[code] for code in codes]
-    ['memory', 'compute']
-    """
-    parts = np.broadcast_arrays(*sums)
-    best, value = np.zeros(parts[0].shape, dtype=np.int8), parts[0]
-    for code, part in enumerate(parts[1:], start=1):
-        best = np.where(part > value, np.int8(code), best)
-        value = np.maximum(value, part)
-    return best
-
-
-def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
-    """Return the distinct numbers of an argument, rising.
-
-    Parameters
-    ----------
-    name, values
-        Argument as messages call it, and one number or an array of any shape.
-    least
-        Smallest that is allowed.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Without repetition.
-
-    Raises
-    ------
-    InputError
-        Nothing, or what is no whole number from ``least`` up.
-
-    Examples
-    --------
-    >>> given_sizes("batch", [64, 16, 64]).tolist()
-    [16, 64]
-    """
-    given = np.asarray(values, dtype=object).ravel().tolist()
-    if not given:
-        raise InputError(f"{name} is empty; allowed: one whole number or more")
-    return np.array(sorted({whole_number(name, value, least) for value in given}), dtype=np.int64)

@@ -16,7 +16,8 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import CHUNK_TOKENS, bound_codes, form_code
+from disagg_sim.search.blocks import bound_codes
+from disagg_sim.search.grid import CHUNK_TOKENS, form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 

@@ -25,7 +25,8 @@ from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import batch_axis, given_sizes, row_blocks, taken_up
+from disagg_sim.search.blocks import given_sizes, row_blocks
+from disagg_sim.search.grid import batch_axis, taken_up
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
@@ -114,7 +115,7 @@ class Group:
         return self.table.for_grid()
 
     def blocks(self, columns: int) -> list[slice]:
-        """Slices of rows; see ``search.grid.row_blocks``."""
+        """Slices of rows; see ``search.blocks.row_blocks``."""
         return row_blocks(len(self.table), columns)
 
 

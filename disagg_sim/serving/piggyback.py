@@ -14,7 +14,8 @@ from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import bound_codes, form_code
+from disagg_sim.search.blocks import bound_codes
+from disagg_sim.search.grid import form_code
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
 from disagg_sim.workload.lengths import Lengths
 

@@ -41,7 +41,7 @@ from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import Setup, engine_names
-from disagg_sim.search.grid import BLOCK_POINTS
+from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES

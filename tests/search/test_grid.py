@@ -12,7 +12,7 @@ from disagg_sim.domain import BOUNDS, Mapping, Status
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import setup
-from disagg_sim.search import grid
+from disagg_sim.search import blocks
 from disagg_sim.search.grid import CHOSEN_FORMS, batch_axis, batch_sizes, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.workload.lengths import lengths
@@ -93,7 +93,7 @@ def test_a_larger_domain_never_shrinks_the_feasible_set_nor_slows_it():
 def test_blocks_do_not_change_the_grid(monkeypatch):
     args = (R1, enumerate_mappings(R1, max_gpus=16), lengths(2048, 256))
     whole = [score(*args, batch=[1, 8, 64]) for score in (decode_grid, prefill_grid)]
-    monkeypatch.setattr(grid, "BLOCK_POINTS", 7)
+    monkeypatch.setattr(blocks, "BLOCK_POINTS", 7)
     cut = [score(*args, batch=[1, 8, 64]) for score in (decode_grid, prefill_grid)]
     for a, b in zip(whole, cut, strict=True):
         for name in ("latency", "request_rate", "memory_bytes"):  # the last digit hangs on the exponent's shape
