@@ -169,8 +169,8 @@ def test_a_request_beyond_the_context_limit_is_refused():
         model.check_context(131_072, 2048)
     assert str(refusal.value) == (
         "isl 131072 + osl 2048 = 133120 tokens exceed the context limit of llama_3_1_70b, "
-        "131072 tokens; `allow_long_context` of a sweep or a grid waives it, elsewhere a larger max_context in a model's "
-        "file of your own does"
+        "131072 tokens; `allow_long_context` of a sweep or a grid waives it, elsewhere a model's file "
+        "of your own with a larger max_context"
     )
     model.check_context(131_072, 2048, allow_long=True)
 
