@@ -164,8 +164,8 @@ class ModelSpec(Shown):
         if isl + osl > self.max_context and not allow_long:
             raise InputError(
                 f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens exceed the context limit of {self.name}, "
-                f"{self.max_context} tokens; `allow_long_context` of a sweep or a grid waives it, elsewhere a model's file "
-                "of your own with a larger max_context"
+                f"{self.max_context} tokens; `allow_long_context` of a sweep or a grid waives it, elsewhere a model's "
+                "file of your own with a larger max_context"
             )
 
     def norm_params(self, kind: LayerKind) -> int:
