@@ -73,6 +73,7 @@ def explain(
     system: Annotated[str, typer.Option(help="The GPU system.")] = "",
     precision: Annotated[str, typer.Option(help="The precision recipe.")] = "",
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured.")] = "measured",
+    engine: Annotated[str, typer.Option(help="Engine profile; default: the system's.")] = "",
     phase: Annotated[str, typer.Option(help=f"{', '.join(PHASES)}: an instance of one phase or of both.")] = "decode",
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of attention.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Data parallelism of attention.")] = 1,
@@ -107,7 +108,8 @@ def explain(
         chosen = chosen_row(table, row, at_interactivity, best=best)
         found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
     else:
-        at, chosen = setup(model, _given("--system", system), _given("--precision", precision), profile), 0
+        named = _given("--system", system), _given("--precision", precision)
+        at, chosen = setup(model, *named, profile, engine or None), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
         found = breakdown(by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
     if figure is not None:

@@ -357,7 +357,7 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
         )
         graphs, context = parts["graphs_bytes"].iloc[0], parts["context_bytes"].iloc[0]
         if graphs or context:
-            title += f"; outside CUDA graphs {graphs / GB:.1f}, in use before {context / GB:.1f} GB"
+            title += f"; outside of it CUDA graphs {graphs / GB:.1f} and in use before {context / GB:.1f} GB"
         ranked = parts[parts["bytes"] > 0].sort_values("bytes", ascending=False, kind="stable")
         yield (
             title,

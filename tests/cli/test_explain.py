@@ -182,6 +182,16 @@ limits: {max_gpus: 1, gpu_cap: 4, ftl_s: 100}
 
 
 @pytest.mark.long
+def test_memory_of_a_server_is_told_by_its_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with states on an engine whose start-up is known: all that fills the GPU, and what lies outside."""
+    by_hand = ["--model", "qwen3_5_35b_a3b", "--system", "h100_sxm", "--precision", "fp8", "--engine", "vllm"]
+    assert run(["explain", *by_hand, "--tp", "2", "--batch", "64"]) == 0
+    lines = capsys.readouterr().out.split("memory of a decode GPU: ")[1].splitlines()
+    assert "outside of it CUDA graphs 1.1 and in use before 0.5 GB" in lines[0]
+    told = {line.split("  ")[0] for line in lines[2:7]}
+    assert told == {"weights", "KV cache", "states of sequences", "activations, logits", "runtime, libraries"}
+
+
 def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
     (tmp_path / "law.yaml").write_text(LAW)
