@@ -1,40 +1,31 @@
-r"""Energy of the passes of designs, and what a request and a token cost in joules.
-
-.. math:: E = \sum_o P_o\,t_o + P_0\,\Big(t - \sum_o t_o\Big)
-
-of one GPU in one pass: :math:`P_o` is the power of operator o (``physics.power``) while it runs, :math:`P_0` that of a
-GPU that waits, for its host, for other pipeline stages or for work. The sum goes over what the slowest GPU of a stage
-runs; an operator that hides behind another does not count, and all GPUs of a stage count alike. With m micro-batches on
-p stages a GPU runs m/p of the layers of a pass.
+r"""What designs draw, and what a request and a token cost in joules.
 
 A deployment at its matched rate X draws what its pools draw, :math:`u` of the time at work and the rest waiting:
 
 .. math:: W = \sum_{pools} n\,G\,\Big(u\,\frac{E}{t} + (1-u)\,P_0\Big), \qquad u = \frac{X}{n\,x}, \qquad J = W/X
 
-with n instances of G GPUs that each reach x requests/s. Hosts, networks, supplies and cooling come on top where a
-published model of the system's node says what they draw (``physics.node``).
+with n instances of G GPUs that each reach x requests/s, and with the energy E of a GPU in a pass of the time t
+(``certainty.pass_energy``). :math:`P_0` is the power of a GPU that waits. Hosts, networks, supplies and cooling come on
+top where a published model of the system's node says what they draw (``physics.node``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import STEP, OperatorKey, adjusted, contributions_in, shares_of
-from disagg_sim.certainty.designs import MODES, Designs, times_of
-from disagg_sim.certainty.passes import Pass, passes_of
+from disagg_sim.certainty.designs import MODES, Designs
+from disagg_sim.certainty.pass_energy import spent_on
+from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of, numbers
 from disagg_sim.errors import InputError
 from disagg_sim.facts.node import NodePower
 from disagg_sim.physics.node import facility_watts
-from disagg_sim.physics.operators import Operator
-from disagg_sim.physics.power import power_at, watts_of
-from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column
 
@@ -51,8 +42,12 @@ ENERGY_COLUMNS: tuple[Column, ...] = (
     Column("power_from", "category", "", "whose laws of power were taken: fitted or inherited"),
     Column("tokens_per_drawn_joule", "float64", "token/J", "output tokens per second over what ALL GPUs draw"),
 )
-#: Column that frontiers are taken in where ``per`` is "joule".
-PER_JOULE = ENERGY_COLUMNS[-1].name
+#: Beside what ``serving.costs.PER`` names: the joules that GPUs draw.
+JOULE = "joule"
+#: Columns that a table has beside ``points.COLUMNS``, by what its throughput is counted over.
+COLUMNS_PER: dict[str, tuple[Column, ...]] = {**COST_COLUMNS, JOULE: ENERGY_COLUMNS}
+#: What pools are matched over where points are ranked by something that follows from the match.
+MATCHED_PER = {JOULE: "watt"}
 
 
 class Spent(NamedTuple):
@@ -232,97 +227,3 @@ def _step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
         often = prompt.fill if designs.mode == "colocated" else prompt.busy
         found = Spent(found.joules + often * joules, found.seconds + often * seconds)
     return step, found
-
-
-def spent_on(one: Pass) -> tuple[Floats, Floats]:
-    """Find the time and the energy of one GPU for a kind of pass.
-
-    Parameters
-    ----------
-    one
-        Of ``passes_of``.
-
-    Returns
-    -------
-    tuple of ndarray
-        Time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J], (rows,).
-
-    Examples
-    --------
-    A GPU draws no less than one that waits and no more than its limit:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import designs_of
-    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
-    >>> watts = [joules / seconds for seconds, joules in map(spent_on, passes_of(designs))]
-    >>> all(power_at(at).idle < each < 700.0 for each in watts)
-    True
-    """
-    times = times_of(one.designs)
-    shared = one.designs.shared or one.field == 0
-    seconds = np.asarray(times[one.field] if shared else times.busy)
-    busy, joules = _of_operators(one)
-    return seconds, joules + power_at(one.at).idle * np.maximum(seconds - busy, 0.0)
-
-
-def _of_operators(one: Pass) -> tuple[Floats, Floats]:
-    """Time and energy of the operators of one GPU in a pass, (rows,). [s], [J]"""
-    watts = watts_of(one.at)
-
-    def drawn(op: Operator, cost: Cost) -> Cost:
-        return replace(cost, time=cost.time * (1.0 + STEP * 1j * watts(op, cost)))
-
-    route = one.routes[0]
-    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
-        path = np.asarray(route.timed(adjusted(one.at, drawn))[route.field])
-    share = _share_of_path(one)
-    return np.real(path) * share, np.imag(path) / STEP * share
-
-
-def _share_of_path(one: Pass) -> Any:
-    """What a GPU runs of the path of one micro-batch through all stages: m/p of it. [1]"""
-    designs = one.designs
-    if one.phase == "prefill" and one.name != "mixed step":
-        if designs.chunk_tokens[0]:
-            return 1.0  # the path of all chunks through one stage
-        stages = designs.prefill_mapping.pp
-        return np.minimum(stages, np.ceil(designs.prefill_batch / designs.prefill_mapping.dp_attn)) / stages
-    return np.minimum(designs.mapping.pp, np.maximum(designs.batch, 1.0)) / designs.mapping.pp
-
-
-def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
-    """Find the time and the energy of every operator of one GPU in a kind of pass.
-
-    Parameters
-    ----------
-    one
-        Of ``passes_of``.
-
-    Returns
-    -------
-    dict
-        Key of an operator -> time over all its calls [s], energy [J]; both (rows,).
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import designs_of
-    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
-    >>> step = operators_of(next(iter(passes_of(designs))))
-    >>> max(step, key=lambda key: step[key][1][0])
-    ('gate, up', 'gemm', 'fp8')
-    """
-    watts, route = watts_of(one.at), one.routes[0]
-    keys = [each.key for each in contributions_in(one.phase, one.at, route.timed)]
-
-    def carried(quantity: Callable[[Operator, Cost], Any]) -> Floats:
-        def marked(op: Operator, cost: Cost) -> Cost:
-            return replace(cost, time=cost.time * (1.0 + STEP * 1j * quantity(op, cost)))
-
-        shares = shares_of(keys, one.rows, one.at, route.timed, marked)[route.field]
-        return np.asarray(shares * _share_of_path(one))
-
-    times, joules = carried(lambda *_: 1.0), carried(watts)
-    return {key: (times[place], joules[place]) for place, key in enumerate(keys)}

@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
+from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import shares_text
@@ -34,6 +35,7 @@ from disagg_sim.report.breakdown import (
     trust_shares,
 )
 from disagg_sim.report.documents import explain_json
+from disagg_sim.report.energy import energy_lines
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -94,6 +96,7 @@ def explain(
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
+    energy: Annotated[bool, typer.Option("--energy", help="Tell watts and joules of the passes, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
@@ -106,18 +109,20 @@ def explain(
     if results is not None:
         table = read_points(results, case)
         chosen = chosen_row(table, row, at_interactivity, best=best)
-        found = breakdown(table.loc[[chosen]], origin=Origin(lengths=asked))
+        design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
     else:
         named = _given("--system", system), _given("--precision", precision)
         at, chosen = setup(model, *named, profile, engine or None), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
-        found = breakdown(by_hand(at, mapping, asked or lengths(isl, osl), phase, batch), origin=Origin(lengths=asked))
+        design = by_hand(at, mapping, asked or lengths(isl, osl), phase, batch)
+    found = breakdown(design, origin=Origin(lengths=asked))
+    watts = energy_parts(design, origin=Origin(lengths=asked)) if energy else None
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
-        typer.echo(json.dumps(explain_json(found), indent=2))
+        typer.echo(json.dumps(explain_json(found, watts), indent=2))
         return
-    _print(found, chosen, traffic)
+    _print(found, chosen, traffic, watts)
 
 
 def _given(option: str, value: str) -> str:
@@ -173,7 +178,7 @@ def chosen_row(table: pd.DataFrame, row: int | None, least: float | None, *, bes
     return enough[THROUGHPUT].idxmax()
 
 
-def _print(found: Breakdown, row: Any, traffic: str) -> None:
+def _print(found: Breakdown, row: Any, traffic: str, watts: pd.DataFrame | None) -> None:
     point = point_of(found, row)
     typer.echo(heading(point | {"traffic": traffic} if traffic else point))
     for latency in LATENCIES:
@@ -202,6 +207,10 @@ def _print(found: Breakdown, row: Any, traffic: str) -> None:
         print_table(rows, header=header, numeric=(1, 2, 4))
         for outside in dict.fromkeys(f"{entries_of(line.source)}: {line.outside}" for line in lines if line.outside):
             typer.echo(f"! outside the range of {outside}")
+    for title, lines_of_energy in energy_lines(watts) if watts is not None else ():
+        typer.echo(f"\n{title}")
+        head = ("class", "time", "of the time", "power", "energy", "of the energy")
+        print_table(lines_of_energy, header=head, numeric=(1, 2, 3, 4, 5))
     for title, limit, parts in memory_lines(found, row):
         typer.echo(f"\n{title}")
         cells = [

@@ -40,7 +40,7 @@ from disagg_sim.sweep.inputs import Change
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
 AT = (20.0, 50.0, 100.0)
 #: Columns that say what the throughput of a frontier was taken in, where it is not a GPU.
-_PER = ("tokens_per_usd", "tokens_per_joule")
+_PER = ("tokens_per_usd", "tokens_per_drawn_joule", "tokens_per_joule")
 #: Columns that every point has.
 _TOLD = ("mode", INTERACTIVITY, THROUGHPUT, *_PER, TRUST)
 
@@ -53,13 +53,15 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [plain(row) for row in records(table)]
 
 
-def explain_json(found: Breakdown) -> ExplainJson:
+def explain_json(found: Breakdown, energy: pd.DataFrame | None = None) -> ExplainJson:
     """Make the JSON of designs taken apart.
 
     Parameters
     ----------
     found
         From ``breakdown``.
+    energy
+        From ``certainty.energy.energy_parts``, where it was asked for.
 
     Returns
     -------
@@ -76,7 +78,7 @@ def explain_json(found: Breakdown) -> ExplainJson:
     ('disagg-sim/explain/1', ['ttl'])
     """
     told = [(row, latency) for row in found.points.index for latency in LATENCIES if len(found.latency(row, latency))]
-    return {
+    whole: ExplainJson = {
         "schema": EXPLAIN,
         "labels": labels(),
         "points": _rows(found.points),
@@ -89,6 +91,9 @@ def explain_json(found: Breakdown) -> ExplainJson:
             for row, latency in told
         ],
     }
+    if energy is not None:
+        whole["energy"] = _rows(energy)
+    return whole
 
 
 def sweep_json(front: Frontier) -> SweepJson:

@@ -41,6 +41,7 @@ Y_LABELS = {
     "gpu": "throughput [output tokens/s/GPU, all GPUs]",
     "usd": "output tokens per USD, all GPUs",
     "watt": "output tokens per joule, TDP of all GPUs",
+    "joule": "output tokens per joule that all GPUs draw",
 }
 #: Colour, mark and line of each mode, the same in every picture.
 MODE_STYLE = {

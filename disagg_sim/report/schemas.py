@@ -183,6 +183,9 @@ class ExplainJson(TypedDict):
     memory: list[Row]
     elasticities: list[Row]
     trust: list[LatencyTrustJson]
+    energy: NotRequired[
+        Annotated[list[Row], Field(description="of one GPU in one pass, by operator [s], [W], [J]: explain --energy")]
+    ]
 
 
 class PointJson(TypedDict):

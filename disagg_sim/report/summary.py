@@ -41,7 +41,7 @@ X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 #: Kinds of extrapolation that a summary names.
 MOST_KINDS = 6
 #: What a table of throughput counts in.
-UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J"}
+UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J", "joule": "tokens/J drawn"}
 POOL_COLUMNS = (
     "decode mapping",
     "decode batch",

@@ -19,6 +19,10 @@ COST_TEXT = {
     "tokens_per_usd": "tokens/USD",
     "tdp_watts": "TDP [W]",
     "tokens_per_joule": "tokens/J",
+    "drawn_watts": "drawn [W]",
+    "joules_per_request": "J/request",
+    "facility_watts": "facility [W]",
+    "tokens_per_drawn_joule": "tokens/J drawn",
 }
 
 

@@ -9,13 +9,15 @@ import json
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER, with_energy
+from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.domain import BOUNDS, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
@@ -25,8 +27,8 @@ from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, Column, empty_table
-from disagg_sim.sweep.cases import Case
+from disagg_sim.serving.points import COLUMNS, Column, empty_table
+from disagg_sim.sweep.cases import Case, axis_columns, origin_of
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.plan import POOLS, PREFILL, Block, ModePlan
 from disagg_sim.sweep.pools import pools_of_case
@@ -207,8 +209,9 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
             gpu_cap=limits.gpu_cap,
             matching=case.ctx_gen_ratio or case.matching,
             nic_limit=_finite(limits.nic_limit),
-            per=dict(case.prices) or case.per,
+            per=dict(case.prices) or MATCHED_PER.get(case.per, case.per),
         )
+        frame = _with_energy(frame, case)
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
         reason = reason if case.ctx_gen_ratio is None else NO_RATIO
     if left > len(frame):
@@ -236,7 +239,18 @@ def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
         if count
     )
     tally = Tally(computed=seen.design_points, feasible=seen.feasible, rows=len(frame), removals=removals)
-    return _typed(with_cost(frame, dict(case.prices) or case.per), block), tally
+    frame = with_cost(frame, dict(case.prices) or MATCHED_PER.get(case.per, case.per))
+    return _typed(_with_energy(frame, case), block), tally
+
+
+def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+    """The points with what they draw, where throughput is counted over it."""
+    if case.per != JOULE:
+        return frame
+    if not len(frame):
+        return empty_table(_columns(case))
+    assumed = {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
+    return with_energy(frame.assign(**assumed), origin=replace(origin_of(case), exact=False))
 
 
 def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float) -> tuple[Removal, ...]:
@@ -259,7 +273,7 @@ def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
 
 
 def _columns(case: Case) -> list[Column]:
-    return [*COLUMNS, *COST_COLUMNS[case.per]]
+    return [*COLUMNS, *COLUMNS_PER[case.per]]
 
 
 def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:

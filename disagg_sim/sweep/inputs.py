@@ -81,7 +81,7 @@ def _add(found: dict[str, dict[str, Any]], sources: list[Source], kind: str, nam
         return
     sources.append(Source(path, _stamp(path)))
     found[place] = content = read_mapping(path)
-    if kind == "efficiency":
+    if kind in ("efficiency", "power"):
         parents = [content["inherits"]] if "inherits" in content else []
         for parent in [*parents, *(rows["system"] for rows in content.get("inherits_rows", []))]:
             _add(found, sources, kind, parent)

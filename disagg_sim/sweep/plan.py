@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import Any
 
 from disagg_sim.arrays import Ints
+from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts import load
 from disagg_sim.physics.setup import engine_name
@@ -28,7 +29,7 @@ from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key, code_digest, digest_of
 
 PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store
-ROOMS = ("facts", "physics", "workload", "search", "serving", "sweep")  # whose code decides a result
+ROOMS = ("facts", "physics", "workload", "search", "serving", "certainty", "sweep")  # whose code decides a result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -253,6 +254,8 @@ def _specs(case: Case) -> dict[str, Any]:
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
         specs[f"hardware/{name}"] = load.load_system(name)
         specs[f"efficiency/{name}"] = load.load_efficiency(name)
+        if case.per == JOULE:
+            specs[f"power/{name}"] = load.load_power(name)
         if (engine := engine_name(load.load_profile(case.profile), load.load_system(name), case.engine)) in engines:
             specs[f"engine/{engine}"] = load.load_engine(engine)
         specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))

@@ -23,12 +23,13 @@ import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
+from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts import load
 from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
-from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, pareto_front
+from disagg_sim.serving.points import THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of
 from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
@@ -165,19 +166,19 @@ def throughput_column(per: str) -> str:
     Parameters
     ----------
     per
-        ``"gpu"``, ``"usd"`` or ``"watt"``.
+        ``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``.
 
     Returns
     -------
     str
-        Column of output tokens per GPU and second, per USD or per joule.
+        Column of output tokens per GPU and second, per USD, or per joule at the TDP or as drawn.
 
     Examples
     --------
-    >>> [throughput_column(per) for per in ("gpu", "usd", "watt")]
-    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule']
+    >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
+    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
     """
-    return COST_COLUMNS[per][-1].name if COST_COLUMNS[per] else THROUGHPUT
+    return COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT
 
 
 def collect(plan: SweepPlan, store: Store) -> SweepResult:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
+from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER
 from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
@@ -45,7 +46,7 @@ from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES
-from disagg_sim.serving.costs import PER, costs_of_gpus
+from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pools import POOLS
 from disagg_sim.sweep.pool_spec import TWO, Images, ImagesKeys, images_of, pool_faults
@@ -146,7 +147,7 @@ class SweepSpec:
     profile: str = "measured"
     engine: str = ""  # "" = the system's own
     matching: str = "exact"
-    per: str = "gpu"  # what throughput is divided by, of ``serving.costs.PER``
+    per: str = "gpu"  # what throughput is divided by, of ``certainty.energy.COLUMNS_PER``
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
     pool_names: tuple[str, ...] = TWO  # that a request passes, of ``serving.pools.POOLS``
@@ -299,7 +300,7 @@ class _File(Strict):
     interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
         Interference(minority_efficiency=1.0, overlap_loss=0.0)
     )
-    per: Annotated[str, OneOf(PER)] = _USUAL["per"]
+    per: Annotated[str, OneOf(COLUMNS_PER)] = _USUAL["per"]
     prices: Annotated[
         tuple[tuple[str, float], ...], Written(_Prices, lambda prices: tuple(sorted(prices.items())))
     ] = ()
@@ -414,6 +415,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     if spec.matching != "exact" and spec.ctx_gen_ratios != (None,):
         yield f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}"
     yield from _lacking_fits(spec)
+    yield from _lacking_power(spec)
     yield from pool_faults(
         spec.pool_names,
         spec.images,
@@ -495,7 +497,7 @@ def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
     if not pools.alike and "disaggregated" not in spec.modes:
         yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"
     names = (pools.system, pools.prefill_system)
-    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or spec.per):
+    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or MATCHED_PER.get(spec.per, spec.per)):
         yield f"{fault}; on the command line: --price SYSTEM=USD"
 
 
@@ -506,3 +508,12 @@ def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
     for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
         if load.load_efficiency(system) is None:
             yield f"profile: {spec.profile!r} needs fitted efficiencies, {system} has none; use 'ideal'"
+
+
+def _lacking_power(spec: SweepSpec) -> Iterator[str]:
+    """What GPUs draw is known of systems with a power file."""
+    if spec.per != JOULE:
+        return
+    for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
+        if load.load_power(system) is None:
+            yield f"per: {JOULE!r} needs hw_specs/power/{system}.yaml, which does not exist; use 'watt'"

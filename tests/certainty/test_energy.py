@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.certainty import energy
 from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.energy import ENERGY_COLUMNS, spent_on, with_energy
+from disagg_sim.certainty.energy import ENERGY_COLUMNS, with_energy
+from disagg_sim.certainty.pass_energy import operators_of, spent_on
 from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.load import load_power, load_system
@@ -85,7 +85,7 @@ def test_energy_of_a_pass_is_the_sum_over_its_operators_and_the_rest_at_idle_pow
     idle = power.power_at(at).idle
     for one in passes_of(designs):
         seconds, joules = spent_on(one)
-        parts = energy.operators_of(one)
+        parts = operators_of(one)
         busy, drawn = (sum(each[place] for each in parts.values()) for place in (0, 1))
         assert joules == pytest.approx(drawn + idle * (seconds - busy), rel=1e-9)
         assert all((idle * 0.999 <= each[1] / each[0]).all() for each in parts.values())

@@ -47,7 +47,8 @@ AS_THEY_ARE = (
     "kv_ingress_bytes_per_s_per_gpu",
 )
 #: Of a throughput per USD or joule, where a table has it.
-COSTS = ("usd_per_hour", "tokens_per_usd", "tdp_watts", "tokens_per_joule")
+COSTS: tuple[str, ...] = ("usd_per_hour", "tokens_per_usd", "tdp_watts", "tokens_per_joule")
+COSTS += ("drawn_watts", "joules_per_request", "facility_watts", "tokens_per_drawn_joule")
 #: Columns of a point that its page needs, of a table of points.
 NEEDED: tuple[str, ...] = (
     *AS_THEY_ARE,
@@ -60,7 +61,7 @@ NEEDED: tuple[str, ...] = (
     "osl",
 )
 NEEDED += tuple(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING if name not in UNSAID)
-THROUGHPUTS = (THROUGHPUT, "tokens_per_usd", "tokens_per_joule")
+THROUGHPUTS = (THROUGHPUT, "tokens_per_usd", "tokens_per_joule", "tokens_per_drawn_joule")
 #: Error bars of a point: columns of ``uncertainty.csv``.
 BANDS = tuple(f"{name}_{end}{unit}" for name, unit in (("ttl", "_s"), ("ftl", "_s")) for end in ("p10", "p90"))
 BANDS += tuple(f"{name}_{end}" for name in (*THROUGHPUTS, "frontier") for end in ("p10", "p90"))

@@ -15,6 +15,12 @@ const UNITS = {
     name: "tokens/J",
     axis: "output tokens per joule, TDP of all GPUs",
   },
+  joule: {
+    column: "tokens_per_drawn_joule",
+    short: "tokens/J drawn",
+    name: "tokens/J drawn",
+    axis: "output tokens per joule that all GPUs draw",
+  },
 };
 const X = "tokens_per_s_per_user";
 const FILTERS = [

@@ -1,0 +1,190 @@
+r"""Energy of one GPU in a pass of a design, and of every operator in it.
+
+.. math:: E = \sum_o P_o\,t_o + P_0\,\Big(t - \sum_o t_o\Big)
+
+:math:`P_o` is the power of operator o (``physics.power``) while it runs, :math:`P_0` that of a GPU that waits, for its
+host, for other pipeline stages or for work. The sum goes over what the slowest GPU of a stage runs; an operator that
+hides behind another does not count, and all GPUs of a stage count alike. With m micro-batches on p stages a GPU runs
+m/p of the layers of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from disagg_sim.certainty.contributions import STEP, OperatorKey, adjusted, contributions_in, shares_of
+from disagg_sim.certainty.designs import Designs, times_of
+from disagg_sim.certainty.passes import Pass, passes_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.physics.operators import Operator
+from disagg_sim.physics.power import power_at, watts_of
+from disagg_sim.physics.roofline import Cost
+from disagg_sim.search.grid import PhaseGrid
+
+#: What is left of a pass beside its operators.
+WAITING = "waiting"
+#: Parts of a pass below this share of it are rounding. [1]
+_ROUNDING = 1e-9
+
+
+def spent_on(one: Pass) -> tuple[Floats, Floats]:
+    """Find the time and the energy of one GPU for a kind of pass.
+
+    Parameters
+    ----------
+    one
+        Of ``passes_of``.
+
+    Returns
+    -------
+    tuple of ndarray
+        Time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J], (rows,).
+
+    Examples
+    --------
+    A GPU draws no less than one that waits and no more than its limit:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import designs_of
+    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> watts = [joules / seconds for seconds, joules in map(spent_on, passes_of(designs))]
+    >>> all(power_at(at).idle < each < 700.0 for each in watts)
+    True
+    """
+    times = times_of(one.designs)
+    shared = one.designs.shared or one.field == 0
+    seconds = np.asarray(times[one.field] if shared else times.busy)
+    busy, joules = _of_operators(one)
+    return seconds, joules + power_at(one.at).idle * np.maximum(seconds - busy, 0.0)
+
+
+def _of_operators(one: Pass) -> tuple[Floats, Floats]:
+    """Time and energy of the operators of one GPU in a pass, (rows,). [s], [J]"""
+    watts = watts_of(one.at)
+
+    def drawn(op: Operator, cost: Cost) -> Cost:
+        return replace(cost, time=cost.time * (1.0 + STEP * 1j * watts(op, cost)))
+
+    route = one.routes[0]
+    with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
+        path = np.asarray(route.timed(adjusted(one.at, drawn))[route.field])
+    share = _share_of_path(one)
+    return np.real(path) * share, np.imag(path) / STEP * share
+
+
+def _share_of_path(one: Pass) -> Any:
+    """What a GPU runs of the path of one micro-batch through all stages: m/p of it. [1]"""
+    designs = one.designs
+    if one.phase == "prefill" and one.name != "mixed step":
+        if designs.chunk_tokens[0]:
+            return 1.0  # the path of all chunks through one stage
+        stages = designs.prefill_mapping.pp
+        return np.minimum(stages, np.ceil(designs.prefill_batch / designs.prefill_mapping.dp_attn)) / stages
+    return np.minimum(designs.mapping.pp, np.maximum(designs.batch, 1.0)) / designs.mapping.pp
+
+
+def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
+    """Find the time and the energy of every operator of one GPU in a kind of pass.
+
+    Parameters
+    ----------
+    one
+        Of ``passes_of``.
+
+    Returns
+    -------
+    dict
+        Key of an operator -> time over all its calls [s], energy [J]; both (rows,).
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import designs_of
+    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
+    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> step = operators_of(next(iter(passes_of(designs))))
+    >>> max(step, key=lambda key: step[key][1][0])
+    ('gate, up', 'gemm', 'fp8')
+    """
+    watts, route = watts_of(one.at), one.routes[0]
+    keys = [each.key for each in contributions_in(one.phase, one.at, route.timed)]
+
+    def carried(quantity: Callable[[Operator, Cost], Any]) -> Floats:
+        def marked(op: Operator, cost: Cost) -> Cost:
+            return replace(cost, time=cost.time * (1.0 + STEP * 1j * quantity(op, cost)))
+
+        shares = shares_of(keys, one.rows, one.at, route.timed, marked)[route.field]
+        return np.asarray(shares * _share_of_path(one))
+
+    times, joules = carried(lambda *_: 1.0), carried(watts)
+    return {key: (times[place], joules[place]) for place, key in enumerate(keys)}
+
+
+def energy_parts(
+    points: pd.DataFrame | PhaseGrid, *, at: tuple[int, int] = (0, 0), origin: Origin = SHIPPED
+) -> pd.DataFrame:
+    """Take the energy of the passes of designs apart by operator.
+
+    Parameters
+    ----------
+    points, at, origin
+        As in ``certainty.breakdown.breakdown``.
+
+    Returns
+    -------
+    DataFrame
+        ``row``, ``step`` (the kind of pass), ``operator``, ``kind``, ``seconds``, ``watts`` and ``joules`` of one GPU
+        in one pass, ``share`` of the joules of the pass [1]. The operator "waiting" is the rest of the pass. Under a
+        distribution of lengths a pass is the mean one.
+
+    Raises
+    ------
+    InputError
+        A system whose power is not known; errors of ``designs_of``.
+
+    Examples
+    --------
+    Half of the energy of a decode step of Llama-8B goes into its largest multiply and into waiting:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> parts = energy_parts(ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8]))
+    >>> parts.sort_values("joules")["operator"].iloc[-1], f"{parts['share'].sum():.6f}"
+    ('gate, up', '1.000000')
+    """
+    if isinstance(points, PhaseGrid):
+        groups, index = iter([design_of(points, *at)]), pd.Index([0])
+    else:
+        groups, index = designs_of(points, origin), points.index
+    frames = [part for designs in groups for part in _parts(designs, index[designs.rows])]
+    parts = pd.concat(frames, ignore_index=True)
+    keys = ["row", "step", "operator", "kind"]
+    whole = parts.groupby(keys, sort=False, as_index=False)[["seconds", "joules"]].sum()
+    whole["watts"] = whole["joules"] / whole["seconds"]
+    whole["share"] = whole["joules"] / whole.groupby(["row", "step"], sort=False)["joules"].transform("sum")
+    return whole[[*keys, "seconds", "watts", "joules", "share"]]
+
+
+def _parts(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
+    """Operators of every kind of pass, each as often as its prompts count, and what is left of its time."""
+    prompts = iter(designs.prompts)
+    for one in passes_of(designs):
+        often = 1.0 if one.name == "decode step" else next(prompts).busy
+        seconds, joules = spent_on(one)
+        found: dict[tuple[str, str], tuple[Any, Any]] = {}
+        for (name, kind, _), (time, energy) in operators_of(one).items():
+            before = found.get((name, kind), (0.0, 0.0))
+            found[name, kind] = (before[0] + time, before[1] + energy)
+        rest = (seconds - sum(time for time, _ in found.values()), joules - sum(each for _, each in found.values()))
+        found[WAITING, WAITING] = rest
+        for (name, kind), (time, energy) in found.items():
+            columns = {"row": labels, "step": one.name, "operator": name, "kind": kind}
+            frame = pd.DataFrame({**columns, "seconds": time * often, "joules": energy * often})
+            yield frame[frame["seconds"] > _ROUNDING * seconds * often]
