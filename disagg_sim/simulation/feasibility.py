@@ -14,7 +14,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.mappings import mappings_for
+from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.models import ModelShare, shares_of
@@ -65,7 +65,7 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             own = replicas.setup or at
-            mappings_for(own, replicas.mapping)
+            mappings_for(own, replicas.mapping if part == "prefill" else without_pcp(replicas.mapping))
             need = float(np.max(decode_bytes(own, replicas.mapping, 1, cached=decode_residents(1, 0))))
             if need > own.memory_limit:
                 raise InfeasibleError(

@@ -150,11 +150,15 @@ class Site:
     def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
         """Time that a GPU of the receiver takes for a block of one tensor of one layer, on average. [s]
 
-        A pipeline stage has the blocks of its layers; a GPU with more heads than those of the sender takes a part of
-        each block from each of them.
+        A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
+        heads than those of the sender takes a part of each block from each of them.
         """
-        apart = [unique_gpus(self.setup.model, each) / (each.dp_attn * each.pp) for each in (sender, receiver)]
-        return self.wire(receiver).descriptor_s * float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp)
+        apart = [
+            unique_gpus(self.setup.model, replace(each, dcp=1)) / (each.dp_attn * each.pp)
+            for each in (sender, receiver)
+        ]
+        own = int(receiver.pp * receiver.dcp)
+        return self.wire(receiver).descriptor_s * float(max(apart[0] / apart[1], 1.0)) / own
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""

@@ -18,6 +18,7 @@ from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.context import shared_decode
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.operators import Operator, Tokens
@@ -73,6 +74,17 @@ def test_queries_sums_and_outputs_of_all_heads_are_exchanged_in_latent_space() -
 
 
 FITTED_AG = under(FITTED, dcp_exchange="ag_rs")
+
+
+def test_drafts_that_a_step_verifies_are_exchanged_as_any_tokens() -> None:
+    (layer, _), *_ = layers_of(FITTED.model)
+
+    def sent(queries: float) -> float:
+        tokens = Tokens(decodes=4.0, context=65_536.0, queries=queries, dcp=8.0)
+        found = operators(FITTED_AG, lambda at: shared_decode(layer.attention, at, 8.0, tokens, "auto"))
+        return float(found["all-gather of queries"].size)
+
+    assert sent(3.0) == 3.0 * sent(1.0)
 
 
 def test_a2a_sends_sums_with_outputs_and_helix_gathers_no_queries() -> None:

@@ -244,11 +244,15 @@ def test_what_a_scenario_cannot_say_is_refused_in_one_line(small, tmp_path, chan
     assert "\n" not in str(caught.value)
 
 
-def test_redundant_slots_are_written_and_read_back(tmp_path):
-    wide = ds.Mapping(dp_attn=12, ep=12, redundant_slots=8)
+@pytest.mark.parametrize(
+    "wide",
+    [ds.Mapping(dp_attn=12, ep=12, redundant_slots=8), ds.Mapping(tp_attn=4, dp_attn=2, ep=8, dcp=4)],
+    ids=["redundant slots", "shared cache"],
+)
+def test_degrees_are_written_and_read_back(tmp_path, wide):
     parts = ds.ServedDeployment(
         name="wide",
-        gpus=12,
+        gpus=wide.gpus,
         colocated=(ds.Replicas(mapping=wide, instances=1),),
         setup=ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"),
     )

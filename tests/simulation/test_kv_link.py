@@ -67,6 +67,12 @@ def test_transfers_between_other_instances_do_not_meet():
     assert finished([(0.0, 0, 1, 40.0), (0.0, 2, 3, 40.0)], [10.0] * 4) == [4.0, 4.0]
 
 
+def test_gpus_that_share_tokens_post_the_blocks_that_they_take_in_alone():
+    site = served_site(setup("deepseek_r1", "h200_sxm", "fp8"), LinkSpec(descriptor_s=1e-6))
+    alone, shared = Mapping(tp_attn=8, tp_ffn=8), Mapping(tp_attn=8, tp_ffn=8, dcp=8)
+    assert site.post_share_s(alone, shared) == site.post_share_s(alone, alone) / 8 > 0
+
+
 def test_a_queue_serves_one_after_the_other():
     assert finished([(0.0, 0, 1, 40.0), (1.0, 0, 2, 40.0)], [10.0] * 3, sharing="fifo") == [4.0, 8.0]
 
