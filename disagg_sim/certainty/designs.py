@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
+from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prompts import prompt_pass
@@ -34,6 +36,7 @@ class Times(NamedTuple):
     fill: Any  # to the first token: a pass of prefill, or the mixed steps that take in a prompt
     busy: Any  # an instance starts a pass of prefill this often; in piggyback a mixed step
     long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
+    load: Any = 0.0  # of cached pasts into HBM before a pass
 
 
 class Prompt(NamedTuple):
@@ -44,6 +47,8 @@ class Prompt(NamedTuple):
     fill: Any = 1.0  # [1]
     busy: Any = 1.0  # [1]
     long: Any = 0.0  # [1]
+    load: Any = 0.0  # [1]
+    tier: str = HBM  # where its past lies
 
 
 class Scores(NamedTuple):
@@ -140,9 +145,8 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
         in_ftl, shares = [weight * each for weight, each in counted], weights * new / (weights @ new)
     else:
         in_ftl, shares = weights.tolist(), weights
-    found = [
-        Prompt(*each) for each in zip(nodes.isl.tolist(), nodes.past.tolist(), in_ftl, shares.tolist(), strict=True)
-    ]
+    counts = zip(nodes.each(), in_ftl, shares.tolist(), strict=True)
+    found = [Prompt(isl, past, fill, busy, load=weight, tier=tier) for (isl, past, weight, tier), fill, busy in counts]
     if ftl_quantile is not None and not designs.shared:
         found = [prompt._replace(fill=0.0) for prompt in found]
         found.append(Prompt(*lengths.prompt_quantile(ftl_quantile), fill=1.0, busy=0.0))
@@ -154,19 +158,22 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
     """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
     zero = np.zeros(designs.rows.size)
-    decode, first, busy, long = zero, zero, zero, zero
+    decode, first, busy, long, load = zero, zero, zero, zero, zero
     if step:
         decode = decode_step(designs.at, designs.mapping, batch=designs.batch, context=designs.lengths.context).ttl
     for prompt in designs.prompts if fill else ():
-        whole, often = _fill(designs, prompt)
+        whole, often, loaded = _fill(designs, prompt)
         first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
-    return Times(decode, first, busy, long)
+        load = load + loaded
+    return Times(decode, first, busy, long, load)
 
 
-def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any]:
-    """Time of a pass of prefill, or of a mixed step, and how often an instance starts one. [s]"""
-    at, form = designs.prefill_at, designs.form
+def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
+    """Time of a pass of prefill, or of a mixed step, how often an instance starts one, and the weighted load. [s]"""
+    at, form, tier = designs.prefill_at, designs.form, tier_of(designs.prefill_at.system, prompt.tier)
     if designs.mode == "piggyback":
+        ranks = designs.mapping.dp_attn
+        load = load_time(at, designs.mapping, batch=ranks, past=prompt.past, tier=tier)
         step = mixed_step(
             at,
             designs.mapping,
@@ -176,12 +183,19 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any]:
             mla_form=form,
             interference=designs.interference,
         )
-        return step.time, step.time
+        return step.time, step.time, prompt.load * load
     mapping, batch = designs.prefill_mapping, designs.prefill_batch
     done = prompt_pass(
-        at, mapping, batch=batch, isl=prompt.isl, past=prompt.past, chunk_tokens=designs.chunk_tokens, mla_form=form
+        at,
+        mapping,
+        batch=batch,
+        isl=prompt.isl,
+        past=prompt.past,
+        chunk_tokens=designs.chunk_tokens,
+        tier=tier,
+        mla_form=form,
     )
-    return done.ftl, done.busy
+    return done.ftl, done.busy, prompt.load * done.load
 
 
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
@@ -198,33 +212,35 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
     lengths, rate_of = designs.lengths, designs.lengths.request_rate
-    isl, osl = lengths.mean_isl, lengths.mean_osl
+    isl, osl, first = lengths.mean_isl, lengths.mean_osl, times.fill + times.load
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out
         if designs.mode == "decode":
             rate = rate_of(designs.batch, times.step)
             return Scores(0.0 * times.step, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "prefill":
-            prompts = designs.prefill_batch / times.busy
-            return Scores(times.fill, 0.0 * times.fill, prompts * isl / designs.total_gpus)
+            prompts = designs.prefill_batch / np.maximum(times.busy, times.load)
+            return Scores(first, 0.0 * times.fill, prompts * isl / designs.total_gpus)
         if not designs.shared:
-            prefill, decode = designs.prefill_batch / times.busy, rate_of(designs.batch, times.step)
+            prefill = designs.prefill_batch / np.maximum(times.busy, times.load)
+            decode = rate_of(designs.batch, times.step)
             if rematch:
                 needed = designs.prefill_mapping.gpus / prefill + designs.mapping.gpus / decode
-                return Scores(times.fill, times.step, designs.rounding * osl / needed)
+                return Scores(first, times.step, designs.rounding * osl / needed)
             rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
-            return Scores(times.fill, times.step, rate * osl / designs.total_gpus)
+            return Scores(first, times.step, rate * osl / designs.total_gpus)
         if designs.mode == "colocated":
             passes = designs.batch / (designs.prefill_batch * lengths.gaps)
-            mean = times.step + passes * times.fill
+            mean, fed = times.step + passes * times.fill, passes * times.load
             gap = times.step + np.ceil(passes) * _long(times.fill, designs, times)
-            tpot = mean - times.fill / lengths.gaps
+            mean, tpot = np.maximum(mean, fed), np.maximum(mean - times.fill / lengths.gaps, fed)
         else:
             share = designs.mixed_share
             mean, gap = share * times.busy + (1.0 - share) * times.step, _long(times.busy, designs, times)
+            mean = np.maximum(mean, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load)
             tpot = mean
         rate = rate_of(designs.batch, mean)
         ttl = np.where(designs.by_gap, gap, np.where(designs.by_tpot, tpot, mean))
-        return Scores(times.fill, ttl, rate * osl / designs.total_gpus)
+        return Scores(first, ttl, rate * osl / designs.total_gpus)
 
 
 def _long(mean: Any, designs: Designs, times: Times) -> Any:

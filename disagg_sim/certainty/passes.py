@@ -167,7 +167,11 @@ def _decode_step(whole: Designs) -> Pass:
 
 def _prefill(whole: Designs, prompt: Prompt) -> Pass:
     """The pass, or mixed step, of prompts of one length."""
-    designs, field, mixed = whole.of_prompts(Prompt(prompt.isl, prompt.past)), 1, whole.mode == "piggyback"
+    designs, field, mixed = (
+        whole.of_prompts(Prompt(prompt.isl, prompt.past, tier=prompt.tier)),
+        1,
+        whole.mode == "piggyback",
+    )
     mapping, batch = designs.prefill_mapping, designs.prefill_batch
     if mixed:
         apart = _apart(designs)

@@ -27,7 +27,8 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, taken_up
+from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
+from disagg_sim.search.prefixes import taken_up
 from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named, with_cached
 from disagg_sim.workload.prefixes import parted

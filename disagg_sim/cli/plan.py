@@ -28,6 +28,7 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 
 INFEASIBLE = 2  # exit code
+SHARES_ROUNDING = 1e-9  # of their sum
 
 
 def plan(
@@ -39,6 +40,9 @@ def plan(
     traffic: Annotated[str, typer.Option(metavar="NAME", help="Lengths of a shipped traffic.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
     cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
+    tiers: Annotated[
+        str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
+    ] = "",
     ttft: Annotated[str, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said.")] = "2 s",
     tpot: Annotated[str, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said.")] = "50 ms",
     gpus: Annotated[int | None, typer.Option(min=1, help="Serve the most with so many GPUs.")] = None,
@@ -67,8 +71,7 @@ def plan(
     played = work if isinstance(work, Trace) else None
     if played and gpus is None and rate is None and users is None:
         rate = played.rate
-    if cached:
-        work = with_cached(work if isinstance(work, Lengths) else lengths(work), reuse_of(cached))
+    work = _cached(work, cached, tiers)
     options = PlanOptions(
         users=users,
         trace=played,
@@ -152,6 +155,31 @@ def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengt
     if isl is None or osl is None:
         raise InputError("--isl and --osl go together: tokens of a prompt and of its answer")
     return lengths(isl, osl)
+
+
+def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
+    """The work with a share of its prompts cached, in tiers."""
+    if tiers and not share:
+        raise InputError("--tiers says where prompts are cached; give --cached, too")
+    if not share:
+        return work
+    return with_cached(
+        work if isinstance(work, Lengths) else lengths(work), replace(reuse_of(share), tiers=_tiers(tiers))
+    )
+
+
+def _tiers(text: str) -> tuple[tuple[str, float], ...]:
+    """Tiers with their shares of the cached prompts, from ``dram`` or ``hbm=0.5,dram=0.5``."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.strip().partition("=")
+        try:
+            found[name] = as_float(float(number or 1.0))
+        except ValueError:
+            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=0.5,dram=0.5") from None
+    if found and abs(sum(found.values()) - 1.0) > SHARES_ROUNDING:
+        raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
+    return tuple(sorted(found.items()))
 
 
 def _prices(given: list[str]) -> dict[str, float]:

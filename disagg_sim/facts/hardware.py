@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +27,15 @@ _Peaks = Annotated[Mapping[Annotated[str, OneOf(ARITHMETICS)], _Peak], NotEmpty]
 _Link = Annotated[float, Quantity("B/s", 0.1 * GB, 100 * TB)]
 _Memory = Annotated[float, Quantity("B", GB, 10 * TB)]
 _Count = Annotated[int, Range(1, 10_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTier:
+    """Memory below HBM that keeps the caches of prefixes; shares of one GPU."""
+
+    bandwidth: _Link  # into HBM [B/s]
+    latency_s: Annotated[float, Range(0.0, 1.0, "s")]  # of a load, looking it up included [s]
+    capacity: Annotated[float, Quantity("B", GB, 1e6 * TB)] | None = None  # None = as much as is needed [B]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,7 @@ class SystemSpec(Shown):
     tdp: Annotated[float, Quantity("W", 10.0, 10_000.0)]  # [W]
     usd_per_gpu_hour: Annotated[tuple[float, float] | None, Span(0.0, 1000.0)]  # low and high market price [USD/h]
     node_power: NodePower | None = None  # of a node beside its GPUs; None = not known
+    kv_tiers: Mapping[str, KvTier] = field(default_factory=dict)  # dram, ssd, remote: what a node has beside its GPUs
     confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
 

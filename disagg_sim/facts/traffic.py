@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written, schema_of, validate
 from disagg_sim.notebook import Shown
 
 _Tokens = Annotated[float, Range(1.0, 10**9)]
@@ -78,6 +78,16 @@ _Length = Annotated[LengthSpec, OneKind(_KINDS), _constant]
 
 
 _Share = Annotated[float, Range(0.0, 1.0)]
+#: The tier of pasts that are on the GPUs already.
+HBM = "hbm"
+#: ``dram``, or ``{hbm: 0.5, dram: 0.5}``.
+TierShares = Annotated[
+    tuple[tuple[str, float], ...],
+    Written(
+        Annotated[dict[str, _Share], BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value)],
+        lambda shares: tuple(sorted(shares.items())),
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +131,13 @@ class Reuse:
     share: Annotated[ShareSpec, OneKind(_SHARE_KINDS), _constant_share]  # of a prompt that prefill finds cached
     block_tokens: Annotated[int, Range(1, 10**6)] = 16  # of the cache: only whole blocks are found [token]
     in_decode: _Share = 0.0  # share of the cached past that decode holds already, so that it is not sent [1]
+    tiers: TierShares = ()  # (tier, share of the prompts whose past lies in it); none = all lie in HBM [1]
+
+    def __post_init__(self) -> None:
+        """``ValueError`` unless every past lies in one tier."""
+        total = sum(share for _, share in self.tiers)
+        if self.tiers and abs(total - 1.0) > 1e-9:
+            raise ValueError(f"shares of tiers add up to {total:g}; allowed: 1 ({HBM} is where a past needs no load)")
 
     @property
     def off(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
+from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -185,11 +186,19 @@ def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple
             continue
         mapping = grid.mappings[rows[some]].for_grid()
         form = "auto" if deep else form_of_whole("auto", reused=grid.lengths.cached is not None)
-        for place, (isl, past) in enumerate(zip(nodes.isl.tolist(), nodes.past.tolist(), strict=True)):
+        for place, (isl, past, _, tier) in enumerate(nodes.each()):
             done = prompt_pass(
-                grid.setup, mapping, batch=batch, isl=isl, past=past, chunk_tokens=mapping.chunk_tokens, mla_form=form
+                grid.setup,
+                mapping,
+                batch=batch,
+                isl=isl,
+                past=past,
+                chunk_tokens=mapping.chunk_tokens,
+                tier=tier_of(grid.setup.system, tier),
+                mla_form=form,
             )
-            ftl[place, some], busy[place, some] = done.ftl, done.busy
+            ftl[place, some] = done.ftl + done.load
+            busy[place, some] = np.maximum(done.busy, done.load)
     return ftl, busy
 
 
@@ -309,6 +318,10 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
     batch, step = grid.batch[: last + 1].astype(float), grid.latency[row, : last + 1]
     prompts = lengths.prompt_nodes()
     nodes, weights = prompts.new, prompts.weight
+    load = sum(
+        weight * float(load_time(at, mapping, batch=ranks, past=past, tier=tier_of(at.system, tier)))
+        for _, past, weight, tier in prompts.each()
+    )
     for budget in (ranks * each for each in BUDGETS):
         chunk = np.full_like(batch, float(budget))
         some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
@@ -331,7 +344,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
             single=tables[1, :, : seats + 1],
             nodes=nodes,
             weights=weights,
-            host=host_of(at),
+            host=host_of(at) + load,
             memory=float(np.broadcast_to(memory, batch.shape)[seats]),
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],

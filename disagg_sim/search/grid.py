@@ -37,10 +37,12 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
 from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
-from disagg_sim.physics.kv_transfer import checkpoint_tokens, unique_gpus
+from disagg_sim.physics.kv_tiers import tier_of
+from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
@@ -52,6 +54,7 @@ from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
+from disagg_sim.search.prefixes import taken_up
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 
@@ -391,7 +394,8 @@ def prefill_grid(
         chunk = mapping.chunk_tokens
         score = partial(_score, at, timed, lengths, mapping, axis)
         done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
-        ftl[rows], busy[rows], bound[rows] = done.ftl, done.busy, bound_codes(done.sums)
+        ftl[rows], busy[rows] = done.ftl + done.load, np.maximum(done.busy, done.load)
+        bound[rows] = bound_codes(done.sums)
         if chunk[0, 0]:
             micro[rows] = np.ceil(lengths.mean_new / np.minimum(chunk, lengths.mean_new))
         else:
@@ -436,38 +440,14 @@ class _Timed(NamedTuple):
     nodes: Prompts
     counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``nodes`` [token]
 
-    def expected(self, one: Callable[[float, float], PrefillPass]) -> PrefillPass:
+    def expected(self, one: Callable[[float, float, str], PrefillPass]) -> PrefillPass:
         """Mean pass over the distribution of lengths; FTL is that of ``counted`` if set."""
-        ftl, busy, sums = 0.0, 0.0, Sums()
-        for isl, past, weight in zip(*(part.tolist() for part in self.nodes), strict=True):
-            each = one(isl, past)
+        ftl, busy, sums, load = 0.0, 0.0, Sums(), 0.0
+        for isl, past, weight, tier in self.nodes.each():
+            each = one(isl, past, tier)
             ftl, busy, sums = ftl + weight * each.ftl, busy + weight * each.busy, sums.plus(each.sums, weight)
-        return PrefillPass(one(*self.counted).ftl if self.counted else ftl, busy, sums)
-
-
-def taken_up(at: Setup, lengths: Lengths) -> Lengths:
-    """Find where the layers of a model let a cached prefix be taken up again.
-
-    Parameters
-    ----------
-    at, lengths
-        Setup, whose model has recurrent states or compressed entries or has not, and lengths of requests.
-
-    Returns
-    -------
-    Lengths
-        With pasts that end at whole checkpoints (``physics.kv_transfer.checkpoint_tokens``); of most models the same.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> found = lengths(65_536, 1024, cached=0.9)
-    >>> models = ("llama_3_1_70b", "qwen3_next_80b_a3b")
-    >>> [taken_up(setup(name, "h200_sxm", "fp8"), found).cached.mean_past for name in models]
-    [58976.0, 58688.0]
-    """
-    return lengths.at_whole(checkpoint_tokens(at.model, at.precision)) if lengths.cached is not None else lengths
+            load = load + weight * each.load
+        return PrefillPass(one(*self.counted, HBM).ftl if self.counted else ftl, busy, sums, load)
 
 
 def _timed_blocks(
@@ -487,8 +467,9 @@ def _score(
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens
 
-    def one(isl: float, past: float) -> PrefillPass:
-        return prompt_pass(at, mapping, batch=axis, isl=isl, past=past, chunk_tokens=chunk, mla_form=form)
+    def one(isl: float, past: float, tier: str) -> PrefillPass:
+        of = tier_of(at.system, tier)
+        return prompt_pass(at, mapping, batch=axis, isl=isl, past=past, chunk_tokens=chunk, tier=of, mla_form=form)
 
     if not chunk[0, 0]:
         form = form_of_whole(form, reused=lengths.cached is not None)
@@ -506,7 +487,8 @@ def best_form(
     scored, held, cached = score("cached")
     take = (held <= at.memory_limit) & (scored.busy < best.busy)
     sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
-    best = PrefillPass(np.where(take, scored.ftl, best.ftl), np.where(take, scored.busy, best.busy), sums)
+    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(best, name)) for name in ("ftl", "busy", "load"))
+    best = PrefillPass(ftl, busy, sums, load)
     return best, np.where(take, held, memory), np.where(take, cached, code)
 
 

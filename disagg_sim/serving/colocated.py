@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
@@ -163,6 +166,7 @@ class _Cut:
     form: str  # of MLA
     time: Floats  # of a pass, the mean over the lengths, (rows, passes) [s]
     long_time: Floats  # of a pass of long prompts, which makes the largest gap, (rows, passes) [s]
+    load: Floats  # of its cached pasts into HBM, while decode goes on, the mean, (rows, passes) [s]
 
     @property
     def expanded(self) -> bool:
@@ -190,13 +194,17 @@ def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
     at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
     chunk = np.full((len(group.table), 1), float(size))
 
-    def time(isl: float, past: float) -> Any:
-        return prompt_pass(at, mapping, batch=prompts, isl=isl, past=past, chunk_tokens=chunk, mla_form=form).ftl
+    def one(isl: float, past: float, tier: str) -> PrefillPass:
+        of = tier_of(at.system, tier)
+        return prompt_pass(at, mapping, batch=prompts, isl=isl, past=past, chunk_tokens=chunk, tier=of, mla_form=form)
 
-    nodes = case.lengths.prompt_nodes(size)
-    mean = sum(weight * time(isl, past) for isl, past, weight in zip(*(each.tolist() for each in nodes), strict=True))
-    long_time = mean if case.lengths.constant else np.maximum(time(*case.lengths.long_prompt), mean)
-    return _Cut(size, form, np.asarray(mean), long_time)
+    mean: Any = 0
+    load: Any = np.zeros(1)
+    for isl, past, weight, tier in case.lengths.prompt_nodes(size).each():
+        done = one(isl, past, tier)
+        mean, load = mean + weight * done.ftl, load + weight * done.load
+    long_time = mean if case.lengths.constant else np.maximum(one(*case.lengths.long_prompt, HBM).ftl, mean)
+    return _Cut(size, form, np.asarray(mean), long_time, np.broadcast_to(load, np.shape(mean)))
 
 
 def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
@@ -245,18 +253,19 @@ class _Scored:
         part = self.group.table[rows]
         index, count = np.tile(self.batch_index, len(cuts)), np.tile(self.together, len(cuts))
         step = self.decode_ttl[rows][:, index]
-        times, long_times = (
-            np.concatenate([each[rows][:, self.which] for each in kind], axis=1)
-            for kind in ([cut.time for cut in cuts], [cut.long_time for cut in cuts])
+        times, long_times, loads = (
+            np.concatenate([getattr(cut, name)[rows][:, self.which] for cut in cuts], axis=1)
+            for name in ("time", "long_time", "load")
         )
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
         passes_per_step = batch[index] / (count * case.lengths.gaps)
+        fed = passes_per_step * loads  # as fast as pasts are loaded, while decode goes on
         options = Options(
             batch_index=index,
-            ttl_mean=step + passes_per_step * times,
+            ttl_mean=np.maximum(step + passes_per_step * times, fed),
             largest_gap=step + np.ceil(passes_per_step) * long_times,
-            tpot=step + (passes_per_step - 1.0 / case.lengths.gaps) * times,
-            ftl=times,
+            tpot=np.maximum(step + (passes_per_step - 1.0 / case.lengths.gaps) * times, fed),
+            ftl=times + loads,
             memory=memory,
             group=count.astype(float),
         )
@@ -273,7 +282,7 @@ class _Scored:
             ttl_mean=options.ttl_mean[row, column],
             largest_gap=options.largest_gap[row, column],
             tpot=options.tpot[row, column],
-            ftl=time,
+            ftl=options.ftl[row, column],
             memory=memory[row, column],
             prefill_rate=b / time,
             decode_rate=case.lengths.request_rate(batch[batch_place], step[row, column]),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
+from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
@@ -179,6 +180,7 @@ class _Mixed(NamedTuple):
     step: MixedStep  # the mean over the chunks of all prompts
     ftl: Floats  # the mean over the prompts [s]
     long_time: Floats  # a step with a chunk of a long prompt [s]
+    load: Floats  # of the cached past of a prompt on every rank into HBM, the mean [s]
 
 
 def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
@@ -200,12 +202,14 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     new, weights = nodes.new, nodes.weight
     time, ftl, sums = np.zeros(1), np.zeros(1), Sums()
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
-    for isl, past, weight, share in zip(*(each.tolist() for each in (*nodes, of_tokens)), strict=True):
-        step = one(isl, past)
+    load: Any = np.zeros(1)
+    for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
+        step, lies_in = one(isl, past), tier_of(at.system, tier)
+        load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
         time, sums = time + share * step.time, sums.plus(step.sums, share)
         ftl = ftl + weight * (np.maximum(dp * (isl - past) / chunk, 1.0) * step.time)
     long_time = time if lengths.constant else np.maximum(one(*lengths.long_prompt).time, time)
-    return _Mixed(MixedStep(time, sums), ftl, long_time)
+    return _Mixed(MixedStep(time, sums), ftl + load, long_time, np.broadcast_to(load, np.shape(time)))
 
 
 def _block(
@@ -224,7 +228,9 @@ def _block(
     time = np.concatenate([each.time for each in mixed], axis=1)
     index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
     chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))
+    loads = np.concatenate([each.load for each in under], axis=1)
     mean = share * time + (1.0 - share) * step
+    mean = np.maximum(mean, group.batch[index] / (group.dp * case.lengths.gaps) * loads)  # as fast as pasts are loaded
     options = Options(
         batch_index=index,
         ttl_mean=mean,

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Tag
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, told_apart
-from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TrafficCase
+from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.prefixes import reuse_text
 
@@ -55,13 +55,14 @@ class _Found(Strict):
     share: Annotated[float, Range(0.0, 1.0)]
     block_tokens: Annotated[int, Range(1, 10**6)] = 16
     in_decode: Annotated[float, Range(0.0, 1.0)] = 0.0
+    tiers: TierShares = ()
 
 
 def _reuse(found: _Found) -> Reuse | None:
     if not found.share:
         return None
     share = ConstantShare(share=found.share)
-    return Reuse(share=share, block_tokens=found.block_tokens, in_decode=found.in_decode)
+    return Reuse(share=share, block_tokens=found.block_tokens, in_decode=found.in_decode, tiers=found.tiers)
 
 
 #: A share of every prompt, or ``{share: 0.9, in_decode: 0.5}``; none where it is 0.

@@ -38,7 +38,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
 from disagg_sim.facts.load import list_specs, load_traffic
-from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TrafficCase
+from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
@@ -70,7 +70,7 @@ class Lengths(ByValue, Shown):
     @property
     def constant(self) -> bool:
         """Whether all inputs have one length, and one past, so that one pass gives the time of all."""
-        return self.isl.size == 1 and (self.cached is None or self.cached.isl.size == 1)
+        return self.isl.size == 1 and (self.cached is None or self.cached.constant)
 
     @property
     def mean_isl(self) -> float:
@@ -168,7 +168,7 @@ class Lengths(ByValue, Shown):
         if self.cached is not None:
             return self.cached.nodes(step)
         isl, weight = self.isl_nodes(step)
-        return Prompts(isl, np.zeros_like(isl), weight)
+        return Prompts(isl, np.zeros_like(isl), weight, (HBM,) * isl.size)
 
     def prompt_quantile(self, p: float) -> tuple[float, float]:
         """Length and past of the prompt whose new tokens a share ``p`` of the requests does not exceed. [token]"""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from numpy.typing import ArrayLike
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse, ShareSpec
+from disagg_sim.facts.traffic import HBM, BetaShare, ConstantShare, Reuse, ShareSpec
 from disagg_sim.workload.quadrature import nodes_of
 
 #: Strata of unequal pasts, of equal numbers of prompts; prompts with nothing cached are one more.
@@ -33,6 +34,7 @@ SHARE_NODES = 12
 ROUNDING = 1e-12
 _REUSE = re.compile(
     r"(?P<traffic>.+)/cached(?P<share>[0-9.e-]+)(_decode(?P<decode>[0-9.e-]+))?(_blocks(?P<blocks>[0-9]+))?"
+    r"(?P<tiers>(_[a-z]+[0-9.e-]*)*)"
 )
 
 
@@ -42,11 +44,16 @@ class Prompts(NamedTuple):
     isl: Floats  # whole length [token]
     past: Floats  # of it, cached before its prefill [token]
     weight: Floats  # probabilities, sum 1 [1]
+    tier: tuple[str, ...]  # (nodes,) where the past lies
 
     @property
     def new(self) -> Floats:
         """Tokens that prefill computes. [token]"""
         return self.isl - self.past
+
+    def each(self) -> Iterator[tuple[float, float, float, str]]:
+        """Length, past and weight of one node after the other, and where its past lies. [token], [token], [1]"""
+        return zip(self.isl.tolist(), self.past.tolist(), self.weight.tolist(), self.tier, strict=True)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -62,6 +69,11 @@ class CachedPrefixes(ByValue):
     def new(self) -> Floats:
         """Tokens that prefill computes, at least one of each prompt. [token]"""
         return self.isl - self.past
+
+    @property
+    def constant(self) -> bool:
+        """Whether all prompts have one length, one past, and it lies in one tier."""
+        return self.isl.size == 1 and len(self.reuse.tiers) <= 1
 
     @property
     def mean_past(self) -> float:
@@ -93,8 +105,8 @@ class CachedPrefixes(ByValue):
         Examples
         --------
         >>> cached = cached_share(np.array([1000.0]), np.ones(1), Reuse(share=ConstantShare(share=0.9)))
-        >>> [float(part[0]) for part in cached.nodes()]
-        [1000.0, 896.0, 1.0]
+        >>> list(cached.nodes().each())
+        [(1000.0, 896.0, 1.0, 'hbm')]
         """
         found = []
         for stratum in self._strata():
@@ -103,7 +115,14 @@ class CachedPrefixes(ByValue):
             at, own = nodes_of(new, weight, step)
             line = _line(new, past, weight, at)
             found.append((at + line, line, own * share))
-        return Prompts(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        isl, past, weight = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        tiers = self.reuse.tiers or ((HBM, 1.0),)
+        return Prompts(
+            np.tile(isl, len(tiers)),
+            np.tile(past, len(tiers)),
+            np.concatenate([weight * share for _, share in tiers]),
+            tuple(name for name, _ in tiers for _ in range(isl.size)),
+        )
 
     def quantile(self, p: float) -> tuple[float, float]:
         """Length and past of the prompt whose new tokens a share ``p`` of the prompts does not exceed. [token]"""
@@ -152,6 +171,7 @@ def reuse_text(reuse: Reuse) -> str:
         said.append(f"decode{reuse.in_decode:.12g}")
     if reuse.block_tokens != usual.block_tokens:
         said.append(f"blocks{reuse.block_tokens}")
+    said += [f"{name}{'' if share == 1.0 else f'{share:.12g}'}" for name, share in reuse.tiers]
     return "_".join(said)
 
 
@@ -179,6 +199,8 @@ def parted(traffic: str) -> tuple[str, Reuse | None]:
     share, in_decode, block_tokens = found.group("share", "decode", "blocks")
     own: dict[str, Any] = {"in_decode": float(in_decode)} if in_decode else {}
     own |= {"block_tokens": int(block_tokens)} if block_tokens else {}
+    tiers = re.findall(r"_([a-z]+)([0-9.e-]*)", found.group("tiers"))
+    own |= {"tiers": tuple((name, float(part or 1.0)) for name, part in tiers)}
     return found.group("traffic"), Reuse(share=ConstantShare(share=float(share)), **own)
 
 

@@ -1,5 +1,6 @@
 """Prefix reuse in the serving modes: rates, memory, hand-over, and rows that are timed again."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, rescore
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse
+from disagg_sim.physics.kv_tiers import break_even_bandwidth
 from disagg_sim.serving.points import THROUGHPUT
 
 MAPPINGS = [ds.Mapping(tp_attn=8, tp_ffn=8), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)]
@@ -90,3 +94,67 @@ def test_states_are_taken_up_at_checkpoints():
     found = ds.lengths(32_768, 512, cached=0.9)
     grid = ds.prefill_grid(hybrid, ds.Mapping(tp_attn=2, ep=2), found, batch=[1])
     assert 0 < grid.lengths.cached.mean_past < found.cached.mean_past
+
+
+EIGHT = ds.Mapping(tp_attn=8, tp_ffn=8)
+
+
+def of_tier(share=0.9, **tiers):
+    return Reuse(share=ConstantShare(share=share), tiers=tuple(tiers.items()))
+
+
+def test_a_past_in_dram_is_loaded_before_the_pass(at):
+    """29,488 tokens of 163,840 B are 4.83 GB; each of 8 GPUs loads an eighth at 50 GB/s, 12 ms."""
+    grids = [
+        ds.prefill_grid(at, EIGHT, ds.lengths(32_768, 512, cached=reuse), batch=[1, 2])
+        for reuse in (of_tier(), of_tier(hbm=1.0), of_tier(dram=1.0), of_tier(hbm=0.5, dram=0.5))
+    ]
+    plain, hbm, dram, mixed = (grid.latency[0] for grid in grids)
+    load = 20e-6 + np.array([1, 2]) * 29_488 * 163_840 / 8 / 50e9
+    assert (plain == hbm).all()
+    assert dram - plain == pytest.approx(load, rel=1e-9)
+    assert mixed - plain == pytest.approx(load / 2, rel=1e-9)
+    assert (grids[2].request_rate == grids[0].request_rate).all()  # the next pasts are loaded during a pass
+
+
+def test_a_slow_tier_feeds_no_more_than_it_loads(at):
+    """At a tenth of a GB/s prompts are computed again; between, the rate is that of the link."""
+    slow = ds.setup("llama_3_1_70b", replace(at.system, kv_tiers={"ssd": KvTier(bandwidth=4e9, latency_s=0.0)}), "fp8")
+    slower = ds.setup(
+        "llama_3_1_70b", replace(at.system, kv_tiers={"ssd": KvTier(bandwidth=1e8, latency_s=0.0)}), "fp8"
+    )
+    found, cold = ds.lengths(32_768, 512, cached=of_tier(ssd=1.0)), ds.lengths(32_768, 512)
+    fed, again, whole = (
+        ds.prefill_grid(each, EIGHT, law, batch=[1]) for each, law in ((slow, found), (slower, found), (at, cold))
+    )
+    hit = ds.prefill_grid(at, EIGHT, ds.lengths(32_768, 512, cached=0.9), batch=[1])
+    assert fed.latency[0, 0] < whole.latency[0, 0]
+    assert fed.request_rate[0, 0] == pytest.approx(
+        min(hit.request_rate[0, 0], 1 / (29_488 * 163_840 / 8 / 4e9)), rel=1e-6
+    )
+    assert (again.latency == whole.latency).all()
+    assert (again.request_rate == whole.request_rate).all()
+
+
+def test_loading_wins_above_the_break_even_bandwidth(at):
+    """R* of the instance falls with the prefix, as attention is quadratic in it."""
+    rates = []
+    for past in (8192, 65_536):
+        whole = ds.prefill_grid(at, EIGHT, ds.lengths(past, 64), batch=[1]).latency[0, 0]
+        rates.append(break_even_bandwidth(at, past, whole))
+    assert rates[1] < rates[0]
+    assert 1e9 < rates[1] < 8 * 5e9  # a drive a GPU is enough, one link of PCIe by far
+
+
+@pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
+def test_rows_with_tiers_are_timed_again(at, mode):
+    found, options = ds.lengths(16_384, 512, cached=of_tier(hbm=0.5, ssd=0.5)), ds.Colocation(batch=(16,))
+    points = mode(at, [EIGHT], found, options=options)
+    again = rescore(points, origin=Origin(lengths=found))
+    assert again["ftl_s"].to_numpy() == pytest.approx(points["ftl_s"].to_numpy(), rel=1e-9)
+    assert again[THROUGHPUT].to_numpy() == pytest.approx(points[THROUGHPUT].to_numpy(), rel=1e-9)
+
+
+def test_a_tier_that_a_system_lacks_is_named(at):
+    with pytest.raises(InputError, match=r"no tier 'dran', did you mean 'dram'\?; allowed: hbm, dram, ssd"):
+        ds.prefill_grid(at, EIGHT, ds.lengths(32_768, 512, cached=of_tier(dran=1.0)))

@@ -37,6 +37,7 @@ class PrefillPass(NamedTuple):
     ftl: Numeric  # first-token latency, no queue [s]
     busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
     sums: Sums  # of the whole pass [s]
+    load: Numeric = 0.0  # before it, until cached pasts are in HBM; hides behind the pass before [s]
 
 
 def prefill_pass(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.hardware import KvTier
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -19,9 +22,12 @@ def prompt_pass(
     isl: float,
     past: float,
     chunk_tokens: Numeric,
+    tier: KvTier | None = None,
     mla_form: str = "auto",
 ) -> PrefillPass:
     """Time the prefill of a batch of prompts of one length and one cached past.
+
+    A past below HBM is loaded first, or computed again where that brings the first token sooner.
 
     Parameters
     ----------
@@ -33,6 +39,8 @@ def prompt_pass(
         Length of each prompt, and of it what is cached before the pass. [token]
     chunk_tokens
         Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
+    tier
+        Where pasts lie; None = in HBM.
     mla_form
         As in ``prefill_pass`` and ``chunked_prefill_pass``.
 
@@ -49,11 +57,25 @@ def prompt_pass(
     >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
     ['41 ms', '23 ms']
     """
+    found = _pass(at, mapping, batch, isl, past, chunk_tokens, mla_form)
+    if tier is None or not past:
+        return found
+    load = load_time(at, mapping, batch=batch, past=past, tier=tier)
+    again = _pass(at, mapping, batch, isl, 0.0, chunk_tokens, mla_form)
+    sooner = np.asarray(again.ftl < found.ftl + load)
+    sums = Sums(*(np.where(sooner, new, old) for new, old in zip(again.sums, found.sums, strict=True)))
+    ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
+    return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
+
+
+def _pass(
+    at: Setup, mapping: Mapping, batch: Numeric, isl: float, past: float, chunk_tokens: Numeric, form: str
+) -> PrefillPass:
     if np.any(np.asarray(chunk_tokens) > 0):
         return chunked_prefill_pass(
-            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=mla_form
+            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=form
         )
-    return prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form)
+    return prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=form)
 
 
 def form_of_whole(form: str, *, reused: bool) -> str:
