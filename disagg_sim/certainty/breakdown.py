@@ -1,6 +1,8 @@
 """Take the latencies of designs apart: which operator takes how long, for what, and where its number comes from.
 
 How a pass is a sum stands in ``certainty.passes``; how derivatives are taken in ``certainty.contributions``.
+
+Past 400 lines: the frames of a breakdown share their private forms.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, attention_parts, cost, experts, gemm
+from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time, layers
 from disagg_sim.physics.passes.mixed import mixed_step
@@ -203,7 +206,20 @@ def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, p
             columns = _columns(each, one, labels, spent.get(each.key)) | {"ideal_s": ideal.get(each.key, 0.0)}
             operators += _weighted(columns, weights, scores)
             fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
+    if np.any(times.load):
+        operators.append(_loads(designs, labels, times.load + np.zeros(len(labels)), scores))
     return pd.concat(operators, ignore_index=True), pd.concat(fits.values(), ignore_index=True)
+
+
+def _loads(designs: Designs, labels: pd.Index[Any], seconds: Floats, scores: Scores) -> pd.DataFrame:
+    """What FTL waits for cached pasts from below HBM, as rows of ``Breakdown.operators``."""
+    columns: dict[str, Any] = {"row": labels, "latency": "ftl", "step": "prefill pass", "operator": "load of the past"}
+    columns |= {"kind": "waiting", "form": "", "calls": 1.0, "seconds": seconds, "share": seconds / scores.ftl}
+    columns |= {f"{resource}_s": seconds * (resource == "waiting") for resource in RESOURCES}
+    columns |= {"ideal_s": seconds, "flops": 0.0, "hbm_bytes": 0.0, "trust": str(Trust.ASSUMED), "outside": ""}
+    columns["source"] = str(place_of_key("hardware", designs.prefill_at.system.name, "kv_tiers"))
+    columns["equation"] = f"{load_time.__module__}.{load_time.__name__}"
+    return pd.DataFrame(columns)
 
 
 def _over_prompts(parts: pd.DataFrame) -> pd.DataFrame:

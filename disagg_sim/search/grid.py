@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
 from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
@@ -54,9 +53,8 @@ from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.prefixes import taken_up
+from disagg_sim.search.prefixes import TimedPrompts, taken_up
 from disagg_sim.workload.lengths import Lengths
-from disagg_sim.workload.prefixes import Prompts
 
 #: Chunk sizes that CPP tries. [token]
 CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -434,35 +432,19 @@ def _axes(
     return table, batch_axis(at, table, lengths, phase=phase) if batch is None else given_sizes("batch", batch)
 
 
-class _Timed(NamedTuple):
-    """Prompts whose passes are timed."""
-
-    nodes: Prompts
-    counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``nodes`` [token]
-
-    def expected(self, one: Callable[[float, float, str], PrefillPass]) -> PrefillPass:
-        """Mean pass over the distribution of lengths; FTL is that of ``counted`` if set."""
-        ftl, busy, sums, load = 0.0, 0.0, Sums(), 0.0
-        for isl, past, weight, tier in self.nodes.each():
-            each = one(isl, past, tier)
-            ftl, busy, sums = ftl + weight * each.ftl, busy + weight * each.busy, sums.plus(each.sums, weight)
-            load = load + weight * each.load
-        return PrefillPass(one(*self.counted, HBM).ftl if self.counted else ftl, busy, sums, load)
-
-
 def _timed_blocks(
     lengths: Lengths, counted: tuple[float, float] | None, chunks: Ints, columns: int
-) -> Iterator[tuple[Ints, _Timed]]:
+) -> Iterator[tuple[Ints, TimedPrompts]]:
     """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
     kinds = np.minimum(chunks, 1) if lengths.constant else chunks
     for size in np.unique(kinds).tolist():
-        timed, alike = _Timed(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
+        timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
         for block in row_blocks(alike.size, columns):
             yield alike[block], timed
 
 
 def _score(
-    at: Setup, timed: _Timed, lengths: Lengths, mapping: Mapping, axis: Any, form: str
+    at: Setup, timed: TimedPrompts, lengths: Lengths, mapping: Mapping, axis: Any, form: str
 ) -> tuple[PrefillPass, Any, Any]:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens

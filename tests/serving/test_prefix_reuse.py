@@ -158,3 +158,11 @@ def test_rows_with_tiers_are_timed_again(at, mode):
 def test_a_tier_that_a_system_lacks_is_named(at):
     with pytest.raises(InputError, match=r"no tier 'dran', did you mean 'dram'\?; allowed: hbm, dram, ssd"):
         ds.prefill_grid(at, EIGHT, ds.lengths(32_768, 512, cached=of_tier(dran=1.0)))
+
+
+def test_the_load_is_a_part_of_the_first_token(at):
+    found = ds.lengths(16_384, 512, cached=of_tier(ssd=1.0))
+    points = ds.disaggregated(*grids(at, found)).head(1)
+    parts = ds.breakdown(points, origin=Origin(lengths=found)).latency(points.index[0], "ftl")
+    assert parts["seconds"].sum() == pytest.approx(points["ftl_s"].iloc[0], rel=1e-9)
+    assert "load of the past" in set(parts["operator"])
