@@ -6,7 +6,10 @@ import importlib
 import re
 from pathlib import Path
 
+import pytest
+
 from disagg_sim.facts.load import load_efficiency, load_engine, load_profile
+from disagg_sim.physics.attention_parts import ASSUMED_PARTS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
@@ -40,6 +43,19 @@ def test_values_of_the_page_are_those_of_the_code():
         fits = load_efficiency(system)
         assert fits is not None
         assert [row.e_memory for row in fits.moe if row.block_rows] == [0.687]
+
+
+def test_assumed_parts_of_the_page_are_those_of_the_code():
+    """Each part with its numbers: times, then shares of the BF16 peak and of the HBM bandwidth."""
+    (values,) = [row[1] for row in ROWS if "ASSUMED_PARTS" in row[0]]
+    listed = dict(re.findall(r"([a-z ]+): ([^;]+)", values))
+    assert {name.strip().replace(" ", "_") for name in listed} == set(ASSUMED_PARTS)
+    for name, numbers in listed.items():
+        part = ASSUMED_PARTS[name.strip().replace(" ", "_")]
+        times = [part.t0 * 1e6, part.token * 1e9, part.walk * 1e9]
+        wanted = [*times, part.e_compute, part.e_memory, part.head_tile]
+        found = [float(each) for each in re.findall(r"[\d.]+", numbers)]
+        assert found == pytest.approx([number for number in wanted if number]), name
 
 
 def test_every_constant_that_is_called_fitted_is_listed():

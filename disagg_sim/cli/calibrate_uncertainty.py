@@ -40,12 +40,14 @@ def uncertainty(
 ) -> None:
     """Estimate the spreads behind error bars from the fitted part of the data.
 
-    Without kernel tables the spreads of the kernels stay as shipped, without served measurements those of served runs.
+    Kernels of which no table is given keep the shipped spreads, and so do served runs without measurements.
     """
     shipped = load_uncertainty("measured")
     kinds, composed = shipped.kinds, shipped.composed
     if files:
-        kinds, composed = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
+        found, others = kernel_spreads(files, exclude=exclude, efficiency=efficiency)
+        kinds = {name: kind if kind.rows else kinds[name] for name, kind in found.items()}
+        composed = {**composed, **others}
     spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)
     rows, faults = read_files(serving or [])
     for fault in faults:

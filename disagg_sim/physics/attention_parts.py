@@ -18,11 +18,13 @@ import numpy as np
 
 from disagg_sim.facts.efficiency import (
     ASSUMED,
+    CHOSEN,
     CONVOLUTION,
     CONVOLUTION_STEP,
     INDEX,
     INDEX_STEP,
     SCAN,
+    SMALL_STEP,
     STEP,
     AttentionPartFit,
 )
@@ -46,6 +48,8 @@ ASSUMED_PARTS = {
     CONVOLUTION_STEP: _assumed_part(CONVOLUTION_STEP, 2e-6, e_memory=0.45),
     INDEX: _assumed_part(INDEX, 30e-6, e_compute=0.5, e_memory=0.5),
     INDEX_STEP: _assumed_part(INDEX_STEP, 30e-6, e_compute=0.5, e_memory=0.7),
+    CHOSEN: _assumed_part(CHOSEN, 40e-6, token=80e-9, e_compute=0.35, e_memory=0.6, head_tile=64.0),
+    SMALL_STEP: _assumed_part(SMALL_STEP, 6e-6, token=50e-9),
 }
 
 

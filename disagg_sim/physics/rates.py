@@ -19,6 +19,7 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.efficiency import (
     ANY_REGIME,
     ASSUMED,
+    CHOSEN,
     LARGE_MESSAGES,
     SPLIT,
     DecodeAttentionFit,
@@ -389,14 +390,15 @@ class _Resolver:
         slow = replace(decode_attention_rate(decode, self.system), flops=_decode_flops(multiplied, self.system))
         return (fast, slow) if floor is None else (replace(fast, t0=floor), replace(slow, t0=floor))
 
-    def part(self, kind: str, part: str) -> PartRate:
+    def part(self, kind: str, part: str, precision: Precision) -> PartRate:
         """Rate of a kernel of linear or sparse attention; assumed where no system's file has one."""
         if self.spec is None:
-            return PartRate(self.system.peak_flops["bf16"], self.system.hbm_bandwidth)
+            arithmetic = precision.attention if part == CHOSEN else "bf16"
+            return PartRate(self.system.peak_flops[arithmetic], self.system.hbm_bandwidth)
         rows = [row for row in self.spec.attention_parts if (row.kind, row.part) == (kind, part)]
         first = _best_match((row for row in rows if row.engine in self.order), self.order) or ASSUMED_PARTS[part]
         self.note(f"{kind.upper()} {part.replace('_', ' ')}", "attention_part", [first], form=f"{kind} {part}")
-        rate, floor = part_rate(first, self.system), self.profile.attention_t0
+        rate, floor = part_rate(first, self.system, precision.cache.arithmetic), self.profile.attention_t0
         return rate if floor is None else replace(rate, t0=floor)
 
     def moe(self, name: str) -> dict[str, tuple[MoeRate, ...]]:
@@ -549,7 +551,7 @@ def resolve_rates(
         gemm={f.name: resolver.gemm(f.name) for f in formats},
         prefill_attention={kind: prefill for kind, (prefill, _) in attention.items()},
         decode_attention={kind: decode for kind, (_, decode) in attention.items()},
-        attention_parts={name: resolver.part(*which) for name, which in parts.items()},
+        attention_parts={name: resolver.part(*which, precision) for name, which in parts.items()},
         moe=resolver.moe(precision.expert.name) if model.is_moe else {},
         elementwise_bandwidth=profile.elementwise_efficiency * system.hbm_bandwidth,
         all_reduce=resolver.collective("all_reduce", "all-reduce", "all_reduce"),

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from disagg_sim.calibration.kernels.registry import OPERATORS
 from disagg_sim.calibration.kernels.selection import LEAST_CONTEXT, sound_parts
 from disagg_sim.facts.efficiency import AttentionPartFit
+from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.yaml_files import list_specs
 
 STEP = AttentionPartFit(
     engine="vllm",
@@ -27,7 +30,8 @@ STEP = AttentionPartFit(
     [
         ({"median_error": 0.21}, "median error 21 %"),
         ({"p90_error": 0.61}, "p90 error 61 %"),
-        ({"part": "index", "valid": (("seq_len", 1.0, LEAST_CONTEXT / 2),)}, "longest context is 50,000 tokens"),
+        ({"part": "index", "valid": (("seq_len", 1.0, LEAST_CONTEXT / 2),)}, "longest context is 15,000 tokens"),
+        ({"part": "index", "kind": "msa", "e_compute": 1.9}, "1.90 of the bf16 peak"),
     ],
 )
 def test_a_fit_that_misses_much_or_saw_short_prompts_alone_is_left_out(change, reason):
@@ -47,3 +51,11 @@ def test_of_several_versions_the_one_with_most_rows_counts_and_of_equals_the_las
     shipped, left = sound_parts([many, few, other, equal])
     assert shipped == [other, equal]
     assert [each.fit for each in left] == [few, many]
+
+
+def test_shipped_attention_parts_are_sound():
+    """Every efficiency file holds what its own errors allow."""
+    assert OPERATORS["sparse_attention"].select is OPERATORS["linear_attention"].select is sound_parts
+    for system in list_specs("hardware"):
+        fits = load_efficiency(system)
+        assert fits is None or not sound_parts(fits.attention_parts)[1], system

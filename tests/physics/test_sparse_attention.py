@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.efficiency import AttentionPartFit
 from disagg_sim.facts.layers import (
     CsaAttention,
     DenseFfn,
@@ -23,7 +24,8 @@ from disagg_sim.facts.layers import (
     MsaAttention,
     NoFfn,
 )
-from disagg_sim.facts.load import load_model, load_precision
+from disagg_sim.facts.load import load_model, load_precision, load_system
+from disagg_sim.physics.attention_parts import PartRate, part_cost, part_rate
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -34,6 +36,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import AttentionShape, Work
 from disagg_sim.search.mappings import enumerate_mappings
 
 BASE = load_model("deepseek_r1")
@@ -240,3 +243,56 @@ def test_counts_name_the_index():
     model = model_of(DSA)
     assert prefill_work(model, isl=100)["index"].flops == 2 * 64 * 128 * 5050
     assert decode_work(model, context=100)["index k"].flops == 2 * 7168 * (128 + 64)
+
+
+# Time of the parts.
+
+
+def part_seconds(rate, *, new=1.0, past=0.0, heads=64.0, flops=1e9, sequences=1.0):
+    shape = AttentionShape(sequences, new, past, heads, 1.0, 0.0, chosen=2048.0)
+    return float(part_cost(Work(flops, 0.0), shape, rate).time)
+
+
+def test_an_index_runs_only_where_there_is_something_to_choose():
+    """A start of 20 us and 1e9 FLOP at 1e14 FLOP/s: 30 us from 2049 tokens on, nothing before."""
+    rate = PartRate(1e14, 1e12, choice=20e-6)
+    assert part_seconds(rate, past=2047.0) == 0
+    assert part_seconds(rate, past=2048.0) == pytest.approx(30e-6)
+    assert part_seconds(replace(rate, choice_until=10_000.0), past=10_000.0) == pytest.approx(10e-6)
+    assert part_seconds(replace(rate, choice=None), past=0.0) == pytest.approx(10e-6)
+
+
+def test_kernels_pad_heads_and_queries_to_tiles():
+    """A quarter of a tile takes as long as a whole one, a tile and a bit as long as two."""
+    rate = PartRate(1e14, 1e12, head_tile=64.0)
+    assert part_seconds(rate, heads=16.0, flops=0.25e9) == part_seconds(rate) == pytest.approx(10e-6)
+    assert part_seconds(replace(rate, head_tile=0.0), heads=16.0, flops=0.25e9) == pytest.approx(2.5e-6)
+    rows = PartRate(1e14, 1e12, query_tile=64.0)
+    assert part_seconds(rows, new=80.0, flops=80e9) == pytest.approx(part_seconds(rows, new=128.0, flops=128e9))
+
+
+def test_one_sequence_walks_its_keys_and_small_kernels_take_their_time_a_token():
+    """20 ns a key: 21 ms after a million tokens, whatever is new; 0.1 us a token of any sequence."""
+    walk = PartRate(1e15, 1e13, key_walk=20e-9)
+    assert part_seconds(walk, past=1_048_575.0) == pytest.approx(20e-9 * 2**20)
+    small = PartRate(1e15, 1e13, t0=40e-6, token=1e-7)
+    assert part_seconds(small, new=1000.0, sequences=4.0, flops=0.0) == pytest.approx(440e-6)
+
+
+def test_few_heads_on_an_fp8_cache_take_another_kernel():
+    """vLLM on Hopper: below 32 heads a token takes 0.75 us, as its kernel reads the whole list of keys."""
+    told = {"engine": "vllm", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0, "t0": 0.0}
+    fit = AttentionPartFit(**told, kind="dsa", part="chosen", e_compute=0.5, few_heads=32.0, few_token=7.5e-7)
+    fp8, bf16 = (part_rate(fit, load_system("h200_sxm"), cache) for cache in ("fp8", "bf16"))
+    assert part_seconds(fp8, new=1000.0, heads=16.0) == pytest.approx(750e-6)
+    assert part_seconds(fp8, new=1000.0, heads=32.0) == part_seconds(bf16, new=1000.0, heads=16.0) < 10e-6
+
+
+def test_the_index_starts_to_cost_beyond_the_choice():
+    """The step of a layer jumps where the context passes 2048 tokens, and rises with the context from there on."""
+    at = at_of(DSA)
+    at_2048, beyond, far = (float(decode_step(at, Mapping(), batch=1.0, context=c).ttl) for c in (2048.0, 2049.0, 1e6))
+    rate = at.rates.attention_parts["dsa index_step"]
+    assert rate.choice is not None
+    assert beyond - at_2048 > 0.99 * rate.choice
+    assert far - beyond >= 132 * (1e6 - 2049) / rate.bandwidth * 0.99

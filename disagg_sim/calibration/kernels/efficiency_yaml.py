@@ -36,7 +36,8 @@ _FORMS = {
     "gemm": "the form of disagg_sim/physics/gemm.py: tiles, waves, split-K, re-reads, quantising of A",
     "prefill_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
     "decode_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
-    "attention_parts": "t = t0 + max(F/(e_compute*Pi_bf16), bytes/(e_memory*HBM), walk*tokens of a sequence)",
+    "attention_parts": "t = t0 + token*tokens + [context > chosen]*(choice + max(F/(e_compute*Pi_bf16), "
+    "bytes/(e_memory*HBM), walk*tokens of a sequence + key_walk*context)); host: in tables alone",
     "moe": "the form of disagg_sim/physics/moe.py: grouped GEMM of the routed experts",
     "collectives": "t = latency + hop*(n-1) + w + 2*sqrt(ramp*w), w = V/(e_bandwidth*NVLink), V of the algorithm; "
     "the fastest algorithm counts; eager: max(latency, t + 2*S/(e_bandwidth*HBM))",

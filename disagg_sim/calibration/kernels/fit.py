@@ -235,7 +235,7 @@ def _data_file(
         fate[:] = "no fit is made of this table"
     else:
         known = [fit for section in operator.sections for fit in fits.get(section, ())]
-        fate[~np.isfinite(operator.predict(rows, system, known))] = "no form for this kind of row"
+        fate[~np.isfinite(operator.predict(rows, system, known))] = "no fit of this kind of row is shipped"
     fate[~rows["framework"].isin(wanted).to_numpy()] = "another framework"
     masked = rows["masked"].to_numpy(dtype=object)
     fate = np.where(masked != "", masked, fate)

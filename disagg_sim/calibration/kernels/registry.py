@@ -100,6 +100,7 @@ _ALL = (
         ("attention_parts",),
         sparse.predict_sparse_attention,
         sparse.fit_sparse_attention,
+        unit=sparse.unit_of,
         select=sound_parts,
         bar=0.15,
     ),

@@ -6,6 +6,7 @@ to what ``physics.attention_parts`` assumes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,9 @@ from disagg_sim.facts.efficiency import INDEX, PROMPT_LENGTH, AttentionPartFit
 #: Median and 90 % quantile of the relative error on fitted rows, above which a fit is left out. [1]
 MOST_MEDIAN, MOST_P90 = 0.2, 0.6
 #: Context that an index of prompts must have seen: what grows with its square cannot be told from shorter ones. [token]
-LEAST_CONTEXT = 100_000.0
+LEAST_CONTEXT = 30_000.0
+#: Share of the bf16 peak that an index may reach, where its keys are in bf16: more means that its rows hide it. [1]
+PEAK_OF_INDEX = {"msa": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,13 @@ def sound_parts(fits: Sequence[AttentionPartFit]) -> tuple[list[AttentionPartFit
 def _fault(fit: AttentionPartFit) -> str:
     """Why a fit cannot be shipped, "" if it can."""
     if fit.median_error > MOST_MEDIAN:
-        return f"median error {fit.median_error:.0%}, at most {MOST_MEDIAN:.0%}".replace("%", " %")
+        return f"median error {100 * fit.median_error:.3g} %, at most {100 * MOST_MEDIAN:g} %"
     if fit.p90_error > MOST_P90:
-        return f"p90 error {fit.p90_error:.0%}, at most {MOST_P90:.0%}".replace("%", " %")
+        return f"p90 error {100 * fit.p90_error:.3g} %, at most {100 * MOST_P90:g} %"
     longest = next((high for size, _, high in fit.valid if size == PROMPT_LENGTH), 0.0)
     if fit.part == INDEX and longest < LEAST_CONTEXT:
         return f"its longest context is {longest:,.0f} tokens, at least {LEAST_CONTEXT:,.0f}"
+    most = PEAK_OF_INDEX.get(fit.kind, math.inf)
+    if fit.part == INDEX and fit.e_compute is not None and fit.e_compute > most:
+        return f"it multiplies at {fit.e_compute:.2f} of the bf16 peak, at most {most:g}: other kernels hide it"
     return ""

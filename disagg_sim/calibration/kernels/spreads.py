@@ -36,6 +36,8 @@ _WITHIN = (
     "kv_len",
     "q_len",
     "past_len",
+    "new_tokens",
+    "past_tokens",
     "num_tokens",
     "rank0_num_tokens",
     "message_bytes",

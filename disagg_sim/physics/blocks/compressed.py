@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from disagg_sim.facts.efficiency import INDEX, INDEX_STEP, LATENT_HEADS
+from disagg_sim.facts.efficiency import CHOSEN, INDEX, INDEX_STEP, LATENT_HEADS, SMALL_STEP
 from disagg_sim.facts.layers import CsaAttention, HcaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.sparse_attention import CompressedAttention, fp8_key_bytes
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
-from disagg_sim.physics.blocks.sparse import index_operator
+from disagg_sim.physics.blocks.sparse import part_operator
 from disagg_sim.physics.operators import Operator, Tokens, gemm
 from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
 
@@ -69,8 +69,10 @@ class CompressedBlock(AttentionBlock[C]):
         prompts, new, past = tokens.prompts, tokens.new, tokens.past
         pairs = causal_pairs(new, past, self.spec.window) + self.entry_pairs(new, past)
         rows = np.minimum(past, self.spec.window) + 2 * new + self.entries_read(new, past)
-        main = self._attend(precision, tp, prompts * new, pairs / new, prompts * rows)
-        return ([*self.index(INDEX, prompts, new, past), main._replace(name="prefill attention")],)
+        work = self._attend(precision, tp, prompts * new, pairs / new, prompts * rows).work
+        shape = AttentionShape(prompts, new, past, self.spec.q_heads / tp, 1.0, 0.0)
+        main = part_operator("prefill attention", f"{self.spec.kind} {CHOSEN}", work, shape)
+        return ([*self.index(INDEX, prompts, new, past), main],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """As the base says. The window and entries that several queries see are read once."""
@@ -118,6 +120,8 @@ class CompressedBlock(AttentionBlock[C]):
 class Hca(CompressedBlock[HcaAttention]):
     """All entries are attended to: a hundredth of the tokens; with a ratio of 0 the window alone."""
 
+    parts = (CHOSEN, SMALL_STEP)
+
     def compressor_columns(self, hidden: int) -> Numeric:
         return 2 * self.spec.head_dim if self.spec.ratio else 0
 
@@ -130,12 +134,19 @@ class Hca(CompressedBlock[HcaAttention]):
     def entries_read(self, new: Numeric, past: Numeric) -> Numeric:
         return (past + 2 * new) / self.spec.ratio if self.spec.ratio else 0.0
 
+    def index(self, part: str, sequences: Numeric, new: Numeric, past: Numeric) -> list[Operator]:
+        """Nothing is chosen; the small kernels of a decode step, which those of an index hold elsewhere."""
+        if part == INDEX:
+            return []
+        shape = AttentionShape(sequences, new, past, 1.0, 1.0, 0.0)
+        return [part_operator("small kernels", f"{self.spec.kind} {SMALL_STEP}", Work(0.0, 0.0), shape)]
+
 
 @attention("csa")
 class Csa(CompressedBlock[CsaAttention]):
     """``top_k`` entries are attended to, chosen by an index whose queries and keys are whole on every rank."""
 
-    parts = (INDEX, INDEX_STEP)
+    parts = (INDEX, CHOSEN, INDEX_STEP)
     launches = 34
 
     @property
@@ -167,8 +178,6 @@ class Csa(CompressedBlock[CsaAttention]):
         s = self.spec
         flops = sequences * causal_pairs(new, past) / s.ratio * (2.0 * s.index_heads * s.index_dim)
         keys = (past + (new if part == INDEX_STEP else 2 * new)) / s.ratio
-        return [
-            index_operator(
-                s.kind, part, sequences, (new, past), Work(flops, sequences * keys * fp8_key_bytes(s.index_dim))
-            )
-        ]
+        work = Work(flops, sequences * keys * fp8_key_bytes(s.index_dim))
+        shape = AttentionShape(sequences, new, past, 1.0, 1.0, 0.0, chosen=s.top_k * s.ratio)
+        return [part_operator("index", f"{s.kind} {part}", work, shape)]

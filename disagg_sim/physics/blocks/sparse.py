@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.facts.efficiency import INDEX, INDEX_STEP
+from disagg_sim.facts.efficiency import CHOSEN, INDEX, INDEX_STEP
 from disagg_sim.facts.layers import DsaAttention, MsaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
@@ -20,17 +20,17 @@ from disagg_sim.physics.operators import Operator, Tokens, gemm
 from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
 
 
-def index_operator(kind: str, part: str, sequences: Numeric, tokens: tuple[Numeric, Numeric], work: Work) -> Operator:
-    """Make the operator of an index: scores of all cached keys, and the choice.
+def part_operator(name: str, table: str, work: Work, shape: AttentionShape) -> Operator:
+    """Make the operator of a part of sparse attention that fits of its own time.
 
     Parameters
     ----------
-    kind, part
-        Of attention, and which fits time it (``INDEX`` or ``INDEX_STEP``).
-    sequences, tokens
-        Sequences of the call [1]; new and cached tokens of each. [token]
+    name, table
+        Of the operator; of its fits, as kind of attention and part.
     work
-        FLOP and bytes of all of them.
+        FLOP and bytes of all sequences.
+    shape
+        Its sequences, new and cached tokens, query heads, and the longest context whose keys are all chosen.
 
     Returns
     -------
@@ -39,11 +39,11 @@ def index_operator(kind: str, part: str, sequences: Numeric, tokens: tuple[Numer
 
     Examples
     --------
-    >>> index_operator("dsa", INDEX_STEP, 64, (1, 999), Work(1e9, 8e6)).table
-    'dsa index_step'
+    >>> shape = AttentionShape(64, 1, 999, 1.0, 1.0, 0.0, chosen=2048)
+    >>> part_operator("index", "dsa index_step", Work(1e9, 8e6), shape).kind
+    'attention_part'
     """
-    shape = AttentionShape(sequences, *tokens, 1.0, 1.0, 0.0)
-    return Operator("index", "attention_part", work, attention=shape, table=f"{kind} {part}")
+    return Operator(name, "attention_part", work, attention=shape, table=table)
 
 
 @attention("dsa")
@@ -51,7 +51,7 @@ class Dsa(LatentBlock[DsaAttention]):
     """DeepSeek sparse attention: absorbed MLA over the chosen tokens; indexer and index keys whole on every rank."""
 
     tables = ("mla",)
-    parts = (INDEX, INDEX_STEP)
+    parts = (INDEX, CHOSEN, INDEX_STEP)
     launches = 28
 
     def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
@@ -77,8 +77,10 @@ class Dsa(LatentBlock[DsaAttention]):
         prompts, new, past = tokens.prompts, tokens.new, tokens.past
         pairs = causal_pairs(new, past, self.spec.top_k)
         rows = np.minimum(past + 2 * new, 2 * new * self.spec.top_k)
-        main = self._attend(precision, tp, prompts * new, pairs / new, prompts * rows)
-        return ([*self._index(INDEX, prompts, new, past), main._replace(name="prefill attention")],)
+        work = self._attend(precision, tp, prompts * new, pairs / new, prompts * rows).work
+        shape = AttentionShape(prompts, new, past, self.spec.q_heads / tp, 1.0, 0.0)
+        main = part_operator("prefill attention", f"{self.spec.kind} {CHOSEN}", work, shape)
+        return ([*self._index(INDEX, prompts, new, past), main],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """As the base says. Each query has its own set of keys; of those that sets share, one is read."""
@@ -115,7 +117,8 @@ class Dsa(LatentBlock[DsaAttention]):
         flops = sequences * pairs * (2.0 * s.index_heads * s.index_dim)
         keys = past + (new if part == INDEX_STEP else 2 * new)
         work = Work(flops, sequences * keys * s.index_bytes)
-        return [index_operator(s.kind, part, sequences, (new, past), work)]
+        shape = AttentionShape(sequences, new, past, 1.0, 1.0, 0.0, chosen=s.top_k)
+        return [part_operator("index", f"{s.kind} {part}", work, shape)]
 
     def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
         whole = self.spec.index_params(hidden)
@@ -127,7 +130,7 @@ class Msa(AttentionBlock[MsaAttention]):
     """MiniMax sparse attention: grouped queries over chosen blocks; index heads go with KV heads, the key is whole."""
 
     tables = ("gqa",)
-    parts = (INDEX, INDEX_STEP)
+    parts = (INDEX, CHOSEN, INDEX_STEP)
     launches = 15
 
     def held(self, tp: Numeric) -> tuple[Numeric, Numeric]:
@@ -147,14 +150,10 @@ class Msa(AttentionBlock[MsaAttention]):
     def prefill(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
         """As attention in a window of as many tokens as the chosen blocks have; the blocks are read from anywhere."""
         s, prompts, new, past = self.spec, tokens.prompts, tokens.new, tokens.past
-        sizes, pairs = self._sizes(precision, tp), causal_pairs(new, past, s.chosen)
+        sizes = self._sizes(precision, tp)
         work = gqa_prefill_work(sequences=prompts, new=new, past=past, window=s.chosen, **sizes)
-        held = gqa_decode_work(sequences=prompts, context=past, window=s.chosen, **sizes).hbm_bytes
-        shape = AttentionShape(
-            prompts, new, past, sizes["q_heads"], sizes["kv_heads"], s.head_dim, held, float(s.chosen)
-        )
-        keys = 2.0 * pairs / new
-        main = Operator("prefill attention", "prefill_attention", work, keys=keys, attention=shape, table="gqa")
+        shape = AttentionShape(prompts, new, past, sizes["q_heads"], sizes["kv_heads"], s.head_dim)
+        main = part_operator("prefill attention", f"{s.kind} {CHOSEN}", work, shape)
         return ([self._index(INDEX, tp, prompts, (new, past)), main],)
 
     def decode(self, precision: Precision, tp: Numeric, tokens: Tokens, form: str) -> tuple[list[Operator], ...]:
@@ -180,9 +179,9 @@ class Msa(AttentionBlock[MsaAttention]):
         s, (new, past) = self.spec, tokens
         flops = sequences * causal_pairs(new, past) * (2.0 * self.held(tp)[1] * s.index_dim)
         keys = past + (new if part == INDEX_STEP else 2 * new)
-        return index_operator(
-            s.kind, part, sequences, tokens, Work(flops, sequences * keys * (s.index_dim * BF16_BYTES))
-        )
+        shape = AttentionShape(sequences, new, past, 1.0, 1.0, 0.0, chosen=s.chosen)
+        work = Work(flops, sequences * keys * (s.index_dim * BF16_BYTES))
+        return part_operator("index", f"{s.kind} {part}", work, shape)
 
     def matmul_params(self, hidden: int, tp: Numeric) -> Numeric:
         return hidden * (self.columns(tp) + self.spec.q_heads / tp * self.spec.head_dim)
