@@ -127,6 +127,18 @@ def test_mamba_2_of_nemotron_3_super():
     assert 40 * spec.state_bytes == 40 * (4 * 8192 * 128 + 2 * 3 * (8192 + 2048)) == 170_229_760
 
 
+def test_states_beside_published_figures():
+    """A sequence of Qwen3.5-27B: 78.4 MB (LLMServingSim); five slots of Kimi-K3 at TP 8: 270 MB (AIConfigurator).
+
+    The first keeps states in bf16, convolutions included; the second in fp32, convolutions apart.
+    """
+    small = GdnAttention(key_heads=16, value_heads=48, key_dim=128, value_dim=128, state="bf16")
+    assert 48 * small.state_bytes == pytest.approx(78.4e6, rel=1e-3)
+    large = KdaAttention(heads=96, head_dim=128)
+    convolution = 3 * 3 * 96 * 128 * 2
+    assert 5 * 69 * (large.state_bytes - convolution) / 8 == pytest.approx(270e6, rel=5e-3)
+
+
 def test_the_indexer_of_deepseek_v3_2():
     """Queries 1536 x 64*128, a key 7168 x 128, weights of heads 7168 x 64; 656 B a token in fp8, 132 of index."""
     sizes = {"q_heads": 128, "q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64, "value_dim": 128}

@@ -142,10 +142,12 @@ def test_a_token_of_minimax_m3_at_131072():
     assert found["main"].hbm_bytes == pytest.approx(2.10e6, rel=2e-3)
 
 
-@given(context=st.integers(1, 2048))
-def test_blocks_that_hold_the_whole_context_are_grouped_queries(context):
+@given(context=st.integers(1, 2048), new=st.integers(1, 2048))
+def test_blocks_that_hold_the_whole_context_are_grouped_queries(context, new):
     dense = GqaAttention(q_heads=64, kv_heads=4, head_dim=128)
     assert works(MSA, context=float(context))["main"] == works(dense, context=float(context))["main"]
+    sizes = {"new": float(min(new, context)), "past": float(max(context - new, 0))}
+    assert works(MSA, **sizes)["main"] == works(dense, **sizes)["main"]
 
 
 def test_index_heads_go_with_kv_heads_and_the_index_key_is_whole():
@@ -174,6 +176,16 @@ def test_a_token_of_deepseek_v4_pro_at_262144():
     assert csa["main"].hbm_bytes == (128 + 1024) * 576
     assert csa["index"].hbm_bytes == 65_536 * 132
     assert hca["main"].hbm_bytes == (128 + 2048) * 576
+
+
+@given(context=st.integers(1, 4096), new=st.integers(1, 4096))
+def test_a_choice_of_all_entries_attends_to_all_of_them(context, new):
+    """CSA with 1,024 entries of 4 tokens chosen, up to 4,096 tokens: HCA with a ratio of 4, and an index."""
+    every = replace(HCA, ratio=4)
+    assert works(CSA, context=float(context))["main"] == works(every, context=float(context))["main"]
+    sizes = {"new": float(min(new, context)), "past": float(max(context - new, 0))}
+    chosen, whole = works(CSA, **sizes)["main"], works(every, **sizes)["main"]
+    assert (chosen.flops, chosen.hbm_bytes) == pytest.approx((whole.flops, whole.hbm_bytes), rel=1e-12)
 
 
 def test_a_ratio_of_zero_is_the_window_alone():
@@ -209,6 +221,16 @@ def test_beyond_the_choice_only_the_index_grows(kind):
         assert three["main"].flops - two["main"].flops == pytest.approx(two["main"].flops - one["main"].flops)
     if "index" in one:
         assert (two["index"].flops, three["index"].hbm_bytes) == (2 * one["index"].flops, 3 * one["index"].hbm_bytes)
+
+
+@pytest.mark.parametrize("kind", ["dsa", "msa", "csa"])
+def test_time_beyond_the_choice_is_flat_but_for_the_index(kind):
+    """Layers whose index takes no time decode as fast after a million tokens as after ten thousand."""
+    at = at_of(KINDS[kind])
+    assert at.rates.adjust is None
+    alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.name != "index")))
+    times = [float(decode_step(alone, Mapping(), batch=32.0, context=c).ttl) for c in (1e4, 1e6)]
+    assert times[0] == times[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
