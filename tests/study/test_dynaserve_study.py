@@ -41,6 +41,12 @@ def test_workloads_are_poisson_with_the_lengths_of_their_sources():
     assert np.array_equal(mixed.output_tokens[1::2], found["burstgpt"].trace.output_tokens[1::2])
 
 
+def test_servers_hold_what_the_profile_assumes():
+    """Start-up logs are known of vLLM 0.19, the paper's is 0.7.2."""
+    at = DynaServeBench(workloads=workloads(None, quick=True)).setting("qwen2_5_14b")
+    assert (at.engine, at.server_memory) == ("vllm", None)
+
+
 def test_a_split_in_the_decode_moves_so_many_times_the_cache(monkeypatch):
     bench = DynaServeBench(workloads=workloads(None, quick=True))
     monkeypatch.setattr(DynaServeBench, "at_capacity", lambda *_: SimpleNamespace(moved=657.0))

@@ -15,6 +15,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
@@ -151,6 +152,15 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
     def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
         recipes = dict.fromkeys((MODEL, MIDDLE, LARGE), RECIPE)
         super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes), quick=quick)
+
+    def setting(self, model: str) -> Setup:
+        """A model on vLLM of the paper's time (0.7.2): servers hold what the profile assumes, not what 0.19 does."""
+
+        def older() -> Setup:
+            at = super(DynaServeBench, self).setting(model)
+            return at.changed(overheads=at.overheads and replace(at.overheads, memory=None))
+
+        return self.once(("older", model), older)
 
     def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
         """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
