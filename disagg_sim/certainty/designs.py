@@ -19,6 +19,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prompts import prompt_pass
@@ -228,14 +229,15 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
                 return Scores(first, times.step, designs.rounding * osl / needed)
             rate = np.minimum(designs.prefill_instances * prefill, designs.instances * decode)
             return Scores(first, times.step, rate * osl / designs.total_gpus)
+        accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
         if designs.mode == "colocated":
             passes = designs.batch / (designs.prefill_batch * lengths.gaps)
             mean, fed = times.step + passes * times.fill, passes * times.load
-            gap = times.step + np.ceil(passes) * _long(times.fill, designs, times)
+            gap = accepted * times.step + np.ceil(accepted * passes) * _long(times.fill, designs, times)
             mean, tpot = np.maximum(mean, fed), np.maximum(mean - times.fill / lengths.gaps, fed)
         else:
             share = designs.mixed_share
-            mean, gap = share * times.busy + (1.0 - share) * times.step, _long(times.busy, designs, times)
+            mean, gap = share * times.busy / accepted + (1.0 - share) * times.step, _long(times.busy, designs, times)
             mean = np.maximum(mean, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load)
             tpot = mean
         rate = rate_of(designs.batch, mean)

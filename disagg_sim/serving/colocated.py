@@ -21,7 +21,18 @@ from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import CHUNK_TOKENS, form_code
-from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
+from disagg_sim.serving.colocation import (
+    Case,
+    Chosen,
+    Colocation,
+    Found,
+    Group,
+    Options,
+    Tally,
+    choose,
+    drafted_groups,
+    found,
+)
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -123,7 +134,7 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     (0, 3, 3)
     """
     sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
-    parts = [part for group in groups(case, mappings) for part in _search(case, group, sizes)]
+    parts = [part for own, group in drafted_groups(case, mappings) for part in _search(own, group, sizes)]
     if sizes is not None and not parts:
         raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
     return found(case, Mode.COLOCATED, parts)
@@ -154,7 +165,7 @@ def count_colocated(case: Case, mappings: Mapping) -> int:
     """
     return sum(
         len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group))
-        for group in groups(case, mappings)
+        for _, group in drafted_groups(case, mappings)
     )
 
 
@@ -258,13 +269,14 @@ class _Scored:
             for name in ("time", "long_time", "load")
         )
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
-        passes_per_step = batch[index] / (count * case.lengths.gaps)
-        fed = passes_per_step * loads  # as fast as pasts are loaded, while decode goes on
+        passes_per_token = batch[index] / (count * case.lengths.gaps)
+        fed = passes_per_token * loads  # as fast as pasts are loaded, while decode goes on
+        accepted = self.group.accepted(case)
         options = Options(
             batch_index=index,
-            ttl_mean=np.maximum(step + passes_per_step * times, fed),
-            largest_gap=step + np.ceil(passes_per_step) * long_times,
-            tpot=np.maximum(step + (passes_per_step - 1.0 / case.lengths.gaps) * times, fed),
+            ttl_mean=np.maximum(step + passes_per_token * times, fed),
+            largest_gap=accepted * step + np.ceil(accepted * passes_per_token) * long_times,
+            tpot=np.maximum(step + (passes_per_token - 1.0 / case.lengths.gaps) * times, fed),
             ftl=times + loads,
             memory=memory,
             group=count.astype(float),

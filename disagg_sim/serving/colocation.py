@@ -20,12 +20,14 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.drafting import accepted_length, handed_bytes
+from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import given_sizes, row_blocks
+from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.grid import batch_axis
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.prefixes import taken_up
@@ -115,6 +117,10 @@ class Group:
         """Degrees as columns of shape (rows, 1). [1]"""
         return self.table.for_grid()
 
+    def accepted(self, case: Case) -> float:
+        """Tokens that a step emits for a sequence. [token]"""
+        return float(np.max(accepted_length(case.at.speculation, self.table.draft_tokens)))
+
     def blocks(self, columns: int) -> list[slice]:
         """Slices of rows; see ``search.blocks.row_blocks``."""
         return row_blocks(len(self.table), columns)
@@ -133,6 +139,14 @@ def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
                 continue
             sizes = batch_axis(case.at, part, case.lengths, phase="decode") if given is None else np.array(given)
             yield Group(table=part, batch=sizes, dp=int(dp), deep=deep)
+
+
+def drafted_groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[tuple[Case, Group]]:
+    """Groups at every number of draft tokens that the search tries, each with the setup of its instances."""
+    for group in groups(case, mappings):
+        for drafts in draft_choices(case.at):
+            at, table = drafting(case.at, group.table, drafts)
+            yield replace(case, at=at), replace(group, table=table)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -279,6 +293,17 @@ class Found:
         return self
 
 
+def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: str) -> Ints:
+    """Rows of the lowest mean TTL of each (mapping, batch) over its numbers of drafts, under another measure all."""
+    if measure != "mean":
+        return np.arange(columns["batch"].size)
+    keys = [columns["batch"], *(degrees[name] for name in SHARDING)]
+    order = np.lexsort((columns["ttl_mean"], *keys))
+    first = np.ones(order.size, dtype=bool)
+    first[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
+    return np.sort(order[first])
+
+
 def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
     """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
 
@@ -289,7 +314,13 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
-    degrees: dict[str, Any] = {name: np.concatenate([getattr(c.mapping, name) for c in chosen]) for name in SHARDING}
+    degrees: dict[str, Any] = {
+        name: np.concatenate([np.broadcast_to(getattr(c.mapping, name), c.batch.shape) for c in chosen])
+        for name in (*SHARDING, "draft_tokens")
+    }
+    if case.at.speculation is not None:
+        kept = _fastest_drafts(degrees, columns, case.options.ttl_measure)
+        columns, degrees = ({name: each[kept] for name, each in part.items()} for part in (columns, degrees))
     at, lengths, mean = case.at, case.lengths, columns["ttl_mean"]
     mapping, distinct = Mapping(**degrees), unique_gpus(at.model, Mapping(**degrees))
     # one instance does both phases and is counted as one of decode; no cache leaves it
@@ -315,7 +346,8 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         model=at.model.name,
         matching="none",
         lengths=lengths,
-        kv_bytes_per_request=lengths.mean_over_prompts(lambda isl: kv_bytes_per_request(at.model, at.precision, isl)),
+        kv_bytes_per_request=lengths.mean_over_prompts(lambda isl: handed_bytes(at, isl)),
+        speculation=at.speculation,
         prefill=prefill,
         decode=both,
         microbatches=np.minimum(mapping.pp, columns["batch"]),

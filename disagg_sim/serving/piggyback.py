@@ -17,7 +17,18 @@ from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import form_code
-from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, Tally, choose, found, groups
+from disagg_sim.serving.colocation import (
+    Case,
+    Chosen,
+    Colocation,
+    Found,
+    Group,
+    Options,
+    Tally,
+    choose,
+    drafted_groups,
+    found,
+)
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
@@ -120,7 +131,7 @@ def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     >>> search_piggyback(case, Mapping()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    parts = [part for group in groups(case, mappings) for part in _search(case, group)]
+    parts = [part for own, group in drafted_groups(case, mappings) for part in _search(own, group)]
     return found(case, Mode.PIGGYBACK, parts)
 
 
@@ -149,7 +160,10 @@ def count_piggyback(case: Case, mappings: Mapping) -> int:
     >>> count_piggyback(Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options), Mapping())
     2
     """
-    return sum(len(group.table) * _chunks(case, group)[0].size * len(case.forms) for group in groups(case, mappings))
+    return sum(
+        len(group.table) * _chunks(own, group)[0].size * len(case.forms)
+        for own, group in drafted_groups(case, mappings)
+    )
 
 
 def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
@@ -158,7 +172,8 @@ def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
     if case.options.every_step_mixed:
         sizes = sizes[:0]
     lengths = case.lengths
-    balance = group.batch * (lengths.mean_new / lengths.gaps)  # tokens of prefill a step, on average
+    tokens = group.accepted(case) * group.batch  # that a step emits
+    balance = tokens * (lengths.mean_new / lengths.gaps)  # tokens of prefill a step, on average
     chunks = np.concatenate(
         [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
     )
@@ -229,7 +244,7 @@ def _block(
     index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
     chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))
     loads = np.concatenate([each.load for each in under], axis=1)
-    mean = share * time + (1.0 - share) * step
+    mean = share * time / group.accepted(case) + (1.0 - share) * step
     mean = np.maximum(mean, group.batch[index] / (group.dp * case.lengths.gaps) * loads)  # as fast as pasts are loaded
     options = Options(
         batch_index=index,

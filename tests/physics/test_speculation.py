@@ -249,6 +249,18 @@ class TestSearch:
         again = rescore(points)
         assert again["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
 
+    @pytest.mark.parametrize("mode", [ds.colocated, ds.piggyback])
+    def test_instances_of_both_phases_search_drafts_too_and_are_timed_again_from_their_rows(self, mode):
+        at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
+        options = ds.Colocation(batch=(8, 256))
+        points, plain = (mode(each, WIDE, lens, ftl_limit=100.0, options=options) for each in (at, replace(at, speculation=None)))
+        assert len(points) == len(plain) == 2
+        assert (points["decode_draft_tokens"] > 0).any()
+        assert (points["ttl_mean_s"] <= plain["ttl_mean_s"]).all()
+        again = rescore(points)
+        assert again["ttl_s"].tolist() == pytest.approx(points["ttl_s"].tolist(), rel=1e-12)
+        assert again["ftl_s"].tolist() == pytest.approx(points["ftl_s"].tolist(), rel=1e-12)
+
     def test_pools_of_other_drafters_do_not_match(self):
         at, lens = drafted("deepseek_r1"), lengths(1024, 128)
         plain = replace(at, speculation=None)
