@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.drafting import accepted_length
+from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prompts import prompt_pass

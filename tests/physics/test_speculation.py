@@ -253,7 +253,9 @@ class TestSearch:
     def test_instances_of_both_phases_search_drafts_too_and_are_timed_again_from_their_rows(self, mode):
         at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
         options = ds.Colocation(batch=(8, 256))
-        points, plain = (mode(each, WIDE, lens, ftl_limit=100.0, options=options) for each in (at, replace(at, speculation=None)))
+        points, plain = (
+            mode(each, WIDE, lens, ftl_limit=100.0, options=options) for each in (at, replace(at, speculation=None))
+        )
         assert len(points) == len(plain) == 2
         assert (points["decode_draft_tokens"] > 0).any()
         assert (points["ttl_mean_s"] <= plain["ttl_mean_s"]).all()
