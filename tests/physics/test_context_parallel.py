@@ -322,3 +322,27 @@ def test_points_name_the_degrees_and_are_timed_again_from_them() -> None:
     again = rescore(points)
     np.testing.assert_allclose(again["ttl_s"], points["ttl_s"], rtol=1e-12)
     np.testing.assert_allclose(again["ftl_s"], points["ftl_s"], rtol=1e-12)
+
+
+@given(
+    name=st.sampled_from(["deepseek_r1", "llama_3_1_70b", "deepseek_v3_2"]),
+    isl=st.sampled_from([4096.0, 65_536.0]),
+    past=st.sampled_from([0.0, 2048.0]),
+    exchange=st.sampled_from(["all_gather", "ring"]),
+    parameter=st.sampled_from(["nvlink_bandwidth", "nic_bandwidth", "hbm_bandwidth", "flops"]),
+)
+@settings(max_examples=15, deadline=None)
+def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones(
+    name: str, isl: float, past: float, exchange: str, parameter: str
+) -> None:
+    at = under(ds.setup(name, "b200_sxm", "fp8"), pcp_exchange=exchange)
+    one, two = (ds.Mapping(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))
+
+    def ftl(at: Setup, mapping: ds.Mapping) -> float:
+        return float(prefill_pass(at, mapping, batch=1, isl=isl, past=past).ftl)
+
+    assert ftl(scaled(at, parameter, 2.0), two) <= ftl(at, two) * (1 + 1e-12)
+    sent = {"all-gather of keys and values", "ring of keys and values", "all-gather", "reduce-scatter"}
+    adjust = {"adjust": lambda op, cost: cost * 0.0 if op.name in sent else cost}
+    free = replace(at, rates=replace(at.rates, **adjust))
+    assert ftl(free, two) <= ftl(free, one) * (1 + 1e-9)

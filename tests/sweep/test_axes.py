@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.passes.mixed import Interference
@@ -289,3 +290,22 @@ def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path: 
     assert told["pipeline stages of one GPU"] == 3
     assert told["launchable: PP of one-GPU stages never served"] == 3
     assert told["launchable: TP, PP never served"] == 3
+
+
+@pytest.mark.long
+def test_caches_and_prompts_are_shared_where_a_limit_asks_for_it(tmp_path: Path) -> None:
+    """Qwen3 30B has four KV heads, so two of eight GPUs would hold copies; a frontier read back gives its own times."""
+    both = (Limits(max_gpus=8), Limits(max_gpus=8, max_dcp=8, max_pcp=2))
+    spec = replace(SMALL, models=("qwen3_30b_a3b",), limits=both, traffic=(Traffic(isl=32_768, osl=2048),))
+    at = setup("qwen3_30b_a3b", "h100_sxm", "bf16")
+    decode, prefill = both[1].mappings(at), both[1].mappings(at, prefill=True)
+    assert [set(degree.tolist()) for degree in (decode.dcp, decode.pcp)] == [{1, 2}, {1}]
+    assert [set(degree.tolist()) for degree in (prefill.dcp, prefill.pcp)] == [{1}, {1, 2}]
+    result = run(spec, tmp_path)
+    assert [case.plan.case.tags[1:] for case in result.cases] == [("dcp1", "pcp1"), ("dcp8", "pcp2")]
+    front = pd.read_csv(tmp_path / "frontier.csv")
+    alone, shared = (front[front["max_dcp"] == most] for most in (1, 8))
+    assert set(alone["decode_dcp"]) == {1}
+    assert reaches(shared, alone)
+    assert {1, 2} == set(shared["decode_dcp"]) | set(shared["prefill_pcp"])
+    np.testing.assert_allclose(rescore(front)["ttl_s"], front["ttl_s"], rtol=1e-9)
