@@ -159,7 +159,7 @@ def energy_of(designs: Designs, rate: Floats) -> Energy:
     """
     if designs.mode not in MODES:
         raise InputError(f"energy of a request needs designs of both phases, not of {designs.mode} alone")
-    steps, passes = _step_and_pass(designs)
+    steps, passes = step_and_pass(designs)
     gaps, batch = designs.lengths.gaps, designs.batch
     if designs.mode == "disaggregated":
         prefill = designs.prefill_mapping.gpus * passes.joules / designs.prefill_batch
@@ -214,8 +214,29 @@ def _transfer(pools: list[tuple[NodePower | None, Floats, Floats]], rate: Floats
     return found
 
 
-def _step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
-    """A decode step, and the mean pass of prefill (in piggyback the mean mixed step), of one GPU."""
+def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
+    """Find what one GPU spends on a decode step, and on the mean pass of prefill (in piggyback the mean mixed step).
+
+    Parameters
+    ----------
+    designs
+        Of any mode, or of one phase.
+
+    Returns
+    -------
+    tuple of Spent
+        A step and a pass, (rows,); zeros of a phase that the designs do not do. [J], [s]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import design_of
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
+    >>> step, none = step_and_pass(design_of(grid, 0, 0))
+    >>> f"{step.joules[0] / step.seconds[0]:.0f} W of 700", none.joules
+    ('491 W of 700', 0.0)
+    """
     step, found = Spent(0.0, 0.0), Spent(0.0, 0.0)
     prompts = iter(designs.prompts)
     for one in passes_of(designs):

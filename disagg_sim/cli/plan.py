@@ -17,6 +17,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
@@ -55,6 +56,7 @@ def plan(
     max_pcp: Annotated[int, typer.Option(min=1, help="Most ranks that share a prompt, of prefill pools.")] = 1,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
+    energy: Annotated[bool, typer.Option("--energy", help="Say what GPUs and building draw at this rate.")] = False,
     emit: Annotated[
         str, typer.Option(metavar="ENGINE", help=f"Plan for it and write what starts it: {', '.join(LAUNCHERS)}.")
     ] = "",
@@ -90,7 +92,7 @@ def plan(
     if found.best is not None:
         if proof:
             found, told = _proven(found, seed)
-        told = replace(told, sure=assurance(found))
+        told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy else None)
         made = _start(found, emit) if emit else None
     text = _text(screen(found, told))
     if not as_json:
@@ -122,6 +124,12 @@ def _proven(found: Plan, seed: int) -> tuple[Plan, Told]:
     with compilation_told(lambda: typer.echo(COMPILING, err=True)):
         plan, shown = proven(found, seed=seed)
     return plan, Told(proof=shown)
+
+
+def _drawn(found: Plan) -> Drawn:
+    """What the best design draws."""
+    assert found.best is not None
+    return drawn(found.best)
 
 
 def _engine_of(launcher: str) -> str | None:

@@ -11,9 +11,10 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.certainty.trust import COLUMN as TRUST
-from disagg_sim.certainty.trust import shares_text
+from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.flips import Flip
 from disagg_sim.planning.plan import Plan
 from disagg_sim.report.plan_rows import (
@@ -21,6 +22,7 @@ from disagg_sim.report.plan_rows import (
     POOL_HEADER,
     RUNNER_HEADER,
     checked_rows,
+    drawn_rows,
     fact_rows,
     flip_lines,
     joules_of,
@@ -33,7 +35,17 @@ from disagg_sim.report.plan_rows import (
     verdict,
     why_rows,
 )
-from disagg_sim.report.schemas import PLAN, DesignJson, PlanJson, ProofJson, QuestionJson, RunJson, labels, plain
+from disagg_sim.report.schemas import (
+    PLAN,
+    DesignJson,
+    DrawnJson,
+    PlanJson,
+    ProofJson,
+    QuestionJson,
+    RunJson,
+    labels,
+    plain,
+)
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof, Run
@@ -55,6 +67,7 @@ class Told:
     sure: Assurance | None = None
     changes: tuple[Flip, ...] | None = None
     proof: Proof | None = None
+    drawn: Drawn | None = None
 
 
 NOTHING = Told()
@@ -88,7 +101,7 @@ def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
         blocks += [
             Block(tuple(pool_rows(best)), POOL_HEADER, (5,)),
             Block(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
-            Block(tuple(fact_rows(plan, best, told.sure))),
+            Block((*fact_rows(plan, best, told.sure), *drawn_rows(best, told.drawn))),
         ]
         if told.proof is not None:
             blocks.append(_lines(proof_lines(plan, told.proof)))
@@ -210,7 +223,7 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     }
     if work.lengths.cached is not None:
         question["mean_cached"] = work.lengths.cached.mean_past
-    return {
+    whole: PlanJson = {
         "schema": PLAN,
         "status": "infeasible" if plan.best is None else "feasible",
         "binds": plan.infeasible,
@@ -224,6 +237,20 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
         "said": _said(plan, told),
+    }
+    if plan.best is not None and told.drawn is not None:
+        whole["drawn"] = drawn_json(plan.best, told.drawn)
+    return whole
+
+
+def drawn_json(design: Design, found: Drawn) -> DrawnJson:
+    """Make the JSON of what a design draws."""
+    return {
+        "watts": found.watts,
+        "facility_watts": plain(found.facility),
+        "joules_per_request": found.watts / design.rate,
+        "output_tokens_per_joule": design.tokens_per_s / found.watts,
+        "rests_on": str(Trust.INHERITED if found.inherited else Trust.FITTED),
     }
 
 

@@ -18,6 +18,7 @@ from disagg_sim.report.plan_rows import (
     POOL_HEADER,
     RUNNER_HEADER,
     checked_rows,
+    drawn_rows,
     fact_rows,
     flip_lines,
     latency_rows,
@@ -69,7 +70,11 @@ def plan_html(plan: Plan) -> str:
     if best is not None:
         parts.append(_table("Deployment", POOL_HEADER, pool_rows(best)))
         parts.append(_latencies(plan, told.sure))
-        parts.append(_table("What it does", ("", "", "rests on"), fact_rows(plan, best, told.sure)))
+        parts.append(
+            _table(
+                "What it does", ("", "", "rests on"), (*fact_rows(plan, best, told.sure), *drawn_rows(best, told.drawn))
+            )
+        )
         parts.append(_table("Why", (), why_rows(plan, best)))
         if told.sure is not None:
             parts.append(_table("How far it was checked", ("pool", "layout", "time rests on"), checked_rows(told.sure)))

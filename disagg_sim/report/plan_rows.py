@@ -10,6 +10,7 @@ from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.flips import LADDER, Flip
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.plan import Plan
@@ -190,6 +191,21 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
         told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
         yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
     yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+
+
+def drawn_rows(design: Design, drawn: Drawn | None) -> Iterator[tuple[str, str, str]]:
+    """Write what the GPUs draw and what the building draws, where it was asked for, each with what it rests on."""
+    if drawn is None:
+        return
+    label = Trust.INHERITED if drawn.inherited else Trust.FITTED
+    each, joules = drawn.watts / design.gpus, drawn.watts / design.rate
+    said = f"{drawn.watts:,.0f} W of all GPUs, {each:.0f} W each; {joules:.3g} J a request, "
+    yield "drawn", f"{said}{design.tokens_per_s / drawn.watts:.3g} output tokens/J", f"{label}: power of kernels"
+    if math.isnan(drawn.facility):
+        yield "facility", "hosts, network and cooling are not known", ""
+    else:
+        told = f"{drawn.facility:,.0f} W, {design.tokens_per_s / drawn.facility:.3g} output tokens/J"
+        yield "facility", told, f"{Trust.ASSUMED}: a model of hosts, network, supplies and PUE"
 
 
 def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:

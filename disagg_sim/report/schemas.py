@@ -88,6 +88,16 @@ class DesignJson(TypedDict):
     pools: list[PoolJson]
 
 
+class DrawnJson(TypedDict):
+    """What the GPUs and the building draw at the planned rate."""
+
+    watts: Annotated[float, Field(description="of all GPUs [W]")]
+    facility_watts: Annotated[float | None, Field(description="with hosts, network, supplies and PUE; null = unknown")]
+    joules_per_request: float
+    output_tokens_per_joule: float
+    rests_on: Annotated[str, Field(description="fitted, or inherited from another system")]
+
+
 class PoolEvidenceJson(TypedDict):
     """How far the forecast of a pool has been checked."""
 
@@ -160,6 +170,7 @@ class PlanJson(TypedDict):
     assurance: AssuranceJson | None
     flips: list[FlipJson] | None
     simulated: ProofJson | None
+    drawn: NotRequired[Annotated[DrawnJson, Field(description="of the best design: plan --energy")]]
     left_out: list[str]
     said: Annotated[dict[str, Any], Field(description="sentences of the screen, for people")]
 
