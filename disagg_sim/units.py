@@ -20,7 +20,9 @@ KIB = 2.0**10  # [B]
 MIB = 2.0**20  # [B]
 GIB = 2.0**30  # [B]
 TERA = 1e12  # [1]
+MINUTE = 60.0  # [s]
 HOUR = 3600.0  # [s]
+DAY = 86400.0  # [s]
 
 _SCALE = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 _SMALL = {"": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -28,7 +30,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "B": {f"{p}B": s for p, s in _SCALE.items()},
     "B/s": {f"{p}B/s": s for p, s in _SCALE.items()},
     "FLOP/s": {f"{p}FLOP/s": s for p, s in _SCALE.items()} | {f"{p}FLOPS": s for p, s in _SCALE.items()},
-    "s": {f"{p}s": s for p, s in _SMALL.items()},
+    "s": {f"{p}s": s for p, s in _SMALL.items()} | {"min": MINUTE, "h": HOUR},
     "W": {"W": 1.0, "kW": 1e3},
 }
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z/]*)\s*")

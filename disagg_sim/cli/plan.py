@@ -21,7 +21,7 @@ from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.question import OBJECTIVES, OWN, PlanOptions
+from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, traffic_case, with_cached
@@ -57,6 +57,10 @@ def plan(
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     energy: Annotated[bool, typer.Option("--energy", help="Say what GPUs and building draw at this rate.")] = False,
+    availability: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Add spares: full capacity for so much of the time.")
+    ] = None,
+    failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
     emit: Annotated[
         str, typer.Option(metavar="ENGINE", help=f"Plan for it and write what starts it: {', '.join(LAUNCHERS)}.")
     ] = "",
@@ -86,6 +90,8 @@ def plan(
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
+        availability=availability,
+        failures=failures,
     )
     found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
     told, made = Told(), None

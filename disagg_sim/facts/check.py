@@ -22,6 +22,7 @@ MARKS = {
     "uncertainty": {"assumed", "per_doubling", "kinds", "served"},
     "layout": {"attention_groups", "expert_groups", "weight_block"},
     "evidence": {"kinds", "source"},
+    "failures": {"gpu_mtbf", "node_mtbf", "link_mtbf", "restart"},
     "launcher": {"options", "image", "version"},
     "sweep": {"models", "systems", "limits", "modes"},
     "scenario": {"deployments", "slo", "trace"},

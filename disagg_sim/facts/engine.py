@@ -104,7 +104,7 @@ def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     0.002
     >>> engine_of(Path("mine.yaml"), file | {"step_host": "2 m"}, "mine")
     Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns
+    disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns, min, h
     """
     spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
     told = [key for key in _Keys.model_fields if key not in ("title", "sources", "memory")]

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator
 from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
+from disagg_sim.facts.failures import FailureSpec, failures_of
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.hardware import SystemSpec, system_of
 from disagg_sim.facts.hub.files import is_config
@@ -49,6 +50,7 @@ __all__ = [
     "load_efficiency",
     "load_engine",
     "load_evidence",
+    "load_failures",
     "load_launcher",
     "load_layout_rules",
     "load_model",
@@ -183,6 +185,32 @@ def load_engine(name: str | Path) -> EngineSpec:
     True
     """
     return _load("engine", name, EngineSpec)
+
+
+def load_failures(name: str | Path) -> FailureSpec:
+    """Load the failure rates ``name`` (``hw_specs/failures/``): of GPUs, nodes and links of a measured cluster.
+
+    Parameters
+    ----------
+    name
+        Name of a shipped file, or a path.
+
+    Returns
+    -------
+    FailureSpec
+        Mean times between failures, and until an instance serves again. [s]
+
+    Raises
+    ------
+    UnknownNameError, SpecError
+        With the nearest name; with every fault of the file.
+
+    Examples
+    --------
+    >>> f"{load_failures('rsc_1').node_mtbf / 86400:.0f} days, {load_failures('rsc_1').gpu_mtbf}"
+    '154 days, None'
+    """
+    return _load("failures", name, FailureSpec)
 
 
 def load_scheduler(name: str | Path) -> SchedulerSpec:
@@ -526,6 +554,7 @@ _READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
     "uncertainty": uncertainty_of,
     "layout": rules_of,
     "evidence": evidence_of,
+    "failures": failures_of,
     "launcher": launcher_of,
     "checkpoint": checkpoints_of,
 }

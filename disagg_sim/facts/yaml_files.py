@@ -32,6 +32,7 @@ DIRECTORIES = {
     "uncertainty": "hw_specs/uncertainty",
     "layout": "hw_specs/layouts",
     "evidence": "hw_specs/evidence",
+    "failures": "hw_specs/failures",
     "launcher": "hw_specs/launchers",
     "checkpoint": "hw_specs/checkpoints",
     "model": "models",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.availability import Spares
 from disagg_sim.planning.limits import SHARES, Work
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.simulation.deployment import Replicas
@@ -21,8 +22,9 @@ class PlannedPool:
 
     role: str  # "prefill", "decode" or "colocated"
     choice: AnyChoice = field(repr=False)
-    instances: int  # [1]
+    instances: int  # that the load needs [1]
     rate: float  # of the pool [request/s]
+    spares: int = 0  # instances beside these, for a stated availability [1]
 
     @property
     def setup(self) -> Setup:
@@ -36,8 +38,8 @@ class PlannedPool:
 
     @property
     def gpus(self) -> int:
-        """Of the pool. [1]"""
-        return int(self.mapping.gpus) * self.instances
+        """Of the pool, spares included. [1]"""
+        return int(self.mapping.gpus) * (self.instances + self.spares)
 
     @property
     def batch(self) -> int:
@@ -53,7 +55,8 @@ class PlannedPool:
             budget = math.ceil(self.batch * choice.work.lengths.mean_new)
         elif isinstance(choice, ColocatedChoice):
             budget = choice.budget
-        return Replicas(mapping=self.mapping, instances=self.instances, batch=self.batch, token_budget=budget)
+        instances = self.instances + self.spares
+        return Replicas(mapping=self.mapping, instances=instances, batch=self.batch, token_budget=budget)
 
     @property
     def utilisation(self) -> float:
@@ -79,6 +82,7 @@ class Design:
     cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h] or [W]
     work: Work = field(repr=False, compare=False)
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
+    spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for
 
     @property
     def gpus(self) -> int:

@@ -88,9 +88,10 @@ def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:
     """Candidates for other limits, on the same grids, or for other lengths, of the mappings that were kept."""
     setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
-        return candidates_of(setups, work, case.grids, case.costs, max_nic)
+        found = candidates_of(setups, work, case.grids, case.costs, max_nic)
+        return replace(found, availability=case.availability)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
-    return candidates_of(setups, work, grids, case.costs, max_nic)
+    return replace(candidates_of(setups, work, grids, case.costs, max_nic), availability=case.availability)
 
 
 def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tuple[str, _Change]]:

@@ -13,6 +13,7 @@ import numpy as np
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
@@ -21,6 +22,7 @@ from disagg_sim.planning.infeasible import Rebuild, why_infeasible
 from disagg_sim.planning.limits import Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
+from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.lengths import lengths as lengths_of
@@ -133,6 +135,9 @@ def plan(
     options = options if trace is options.trace else replace(options, trace=trace)
     setups, left_out = usable_systems(model, systems_of(system), options)
     per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
+    wanted = None
+    if options.availability is not None:
+        wanted = Availability(target=options.availability, failing=load_failures(options.failures))
     cases, unpriced = [], []
     for decode, prefill in setups:
         try:
@@ -143,7 +148,8 @@ def plan(
             unpriced.append(decode.system.name)
             continue
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
-            cases.append(candidates(pair, work, mappings_of(pair, options), costs, options.max_nic))
+            found = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
+            cases.append(replace(found, availability=wanted))
     if unpriced:
         left_out.append(f"no price is known of {', '.join(unpriced)}")
     if not cases:
@@ -244,7 +250,8 @@ def rebuilt(options: PlanOptions) -> Rebuild:
     def rebuild(case: Candidates, work: Work) -> Candidates:
         mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
         whole = mappings[0][mappings[0].chunk_tokens == 0]
-        return candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
+        found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
+        return replace(found, availability=case.availability)
 
     return rebuild
 

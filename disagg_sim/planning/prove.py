@@ -118,7 +118,10 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     final = first
     if adapt:
         final = _most_rate(runs, first) if plan.size.gpus is not None else _least_counts(runs, first)
-    return Proof(planned=first, final=final, design=resized(plan, chosen, final.counts, final.rate), runs=runs.done)
+    shown, case = resized(plan, chosen, final.counts, final.rate), plan.case_of(chosen)
+    if case.availability is not None:
+        shown = case.availability.spared(shown, case.costs)
+    return Proof(planned=first, final=final, design=shown, runs=runs.done)
 
 
 def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
@@ -172,14 +175,17 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
     Returns
     -------
     Design
-        With cost and KV bandwidth as they follow.
+        With cost and KV bandwidth as they follow, without spares.
     """
     costs = plan.case_of(design).costs
-    pools = tuple(replace(pool, instances=count, rate=rate) for pool, count in zip(design.pools, counts, strict=True))
+    pools = tuple(
+        replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
+    )
     share = max((old.instances / new.instances for old, new in zip(design.pools, pools, strict=True)), default=1.0)
     return replace(
         design,
         pools=pools,
+        spares=None,
         rate=rate,
         cost=sum(pool.gpus * costs[pool.setup.system.name] for pool in pools),
         kv_rate=design.kv_rate * share * rate / design.rate,

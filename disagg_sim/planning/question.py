@@ -26,6 +26,9 @@ MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 MOST_GPUS = 100_000
 
 
+#: Failure rates where a plan has spares and names none.
+FAILURES = "llama_3_405b"
+
 #: In place of an engine that mappings must suit: that of the times.
 OWN = "own"
 
@@ -46,6 +49,8 @@ class PlanOptions:
     within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
+    availability: float | None = None  # share of time with full capacity, for which spares are added; None = none [1]
+    failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:

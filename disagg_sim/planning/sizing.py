@@ -24,6 +24,7 @@ from disagg_sim.planning.pools import (
     least,
 )
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
+from disagg_sim.planning.spares import Availability
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
@@ -50,6 +51,7 @@ class Candidates:
     inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     costs: Mapping[str, float]  # of a GPU by system
+    availability: Availability | None = None  # for which designs have spares
 
 
 def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
@@ -219,6 +221,9 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
         prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.across)
         pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= most]
     found += [_disaggregated(case, rate, *pair) for pair in pairs]
+    if case.availability is not None:
+        spared = [case.availability.spared(design, case.costs) for design in found]
+        found = [design for design in spared if design.gpus <= most]
     return sorted(found, key=lambda design: (design.cost, design.gpus))
 
 
@@ -267,6 +272,8 @@ def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
     float
         Infinite where none serves.
     """
+    if case.availability is not None:
+        return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
     if mode == Mode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)

@@ -178,6 +178,7 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
     """A row a pool."""
     whole: dict[str, Any] = {**design_json(plan, design)}
     pools = whole.pop("pools")
+    spares = whole.pop("spares", None)
     flat = {
         f"{name.removesuffix('_s')}_{each}_s": value
         for name in ("ttft_s", "tpot_s")
@@ -185,7 +186,8 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
     }
     shared = {f"design_{name}" if name == "gpus" else name: value for name, value in whole.items()}
     words = [shares_text(evidence_of(plan, pool).rests_on) for pool in design.pools]
-    return [{"place": place, **shared, **flat, **pool, TRUST: said} for pool, said in zip(pools, words, strict=True)]
+    rows = [{"place": place, **shared, **flat, **pool, TRUST: said} for pool, said in zip(pools, words, strict=True)]
+    return rows if spares is None else [row | {"spares": n} for row, n in zip(rows, spares["counts"], strict=True)]
 
 
 def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
@@ -268,7 +270,7 @@ def _said(plan: Plan, told: Told) -> dict[str, Any]:
 def design_json(plan: Plan, design: Design) -> DesignJson:
     """Make the JSON of one design."""
     hour, million = price_of(plan, design)
-    return {
+    made: DesignJson = {
         "mode": str(design.mode),
         "gpus": design.gpus,
         "rate_per_s": design.rate,
@@ -305,6 +307,9 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
             for pool in design.pools
         ],
     }
+    if design.spares is not None:
+        made["spares"] = plain(asdict(design.spares))
+    return made
 
 
 def _proof_json(proof: Proof) -> ProofJson:

@@ -18,7 +18,7 @@ from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.units import GB, HOUR, MS
+from disagg_sim.units import DAY, GB, HOUR, MS
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
@@ -112,7 +112,7 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
         budget = getattr(choice, "budget", 0)
         yield (
             _role(pool),
-            f"{pool.instances} x {mapping_words(pool)}",
+            f"{_counted(pool)} x {mapping_words(pool)}",
             f"{pool.gpus} x {system.name}",
             pool.setup.precision.name,
             f"{batch}{busy}" + (f", {budget} tokens a step" if budget else ""),
@@ -120,6 +120,11 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
             f"{choice.memory / GB:.0f} of {pool.setup.memory_limit / GB:.0f} GB",
             BOUND_TEXT[choice.bound],
         )
+
+
+def _counted(pool: PlannedPool) -> str:
+    """``4``, or ``4 + 1`` with a spare instance."""
+    return f"{pool.instances} + {pool.spares}" if pool.spares else f"{pool.instances}"
 
 
 POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memory", "bound by")
@@ -191,6 +196,28 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
         told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
         yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
     yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+    yield from spares_rows(plan, design)
+
+
+def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
+    """Write what the spares of a design give, what would be without them, and how often an instance stops."""
+    found = design.spares
+    if found is None:
+        return
+    counts = " and ".join(f"{count} {_role(pool)}" for count, pool in zip(found.counts, design.pools, strict=True))
+    without = f", {_share(found.without)} without" if any(found.counts) else ""
+    told = f"{_share(found.availability)} of the time at full capacity with {counts} spare{without}"
+    rests = f"{Trust.ASSUMED}: {plan.options.failures}"
+    yield "availability", told, rests
+    days = (f"{mtbf / DAY:,.3g} days" if math.isfinite(mtbf) else "never" for mtbf in found.mtbf)
+    stops = (f"{_role(pool)} every {each}" for pool, each in zip(design.pools, days, strict=True))
+    yield "failures", f"an instance stops: {', '.join(stops)}", rests
+
+
+def _share(value: float) -> str:
+    """``99.95 %``: as many digits as tell it from 100 %."""
+    digits = min(max(2 - math.floor(math.log10(max(1.0 - value, 1e-9))), 3), 9)
+    return f"{100 * value:.{digits}g} %"
 
 
 def drawn_rows(design: Design, drawn: Drawn | None) -> Iterator[tuple[str, str, str]]:
@@ -312,7 +339,7 @@ def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for design in plan.runners_up:
         yield (
             MODE_TEXT[design.mode],
-            " + ".join(f"{pool.instances} x {mapping_words(pool)}" for pool in design.pools),
+            " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools),
             " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
             f"{design.gpus}",
             f"{design.rate:.4g}/s",

@@ -72,6 +72,17 @@ class PoolJson(TypedDict):
     bound: Annotated[str, Field(description="compute, memory, communication or latency")]
 
 
+class SparesJson(TypedDict):
+    """Spare instances for a stated availability."""
+
+    target: Annotated[float, Field(description="share of time at full capacity that was asked for [1]")]
+    counts: Annotated[list[int], Field(description="spare instances of each pool, beside its instances [1]")]
+    availability: Annotated[float, Field(description="share of time at full capacity [1]")]
+    without: Annotated[float, Field(description="the same without spares [1]")]
+    capacity: Annotated[float, Field(description="expected share of the load that can be served [1]")]
+    mtbf: Annotated[list[float | None], Field(description="between failures of an instance; null = never [s]")]
+
+
 class DesignJson(TypedDict):
     """A deployment and what it does."""
 
@@ -85,6 +96,7 @@ class DesignJson(TypedDict):
     usd_per_hour: float | None
     usd_per_million_output_tokens: float | None
     output_tokens_per_joule: float
+    spares: NotRequired[SparesJson]
     pools: list[PoolJson]
 
 

@@ -110,7 +110,7 @@ FAULTS = [
         "measured",
         "host: 0.5 ms\n",
         "host: 0.5 GB\n",
-        ["host: '0.5 GB' has unit 'GB'; allowed: s, ms, us, ns"],
+        ["host: '0.5 GB' has unit 'GB'; allowed: s, ms, us, ns, min, h"],
     ),
     (
         "profile",
@@ -333,7 +333,7 @@ def test_a_file_of_no_known_kind(tmp_path):
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
         "known kinds: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, "
-        "evidence, launcher, checkpoint, model, traffic, sweep, scenario"
+        "evidence, failures, launcher, checkpoint, model, traffic, sweep, scenario"
     )
 
 

@@ -76,7 +76,7 @@ def test_an_unknown_kind_is_refused():
     assert str(refusal.value) == (
         "unknown kind 'modle', did you mean 'model'?; "
         "known: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
-        "launcher, checkpoint, model, "
+        "failures, launcher, checkpoint, model, "
         "traffic, sweep, scenario"
     )
 

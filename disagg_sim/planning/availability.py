@@ -1,0 +1,276 @@
+r"""How many instances serve over time where parts fail, and how many spare ones a stated availability takes.
+
+A failure of any of its GPUs stops an instance, all ranks of an EP group together: its **blast radius**. An instance of
+n GPUs fails at the rate
+
+.. math:: \lambda = \frac{n}{MTBF_{gpu}} + \frac{n}{MTBF_{link}} + \frac{\lceil n/g \rceil}{MTBF_{node}}
+    + \frac{\lceil n/D \rceil}{MTBF_{domain}}
+
+(g GPUs a node, D a domain; links where it needs them) and serves a share :math:`a = 1/(1 + \lambda R)` of the time, R
+from a failure until it serves again. Instances smaller than a node, or a domain, share its failures: the parts are a
+tree, and the number of instances that serve is counted over it. Availability is the share of time in which at least as
+many serve as the load needs. Source: serving facts page, section 10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.errors import InputError, as_float, quoted
+from disagg_sim.facts.failures import FailureSpec
+from disagg_sim.facts.hardware import SystemSpec
+
+#: Most spare instances of a pool that are tried. [1]
+MOST_SPARES = 1000
+#: Share of time below which a pool is taken to be never short. [1]
+NEVER = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blast:
+    """What stops an instance, and what it shares with others."""
+
+    own: float  # failures that stop it alone [1/s]
+    per_node: int  # instances on a node, of which a failure stops all; 1 = it has nodes of its own [1]
+    node: float  # failures of that node [1/s]
+    per_domain: int  # instances in an NVLink domain, the same [1]
+    domain: float  # failures of that domain [1/s]
+    restart: float  # from a failure until it serves again [s]
+
+    @property
+    def rate(self) -> float:
+        """Failures that stop it. [1/s]"""
+        return self.own + self.node + self.domain
+
+    @property
+    def mtbf(self) -> float:
+        """Mean time between failures that stop it; inf = never. [s]"""
+        return math.inf if self.rate == 0.0 else 1.0 / self.rate
+
+    def serving(self, instances: int) -> Floats:
+        """Distribution of the instances that serve, of so many; shape (instances + 1,). [1]"""
+        nodes = self.per_node if self.node else 1
+        domains = max(self.per_domain if self.domain else 1, nodes)
+        # a mean is what alternating times of service and of repair have, whatever the shape of the latter
+        own, node, domain = (1.0 / (1.0 + rate * self.restart) for rate in (self.own, self.node, self.domain))
+
+        def on_node(count: int) -> Floats:
+            return _together(_binomial(count, own), node)
+
+        def in_domain(count: int) -> Floats:
+            return _together(_groups(count, nodes, on_node), domain)
+
+        return _groups(instances, domains, in_domain)
+
+
+def blast_of(failing: FailureSpec, system: SystemSpec, gpus: int, *, links: bool = False) -> Blast:
+    """Find what stops an instance of ``gpus`` GPUs, packed on as few nodes as it needs.
+
+    Parameters
+    ----------
+    failing
+        Failure rates, and the time to serve again.
+    system
+        Whose NVLink domain counts.
+    gpus
+        Of the instance. [1]
+    links
+        Whether it needs the links beyond its domain: it spans several, or caches come or go over NICs.
+
+    Returns
+    -------
+    Blast
+        Rates [1/s].
+
+    Examples
+    --------
+    One GPU in 50,677 hours fails in all, 64 of them every 33 days:
+
+    >>> from disagg_sim.facts.load import load_failures, load_system
+    >>> blasts = [blast_of(load_failures("llama_3_405b"), load_system("h100_sxm"), n, links=True) for n in (1, 64)]
+    >>> blasts[0].per_node, f"{blasts[1].mtbf / 86400:.0f} days"
+    (8, '33 days')
+    """
+    node, domain = failing.gpus_per_node, system.nvlink_domain
+    spans = links or gpus > domain
+    own = gpus * (failing.rate("gpu") + spans * failing.rate("link"))
+    return Blast(
+        own=own,
+        per_node=max(node // gpus, 1),
+        node=math.ceil(gpus / node) * failing.rate("node"),
+        per_domain=max(domain // gpus, 1),
+        domain=math.ceil(gpus / domain) * failing.rate("domain"),
+        restart=failing.restart,
+    )
+
+
+def _binomial(count: int, chance: float) -> Floats:
+    """Distribution of the successes of ``count`` trials. [1]"""
+    if chance in (0.0, 1.0):
+        certain: Floats = np.eye(1, count + 1, count if chance else 0)[0]
+        return certain
+    k = np.arange(count + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
+    exponent = logs[count] - logs[k] - logs[count - k] + k * math.log(chance) + (count - k) * math.log1p(-chance)
+    return np.asarray(np.exp(exponent))
+
+
+def _together(up: Floats, chance: float) -> Floats:
+    """The distribution where all are down with what they share, unless with ``chance`` it serves. [1]"""
+    down = np.zeros_like(up)
+    down[0] = 1.0
+    mixed: Floats = chance * up + (1.0 - chance) * down
+    return mixed
+
+
+def _groups(count: int, size: int, of_group: Callable[[int], Floats]) -> Floats:
+    """The distribution over ``count`` instances in independent groups of ``size``, the last of which may be smaller."""
+    whole, rest = divmod(count, size)
+    if size == count or (whole == 1 and not rest):
+        return of_group(count)
+    points = 2 ** int(count).bit_length()
+    total = np.fft.rfft(of_group(size), points) ** whole
+    if rest:
+        total = total * np.fft.rfft(of_group(rest), points)
+    return np.maximum(np.fft.irfft(total, points)[: count + 1], 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A pool that needs some instances, and what stops one of them."""
+
+    instances: int  # that the load needs [1]
+    cost: float  # of an instance, in any unit [any]
+    blast: Blast
+
+    def up(self, spares: int) -> float:
+        """Share of time in which as many serve as are needed. [1]"""
+        return float(self.blast.serving(self.instances + spares)[self.instances :].sum())
+
+    def fewest(self, share: float) -> int:
+        """Fewest spares with which as many serve as are needed for a share of the time; above ``MOST_SPARES``: none."""
+        high = 0
+        while self.up(high) < share:
+            if high > MOST_SPARES:
+                return high
+            high = 2 * high + 1
+        low = high // 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.up(middle) < share:
+                low = middle + 1
+            else:
+                high = middle
+        return high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spares:
+    """What a stated availability takes, and what it gives."""
+
+    target: float  # [1]
+    counts: tuple[int, ...]  # spare instances of each pool [1]
+    availability: float  # share of time in which every pool has what the load needs [1]
+    without: float  # the same without spares [1]
+    capacity: float  # expected share of the load that the slowest pool can serve, over time [1]
+    mtbf: tuple[float, ...]  # of an instance of each pool; inf = never [s]
+
+
+def spares_for(needs: Sequence[Need], target: float) -> Spares:
+    """Find the cheapest spare instances with which all pools have what the load needs for a share of the time.
+
+    Pools fail independently of each other, so their shares multiply; of each pool one count after the other is tried.
+
+    Parameters
+    ----------
+    needs
+        Of each pool: instances, cost of one, and what stops it.
+    target
+        Availability, above 0 and below 1. [1]
+
+    Returns
+    -------
+    Spares
+        Counts in the order of ``needs``.
+
+    Raises
+    ------
+    InputError
+        A target out of range, or out of reach.
+
+    Examples
+    --------
+    Ten instances, each of which serves 98 % of the time: one spare gives 98 %, two give 99.8 %.
+
+    >>> spot = Blast(own=0.02 / 0.98, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1.0)
+    >>> ten = Need(instances=10, cost=8.0, blast=spot)
+    >>> [f"{ten.up(spares):.3f}" for spares in (0, 1, 2)], spares_for([ten], 0.99).counts
+    (['0.817', '0.980', '0.998'], (2,))
+    """
+    if not 0.0 < as_float(target) < 1.0:
+        raise InputError(f"availability {quoted(target)} is out of range; allowed: above 0 and below 1, such as 0.999")
+    if len(needs) > 2:
+        raise InputError(f"spares of {len(needs)} pools; allowed: one pool or two")
+    first, *others = needs
+    least = first.fewest(target)
+    counts: tuple[int, ...] = (least,)
+    if others:
+        best = math.inf
+        for count in range(least, MOST_SPARES + 1):  # more of the first leave less to do for the other
+            share = first.up(count)
+            more = others[0].fewest(target / share) if share > target else MOST_SPARES + 1
+            spent = count * first.cost + more * others[0].cost
+            if more <= MOST_SPARES and spent < best:
+                best, counts = spent, (count, more)
+            if (count + 1) * first.cost >= best or 1.0 - share < NEVER:
+                break
+        least = 0 if best < math.inf else MOST_SPARES + 1
+    if least > MOST_SPARES:
+        raise InputError(f"availability {target:g} is out of reach with {MOST_SPARES:,} spare instances of a pool")
+    pairs = list(zip(needs, counts, strict=True))
+    return Spares(
+        target=target,
+        counts=counts,
+        availability=math.prod(need.up(count) for need, count in pairs),
+        without=math.prod(need.up(0) for need in needs),
+        capacity=expected_share([(need, count) for need, count in pairs]),
+        mtbf=tuple(need.blast.mtbf for need in needs),
+    )
+
+
+def expected_share(pools: Sequence[tuple[Need, int]]) -> float:
+    r"""Expected share of the load that the slowest pool can serve: :math:`E[\min_s \min(N_s, up_s)/N_s]`. [1]
+
+    Below the least of the means, as pools are short at different times.
+
+    Parameters
+    ----------
+    pools
+        Needs, and spare instances of each.
+
+    Returns
+    -------
+    float
+        1 where nothing fails.
+
+    Examples
+    --------
+    Two pools of one instance, each of which serves nine tenths of the time, serve together 0.9 * 0.9:
+
+    >>> half = Blast(own=1.0, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1 / 9)
+    >>> one = Need(instances=1, cost=1.0, blast=half)
+    >>> round(expected_share([(one, 0)]), 6), round(expected_share([(one, 0), (one, 0)]), 6)
+    (0.9, 0.81)
+    """
+    steps = np.unique(np.concatenate([np.arange(1, need.instances + 1) / need.instances for need, _ in pools]))
+    reached = np.ones_like(steps)
+    for need, spares in pools:
+        serving = need.blast.serving(need.instances + spares)
+        at_least = serving[::-1].cumsum()[::-1]
+        reached *= at_least[np.ceil(steps * need.instances - 1e-9).astype(int)]
+    return float((reached * np.diff(steps, prepend=0.0)).sum())

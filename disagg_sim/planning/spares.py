@@ -1,0 +1,41 @@
+"""Add spare instances to designs, for a stated availability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from disagg_sim.errors import InputError, as_float, quoted
+from disagg_sim.facts.failures import FailureSpec
+from disagg_sim.planning.availability import Need, blast_of, spares_for
+from disagg_sim.planning.design import Design, PlannedPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """A stated availability, and how often parts fail: what a plan adds spares for."""
+
+    target: float  # share of time in which every pool has the instances that the load needs [1]
+    failing: FailureSpec
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a target out of range."""
+        if not 0.0 < as_float(self.target) < 1.0:
+            raise InputError(
+                f"availability {quoted(self.target)} is out of range; allowed: above 0 and below 1, such as 0.999"
+            )
+
+    def spared(self, design: Design, costs: Mapping[str, float]) -> Design:
+        """The design with the cheapest spares for the target, and its cost with them."""
+        needs = [self.need(design, pool, costs) for pool in design.pools]
+        found = spares_for(needs, self.target)
+        pools = tuple(replace(pool, spares=count) for pool, count in zip(design.pools, found.counts, strict=True))
+        cost = design.cost + sum(need.cost * count for need, count in zip(needs, found.counts, strict=True))
+        return replace(design, pools=pools, cost=cost, spares=found)
+
+    def need(self, design: Design, pool: PlannedPool, costs: Mapping[str, float]) -> Need:
+        """What a pool of the design needs; links count where caches go over NICs."""
+        system, gpus = pool.setup.system, int(pool.mapping.gpus)
+        across = len(design.pools) > 1 and design.gpus > system.nvlink_domain
+        blast = blast_of(self.failing, system, gpus, links=across)
+        return Need(instances=pool.instances, cost=gpus * costs[system.name], blast=blast)
