@@ -113,13 +113,15 @@ def explain(
     dp: Count = 1,
     ep: Count = 1,
     pp: Count = 1,
+    dcp: Annotated[int, Field(ge=1, description="of the tp GPUs, those that share the tokens of a KV head")] = 1,
+    pcp: Annotated[int, Field(ge=1, description="groups of tp GPUs that share a prompt, of prefill")] = 1,
     batch: Annotated[int, Field(ge=1, description="requests of the instance")] = 1,
     isl: Tokens = 1024,
     osl: Tokens = 256,
 ) -> ExplainJson:
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
     at = setup(model, system, precision)
-    mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp), ep)
+    mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
     return explain_json(breakdown(by_hand(at, mapping, lengths(isl, osl), phase, batch)))
 
 

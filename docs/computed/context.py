@@ -117,6 +117,16 @@ def capacity(at: Setup, mapping: Mapping, context: float, off: float = 0.2) -> C
 
 
 @quick
+def dp_crossing() -> str:
+    """Resident tokens from which attention DP of 8 GPUs reads less than TP of Qwen3-235B. [token]"""
+    at = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal")
+    ((layer, _),) = layers_of(at.model)
+    spec, element = layer.attention.spec, at.precision.projection("gqa").bytes
+    row = sum(store.token_bytes for store in spec.stores(at.precision.cache.bytes))
+    return f"{spec.matmul_params(at.model.hidden) * element * 7 / (row * (8 / spec.cache_parts - 1)):,.0f}"
+
+
+@quick
 def dp_against_tp() -> str:
     """Sequences of a million tokens under DP8, TP8 and DCP8 for models of one KV head, on 8 B200 with vLLM."""
     rows = []

@@ -19,11 +19,13 @@ from disagg_sim.certainty.rows import rescore
 from disagg_sim.errors import InputError
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.context import shared_decode
+from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents, prefill_load, prompt_residents
@@ -280,6 +282,25 @@ def test_what_a_batch_needs_never_grows_with_the_gpus_that_share_it(name: str, p
     ]
     assert held == sorted(held, reverse=True)
     assert held[0] > held[-1]
+
+
+def test_dp_reads_less_than_tp_from_as_many_tokens_as_copies_of_weights_weigh() -> None:
+    """W*(tp - 1)/(K*(copies - 1)) resident tokens: 8 GPUs, 4 KV heads, 71.3e6 weights of a layer against 1024 B."""
+    at = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal")
+    ((layer, _),) = layers_of(at.model)
+    weights, row = layer.attention.spec.matmul_params(at.model.hidden), layer.attention.spec.cache_elements
+    tokens = weights * (8 - 1) / (row * (8 / 4 - 1))
+    assert tokens == pytest.approx(487_424)
+
+    def memory(tp: float, batch: float, resident: float) -> float:
+        held = Tokens(decodes=batch, context=resident / 8)
+        projections = layer.attention.projections(at.model, at.precision, tp, batch)
+        return float((total_cost(projections, at) + attention_cost(layer.attention, at, tp, held, "auto")).sums.memory)
+
+    ratio = [memory(8.0, 8.0, share * tokens) / memory(1.0, 1.0, share * tokens) for share in (0.5, 1.0, 2.0)]
+    assert ratio[1] == pytest.approx(1.0, rel=0.01)
+    assert ratio[0] < 0.8
+    assert ratio[2] > 1.2
 
 
 def test_rules_of_sharing_are_told() -> None:
