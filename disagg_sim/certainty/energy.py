@@ -234,8 +234,8 @@ def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
     >>> step, none = step_and_pass(design_of(grid, 0, 0))
-    >>> f"{step.joules[0] / step.seconds[0]:.0f} W of 700", none.joules
-    ('491 W of 700', 0.0)
+    >>> bool(300 < step.joules[0] / step.seconds[0] < 500), none.joules
+    (True, 0.0)
     """
     step, found = Spent(0.0, 0.0), Spent(0.0, 0.0)
     prompts = iter(designs.prompts)

@@ -218,7 +218,28 @@ def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
 
 
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
-    """One design point of a grid of one phase."""
+    """Read one design point of a grid of one phase.
+
+    Parameters
+    ----------
+    grid
+        Of ``prefill_grid`` or ``decode_grid``.
+    row, column
+        Place in it: mapping and batch.
+
+    Returns
+    -------
+    Designs
+        Of one row, an instance for itself.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8, 16])
+    >>> design_of(grid, 0, 1).batch.tolist()
+    [16.0]
+    """
     at, one, none = grid.setup, np.ones(1), np.zeros(1)
     mapping = Mapping.stack([grid.chosen(row, column)])
     if not mapping.draft_tokens[0] and grid.phase == "decode":

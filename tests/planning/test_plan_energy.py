@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.cli.main import run
 from disagg_sim.facts.load import load_power
 from disagg_sim.physics import power
 from disagg_sim.planning.energy import drawn
+from disagg_sim.report.plan import Told, plan_json, screen
 
 LENGTHS = ds.lengths(2048, 256)
 
 
 @pytest.fixture(scope="module")
-def designs():
-    plan = ds.plan("llama_3_1_8b", "h200_sxm", LENGTHS, tpot="20 ms", rate=40)
+def plan():
+    return ds.plan("llama_3_1_8b", "h200_sxm", LENGTHS, tpot="20 ms", rate=40)
+
+
+@pytest.fixture
+def designs(plan):
     assert plan.best is not None
     assert plan.other is not None
     return plan.best, plan.other
@@ -39,31 +42,17 @@ def test_both_modes_draw_between_waiting_and_the_tdp(designs):
         assert design.gpus * idle < drawn(design).watts < design.gpus * 700
 
 
-def test_a_plan_at_its_full_rate_draws_what_the_frontier_says(designs):
-    """A disaggregated design at the rate of its slower pool, and the same pools as a row of a table."""
-    design = next(each for each in designs if each.mode == "disaggregated")
-    prefill, decode = design.pools
-    grids = (
-        ds.prefill_grid(prefill.setup, prefill.mapping, LENGTHS, batch=[prefill.batch]),
-        ds.decode_grid(decode.setup, decode.mapping, LENGTHS, batch=[max(1, round(decode.sequences))]),
+def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
+    found = drawn(plan.best)
+    plain, told = (
+        "\n".join(" ".join(row) for block in screen(plan, each) for row in block.rows)
+        for each in (Told(), Told(drawn=found))
     )
-    row = ds.with_energy(ds.disaggregated(*grids, gpu_cap=64)).iloc[0]
-    own = drawn(design)
-    per_request = 2048 * row["prefill_joules_per_prompt_token"] + 256 * row["decode_joules_per_output_token"]
-    idle = own.watts / design.rate - per_request  # what pools draw that wait, at a rate below the full one
-    assert 0 < idle < 0.5 * own.watts / design.rate
-
-
-def test_the_plan_tells_energy_only_where_it_is_asked_for(capsys):
-    ask = ["plan", "--model", "llama_3_1_8b", "--system", "h200_sxm", "--isl", "2048", "--osl", "256", "--rate", "40"]
-    assert run(ask) == 0
-    plain = capsys.readouterr().out
-    assert run([*ask, "--energy"]) == 0
-    told = capsys.readouterr().out
-    assert run([*ask, "--energy", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
     assert "drawn" not in plain
+    assert f"drawn {found.watts:,.0f} W of all GPUs" in told
     assert "fitted: power of kernels" in told
-    assert answer["drawn"]["rests_on"] == "fitted"
-    assert f"{answer['drawn']['watts']:,.0f} W of all GPUs" in told
-    assert answer["drawn"]["facility_watts"] > answer["drawn"]["watts"]
+    assert "drawn" not in plan_json(plan)
+    answer = plan_json(plan, Told(drawn=found))["drawn"]
+    assert answer["rests_on"] == "fitted"
+    assert answer["joules_per_request"] == pytest.approx(found.watts / 40)
+    assert answer["facility_watts"] > answer["watts"]
