@@ -216,7 +216,9 @@ def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
 
 def _share(value: float) -> str:
     """``99.95 %``: as many digits as tell it from 100 %."""
-    digits = min(max(2 - math.floor(math.log10(max(1.0 - value, 1e-9))), 3), 9)
+    if 1.0 - value < 1e-8:
+        return "more than 99.999999 %"
+    digits = max(2 - math.floor(math.log10(1.0 - value)), 3)
     return f"{100 * value:.{digits}g} %"
 
 
