@@ -44,6 +44,8 @@ class Case:
     ftl_limit: float = 10.0
     gpu_cap: int = 64
     nic_limit: float | None = None
+    max_dcp: int = 1
+    max_pcp: int = 1
 
 
 CASES = {
@@ -57,6 +59,19 @@ CASES = {
     ),
     "llama_405b_gb200": Case(
         model="llama_3_1_405b", system="gb200_nvl72", precision="nvfp4_fp8kv", isl=4096, osl=256, max_gpus=16
+    ),
+    # caches and prompts that GPUs share
+    "deepseek_r1_b200_shared": Case(
+        model="deepseek_r1",
+        system="b200_sxm",
+        precision="fp8",
+        isl=131072,
+        osl=1024,
+        max_gpus=8,
+        engine="sglang",
+        ftl_limit=4.6,
+        max_dcp=8,
+        max_pcp=4,
     ),
     # inherited fits, long prompts in chunks through a pipeline
     "llama_70b_h800_long": Case(
@@ -189,10 +204,16 @@ def front_of(name: str) -> pd.DataFrame:
     """The frontier of a case, without the columns that the case itself states."""
     case = CASES[name]
     at = ds.setup(case.model, case.system, case.precision, case.profile, case.engine)
-    mappings, lengths = ds.enumerate_mappings(at, max_gpus=case.max_gpus), ds.lengths(case.isl, case.osl)
+    lengths, mappings = (
+        ds.lengths(case.isl, case.osl),
+        ds.enumerate_mappings(at, max_gpus=case.max_gpus, max_dcp=case.max_dcp),
+    )
+    first = mappings
+    if max(case.max_dcp, case.max_pcp) > 1:
+        first = ds.enumerate_mappings(at, max_gpus=case.max_gpus, max_pcp=case.max_pcp)
     if case.mode == "disaggregated":
         points = ds.disaggregated(
-            ds.prefill_grid(at, mappings, lengths),
+            ds.prefill_grid(at, first, lengths),
             ds.decode_grid(at, mappings, lengths),
             ftl_limit=case.ftl_limit,
             gpu_cap=case.gpu_cap,
