@@ -29,6 +29,8 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "calibrate": Extra("a fit to measurements", ("scipy",)),
         "mcp": Extra("a server of tools for agents", ("mcp",)),
         "hub": Extra("a name of the Hugging Face hub", ("huggingface_hub",)),
+        "dask": Extra("the backend dask", ("distributed", "dask")),
+        "ray": Extra("the backend ray", ("ray",)),
         "measure": Extra("timing the kernels of a GPU", ("torch",)),
     }
 )

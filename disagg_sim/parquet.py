@@ -5,7 +5,9 @@ References: https://parquet.apache.org/docs/file-format and https://duckdb.org/d
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -41,6 +43,11 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     -------
     None
 
+    Raises
+    ------
+    OSError
+        The disk is full, or the directory cannot be written.
+
     Examples
     --------
     >>> from tempfile import TemporaryDirectory
@@ -49,6 +56,8 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     ...     read_parquet(path)["ttl_s"].tolist(), parquet_metadata(path)["note"]
     ([0.01], 'tested')
     """
+    import duckdb
+
     types = frame.dtypes.to_dict()
     lists = {name: type_.categories for name, type_ in types.items() if isinstance(type_, pd.CategoricalDtype)}
     of = {name: values.tolist() for name, values in lists.items() if values.inferred_type == "string"}
@@ -58,7 +67,13 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     run = _duckdb()
     run.register("frame", frame)
     to = _text(str(path))
-    run.execute(f"COPY frame TO {to} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, KV_METADATA {{{kept}}})")
+    how = f"FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, KV_METADATA {{{kept}}}"
+    try:
+        run.execute(f"COPY frame TO {to} ({how})")
+    except duckdb.IOException as error:
+        found = re.search(r'"errno":"(\d+)"', str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def read_parquet(path: str | PathLike[str], columns: Sequence[str] | None = None) -> pd.DataFrame:

@@ -67,7 +67,7 @@ PACKAGES = {
     "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "planning": {"numpy", "pandas"},
     "launch": {"pandas", "yaml"},
-    "sweep": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
+    "sweep": {"numpy", "pandas", "joblib", "dask", "distributed", "ray", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib", "pydantic", "typing_extensions"},
     "study": {"numpy", "pandas", "pydantic", "yaml"},
@@ -212,7 +212,7 @@ def test_parquet_is_read_and_written_in_one_place():
 
 
 def test_extras_are_those_of_the_distribution():
-    """Packages of ``EXTRAS`` are required by their extra alone; ``all`` has every one of them but ``measure``."""
+    """Packages of ``EXTRAS`` are required by their extra alone; ``all`` has those that are not large."""
     declared = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
     brought = {
         name: {re.split(r"[^\w-]", each)[0] for each in needs}
@@ -223,8 +223,8 @@ def test_extras_are_those_of_the_distribution():
     for name, each in EXTRAS.items():
         assert {*each.packages} <= brought[name], name
     (every,) = declared["optional-dependencies"]["all"]
-    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure"}
-    assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all]"
+    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure", "dask", "ray"}
+    assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all,dask,ray]"
 
 
 #: Module and what it imports against the order of the modules, inside a function, with the reason.

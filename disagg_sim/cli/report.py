@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.sweep import cores
+from disagg_sim.cli.workers import cores
 from disagg_sim.report.page.sweep import BESIDE
 from disagg_sim.report.page.write import content_of, write_page
 from disagg_sim.sweep.manifest import MANIFEST

@@ -10,7 +10,7 @@ import pandas as pd
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.sweep import cores
+from disagg_sim.cli.workers import cores
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.study.beyond_the_buzz.claims import PROFILES

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.workers import cores
 from disagg_sim.report.elasticities import draw_elasticities
 from disagg_sim.report.words import case_title
 from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.perfetto import write_perfetto
@@ -19,6 +19,7 @@ from disagg_sim.report.simulation import draw_simulation
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.sweep.backends.workers import Workers
 
 
 def simulate(
@@ -28,6 +29,8 @@ def simulate(
     out: Annotated[Path, typer.Option(help="Directory of the results; an interrupted run resumes there.")],
     trace: Annotated[str, typer.Option(metavar="FILE", help="Trace file; overrides the traces of the scenario.")] = "",
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    backend: Backend = "",
+    address: Address = "",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write a Perfetto/Chrome trace of every run.")
@@ -41,7 +44,14 @@ def simulate(
     """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
         plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
-        result = _simulate(plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, perfetto=perfetto)
+        result = _simulate(
+            plan,
+            out,
+            Workers(jobs or cores(), backend, address),
+            figures=not no_figures,
+            overwrite=overwrite,
+            perfetto=perfetto,
+        )
         if as_json:
             typer.echo(json.dumps(simulate_json(plan.scenario.name, out, result.summary, result.capacity), indent=1))
         else:
@@ -55,15 +65,15 @@ def simulate(
 
 
 def _simulate(
-    plan: ScenarioPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, perfetto: bool
+    plan: ScenarioPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, perfetto: bool
 ) -> ScenarioResult:
     """Simulate every run, and draw them."""
     told = listener("requests", "simulated")
-    result = run_scenario(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
+    result = run_scenario(plan, out, jobs=workers, listener=told, overwrite=overwrite)
     if perfetto:
         told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
     if figures:
-        told.note(f"{draw_simulation(result, out, jobs=jobs)} figures drawn")
+        told.note(f"{draw_simulation(result, out, jobs=workers.jobs)} figures drawn")
     return result
 
 

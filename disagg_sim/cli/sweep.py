@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +10,11 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
+from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.report.documents import sweep_json
 from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.summary import write_summary
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
@@ -29,6 +30,8 @@ def sweep(
         Path | None, typer.Option(help="Directory of the results; an interrupted run resumes there.")
     ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    backend: Backend = "",
+    address: Address = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     engine: Annotated[str, typer.Option(help="Serving engine, or 'kernels' for none; overrides the file.")] = "",
@@ -53,19 +56,18 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            said = _compute(
-                plan, out, jobs or cores(), figures=not no_figures, overwrite=overwrite, error_bars=uncertainty
-            )
+            workers = Workers(jobs or cores(), backend, address)
+            said = _compute(plan, out, workers, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
             typer.echo(json.dumps(sweep_json(read_frontier(out)), indent=1) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
+def _compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
     """Compute the sweep, and say in one line what came out."""
     told = listener()
-    result = run_sweep(plan, out, jobs=jobs, listener=told, overwrite=overwrite)
+    result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite)
     fidelity = fidelity_of(result, out, error_bars=error_bars)
     write_fidelity(fidelity, out)
     write_summary(result, out, figures=figures, fidelity=fidelity)
@@ -74,7 +76,7 @@ def _compute(plan: SweepPlan, out: Path, jobs: int, *, figures: bool, overwrite:
         for mode, verdict in case.verdicts:
             told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
     if figures:
-        pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
+        pictures = draw_figures(result, out, jobs=workers.jobs, bands={each.case: each.bands for each in fidelity})
         told.note(f"{pictures} figures drawn")
     total = result.total
     return (
@@ -107,10 +109,3 @@ def _prices(given: list[str]) -> dict[str, float]:
             said = f"{text!r} is not SYSTEM=USD, such as b200_sxm=4.5"
             raise typer.BadParameter(said, param_hint="'--price'") from None
     return prices
-
-
-def cores() -> int:
-    """Count the cores that this process may use. [1]"""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

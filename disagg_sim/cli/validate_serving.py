@@ -34,10 +34,10 @@ from disagg_sim.calibration.served.tables import (
     write_tables,
 )
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.sweep import cores
 from disagg_sim.cli.tables import print_frame
+from disagg_sim.cli.workers import cores
 from disagg_sim.report.fidelity import scatter_plots
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 
 
 def validate_serving(

@@ -21,7 +21,7 @@ from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overvie
 from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.results import SweepResult, throughput_column
 from disagg_sim.sweep.store import Key, Store

@@ -18,7 +18,7 @@ from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure
 from disagg_sim.report.labels import plain
 from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import MS
 

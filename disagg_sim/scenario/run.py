@@ -28,7 +28,8 @@ from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.store import Key, Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
 
@@ -126,7 +127,7 @@ def compute_run(task: RunTask) -> Done:
 
 
 def run_scenario(
-    plan: ScenarioPlan, root: Path, *, jobs: int, listener: Listener, overwrite: bool = False
+    plan: ScenarioPlan, root: Path, *, jobs: int | Workers, listener: Listener, overwrite: bool = False
 ) -> ScenarioResult:
     """Simulate every run missing in ``root``, then write ``summary.csv`` and the other tables.
 
@@ -137,8 +138,8 @@ def run_scenario(
     root : Path
         Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
         it stood.
-    jobs : int
-        Worker processes. But for the measured columns the tables do not depend on it. [1]
+    jobs : int or Workers
+        Worker processes of this machine, or a cluster. But for the measured columns the tables do not depend on it. [1]
     listener : Listener
         Told what happens.
     overwrite : bool
@@ -158,7 +159,7 @@ def run_scenario(
     Notes
     -----
     A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has
-    its line, and the same command simulates it again.
+    its line, and the same command simulates it again. So does a run whose worker died again and again.
 
     Examples
     --------
@@ -184,8 +185,13 @@ def run_scenario(
         lacking = missing(plan.tasks, lambda run: run.blocks, store, listener, noun="runs")
         warm_up(lacking, listener)
         listener.start(sum(run.requests for run in lacking))
-        faults = []
-        for done in run_tasks(compute_run, [RunTask(store, run) for run in lacking], jobs=jobs):
+        faults: list[str] = []
+
+        def give_up(task: RunTask, why: str) -> None:
+            faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
+
+        there = Store(root.absolute())  # workers of a cluster run in directories of their own
+        for done in run_tasks(compute_run, [RunTask(there, run) for run in lacking], jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
             faults += [done.fault] if done.fault else []
         listener.finish()

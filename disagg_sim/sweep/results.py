@@ -24,7 +24,7 @@ import pandas as pd
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
 from disagg_sim.certainty.energy import COLUMNS_PER
-from disagg_sim.errors import InfeasibleError
+from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts import load
 from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import Setup, setup
@@ -35,7 +35,7 @@ from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.store import Store, code_digest
+from disagg_sim.sweep.store import Key, Store, code_digest
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
 NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
@@ -133,6 +133,7 @@ class SweepResult:
 
     plan: SweepPlan
     cases: tuple[CaseResult, ...]
+    failed: Mapping[Key, str]  # blocks that were given up, and why
 
     @property
     def total(self) -> Tally:
@@ -153,7 +154,16 @@ class SweepResult:
         return pd.concat(fronts, ignore_index=True) if fronts else pd.DataFrame()
 
     def require(self) -> None:
-        """Raise ``InfeasibleError``, with the reason of each case, when no case has a result."""
+        """Raise ``InfeasibleError``, with the reason of each case, when no case has a result.
+
+        Blocks that were given up are a ``StoreError``: what the tables hold is not the whole sweep.
+        """
+        if self.failed:
+            count, total = len(self.failed), len(self.plan.blocks)
+            raise StoreError(
+                f"{count} of {total} blocks failed and their modes have no result (infeasible.csv says why); "
+                "the same command computes them again"
+            )
         verdicts = [f"{case.plan.case.name}: {case.verdict}" for case in self.cases if case.verdict]
         if len(verdicts) == len(self.cases):
             head, sep = ("", "") if len(verdicts) == 1 else ("no case has a result:", "\n  - ")
@@ -181,9 +191,9 @@ def throughput_column(per: str) -> str:
     return COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT
 
 
-def collect(plan: SweepPlan, store: Store) -> SweepResult:
-    """Read every block of a finished sweep."""
-    return SweepResult(plan=plan, cases=tuple(_collect_case(case, store) for case in plan.cases))
+def collect(plan: SweepPlan, store: Store, failed: Mapping[Key, str]) -> SweepResult:
+    """Read every block of a finished sweep, but for modes with a block that was given up."""
+    return SweepResult(plan=plan, cases=tuple(_collect_case(case, store, failed) for case in plan.cases), failed=failed)
 
 
 def fits_used(case: Case) -> tuple[UsedFit, ...]:
@@ -223,13 +233,25 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))
 
 
-def _collect_case(plan: CasePlan, store: Store) -> CaseResult:
+def _collect_case(plan: CasePlan, store: Store, failed: Mapping[Key, str]) -> CaseResult:
     fits = fits_used(plan.case)
     own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
     setups = plan.case.decode_setup, plan.case.prefill_setup
-    modes = tuple(_collect_mode(plan.case, mode, store, own, setups) for mode in plan.modes)
-    pools = [store.read(block.key) for block in plan.pools]
+    modes = tuple(
+        _not_computed(mode, failed)
+        if any(block.key in failed for block in mode.blocks)
+        else _collect_mode(plan.case, mode, store, own, setups)
+        for mode in plan.modes
+    )
+    pools = [store.read(block.key) for block in plan.pools if block.key not in failed]
     return CaseResult(plan=plan, modes=modes, fits=fits, pools=pools[0] if pools else pd.DataFrame())
+
+
+def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
+    """A mode without a frontier: that of its other blocks would be too low."""
+    why = [failed[block.key] for block in plan.blocks if block.key in failed]
+    said = f"not computed: {len(why)} of {len(plan.blocks)} blocks failed: {why[0]}"
+    return ModeResult(plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said)
 
 
 def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:

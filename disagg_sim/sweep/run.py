@@ -7,15 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from disagg_sim.errors import StoreError
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, Done, compute_block
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, SweepPlan
 from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
-from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
+from disagg_sim.sweep.store import Key, Listener, Own, Store, missing, opened
 
 
-def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, overwrite: bool = False) -> SweepResult:
+def run_sweep(
+    plan: SweepPlan, root: Path, *, jobs: int | Workers, listener: Listener, overwrite: bool = False
+) -> SweepResult:
     """Compute every block that ``root`` does not hold, then write the tables.
 
     Parameters
@@ -25,8 +28,8 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
     root : Path
         Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
         it stood.
-    jobs : int
-        Worker processes. The tables do not depend on it. [1]
+    jobs : int or Workers
+        Worker processes of this machine, or a cluster. The tables do not depend on it. [1]
     listener : Listener
         Told what happens.
     overwrite : bool
@@ -45,7 +48,8 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
 
     Notes
     -----
-    A sweep without a single feasible case returns, too; ``SweepResult.require`` says what stands in the way.
+    A sweep without a single feasible case returns, too, and so does one with a block that was given up because its
+    workers died; ``SweepResult.require`` says what stands in the way.
 
     Examples
     --------
@@ -71,14 +75,24 @@ def run_sweep(plan: SweepPlan, root: Path, *, jobs: int, listener: Listener, ove
                 listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
         lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
         listener.start(sum(block.points for block in lacking))
+        there = Store(root.absolute())  # workers of a cluster run in directories of their own
         done: list[Done] = []
+        failed: dict[Key, str] = {}
+
+        def give_up(task: BlockTask, why: str) -> None:
+            failed[task.block.key] = why
+            listener.warn(f"{task.block.key.relative}: failed {ATTEMPTS} times: {why}")
+
         for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
-            tasks = [BlockTask(store, block, plan.sources) for block in lacking if block.key.table == table]
-            for block in run_tasks(compute_block, tasks, jobs=jobs):
+            blocks = [
+                block for block in lacking if block.key.table == table and failed.keys().isdisjoint(block.candidates)
+            ]
+            tasks = [BlockTask(there, block, plan.sources) for block in blocks]
+            for block in run_tasks(compute_block, tasks, jobs=jobs, given_up=give_up):
                 listener.advance(block.points)
                 done.append(block)
         listener.finish()
-        result = collect(plan, store)
+        result = collect(plan, store, failed)
         wall = time.perf_counter() - begun
         computed, spent = sum(block.points for block in done), sum(block.seconds for block in done)
         write_tables(result, root, effort=Effort(len(done), computed, spent, wall))

@@ -10,7 +10,7 @@ from disagg_sim.calibration.served.read import read_files
 from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.calibration.served.simulate import Answer, play, tasks_of
 from disagg_sim.calibration.served.simulated import bars_of_both, brought, statistics, with_simulated
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 from docs.computed import slow, table
 from docs.computed.served import from_data, lines, paths
 

@@ -1,41 +1,90 @@
+"""The same results from every backend, whichever workers die meanwhile."""
+
 from __future__ import annotations
 
 import math
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from disagg_sim.errors import DisaggSimError, InputError
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 
 pytestmark = pytest.mark.alone
+LOCAL = (Workers(1), Workers(2), Workers(2, "serial"))
 
 
 def refuse(number: int) -> int:
     raise InputError(f"not {number}")
 
 
-def die(number: int) -> int:
-    os.kill(os.getpid(), signal.SIGKILL)
+def stumble(number: int) -> int:
+    """Fail as a fault of the package does, at 7."""
+    if number == 7:
+        raise ZeroDivisionError("seven")
     return number
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_every_task_is_done_once(jobs: int) -> None:
-    assert sorted(run_tasks(math.factorial, range(12), jobs=jobs)) == [math.factorial(n) for n in range(12)]
+def die_at_seven(number: int) -> int:
+    if number == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def die_once(path: Path) -> str:
+    """Kill the own process at the first attempt."""
+    if not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+@pytest.mark.parametrize("where", LOCAL)
+def test_every_task_is_done_once(where: Workers) -> None:
+    assert sorted(run_tasks(math.factorial, range(12), jobs=where)) == [math.factorial(n) for n in range(12)]
 
 
 def test_one_process_keeps_the_order() -> None:
     assert list(run_tasks(abs, [3, -1, 2], jobs=1)) == [3, 1, 2]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_expected_failure_comes_through(jobs: int) -> None:
+@pytest.mark.parametrize("where", LOCAL)
+def test_an_expected_failure_comes_through(where: Workers) -> None:
     with pytest.raises(InputError, match="not 7"):
-        list(run_tasks(refuse, [7, 7], jobs=jobs))
+        list(run_tasks(refuse, [7, 7], jobs=where, given_up=lambda *_: None))
 
 
-def test_a_killed_worker_is_an_expected_failure() -> None:
-    with pytest.raises(DisaggSimError, match="fewer --jobs"):
-        list(run_tasks(die, [1, 2, 3], jobs=2))
+@pytest.mark.parametrize("where", LOCAL)
+def test_a_task_that_fails_again_and_again_is_given_up_and_the_others_are_done(where: Workers) -> None:
+    told: list[tuple[int, str]] = []
+    done = sorted(run_tasks(stumble, range(5, 10), jobs=where, given_up=lambda *task: told.append(task)))
+    assert done == [5, 6, 8, 9]
+    assert told == [(7, "ZeroDivisionError: seven")]
+
+
+@pytest.mark.parametrize("where", LOCAL)
+def test_a_fault_keeps_its_traceback_where_nobody_hears_of_it(where: Workers) -> None:
+    with pytest.raises(ZeroDivisionError, match="seven") as caught:
+        list(run_tasks(stumble, range(5, 10), jobs=where))
+    frames = "".join(str(entry.name) for entry in caught.traceback) + "".join(getattr(caught.value, "__notes__", []))
+    assert "stumble" in frames
+
+
+def test_who_kills_its_worker_is_found_and_the_others_are_done() -> None:
+    told: list[tuple[int, str]] = []
+    done = sorted(run_tasks(die_at_seven, range(5, 12), jobs=2, given_up=lambda *task: told.append(task)))
+    assert done == [5, 6, 8, 9, 10, 11]
+    assert told == [(7, "its worker process was killed (out of memory?)")]
+
+
+def test_a_killed_worker_is_an_expected_failure_where_nobody_hears_of_it() -> None:
+    with pytest.raises(DisaggSimError, match=f"killed .*, {ATTEMPTS} times; go on with fewer --jobs"):
+        list(run_tasks(die_at_seven, [7, 7, 7], jobs=2))
+
+
+def test_a_task_whose_worker_was_killed_once_is_done_in_another(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    assert sorted(run_tasks(die_once, paths, jobs=2)) == ["a", "b", "c"]

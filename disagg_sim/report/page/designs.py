@@ -14,7 +14,7 @@ from disagg_sim.report.words import MODE_TEXT, degrees_text
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 
 #: Columns of points that a page shows as they are. SI units.
 AS_THEY_ARE = (

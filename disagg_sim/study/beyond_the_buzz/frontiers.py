@@ -16,7 +16,7 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import read_mapping, spec_roots
 from disagg_sim.study.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.plan import POINTS, plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep

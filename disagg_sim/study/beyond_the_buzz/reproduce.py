@@ -15,7 +15,7 @@ from disagg_sim.study.beyond_the_buzz.figures import figure_data, figure_names
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
 from disagg_sim.study.papers import DIGITS, PaperResults, draw
-from disagg_sim.sweep.backends import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 
 

@@ -1,0 +1,29 @@
+"""Options that say where tasks run."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+Backend = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Where it runs: serial, loky (processes of this machine), dask or ray; default: loky."
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Of a running cluster of Dask (tcp://HOST:8786) or Ray (HOST:6379); default: own workers.",
+    ),
+]
+
+
+def cores() -> int:
+    """Count the cores that this process may use. [1]"""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

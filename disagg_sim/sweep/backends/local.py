@@ -1,0 +1,131 @@
+"""Run tasks in this process, or in worker processes of joblib."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from joblib import Parallel, delayed
+from joblib.externals.loky.backend import resource_tracker
+
+from disagg_sim.sweep.backends.workers import Call, Engine, Outcome
+
+#: How often a worker looks whether its parent lives. [s]
+WATCH_INTERVAL = 0.5
+KILLED = "its worker process was killed (out of memory?)"
+
+
+@contextmanager
+def in_this_process() -> Iterator[Engine]:
+    """Attempt tasks here, in order.
+
+    Yields
+    ------
+    callable
+        Attempts tasks.
+
+    Examples
+    --------
+    >>> with in_this_process() as engine:
+    ...     [outcome.value for _, outcome in engine(lambda task: Outcome(value=len(task)), {0: "abc", 1: ""})]
+    [3, 0]
+    """
+    yield lambda call, tasks: ((number, call(task)) for number, task in tasks.items())
+
+
+@contextmanager
+def in_processes(jobs: int) -> Iterator[Engine]:
+    """Attempt tasks in worker processes of this machine.
+
+    A process that dies takes all processes of the pool with it, and nothing says whose task it was. So after a death
+    tasks go in groups of ``jobs``, and those of a group with a death one by one: who is alone is to blame.
+
+    Parameters
+    ----------
+    jobs
+        Processes. [1]
+
+    Yields
+    ------
+    callable
+        Attempts tasks.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> from disagg_sim.sweep.backends.workers import attempt
+    >>> with in_processes(2) as engine:
+    ...     sorted(outcome.value for _, outcome in engine(partial(attempt, len), {0: "abc", 1: "a"}))
+    [1, 3]
+    """
+    wary = False
+
+    def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+        nonlocal wary
+        size = jobs if wary else len(tasks)
+        numbers = list(tasks)
+        for group in (numbers[at : at + size] for at in range(0, len(numbers), size)):
+            found = set()
+            try:
+                for number, outcome in _together(call, {number: tasks[number] for number in group}, jobs):
+                    found.add(number)
+                    yield number, outcome
+            except BrokenProcessPool:
+                if not wary:
+                    wary = True
+                    return  # what is left is asked for again
+                for number in set(group) - found:
+                    yield from _alone(call, number, tasks[number], jobs)
+
+    yield engine
+
+
+def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, Outcome]]:
+    try:
+        yield from _together(call, {number: task}, jobs)
+    except BrokenProcessPool:
+        yield number, Outcome(lost=KILLED)
+
+
+def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes of tasks that share a pool of processes."""
+    parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1)
+    resource_tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
+    with _interrupt_held():
+        found = parallel(delayed(_work)(call, number, task, os.getpid()) for number, task in tasks.items())
+    yield from found
+
+
+def _work(call: Call, number: int, task: Any, parent: int) -> tuple[int, Outcome]:
+    """Attempt a task in a worker process that exits when its parent dies."""
+    _end_with(parent)
+    return number, call(task)
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent is gone: killed, it could not tell its workers."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_INTERVAL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _interrupt_held() -> Iterator[None]:
+    """Hold Ctrl-C back: processes started meanwhile never see it, this one answers it when the time is over."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,83 @@
+"""Run tasks on workers of Dask."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from disagg_sim.errors import InputError, quoted
+from disagg_sim.extras import extra
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, Outcome, Workers
+
+#: How long a scheduler may take to answer. [s]
+ANSWER_WITHIN = 10.0
+
+
+@contextmanager
+def on_dask(where: Workers) -> Iterator[Engine]:
+    """Attempt tasks on the workers of a scheduler, or of one that is started on this machine.
+
+    Dask itself tries a task whose worker died on other workers.
+
+    Parameters
+    ----------
+    where
+        Address of a scheduler, or workers on this machine.
+
+    Yields
+    ------
+    callable
+        Attempts tasks.
+
+    Raises
+    ------
+    InputError
+        No scheduler answers at the address.
+    MissingExtraError
+        Dask is not installed.
+
+    Examples
+    --------
+    >>> with on_dask(Workers(1, "dask", "tcp://127.0.0.1:9")) as engine:
+    ...     pass
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: address 'tcp://127.0.0.1:9': no scheduler of Dask answers within 10 s
+    """
+    with extra("dask"):
+        import dask
+        from distributed import Client, LocalCluster, as_completed
+    quiet = logging.CRITICAL  # a death of a worker is told by its outcome
+    settings = {
+        "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
+        "distributed.logging.distributed": "critical",
+        "distributed.worker.daemon": True,
+    }
+    with dask.config.set(settings), ExitStack() as opened:
+        if where.address:
+            try:
+                client = opened.enter_context(Client(where.address, timeout=ANSWER_WITHIN))
+            except (OSError, ValueError):
+                said = f"no scheduler of Dask answers within {ANSWER_WITHIN:.0f} s"
+                raise InputError(f"address {quoted(where.address)}: {said}") from None
+        else:
+            own = LocalCluster(
+                n_workers=where.jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=quiet
+            )
+            client = opened.enter_context(Client(opened.enter_context(own)))
+
+        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+            numbers = {client.submit(call, task, pure=False): number for number, task in tasks.items()}
+            try:
+                for future in as_completed(list(numbers)):
+                    number = numbers.pop(future)
+                    if future.status == "finished":
+                        yield number, future.result()
+                    else:
+                        died = future.exception() if future.status == "error" else future.status
+                        yield number, Outcome(lost=f"the workers of Dask that ran it died ({died})", final=True)
+            finally:
+                client.cancel(list(numbers))
+
+        yield engine

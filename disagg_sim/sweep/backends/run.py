@@ -1,0 +1,92 @@
+"""Run tasks on a backend, and a task whose worker died again, elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
+
+from disagg_sim.errors import DisaggSimError
+from disagg_sim.sweep.backends.local import in_processes, in_this_process
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Engine, Workers, attempt, own_code
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def run_tasks(
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    jobs: int | Workers,
+    given_up: Callable[[Task, str], None] | None = None,
+) -> Iterator[Result]:
+    """Give the results of a function over tasks, each as soon as it is complete.
+
+    A task whose worker process died is tried again in another one, and so is one that raised what the package does not
+    expect, where ``given_up`` is there to hear of it.
+
+    Parameters
+    ----------
+    function : callable
+        Importable by name, as workers load it by name.
+    tasks : sequence
+        Picklable arguments.
+    jobs : int or Workers
+        Processes on this machine; 1 runs here, in order. Above 1 the order is that of completion. [1]
+    given_up : callable, optional
+        Told of each task that failed ``ATTEMPTS`` times, and why; the others go on.
+
+    Yields
+    ------
+    Result
+        What ``function`` returns, one a task.
+
+    Raises
+    ------
+    DisaggSimError
+        What ``function`` raises of them; without ``given_up`` also when the workers of a task die, after the results so
+        far. No such cluster.
+    MissingExtraError
+        The package of the backend is not installed.
+
+    Examples
+    --------
+    >>> list(run_tasks(len, ["a", "bc", ""], jobs=1))
+    [1, 2, 0]
+    """
+    where = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    left, failures = dict(enumerate(tasks)), Counter[int]()
+    if not left:
+        return
+    with _engine(where, len(left)) as engine:
+        while left:
+            call = partial(attempt, function, code=own_code() if where.address else "")
+            for number, outcome in engine(call, dict(left)):
+                if outcome.error is None and not outcome.lost:
+                    del left[number]
+                    yield outcome.value
+                    continue
+                if outcome.error is not None and (given_up is None or isinstance(outcome.error, DisaggSimError)):
+                    raise outcome.error
+                failures[number] += ATTEMPTS if outcome.final else 1
+                if failures[number] >= ATTEMPTS:
+                    why = outcome.lost or f"{type(outcome.error).__name__}: {outcome.error}"
+                    if given_up is None:
+                        raise DisaggSimError(f"{why}, {ATTEMPTS} times; go on with fewer --jobs")
+                    given_up(left.pop(number), why)
+
+
+def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
+    if where.backend == "dask":
+        from disagg_sim.sweep.backends.on_dask import on_dask
+
+        return on_dask(where)
+    if where.backend == "ray":
+        from disagg_sim.sweep.backends.on_ray import on_ray
+
+        return on_ray(where)
+    alone = where.backend == "serial" or where.jobs == 1 or tasks < 2
+    return in_this_process() if alone else in_processes(where.jobs)

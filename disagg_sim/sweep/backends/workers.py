@@ -1,0 +1,138 @@
+"""Say where tasks run, and what came of one: values that every backend shares."""
+
+from __future__ import annotations
+
+import platform
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, nearest, quoted
+from disagg_sim.sweep.store import code_digest
+
+#: This process; processes of joblib on this machine; workers of Dask; workers of Ray.
+BACKENDS = ("serial", "loky", "dask", "ray")
+#: Backends that a cluster may stand behind.
+CLUSTERS = ("dask", "ray")
+#: How often a task may fail before it is given up. [1]
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of one attempt at a task."""
+
+    value: Any = None
+    error: Exception | None = None  # that the function raised
+    lost: str = ""  # why there is neither: the process that ran it died
+    final: bool = False  # the backend has tried it often enough
+
+    def __getstate__(self) -> tuple[Any, Exception | None, str, bool]:
+        """Take the traceback of an error along as a note: it does not travel by itself."""
+        if self.error is not None:
+            self.error.add_note("".join(traceback.format_exception(self.error)))
+        return self.value, self.error, self.lost, self.final
+
+    def __setstate__(self, state: tuple[Any, Exception | None, str, bool]) -> None:
+        """Take what was sent."""
+        for name, value in zip(("value", "error", "lost", "final"), state, strict=True):
+            object.__setattr__(self, name, value)
+
+
+#: One attempt at a task.
+Call = Callable[[Any], Outcome]
+#: Attempts at tasks by number, each once, in any order. A task that it gives no outcome of is left.
+Engine = Callable[[Call, Mapping[int, Any]], Iterator[tuple[int, Outcome]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Where tasks run.
+
+    Parameters
+    ----------
+    jobs
+        Worker processes on this machine; a cluster at an address has its own. [1]
+    backend
+        Of ``BACKENDS``.
+    address
+        Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray); empty starts one on
+        this machine, which ends with the tasks.
+
+    Raises
+    ------
+    UnknownNameError
+        No such backend.
+    InputError
+        An address of a backend that takes none.
+
+    Examples
+    --------
+    >>> Workers(4).backend, Workers(1).backend
+    ('loky', 'serial')
+    >>> Workers(2, "dusk")
+    Traceback (most recent call last):
+    disagg_sim.errors.UnknownNameError: unknown backend 'dusk', did you mean 'dask'?; known: serial, loky, dask, ray
+    """
+
+    jobs: int = 1
+    backend: str = ""
+    address: str = ""
+
+    def __post_init__(self) -> None:  # noqa: D105
+        if not self.backend:
+            object.__setattr__(self, "backend", "loky" if self.jobs > 1 else "serial")
+        if self.backend not in BACKENDS:
+            close, known = nearest(self.backend, BACKENDS), ", ".join(BACKENDS)
+            raise UnknownNameError(f"unknown backend {quoted(self.backend)}{close}; known: {known}")
+        if self.address and self.backend not in CLUSTERS:
+            raise InputError(f"address {quoted(self.address)}: needs the backend dask or ray, not {self.backend}")
+
+
+def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcome:
+    """Call a function in a worker, and bring back what it returns or raises.
+
+    Parameters
+    ----------
+    function, task
+        What is called with what.
+    code
+        Digest of the sources that the results are computed by; empty asks nothing.
+
+    Returns
+    -------
+    Outcome
+        An exception of another process has its traceback as a note.
+
+    Examples
+    --------
+    >>> attempt(len, "abc").value, attempt(int, "abc").error
+    (3, ValueError("invalid literal for int() with base 10: 'abc'"))
+    """
+    try:
+        if code and code != own_code():
+            there = f"{platform.node()}: its disagg-sim is another than that of the process that started the run"
+            return Outcome(error=DisaggSimError(f"{there}; install the same on all machines"))
+        return Outcome(value=function(task))
+    except Exception as error:
+        return Outcome(error=error)
+
+
+@cache
+def own_code() -> str:
+    """Compute the digest of all sources of the package that this process runs.
+
+    Returns
+    -------
+    str
+        SHA-256 in hexadecimal digits.
+
+    Examples
+    --------
+    >>> len(own_code())
+    64
+    """
+    return code_digest(tuple(sorted(item.name for item in files("disagg_sim").iterdir() if item.is_dir())))

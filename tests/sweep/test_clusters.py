@@ -1,0 +1,208 @@
+"""Real clusters of several processes, Dask's and Ray's: the bytes of one process, whichever workers are killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from disagg_sim.errors import InputError, StoreError
+from disagg_sim.sweep.backends.workers import Workers
+from disagg_sim.sweep.plan import SweepPlan, plan_sweep
+from disagg_sim.sweep.run import run_sweep
+from disagg_sim.sweep.spec import load_sweep
+
+pytestmark = pytest.mark.long
+SWEEP = """
+name: small
+models: [llama_3_1_8b]
+systems: {h100_sxm: fp8}
+traffic: [{isl: 1024, osl: 128}, {isl: 4096, osl: 128}]
+limits: {max_gpus: 4}
+"""
+TABLES = ("frontier.csv", "infeasible.csv")
+HERE = Path(sys.executable).parent
+START_WITHIN = 60.0  # [s]
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> SweepPlan:
+    path = tmp_path_factory.mktemp("sweep") / "small.yaml"
+    path.write_text(SWEEP)
+    return plan_sweep(load_sweep(str(path)))
+
+
+@pytest.fixture(scope="module")
+def alone(plan: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The tables of one process."""
+    root = tmp_path_factory.mktemp("alone")
+    run_sweep(plan, root, jobs=1, listener=Mock())
+    return {name: (root / name).read_bytes() for name in TABLES}
+
+
+def swept(plan: SweepPlan, root: Path, where: Workers, first: Callable[[], None] = lambda: None) -> dict[str, bytes]:
+    """The tables of a sweep elsewhere; ``first`` is called when its first block is stored."""
+    listener = Mock()
+    listener.advance.side_effect = lambda _: first() if listener.advance.call_count == 1 else None
+    run_sweep(plan, root, jobs=where, listener=listener).require()
+    assert listener.advance.call_count == len(plan.blocks)
+    return {name: (root / name).read_bytes() for name in TABLES}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers, each started as a command; its address and the workers."""
+    folder = tmp_path_factory.mktemp("dask")
+    port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler = [HERE / "dask", "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    worker = [HERE / "dask", "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"]
+    started = [subprocess.Popen(command, **quiet) for command in (scheduler, worker, worker)]
+    try:
+        wait_for(address.removeprefix("tcp://"))
+        yield address, started[1:]
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def ray_cluster() -> Iterator[str]:
+    """A head with two CPUs, started as a command; its address."""
+    address = f"127.0.0.1:{free_port()}"
+    options = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
+    with subprocess.Popen(
+        [HERE / "ray", "start", "--block", *options, "--disable-usage-stats"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as head:
+        try:
+            assert head.stdout is not None
+            assert any("Ray runtime started" in line for line in head.stdout)
+            yield address
+        finally:
+            os.killpg(head.pid, signal.SIGTERM)
+
+
+def wait_for(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + START_WITHIN
+    while time.monotonic() < deadline:
+        try:
+            return socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(address)
+
+
+def kill_a_ray_worker() -> None:
+    """Kill one process that runs a task of Ray, or waits for one."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith((b"ray::_called", b"ray::IDLE")):
+                return os.kill(int(path.parent.name), signal.SIGKILL)
+        except OSError:
+            continue
+    raise AssertionError("no worker of Ray runs")
+
+
+def swept_by_command(
+    root: Path, *options: str, kill: Callable[[subprocess.Popen[bytes]], None]
+) -> subprocess.CompletedProcess[str]:
+    """Run the command; when a block is stored, ``kill``; wait for its end and run it again."""
+    (root / "small.yaml").write_text(SWEEP)
+    command = [HERE / "disagg-sim", "sweep", "small.yaml", "--out", "out", "--no-figures", *options]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
+        deadline = time.monotonic() + START_WITHIN
+        while not list(root.glob("out/*/*/*.parquet")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        kill(first)
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+
+
+def test_a_sweep_goes_on_after_its_driver_was_killed(
+    plan: SweepPlan, alone: dict[str, bytes], dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    """What the workers stored before is not computed again."""
+    options = ("--backend", "dask", "--address", dask[0])
+    again = swept_by_command(tmp_path, *options, kill=lambda first: first.kill())
+    assert 0 < int(again.stderr.partition(" of ")[0]) < len(plan.blocks)
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in TABLES} == alone
+
+
+def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
+    plan: SweepPlan, alone: dict[str, bytes], dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    address, workers = dask
+    assert swept(plan, tmp_path / "out", Workers(backend="dask", address=address), workers[0].kill) == alone
+
+
+def test_dask_starts_workers_of_its_own(plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path) -> None:
+    assert swept(plan, tmp_path, Workers(2, "dask")) == alone
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers of Ray by /proc")
+def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
+    plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of a cluster that only this machine reaches
+
+    def kill(_: subprocess.Popen[bytes]) -> None:
+        kill_a_ray_worker()
+
+    with ray_cluster() as address:
+        again = swept_by_command(tmp_path, "--backend", "ray", "--address", address, kill=kill)
+    assert again.stderr.startswith(f"{len(plan.blocks)} of {len(plan.blocks)} blocks already stored")
+    assert {name: (tmp_path / "out" / name).read_bytes() for name in TABLES} == alone
+
+
+@pytest.mark.parametrize(("backend", "address"), [("dask", "tcp://127.0.0.1:9"), ("ray", "127.0.0.1:9")])
+def test_where_no_cluster_answers_one_line_says_so(plan: SweepPlan, tmp_path: Path, backend: str, address: str) -> None:
+    with pytest.raises(InputError, match=f"address '{address}': no .* of {backend.title()} answers"):
+        swept(plan, tmp_path, Workers(backend=backend, address=address))
+
+
+def test_a_second_driver_is_told(plan: SweepPlan, tmp_path: Path) -> None:
+    def second() -> None:
+        with pytest.raises(StoreError, match="another run is writing there"):
+            run_sweep(plan, tmp_path, jobs=1, listener=Mock())
+
+    swept(plan, tmp_path, Workers(1), second)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_is_one_line_and_the_sweep_goes_on(
+    plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", str(small)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        with pytest.raises(StoreError, match="No space left"):
+            swept(plan, small, Workers(2))
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        run_sweep(plan, small, jobs=1, listener=Mock())
+        assert {name: (small / name).read_bytes() for name in TABLES} == alone
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
