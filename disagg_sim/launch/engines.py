@@ -44,7 +44,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}
     flags |= _above_one("--pipeline-parallel-size", mapping.pp) | _above_one("--data-parallel-size", mapping.dp_attn)
     flags |= _above_one("--decode-context-parallel-size", mapping.dcp)
-    flags |= _above_one("--prefill-context-parallel-size", mapping.pcp) | _exchange_of(workers)
+    flags |= _above_one("--prefill-context-parallel-size", mapping.pcp) | _exchange_of(workers, "ag_rs")
     if mapping.ep > 1:
         flags["--enable-expert-parallel"] = True
         if mapping.dp_attn > 1:
@@ -66,11 +66,10 @@ _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 HELIX_BLOCK = 32
 
 
-def _exchange_of(workers: Workers) -> dict[str, Any]:
+def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
     """How GPUs that share cached tokens exchange outputs, where the plan counts on another way than the default."""
-    if workers.mapping.dcp == 1 or workers.setup.sharing.decode != "a2a":
-        return {}
-    return {"--dcp-comm-backend": "a2a"}
+    how = workers.setup.sharing.decode
+    return {} if workers.mapping.dcp == 1 or how in (default, "helix") else {"--dcp-comm-backend": how}
 
 
 def _vllm_exchange(workers: Workers) -> str:
@@ -111,7 +110,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--dp-size": ranks, "--enable-dp-attention": True}
         if mapping.tp_attn == 1 and workers.setup.model.is_moe:
             flags["--moe-dense-tp-size"] = 1
-    flags |= _above_one("--dcp-size", mapping.dcp) | _exchange_of(workers)
+    flags |= _above_one("--dcp-size", mapping.dcp) | _exchange_of(workers, "a2a")
     if mapping.pcp > 1:
         flags |= {"--attn-cp-size": int(mapping.pcp), "--enable-prefill-cp": True}
     flags |= _above_one("--ep-size", mapping.ep)

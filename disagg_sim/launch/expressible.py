@@ -19,6 +19,8 @@ from disagg_sim.search.layouts import broken_rules
 
 #: Orchestrators -> engines whose workers they start.
 ORCHESTRATORS = {"dynamo": tuple(ENGINES), "llm_d": ("vllm",)}
+#: Kinds of attention whose caches are latents.
+LATENT = ("mla", "dsa")
 #: What ``launch`` takes as its engine, as users write it.
 LAUNCHERS = ("dynamo", "vllm", "sglang", "trtllm", "llm-d")
 
@@ -166,6 +168,28 @@ def _refused(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
     heads = [getattr(kind.attention, "kv_heads", 0) for kind in prefill.setup.model.kinds]
     if engine == "vllm" and send > take and 0 < min(heads) < send:
         yield f"attention TP {send} above {take} with {min(heads)} KV heads: its NIXL connector refuses copied heads"
+    yield from _refused_shares(prefill, decode, engine)
+
+
+def _refused_shares(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
+    """Reasons why a cache cannot be sent to, or by, GPUs that share its tokens.
+
+    vLLM: pull request 50611 (latents; the whole TP group or none). SGLang: docs/advanced_features/dcp.mdx.
+    """
+    first, second = prefill.mapping, decode.mapping
+    if first.dcp == second.dcp == 1:
+        return
+    kinds = [kind.attention for kind in prefill.setup.model.kinds if kind.attention.shared_rows is not None]
+    if not all(spec.kind in LATENT for spec in kinds):
+        yield "shared caches that are no latents"
+    if engine == "vllm":
+        for each in (first, second):
+            if each.dcp not in (1, each.tp_attn):
+                yield f"DCP{each.dcp} of TP{each.tp_attn}; allowed: 1, or all of a TP group"
+    if engine == "sglang" and first.dcp not in (1, second.dcp):
+        yield f"DCP{first.dcp} and DCP{second.dcp}; allowed: 1 in prefill, or as in decode"
+    if engine == "sglang" and first.pcp > 1:
+        yield f"PCP{first.pcp} in prefill beside DCP in decode"
 
 
 def degrees_of(workers: Workers) -> str:

@@ -52,35 +52,46 @@ def crossing(at: Setup, context: int) -> float:
 
 
 def ratio(at: Setup, context: int, batch: int) -> Ratio:
-    """Steps of one batch under both, with error bars; what fits is not asked."""
+    """Steps of one batch under both, with the spread of the shipped engine; what fits is not asked."""
     lengths = ds.lengths(context - OUTPUT // 2, OUTPUT)
-    prefill = ds.prefill_grid(at, TP8, lengths, batch=[1], chunk_tokens=[], allow_long_context=True)
-    decode = ds.decode_grid(at, [TP8, DCP8], lengths, batch=[batch], allow_long_context=True)
+    shipped = ds.setup(at.model, at.system, at.precision.name, engine=at.engine)
+    options = {"batch": [batch], "allow_long_context": True}
+    prefill = ds.prefill_grid(shipped, TP8, lengths, batch=[1], chunk_tokens=[], allow_long_context=True)
+    decode = ds.decode_grid(shipped, [TP8, DCP8], lengths, **options)
+    own = ds.decode_grid(at, [TP8, DCP8], lengths, **options)
     prefill, decode = (replace(each, memory_bytes=0.0 * each.memory_bytes) for each in (prefill, decode))
     found = uncertainty(ds.disaggregated(prefill, decode, ftl_limit=1e6, gpu_cap=4096), samples=SAMPLES)
     degrees = found.points["decode_dcp"].to_numpy()
     sampled = found.ttl[degrees == 8][0] / found.ttl[degrees == 1][0]
-    return Ratio(float(decode.latency[1, 0] / decode.latency[0, 0]), *np.quantile(sampled, (0.1, 0.9)).tolist())
+    nominal, there = (float(grid.latency[1, 0] / grid.latency[0, 0]) for grid in (own, decode))
+    return Ratio(nominal, *(np.quantile(sampled, (0.1, 0.9)) * (nominal / there)).tolist())
+
+
+def sglang(system: str, exchange: str) -> Setup:
+    """DeepSeek-R1 with SGLang, which exchanges outputs so."""
+    at = ds.setup("deepseek_r1", system, "fp8", engine="sglang")
+    return replace(at, overheads=replace(at.overheads, dcp_exchange=exchange))
 
 
 @quick
 def dcp_crossings() -> str:
     """Where DCP8 overtakes TP8 for DeepSeek-R1, beside what was published."""
-    setups = [ds.setup("deepseek_r1", name, "fp8", engine="sglang") for name in ("h200_sxm", "b200_sxm")]
+    b200 = sglang("b200_sxm", "ag_rs")
+    setups = [sglang("h200_sxm", "ag_rs"), b200, sglang("b200_sxm", "a2a")]
     rows = []
     for context, (low, high) in PUBLISHED.items():
-        ends = [f"{batch}: {ratio(setups[1], context, batch)}" for batch in (low, high) if batch]
+        ends = [f"{batch}: {ratio(b200, context, batch)}" for batch in (low, high) if batch]
         found = [f"{where:.1f}" if (where := crossing(at, context)) else "below 1" for at in setups]
         published = f"{low} to {high}" if low else f"below {high}"
         rows.append((f"{context:,}", published, *found, "; ".join(ends)))
-    head = ("context", "published", "H200", "B200", "steps of DCP8 over TP8 at the ends, B200 (80 % band)")
+    head = ("context", "published", "H200", "B200", "B200, a2a", "DCP8 over TP8 at the ends, B200 (80 % band)")
     return table(head, rows)
 
 
 @quick
 def dcp_collectives() -> str:
     """Three collectives of 8 ranks on B200, of nothing. [us]"""
-    at = ds.setup("deepseek_r1", "b200_sxm", "fp8", engine="sglang")
+    at = sglang("b200_sxm", "ag_rs")
     names = ("all-gather", "all-gather", "reduce-scatter")
     each = (group_cost(Operator(name, "gather", Work(0.0, 0.0), size=0.0, ranks=8.0), at).time for name in names)
     return f"{sum(map(float, each)) / US:.0f}"
@@ -89,7 +100,7 @@ def dcp_collectives() -> str:
 @quick
 def dcp_gains() -> str:
     """What DCP8 gains in steps of 64 sequences on B200."""
-    at = ds.setup("deepseek_r1", "b200_sxm", "fp8", engine="sglang")
+    at = sglang("b200_sxm", "ag_rs")
     both = Mapping.stack([TP8, DCP8]).for_grid()
     times = (decode_step(at, both, batch=64.0, context=float(each)).ttl[:, 0] for each in tuple(PUBLISHED)[:3])
     return ", ".join(f"{alone / shared - 1.0:.0%}" for alone, shared in times)

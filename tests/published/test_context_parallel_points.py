@@ -1,7 +1,8 @@
 """Published points of context parallelism beside the forecast. Nothing is fitted to them.
 
 Crossings of DCP8 with TP8: sgl-project/sglang pull request 33926 (MLA on ``trtllm_mla``, batches 1, 2, 4, ...; neither
-model nor GPU is known here: DeepSeek-R1 on B200). DP8 against TP8: vllm-project/vllm issue 51454
+model nor GPU is known here: DeepSeek-R1 on B200; ``ag_rs``, its default of August 2026).
+DP8 against TP8: vllm-project/vllm issue 51454
 (DeepSeek-V4 Flash on 8 B200, vLLM 0.25 at 95 % of the memory): 156.9 and 20.43 sequences of 2^20 tokens.
 """
 
@@ -12,10 +13,9 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from docs.computed.context import PUBLISHED, Capacity, capacity, crossing, ratio
+from docs.computed.context import PUBLISHED, Capacity, capacity, crossing, ratio, sglang
 
-B200 = ds.setup("deepseek_r1", "b200_sxm", "fp8", engine="sglang")
-H200 = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang")
+B200, H200 = (sglang(name, "ag_rs") for name in ("b200_sxm", "h200_sxm"))
 #: Upper ends of the published brackets, and how far above them the forecast crossing lies on B200: known misses.
 MISSES = {32_768: 1.80, 65_536: 1.33, 131_072: 1.15, 262_144: 2.1}
 
