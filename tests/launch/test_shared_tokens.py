@@ -61,6 +61,38 @@ def test_rules_of_engines(model: str, role: str, mapping: ds.Mapping, engine: st
     assert [line.split(": ")[1][: len(rule)] for line in found] == ([rule] if rule else [])
 
 
+@pytest.mark.parametrize(
+    ("model", "prefill", "decode", "engine", "reason"),
+    [
+        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8), SHARED, "vllm", ""),
+        (
+            "deepseek_r1",
+            ds.Mapping(tp_attn=8, ep=8),
+            ds.Mapping(tp_attn=8, ep=8, dcp=4),
+            "vllm",
+            "DCP4 of TP8; allowed",
+        ),
+        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, dcp=4), "sglang", ""),
+        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8, dcp=2), SHARED, "sglang", "DCP2 and DCP8; allowed: 1 in prefill"),
+        ("deepseek_r1", PROMPTS, SHARED, "sglang", "PCP2 in prefill beside DCP in decode"),
+        ("qwen3_235b_a22b", ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, dcp=2), "sglang", "shared caches"),
+    ],
+)
+def test_rules_on_what_pools_can_send_each_other(
+    model: str, prefill: ds.Mapping, decode: ds.Mapping, engine: str, reason: str
+) -> None:
+    at = ds.setup(model, "h200_sxm", "fp8")
+    found = ds.expressible([workers("prefill", at, prefill), workers("decode", at, decode)], engine)
+    assert [line.split(": ", 1)[1][: len(reason)] for line in found] == ([reason] if reason else [])
+
+
+def test_another_exchange_than_the_default_is_told() -> None:
+    decode = {name: workers("decode", ds.setup(*R1_ON_H200, engine=name), SHARED) for name in ("vllm", "sglang")}
+    assert "--dcp-comm-backend" not in sglang_flags(decode["sglang"], R1)
+    assert sglang_flags(decode["vllm"], R1)["--dcp-comm-backend"] == "ag_rs"
+    assert vllm_flags(decode["sglang"], R1)["--dcp-comm-backend"] == "a2a"
+
+
 def test_helix_is_for_decode_pools() -> None:
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     (said,) = ds.expressible([workers("colocated", at, SHARED)], "trtllm")
