@@ -60,9 +60,10 @@ def profiled_bytes(
     engine = at.overheads
     assert engine is not None and engine.memory is not None, "the engine's memory is not known"  # noqa: PT018
     held, model, d = engine.memory, at.model, at.model.hidden
-    tokens = np.maximum(residents.live, float(engine.chunk_tokens))
-    everywhere = np.maximum(residents.live_total, engine.chunk_tokens * np.asarray(mapping.dp_attn, dtype=float))
-    sampled = np.minimum(np.maximum(residents.emitted, float(engine.max_running)), tokens)
+    whole = float(engine.chunk_tokens)
+    tokens = _at_least(residents.live, whole)
+    everywhere = _at_least(residents.live_total, whole * np.asarray(mapping.dp_attn, dtype=float))
+    sampled = np.minimum(_at_least(residents.emitted, float(engine.max_running)), tokens)
     widest: Numeric = 0.0
     experts: Numeric = 0.0
     for layer, _ in layers_of(model):
@@ -75,6 +76,11 @@ def profiled_bytes(
         words = sampled * held.sampler_word + at.system.sm_count * held.sampler_row
         step = np.maximum(step, ACTIVATION_BYTES * (tokens + sampled) * d + model.vocab * words)
     return step + ACTIVATION_BYTES * experts + held.activation_base
+
+
+def _at_least(values: Numeric, floor: Numeric) -> Numeric:
+    """The larger of both; the floor alone, which has fewer elements, where no value lies above it."""
+    return floor if np.all(values <= floor) else np.maximum(values, floor)
 
 
 def non_torch_bytes(held: EngineMemory, mapping: Mapping) -> Numeric:
