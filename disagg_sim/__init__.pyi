@@ -23,6 +23,7 @@ from .launch.launch import Launch, launch
 from .launch.workers import Workers
 from .physics.counts import decode_work, prefill_work
 from .physics.encoder import EncodeStep, encode_step
+from .physics.kv_path import KvHandOver, KvLayout, kv_hand_over
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.plan import Plan, plan
@@ -66,6 +67,8 @@ __all__ = [
     "ImportedModel",
     "Instance",
     "Interference",
+    "KvHandOver",
+    "KvLayout",
     "Launch",
     "Lengths",
     "Mapping",
@@ -103,6 +106,7 @@ __all__ = [
     "gain",
     "hit_curve",
     "import_model",
+    "kv_hand_over",
     "launch",
     "layout_evidence",
     "lengths",

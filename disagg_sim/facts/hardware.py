@@ -58,6 +58,8 @@ class SystemSpec(Shown):
     nvlink_domain: _Count  # GPUs of one scale-up domain [1]
     in_switch_reduction: bool  # whether switches of the domain add up an all-reduce
     nic_bandwidth: _Link  # [B/s]
+    leaf_gpus: _Count | None = None  # whose NICs meet in leaf switches of their rails; None = all of a site [1]
+    spine_oversubscription: Annotated[float, Range(1.0, 1000.0)] | None = None  # NICs of a leaf over its uplinks [1]
     engine: Line  # that is taken where none is named (``hw_specs/engines/``)
     tdp: Annotated[float, Quantity("W", 10.0, 10_000.0)]  # [W]
     usd_per_gpu_hour: Annotated[tuple[float, float] | None, Span(0.0, 1000.0)]  # low and high market price [USD/h]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.kv_path import path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
@@ -63,11 +64,15 @@ class LinkSpec:
     def wire(self, at: Setup, gpus: float) -> Wire:
         """The links of a deployment of ``gpus``, infinity where an NVLink domain cannot hold it.
 
+        One larger than ``leaf_gpus`` of the system has caches cross the spine, at its oversubscription.
+
         Where bandwidth or latency are given, the profile adds no costs.
         """
         system, profile = at.system, at.profile
         inside = gpus <= system.nvlink_domain
         link = own_link_bandwidth(system, profile, within_domain=inside)
+        if path_of(system, gpus) == "spine":
+            link /= system.spine_oversubscription or 1.0
         hop = profile.p2p_latency_inside if inside else profile.p2p_latency_across
         descriptor = self.descriptor_s or 0.0
         if self.bandwidth is None and self.latency_s is None:

@@ -1,0 +1,250 @@
+r"""Time the hand-over of one cache: its path, the descriptors that describe it, and what hides behind prefill.
+
+.. math:: t = t_0 + N\,t_{post}/threads + bytes/R
+
+R is the bandwidth of the path; N counts the pieces of memory that a receiving GPU reads, which are posted one after the
+other (NIXL over UCX posts on the CPU of the caller). Source: serving facts page, section 7.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, own_link_bandwidth, unique_gpus
+from disagg_sim.physics.setup import Setup
+
+#: Classes of paths between two GPUs, from near to far: inside a host or an NVLink domain over NVLink; under one leaf
+#: switch, on a rail, over the NICs; across the spine, whose uplinks may be fewer than the NICs below.
+PATHS = ("host", "domain", "rail", "spine")
+#: How a block of a layer's keys lies in memory: heads, then tokens; or tokens, then heads.
+ORDERS = ("hnd", "nhd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """How engines keep caches, which decides how many descriptors a transfer has."""
+
+    block_tokens: int = 16  # of the smaller blocks, where sender and receiver differ [token]
+    order: str = "hnd"  # of ``ORDERS``
+    cross_layer: bool = False  # a block holds all layers (vLLM ``enable_cross_layers_blocks``)
+    run: float = 1.0  # blocks that follow each other in memory and take one descriptor together, on average [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for values out of range."""
+        whole_number("block_tokens", self.block_tokens)
+        if self.order not in ORDERS:
+            raise InputError(f"order {self.order!r} is unknown{nearest(self.order, ORDERS)}; allowed: hnd, nhd")
+        if not self.run >= 1.0:
+            raise InputError(f"run {self.run} is out of range; allowed: from 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHandOver:
+    """One cache on its way from a prefill to a decode instance that share their links with nobody."""
+
+    descriptors: float  # of a receiving GPU [1]
+    gpu_bytes: float  # that the busier of a sending and a receiving GPU moves [B]
+    latency: float  # before the first byte [s]
+    post: float  # of all descriptors [s]
+    wire: float  # of all bytes [s]
+
+    @property
+    def time(self) -> float:
+        """From the first descriptor to the last byte. [s]"""
+        return self.latency + self.post + self.wire
+
+    def exposed(self, prefill: float, pieces: int) -> float:
+        """What is left of it after a prefill that it starts in, piece by piece as these become ready. [s]
+
+        ``max(t/n, t - t_prefill*(n-1)/n)``: the last of n pieces leaves when all is computed. One piece: all of it, as
+        where the receiver pulls when prefill is done (NIXL in vLLM).
+
+        Parameters
+        ----------
+        prefill
+            Time of the prefill. [s]
+        pieces
+            n: layers, chunks, or both. [1]
+        """
+        whole_number("pieces", pieces)
+        return max(self.time / pieces, self.time - prefill * (pieces - 1) / pieces)
+
+
+def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) -> str:
+    """Find the class of path that two GPUs of a deployment of ``gpus`` may need.
+
+    Parameters
+    ----------
+    system, other
+        Of the two ends; None = the same.
+    gpus
+        Of the deployment, placed together. [1]
+
+    Returns
+    -------
+    str
+        Of ``PATHS``; never "host", as no system says how many GPUs one has.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from disagg_sim.facts.load import load_system
+    >>> h100 = replace(load_system("h100_sxm"), leaf_gpus=256, spine_oversubscription=2.0)
+    >>> [path_of(h100, gpus) for gpus in (8, 9, 256, 257)]
+    ['domain', 'rail', 'rail', 'spine']
+    """
+    if gpus <= system.nvlink_domain and (other is None or other == system):
+        return "domain"
+    leaf = min((each.leaf_gpus for each in (system, other) if each is not None and each.leaf_gpus), default=None)
+    return "rail" if leaf is None or gpus <= leaf else "spine"
+
+
+def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float:
+    """Find what a GPU moves over a path, one way. [B/s]
+
+    Parameters
+    ----------
+    system, profile
+        Links, oversubscription of the spine, and the shares that transfers reach.
+    path
+        Of ``PATHS``.
+
+    Returns
+    -------
+    float
+        NVLink inside; the NIC on a rail; the NIC over the oversubscription across the spine. [B/s]
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> from disagg_sim.facts.load import load_profile, load_system
+    >>> h100, ideal = replace(load_system("h100_sxm"), spine_oversubscription=2.0), load_profile("ideal")
+    >>> [f"{path_bandwidth(h100, ideal, path) / 1e9:.0f} GB/s" for path in PATHS]
+    ['450 GB/s', '450 GB/s', '50 GB/s', '25 GB/s']
+    """
+    if path not in PATHS:
+        raise InputError(f"path {path!r} is unknown{nearest(path, PATHS)}; allowed: {', '.join(PATHS)}")
+    inside = path in ("host", "domain")
+    reached = profile.kv_efficiency_inside if inside else profile.kv_efficiency_across
+    link = own_link_bandwidth(system, profile, within_domain=inside) * reached
+    return link / ((system.spine_oversubscription or 1.0) if path == "spine" else 1.0)
+
+
+def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, layout: KvLayout) -> float:
+    """Count the descriptors of a cache of ``tokens`` that one GPU of the receiver posts. [1]
+
+    Blocks, times the tensors of its layers, times the pieces in which a block comes where TP degrees differ: a GPU that
+    holds more KV heads than one of the sender takes a piece of each block from each of them; where tokens lie before
+    heads, every token of a block is a piece of its own. A latent (MLA) is read whole from one rank.
+
+    Parameters
+    ----------
+    at
+        Model of both.
+    sender, receiver
+        Mappings of a prefill and of a decode instance.
+    tokens
+        Of the prompt. [token]
+    layout
+        Blocks, and how they lie.
+
+    Returns
+    -------
+    float
+        Of the fullest pipeline stage; 1 a block where blocks hold all layers.
+
+    Examples
+    --------
+    Llama-3.1-70B, 32,768 tokens, TP4 to TP8: 2,048 blocks of keys and values of 80 layers, halves of the sender's; the
+    other way round each GPU takes them in two pieces, or a piece a token.
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> four, eight = Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=8, tp_ffn=8)
+    >>> pairs = ((four, eight, KvLayout()), (eight, four, KvLayout()), (four, eight, KvLayout(order="nhd")))
+    >>> [f"{kv_descriptors(at, one, other, 32_768, how):,.0f}" for one, other, how in pairs]
+    ['327,680', '655,360', '5,242,880']
+    """
+    heads = [float(unique_gpus(at.model, m) / (m.dp_attn * m.pp)) for m in (sender, receiver)]
+    pieces = max(heads[0] / heads[1], 1.0)
+    if heads[0] != heads[1] and layout.order == "nhd":
+        pieces *= layout.block_tokens
+    whole = descriptors(at.model, tokens, layout.block_tokens)
+    if layout.cross_layer:
+        whole = -(-tokens // layout.block_tokens)
+    return whole / (1 if layout.cross_layer else receiver.pp) * pieces / layout.run
+
+
+def kv_hand_over(
+    at: Setup,
+    sender: Mapping,
+    receiver: Mapping,
+    tokens: int,
+    *,
+    path: str,
+    layout: KvLayout | None = None,
+    descriptor_s: float | None = None,
+    threads: int = 1,
+) -> KvHandOver:
+    """Time the transfer of the cache of one prompt between two instances.
+
+    Parameters
+    ----------
+    at : Setup
+        Of both instances.
+    sender, receiver : Mapping
+        Of a prefill and of a decode instance.
+    tokens : int
+        Of the prompt. [token]
+    path : {"host", "domain", "rail", "spine"}
+        Between them.
+    layout : KvLayout, optional
+        Blocks of 16 tokens, heads before tokens, by default.
+    descriptor_s : float, optional
+        To post one descriptor; by default as the profile says, 0 = none. [s]
+    threads : int
+        That post together. [1]
+
+    Returns
+    -------
+    KvHandOver
+        Counts, and times [s].
+
+    Raises
+    ------
+    InputError
+        An unknown path, values out of range.
+
+    Examples
+    --------
+    Each of four GPUs sends 1.34 GB at 50 GB/s in 27 ms; 327,680 descriptors of each of the eight that receive take 164
+    ms to post at half a microsecond, 2,048 of blocks of all layers 1 ms:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+    >>> ends = at, Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=8, tp_ffn=8), 32_768
+    >>> plain, crossed = (
+    ...     kv_hand_over(*ends, path="rail", layout=KvLayout(cross_layer=crossed), descriptor_s=0.5e-6)
+    ...     for crossed in (False, True)
+    ... )
+    >>> f"{1e3 * plain.wire:.0f} ms, {1e3 * plain.post:.0f} and {1e3 * crossed.post:.0f} ms"
+    '27 ms, 164 and 1 ms'
+    """
+    whole_number("tokens", tokens)
+    whole_number("threads", threads)
+    profile, count = at.profile, kv_descriptors(at, sender, receiver, tokens, layout or KvLayout())
+    size, bandwidth = kv_bytes_per_request(at.model, at.precision, tokens), path_bandwidth(at.system, profile, path)
+    # a request lives on one DP rank of each instance, whose GPUs with distinct parts carry it
+    carriers = min(float(unique_gpus(at.model, m) / m.dp_attn) for m in (sender, receiver))
+    inside = path in ("host", "domain")
+    return KvHandOver(
+        descriptors=count,
+        gpu_bytes=size / carriers,
+        latency=profile.kv_transfer_latency + (profile.p2p_latency_inside if inside else profile.p2p_latency_across),
+        post=count * (profile.kv_descriptor if descriptor_s is None else descriptor_s) / threads,
+        wire=size / carriers / bandwidth,
+    )
