@@ -4,6 +4,7 @@ from .certainty.energy import with_energy
 from .certainty.error_bars import Uncertainty, uncertainty
 from .certainty.extrapolation import outside_calibration
 from .certainty.rows import Origin, rescore
+from .certainty.token_prices import with_token_prices
 from .certainty.trust import rests_on
 from .domain import Mapping, Slo, Status
 from .errors import DisaggSimError
@@ -139,5 +140,6 @@ __all__ = [
     "where_it_pays",
     "with_cost",
     "with_energy",
+    "with_token_prices",
     "write_scenario",
 ]

@@ -157,7 +157,29 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
 
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
-    """Time every pass of the designs under their settings; without ``step`` or ``fill`` those stay zero."""
+    """Time every pass of the designs under their settings.
+
+    Parameters
+    ----------
+    designs
+        Of any mode, or of one phase.
+    step, fill
+        Whether decode steps, and passes of prefill or mixed steps, are timed; else they stay zero.
+
+    Returns
+    -------
+    Times
+        Shape (rows,). [s]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import design_of
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
+    >>> bool(times_of(design_of(grid, 0, 0)).step[0] == grid.latency[0, 0])
+    True
+    """
     zero = np.zeros(designs.rows.size)
     decode, first, busy, long, load = zero, zero, zero, zero, zero
     if step:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.tables import table_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
@@ -21,6 +22,7 @@ from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
+from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
@@ -56,6 +58,9 @@ def plan(
     max_pcp: Annotated[int, typer.Option(min=1, help="Most ranks that share a prompt, of prefill pools.")] = 1,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Price tokens in and out; share of the hours that are used.")
+    ] = None,
     energy: Annotated[bool, typer.Option("--energy", help="Say what GPUs and building draw at this rate.")] = False,
     availability: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Add spares: full capacity for so much of the time.")
@@ -99,6 +104,7 @@ def plan(
         if proof:
             found, told = _proven(found, seed)
         told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy else None)
+        told = replace(told, prices=_token_prices(found, utilisation))
         made = _start(found, emit) if emit else None
     text = _text(screen(found, told))
     if not as_json:
@@ -136,6 +142,13 @@ def _drawn(found: Plan) -> Drawn:
     """What the best design draws."""
     assert found.best is not None
     return drawn(found.best)
+
+
+def _token_prices(found: Plan, utilisation: float | None) -> TokenPrices | None:
+    """Prices of a million tokens of the best design, where a utilisation is given."""
+    if utilisation is None or found.best is None:
+        return None
+    return planned_prices(found.best, found.options.prices, utilisation)
 
 
 def _engine_of(launcher: str) -> str | None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from disagg_sim.certainty.energy import step_and_pass
+from disagg_sim.certainty.designs import Designs
+from disagg_sim.certainty.energy import Spent, step_and_pass
 from disagg_sim.certainty.rows import design_of
 from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.power import power_at
@@ -77,25 +78,31 @@ def _watts(pool: PlannedPool, lengths: Lengths) -> float:
     idle, each = power_at(pool.setup).idle, float(pool.mapping.gpus)
     watts, left = pool.gpus * idle, 1.0
     if pool.role != "decode":
-        prompts = pool.batch if pool.role == "prefill" else 1
-        joules, seconds = _spent(pool, lengths, prompts)
+        design = prefill_design(pool, lengths)
+        prompts = float(design.prefill_batch[0])
+        joules, seconds = _of_one(step_and_pass(design)[1])
         watts += pool.rate * each / prompts * (joules - idle * seconds)
         left = max(1.0 - pool.rate * seconds / prompts / pool.instances, 0.0)
     if pool.role != "prefill":
-        sequences = pool.sequences
-        joules, seconds = _spent(pool, lengths, max(1, round(sequences)), decode=True)
-        watts += pool.gpus * (joules / seconds - idle) * -math.expm1(-sequences) * left
+        joules, seconds = _of_one(step_and_pass(decode_design(pool, lengths))[0])
+        watts += pool.gpus * (joules / seconds - idle) * -math.expm1(-pool.sequences) * left
     return watts
 
 
-def _spent(pool: PlannedPool, lengths: Lengths, batch: int, *, decode: bool = False) -> tuple[float, float]:
-    """Energy and time of one GPU of a pool for a decode step or a pass of prefill. [J], [s]"""
+def prefill_design(pool: PlannedPool, lengths: Lengths) -> Designs:
+    """A pass of prefill of an instance: as large as a prefill pool takes them, of one prompt beside decodes."""
     plain, chunk = replace(pool.mapping, chunk_tokens=0), int(pool.mapping.chunk_tokens)
-    if decode:
-        found = step_and_pass(design_of(decode_grid(pool.setup, plain, lengths, batch=[batch]), 0, 0))[0]
-        return float(np.squeeze(found.joules)), float(np.squeeze(found.seconds))
-    chunks = [chunk] if pool.role == "prefill" else [0]
+    batch, chunks = (pool.batch, [chunk]) if pool.role == "prefill" else (1, [0])
     grid = prefill_grid(pool.setup, plain, lengths, batch=[batch], chunk_tokens=chunks)
-    row = int((grid.mappings.chunk_tokens == chunks[0]).argmax())
-    found = step_and_pass(design_of(grid, row, 0))[1]
+    return design_of(grid, int((grid.mappings.chunk_tokens == chunks[0]).argmax()), 0)
+
+
+def decode_design(pool: PlannedPool, lengths: Lengths) -> Designs:
+    """A decode step of an instance with as many sequences as there are on average, of one at least."""
+    plain, batch = replace(pool.mapping, chunk_tokens=0), max(1, round(pool.sequences))
+    return design_of(decode_grid(pool.setup, plain, lengths, batch=[batch]), 0, 0)
+
+
+def _of_one(found: Spent) -> tuple[float, float]:
+    """Energy and time of one design. [J], [s]"""
     return float(np.squeeze(found.joules)), float(np.squeeze(found.seconds))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.planning.assurance import Assurance, evidence_of
@@ -29,6 +30,7 @@ from disagg_sim.report.plan_rows import (
     latency_rows,
     pool_rows,
     price_of,
+    price_rows,
     proof_lines,
     question_line,
     runner_rows,
@@ -68,6 +70,7 @@ class Told:
     changes: tuple[Flip, ...] | None = None
     proof: Proof | None = None
     drawn: Drawn | None = None
+    prices: TokenPrices | None = None
 
 
 NOTHING = Told()
@@ -101,7 +104,7 @@ def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
         blocks += [
             Block(tuple(pool_rows(best)), POOL_HEADER, (5,)),
             Block(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
-            Block((*fact_rows(plan, best, told.sure), *drawn_rows(best, told.drawn))),
+            Block((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
         ]
         if told.proof is not None:
             blocks.append(_lines(proof_lines(plan, told.proof)))
@@ -242,6 +245,9 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     }
     if plan.best is not None and told.drawn is not None:
         whole["drawn"] = drawn_json(plan.best, told.drawn)
+    if told.prices is not None:
+        new, cached, output = (plain(float(each)) for each in told.prices)
+        whole["usd_per_million_tokens"] = {"input": new, "cached": cached, "output": output}
     return whole
 
 

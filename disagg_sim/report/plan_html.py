@@ -23,6 +23,7 @@ from disagg_sim.report.plan_rows import (
     flip_lines,
     latency_rows,
     pool_rows,
+    price_rows,
     question_line,
     runner_rows,
     verdict,
@@ -70,11 +71,8 @@ def plan_html(plan: Plan) -> str:
     if best is not None:
         parts.append(_table("Deployment", POOL_HEADER, pool_rows(best)))
         parts.append(_latencies(plan, told.sure))
-        parts.append(
-            _table(
-                "What it does", ("", "", "rests on"), (*fact_rows(plan, best, told.sure), *drawn_rows(best, told.drawn))
-            )
-        )
+        facts = (*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))
+        parts.append(_table("What it does", ("", "", "rests on"), facts))
         parts.append(_table("Why", (), why_rows(plan, best)))
         if told.sure is not None:
             parts.append(_table("How far it was checked", ("pool", "layout", "time rests on"), checked_rows(told.sure)))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.planning.assurance import Assurance, Band
@@ -18,7 +19,7 @@ from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.units import DAY, GB, HOUR, MS
+from disagg_sim.units import DAY, GB, HOUR, MILLION, MS
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
@@ -35,8 +36,6 @@ BOUND_TEXT = {
 PLURAL = ("communication", "latency")
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
-#: Output tokens of a price. [token]
-MILLION = 1e6
 
 
 def mapping_words(pool: PlannedPool) -> str:
@@ -220,6 +219,15 @@ def _share(value: float) -> str:
         return "more than 99.999999 %"
     digits = max(2 - math.floor(math.log10(1.0 - value)), 3)
     return f"{100 * value:.{digits}g} %"
+
+
+def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:
+    """Write what a million tokens in, cached and out cost, where it was asked for."""
+    if prices is None:
+        return
+    told = {"in": prices.new, "cached": prices.cached, "out": prices.output}
+    said = ", ".join(f"{float(each):.3g} USD {name}" for name, each in told.items() if not math.isnan(float(each)))
+    yield "tokens", f"{said}, a million each", f"{Trust.ASSUMED}: pools by what they do, at the stated utilisation"
 
 
 def drawn_rows(design: Design, drawn: Drawn | None) -> Iterator[tuple[str, str, str]]:

@@ -2,6 +2,8 @@
 
 Versions: a key that goes, or changes its meaning, makes another version; new keys do not. Units are SI; null stands for
 what is not known or has no end, as JSON has neither NaN nor infinity.
+
+Past 400 lines: the JSON of all commands is one contract, and their parts share types.
 """
 
 from __future__ import annotations
@@ -110,6 +112,14 @@ class DrawnJson(TypedDict):
     rests_on: Annotated[str, Field(description="fitted, or inherited from another system")]
 
 
+class TokenPricesJson(TypedDict):
+    """Prices of a million tokens."""
+
+    input: Annotated[float, Field(description="of prompts, not cached [USD]")]
+    cached: Annotated[float | None, Field(description="of prompts; null where none are [USD]")]
+    output: Annotated[float, Field(description="prefill left out [USD]")]
+
+
 class PoolEvidenceJson(TypedDict):
     """How far the forecast of a pool has been checked."""
 
@@ -183,6 +193,9 @@ class PlanJson(TypedDict):
     flips: list[FlipJson] | None
     simulated: ProofJson | None
     drawn: NotRequired[Annotated[DrawnJson, Field(description="of the best design: plan --energy")]]
+    usd_per_million_tokens: NotRequired[
+        Annotated[TokenPricesJson, Field(description="of the best design: plan --utilisation")]
+    ]
     left_out: list[str]
     said: Annotated[dict[str, Any], Field(description="sentences of the screen, for people")]
 

@@ -1,0 +1,63 @@
+"""Price a million tokens of a plan: in, cached and out, by what works on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from disagg_sim.certainty.designs import times_of
+from disagg_sim.certainty.token_prices import TokenPrices, token_prices
+from disagg_sim.errors import InputError
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.energy import decode_design, prefill_design
+from disagg_sim.serving.costs import usd_per_gpu_hour
+
+
+def planned_prices(design: Design, prices: Mapping[str, float], utilisation: float) -> TokenPrices:
+    """Compute what a million tokens of a design cost at its rate.
+
+    The price of a co-located pool is split by the time that an instance spends on the prompt of a request alone, and on
+    its output tokens.
+
+    Parameters
+    ----------
+    design
+        Of a plan.
+    prices
+        Price of a GPU by system, in place of the middle of its market range. [USD/h]
+    utilisation
+        Share of the reserved hours in which the rate is served. [1]
+
+    Returns
+    -------
+    TokenPrices
+        Numbers. [USD]
+
+    Raises
+    ------
+    InputError
+        A utilisation out of range, a price that is not known.
+
+    Examples
+    --------
+    GPUs that are idle half of the time cost twice as much a token:
+
+    >>> import disagg_sim as ds
+    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
+    >>> used, reserved = (planned_prices(best, {"h200_sxm": 3.6}, share) for share in (1.0, 0.5))
+    >>> [f"{float(two / one):.2f}" for one, two in zip(used, reserved) if not np.isnan(one)]
+    ['2.00', '2.00']
+    """
+    if not 0.0 < utilisation <= 1.0:
+        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
+    lengths, first, last = design.work.lengths, design.pools[0], design.pools[-1]
+    hour = [pool.gpus * usd_per_gpu_hour(pool.setup.system, prices) for pool in design.pools]
+    fill = prefill_design(first, lengths)
+    if len(hour) == 1:
+        step = decode_design(last, lengths)
+        prompt = float(times_of(fill, step=False).busy[0])
+        tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
+        hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]
+    found = token_prices(fill, *(np.array([each]) for each in (hour[0], hour[-1], design.rate)))
+    return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in found))

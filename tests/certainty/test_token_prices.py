@@ -1,0 +1,88 @@
+"""Prices of a million tokens: new, cached and output ones."""
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.certainty.rows import Origin, designs_of
+from disagg_sim.certainty.token_prices import PRICE_COLUMNS, token_prices, with_token_prices
+from disagg_sim.errors import InputError
+from disagg_sim.planning.prices import planned_prices
+
+PRICE = {"h200_sxm": 3.6}  # a thousandth of a USD a second
+ONE = ds.Mapping()
+
+
+@pytest.fixture(scope="module")
+def at():
+    return ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+
+
+def tables(at, lengths):
+    options = ds.Colocation(batch=(32,), prefill_batch=(1,))
+    pools = ds.prefill_grid(at, ONE, lengths), ds.decode_grid(at, ONE, lengths, batch=[32])
+    yield ds.colocated(at, ONE, lengths, options=options)
+    yield ds.piggyback(at, ONE, lengths, options=ds.Colocation(batch=(32,)))
+    yield ds.disaggregated(*pools, gpu_cap=16)
+
+
+def test_the_worked_example_of_two_pools(at):
+    # 2 USD/h: 2/(3600*12,000) USD a prompt token and 2/(3600*900) an output token
+    lengths = ds.lengths(1000, 100)
+    grids = ds.prefill_grid(at, ONE, lengths), ds.decode_grid(at, ONE, lengths, batch=[8])
+    (designs,) = designs_of(ds.disaggregated(*grids))
+    prices = token_prices(designs, np.array([2.0]), np.array([2.0 * 12 * 100 / 900]), np.array([12.0]))
+    assert prices.new == pytest.approx(0.0463, abs=5e-5)
+    assert prices.output == pytest.approx(0.617, abs=5e-4)
+
+
+@pytest.mark.parametrize("cached", [None, 0.5, 0.96])
+def test_tokens_of_a_request_cost_what_the_deployment_costs(at, cached):
+    lengths = ds.lengths(8192, 256, cached=cached)
+    past = 8192 - lengths.mean_new  # whole blocks
+    for points in tables(at, lengths):
+        row = with_token_prices(points, PRICE, origin=Origin(lengths=lengths)).iloc[0]
+        spent = (8192 - past) * row["usd_per_million_input_tokens"] + 256 * row["usd_per_million_output_tokens"]
+        spent += past * np.nan_to_num(row["usd_per_million_cached_tokens"])
+        assert row["usd_per_hour"] == pytest.approx(3.6 * row["total_gpus"])
+        assert spent / 1e6 == pytest.approx(row["usd_per_hour"] / 3600 / row["request_rate_per_s"])
+
+
+def test_cached_tokens_cost_a_fraction_of_new_ones(at):
+    lengths = ds.lengths(8192, 256, cached=0.5)
+    for points in tables(at, lengths):
+        row = with_token_prices(points, PRICE, origin=Origin(lengths=lengths)).iloc[0]
+        assert 0.0 < row["usd_per_million_cached_tokens"] < 0.25 * row["usd_per_million_input_tokens"]
+
+
+def test_without_cached_tokens_there_is_no_price_of_them(at):
+    for points in tables(at, ds.lengths(2048, 256)):
+        assert with_token_prices(points, PRICE)["usd_per_million_cached_tokens"].isna().all()
+
+
+def test_hours_that_are_reserved_and_not_used_are_paid_by_those_that_are(at):
+    points = next(tables(at, ds.lengths(2048, 256)))
+    used, reserved = (with_token_prices(points, PRICE, utilisation=share) for share in (1.0, 0.25))
+    for column in ("usd_per_million_input_tokens", "usd_per_million_output_tokens"):
+        assert reserved[column].to_numpy() == pytest.approx(4 * used[column].to_numpy())
+    assert reserved["usd_per_hour"].equals(used["usd_per_hour"])
+
+
+def test_the_other_columns_stay(at):
+    points = next(tables(at, ds.lengths(2048, 256)))
+    priced = with_token_prices(points, PRICE)
+    assert priced.drop(columns=[column.name for column in PRICE_COLUMNS]).equals(points)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_utilisation_out_of_range_is_told(at, share):
+    with pytest.raises(InputError, match="utilisation must be above 0 and at most 1, got"):
+        with_token_prices(next(tables(at, ds.lengths(2048, 256))), PRICE, utilisation=share)
+
+
+def test_tokens_of_a_plan_cost_what_its_gpus_cost():
+    plan = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
+    for design in (plan.best, plan.other):
+        found = planned_prices(design, PRICE, 0.5)
+        spent = 2048 * found.new + 256 * found.output
+        assert spent / 1e6 == pytest.approx(3.6 * design.gpus / 3600 / 40 / 0.5)
