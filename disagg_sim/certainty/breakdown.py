@@ -245,6 +245,8 @@ def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
     values |= {"isl": grid.lengths.mean_isl, "osl": grid.lengths.mean_osl}
     values["ftl_s" if phase == "prefill" else "ttl_s"] = grid.latency[row, column]
     values |= {f"{phase}_{name}": getattr(mapping, name) for name in SHARDING}
+    if grid.drafts[row, column]:
+        values["decode_draft_tokens"] = grid.drafts[row, column]
     values |= {f"{phase}_batch": grid.batch[column], f"{phase}_memory_bytes": grid.memory_bytes[row, column]}
     return pd.DataFrame([values | {"prefill_chunk_tokens": mapping.chunk_tokens}])
 

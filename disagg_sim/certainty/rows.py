@@ -29,7 +29,7 @@ from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.search.prefixes import taken_up
-from disagg_sim.serving.points import CASE_COLUMNS, THROUGHPUT, with_unsaid
+from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import Lengths, lengths_at, lengths_named, with_cached
 from disagg_sim.workload.prefixes import parted
 
@@ -159,7 +159,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     """
     points = with_unsaid(points)
     if "speculation" not in points:
-        points = points.assign(speculation="")
+        points = points.assign(speculation=NO_SPECULATION)
     missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
@@ -279,8 +279,8 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
 
 
 def _speculation(word: object) -> Speculation | None:
-    """Speculation of a table; an empty word means none."""
-    return load_speculation(word) if isinstance(word, str) and word else None
+    """Speculation of a table; an empty cell means none, too."""
+    return load_speculation(word) if isinstance(word, str) and word != NO_SPECULATION else None
 
 
 def _undrafted(at: Setup) -> Setup:

@@ -19,6 +19,8 @@ from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.acceptance import asked_speculation
+from disagg_sim.facts.load import load_model
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
@@ -83,6 +85,10 @@ def explain(
     pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
     dcp: Annotated[int, typer.Option(min=1, help="Of the tp GPUs, those that share the tokens of a KV head.")] = 1,
     pcp: Annotated[int, typer.Option(min=1, help="Groups of tp GPUs that share a prompt, of prefill.")] = 1,
+    speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
+    acceptance: Annotated[
+        str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
+    ] = "",
     batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
     osl: Annotated[int, typer.Option(min=2, help="Output tokens.")] = 256,
@@ -112,7 +118,8 @@ def explain(
         design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
     else:
         named = _given("--system", system), _given("--precision", precision)
-        at, chosen = setup(model, *named, profile, engine or None), 0
+        drafter = asked_speculation(load_model(model).name, speculate, acceptance)
+        at, chosen = setup(model, *named, profile, engine or None, drafter), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
         design = by_hand(at, mapping, asked or lengths(isl, osl), phase, batch)
     found = breakdown(design, origin=Origin(lengths=asked))

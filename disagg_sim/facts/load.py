@@ -63,7 +63,6 @@ __all__ = [
     "load_system",
     "load_traffic",
     "load_uncertainty",
-    "measured_speculation",
     "resolve_precision",
     "spec_name",
 ]
@@ -276,45 +275,6 @@ def load_speculation(name: str | Path) -> Speculation:
     if isinstance(name, str) and " " in name and not is_path(name):
         return speculation_in_words(name)
     return _load("speculation", name, Speculation)
-
-
-def measured_speculation(model: str) -> Speculation:
-    """Find the one curve of acceptance that was measured on a model.
-
-    Parameters
-    ----------
-    model
-        Canonical name.
-
-    Returns
-    -------
-    Speculation
-        Of ``speculation/``.
-
-    Raises
-    ------
-    InputError
-        None or several; says what there is, and how to state one's own.
-
-    Examples
-    --------
-    >>> measured_speculation("deepseek_r1").name
-    'deepseek_r1_mtp'
-    >>> measured_speculation("llama_3_1_8b")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no acceptance was measured on llama_3_1_8b, and none is assumed; measured: ...
-    """
-    every = [load_speculation(name) for name in list_specs("speculation")]
-    own = [curve for curve in every if curve.model == model]
-    if len(own) == 1:
-        return own[0]
-    state = "state your own, such as 'mtp 0.8 0.6' or {method: mtp, acceptance: [0.8, 0.6]} in a file"
-    if own:
-        raise InputError(
-            f"{model} has {len(own)} curves of acceptance: {', '.join(c.name for c in own)}; name one, or {state}"
-        )
-    names = ", ".join(curve.name for curve in every)
-    raise InputError(f"no acceptance was measured on {model}, and none is assumed; measured: {names}; {state}")
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:

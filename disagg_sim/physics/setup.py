@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from disagg_sim.facts.acceptance import check_measured_on
 from disagg_sim.facts.engine import EngineSpec, Sharing
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.hardware import SystemSpec
@@ -189,6 +190,8 @@ def setup(
     system_spec = system if isinstance(system, SystemSpec) else load_system(system)
     profile_spec = profile if isinstance(profile, ProfileSpec) else load_profile(profile)
     curve = speculation if isinstance(speculation, Speculation | None) else load_speculation(speculation)
+    if curve is not None:
+        check_measured_on(curve, model_spec.name)
     served = _served(model_spec, curve)
     recipe = resolve_precision(precision, served, system_spec)
     fits = load_efficiency(system_spec.name)

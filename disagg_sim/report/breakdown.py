@@ -104,6 +104,8 @@ def heading(point: Mapping[str, Any]) -> str:
         for phase in ("decode", "prefill")
         if f"{phase}_batch" in point
     }
+    if "decode" in of and (drafts := int(point.get("decode_draft_tokens", 0))):
+        of["decode"] += f", {drafts} draft token{'s' * (drafts > 1)}"
     if mode in of:
         how = of[mode]
     elif mode == "disaggregated":

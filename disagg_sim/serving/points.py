@@ -26,6 +26,8 @@ from disagg_sim.search import pareto
 from disagg_sim.search.grid import CHOSEN_FORMS
 from disagg_sim.workload.lengths import Lengths
 
+#: In the column ``speculation``: no speculative decoding.
+NO_SPECULATION = "none"
 INTERACTIVITY = "tokens_per_s_per_user"
 THROUGHPUT = "tokens_per_s_per_gpu"
 
@@ -115,7 +117,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("decode_dcp", "int64", "1", "context parallel degree of the cache, decode"),
     Column("prefill_pcp", "int64", "1", "context parallel degree of prompts, prefill"),
     Column("decode_pcp", "int64", "1", "context parallel degree of prompts, decode"),
-    Column("speculation", "category", "", "drafter and acceptance of speculative decoding; empty = none"),
+    Column("speculation", "category", "", "drafter and acceptance of speculative decoding, or none"),
     Column("decode_draft_tokens", "int64", "token", "draft tokens of a decode step; 0 = none"),
     Column("accepted_tokens_per_step", "float64", "token", "mean tokens that a decode step emits for a sequence"),
 )
@@ -274,7 +276,7 @@ def points_table(served: Served) -> pd.DataFrame:
         "mixed_chunk_tokens": served.mixed_chunk,
         "mixed_step_share": served.mixed_share,
         "decode_draft_tokens": decode.mapping.draft_tokens,
-        "speculation": spec.name if (spec := served.speculation) else "",
+        "speculation": spec.name if (spec := served.speculation) else NO_SPECULATION,
         "accepted_tokens_per_step": accepted_length(spec, decode.mapping.draft_tokens),
     }
     codes = np.zeros(np.size(total), dtype=np.int8)

@@ -49,6 +49,8 @@ class Case:
     prices: tuple[tuple[str, float], ...]  # [USD/h]
     pool_names: tuple[str, ...] = TWO  # that a request passes
     images: Images | None = None  # of a request
+    speculation: str = ""  # curve, or method and acceptance; "" = none
+    draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all [token]
 
     @property
     def name(self) -> str:
@@ -127,7 +129,8 @@ class Case:
 
     def setup_of(self, system: SystemSpec, precision: str) -> Setup:
         """Setup of the case on a system in a recipe."""
-        return setup(self.model, system, precision, self.profile, self.engine or None)
+        drafter = load.load_speculation(self.speculation).trying(self.draft_tokens) if self.speculation else None
+        return setup(self.model, system, precision, self.profile, self.engine or None, drafter)
 
     def _system(self, name: str) -> SystemSpec:
         spec = load.load_system(name)
@@ -158,7 +161,8 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
-    axes = (spec.traffic, spec.pools_of(model), spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains, forms)
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations)
+    axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
             tags=(),
@@ -177,8 +181,10 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             prices=spec.prices,
             pool_names=spec.pool_names,
             images=spec.images,
+            speculation=drafter,
+            draft_tokens=spec.draft_tokens if drafter else (),
         )
-        for traffic, pools, limits, ratio, domain, form in product(*axes)
+        for traffic, pools, limits, ratio, domain, form, drafter in product(*axes)
     ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
@@ -209,6 +215,8 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "overlap_loss": f"overlap{_number(sharing.interference.overlap_loss)}",
         "per": f"per_{case.per}",
         "pools": "-".join(case.pool_names),
+        "speculation": case.speculation.replace(" ", "_") or "no_speculation",
+        "draft_tokens": "drafts" + "_".join(map(str, case.draft_tokens or ("_all",))),
     }
 
 

@@ -27,7 +27,7 @@ from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.serving.points import COLUMNS, Column, empty_table
+from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.plan import POOLS, PREFILL, Block, ModePlan
@@ -294,6 +294,7 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "prefill_precision": pools.prefill_precision,
         "prefill_profile": case.profile,
         "prefill_engine": prefill_engine,
+        "speculation": case.speculation or NO_SPECULATION,
     }
     words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))

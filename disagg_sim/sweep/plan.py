@@ -249,6 +249,8 @@ def _specs(case: Case) -> dict[str, Any]:
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
     specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
     specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
+    if case.speculation and (curve := load.load_speculation(case.speculation)).model:  # a stated one has no file
+        specs[f"speculation/{case.speculation}"] = curve
     if case.traffic.law:
         specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):

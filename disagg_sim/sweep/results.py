@@ -25,9 +25,8 @@ from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
 from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.errors import InfeasibleError, StoreError
-from disagg_sim.facts import load
 from disagg_sim.physics.rates import Taken
-from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of
@@ -198,9 +197,9 @@ def collect(plan: SweepPlan, store: Store, failed: Mapping[Key, str]) -> SweepRe
 
 def fits_used(case: Case) -> tuple[UsedFit, ...]:
     """Every fit behind the case's times; empty for a profile without fits."""
-    model, pools = load.load_model(case.model), case.pools
+    pools = case.pools
     sides = ((case.prefill_system, pools.prefill_precision), (case.decode_system, pools.precision))
-    fits = [setup(model, *side, case.profile, case.engine or None).rates.used for side in sides]
+    fits = [case.setup_of(*side).rates.used for side in sides]
     if pools.alike:
         return tuple(map(UsedFit, fits[0]))
     names = (pools.prefill_system, pools.system)

@@ -22,7 +22,8 @@ from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
-from disagg_sim.facts.faults import out_of_range, require_few, told_by
+from disagg_sim.facts.acceptance import check_measured_on
+from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
 from disagg_sim.facts.schema import (
     Axis,
     Named,
@@ -38,6 +39,7 @@ from disagg_sim.facts.schema import (
     one_spelling,
     told_apart,
 )
+from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import Interference
@@ -152,6 +154,8 @@ class SweepSpec:
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
     pool_names: tuple[str, ...] = TWO  # that a request passes, of ``serving.pools.POOLS``
     images: Images | None = None  # of a request, for an encode pool
+    speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
+    draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -279,6 +283,11 @@ class _Interference(Strict):
     overlap_loss: Annotated[float, Range(0.0, 1.0)] = 0.0
 
 
+def _speculation(word: str) -> str:
+    """A curve, or a method and its acceptance, in its canonical spelling."""
+    return str(expected(load.load_speculation, word).name)
+
+
 class _File(Strict):
     """Keys of a sweep's file."""
 
@@ -307,6 +316,8 @@ class _File(Strict):
     block_points: Annotated[int, Range(1, 10**7)] = BLOCK_POINTS
     pools: Axis[Annotated[str, OneOf(POOLS)]] = TWO
     images: Annotated[Images | None, Written(ImagesKeys, images_of)] = None
+    speculation: Axis[Annotated[str, AfterValidator(_speculation), Unless("none", "")]] = ("",)
+    draft_tokens: Axis[Annotated[int, Range(0, MOST_DRAFTS)]] = ()
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -334,6 +345,8 @@ class _File(Strict):
             block_points=self.block_points,
             pool_names=self.pools,
             images=self.images,
+            speculations=self.speculation,
+            draft_tokens=self.draft_tokens,
         )
 
 
@@ -408,6 +421,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     yield from _domain_conflicts(spec)
     yield from _idle_keys(spec)
     yield from _idle_recipes(spec)
+    yield from _speculation_conflicts(spec)
     for pools in spec.pools:
         yield from _pool_conflicts(spec, pools)
     if spec.prices and spec.per != "usd":
@@ -428,6 +442,17 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
             "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
         },
     )
+
+
+def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
+    """Curves of other models, numbers of drafts beyond an acceptance or without one."""
+    curves = [load.load_speculation(word) for word in spec.speculations if word]
+    if spec.draft_tokens and not curves:
+        yield "draft_tokens: acts with 'speculation' only"
+    for curve in curves:
+        yield from told_by("draft_tokens", curve.trying, spec.draft_tokens)
+        for model in spec.models:
+            yield from told_by("speculation", check_measured_on, curve, model)
 
 
 def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:

@@ -16,7 +16,8 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_speculation, measured_speculation
+from disagg_sim.facts.acceptance import measured_speculation
+from disagg_sim.facts.load import load_speculation
 from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
