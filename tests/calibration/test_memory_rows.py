@@ -126,6 +126,9 @@ def test_a_spoilt_file_is_one_line(tmp_path, change, said):
     with pytest.raises(TableError, match=said):
         judged(tmp_path / "t.csv", change)
     pd.DataFrame([SERVER]).drop(columns="kv_gib").to_csv(tmp_path / "s.csv", index=False)
+    pd.DataFrame(columns=list(SERVER)).to_csv(tmp_path / "e.csv", index=False)
+    with pytest.raises(TableError, match=r"e.csv: no servers in it"):
+        judge_memory(tmp_path / "e.csv", load_engine("vllm"))
     with pytest.raises(TableError, match=r"s.csv: missing column 'kv_gib' of servers"):
         judge_memory(tmp_path / "s.csv", load_engine("vllm"))
 

@@ -249,6 +249,8 @@ def _read(path: Path) -> pd.DataFrame:
     for column in COLUMNS:
         if column not in table:
             raise TableError(f"{shown(path)}: missing column {column!r} of servers{nearest(column, table.columns)}")
+    if table.empty:
+        raise TableError(f"{shown(path)}: no servers in it")
     degrees = (
         table[["tp", "pp", "dp", "max_num_batched_tokens"]].apply(pd.to_numeric, errors="coerce").ge(1).all(axis=1)
     )
