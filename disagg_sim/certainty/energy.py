@@ -25,7 +25,7 @@ from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of, numbers
 from disagg_sim.errors import InputError
 from disagg_sim.facts.node import NodePower
 from disagg_sim.physics.node import facility_watts
-from disagg_sim.physics.power import power_at
+from disagg_sim.physics.power import Power, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column
 
@@ -33,6 +33,8 @@ from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column
 ENERGY_COLUMNS: tuple[Column, ...] = (
     *COST_COLUMNS["watt"],
     Column("drawn_watts", "float64", "W", "what all GPUs of the deployment draw at its rate: fitted power of kernels"),
+    Column("drawn_watts_p10", "float64", "W", "10 % quantile of it: wider where the power is inherited"),
+    Column("drawn_watts_p90", "float64", "W", "90 % quantile of it, at most the TDP"),
     Column("joules_per_request", "float64", "J", "of all GPUs for one request, waiting included"),
     Column("prefill_joules_per_prompt_token", "float64", "J/token", "of the GPUs at work on a pass of prefill"),
     Column("decode_joules_per_output_token", "float64", "J/token", "of the GPUs at work on decode steps"),
@@ -62,6 +64,8 @@ class Energy:
     """Energy of designs at their matched rate; arrays of shape (rows,)."""
 
     watts: Floats  # of all GPUs [W]
+    least: Floats  # 10 % quantile [W]
+    most: Floats  # 90 % quantile [W]
     prefill: Floats  # of the GPUs at work on the prompt of a request [J]
     decode: Floats  # on its output tokens [J]
     waiting: Floats  # of pools that wait, for a request [J]
@@ -112,6 +116,8 @@ def with_energy(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFra
             "tdp_watts": tdp,
             "tokens_per_joule": tokens[rows] / tdp,
             "drawn_watts": found.watts,
+            "drawn_watts_p10": found.least,
+            "drawn_watts_p90": found.most,
             "joules_per_request": found.watts / rate,
             "prefill_joules_per_prompt_token": found.prefill / lengths.mean_isl,
             "decode_joules_per_output_token": found.decode / lengths.mean_osl,
@@ -185,14 +191,25 @@ def energy_of(designs: Designs, rate: Floats) -> Energy:
         busy = np.minimum(rate / (designs.instances * designs.lengths.request_rate(batch, mean)), 1.0)
         watts = [rate * (prefill + decode) + (1.0 - busy) * designs.instances * gpus * power_at(designs.at).idle]
     whole = np.asarray(sum(watts))
+    ends = [_ends(power_at(at), gpus, each) for (at, gpus), each in zip(_pools(designs), watts, strict=True)]
     pools = [(at.system.node_power, gpus, each) for (at, gpus), each in zip(_pools(designs), watts, strict=True)]
     return Energy(
         watts=whole,
+        least=np.asarray(sum(low for low, _ in ends)),
+        most=np.asarray(sum(high for _, high in ends)),
         prefill=prefill + 0.0 * whole,
         decode=decode + 0.0 * whole,
         waiting=whole / rate - prefill - decode,
         transfer=_transfer(pools, rate) if len(pools) > 1 else 0.0 * whole,
         facility=np.asarray(sum(_facility(pool, designs.total_gpus) for pool in pools)),
+    )
+
+
+def _ends(power: Power, gpus: Floats, watts: Floats) -> tuple[Any, Any]:
+    """Ends of the 80 % band of what GPUs draw. [W]"""
+    above = watts - gpus * power.idle
+    return gpus * power.idle + above / power.factor, np.minimum(
+        watts + above * (power.factor - 1.0), gpus * power.limit
     )
 
 

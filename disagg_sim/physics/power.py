@@ -11,6 +11,7 @@ about g. Fitted class by class (``calibration.power``), ``hw_specs/power/``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_power
 from disagg_sim.facts.power import PowerLaw, PowerSpec
 from disagg_sim.facts.precision import FORMATS
+from disagg_sim.facts.uncertainty import EIGHTY, HALF
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
@@ -28,6 +30,9 @@ from disagg_sim.physics.work import Numeric
 
 #: q, how sharply power bends at the limit; 3, 4 and 6 do alike on rows held out. [1]
 BEND = 4.0
+#: Median error of the power of single kernels where the laws of another system are taken by share of the limit: mean
+#: over the six pairs of measured systems, on rows held out. [1]
+TRANSFER = 0.26
 #: Operator kinds of transfers: they read and write HBM at the pace of the link, as an elementwise kernel does.
 TRANSFERS = ("all_reduce", "gather", "all_to_all", "hop")
 
@@ -83,6 +88,19 @@ class Power:
     def idle(self) -> float:
         """Of a GPU that waits. [W]"""
         return self.spec.idle * self.limit
+
+    @property
+    def factor(self) -> float:
+        """Power above waiting lies within this factor of the forecast with a probability of 80 %. [1]
+
+        As if all kernels of a pass erred together, by the median error of single ones.
+        """
+        rows = sum(law.held_out_points for law in self.spec.laws)
+        if self.spec.inherited or not rows:
+            median = TRANSFER
+        else:
+            median = sum(law.held_out_median_error * law.held_out_points for law in self.spec.laws) / rows
+        return math.exp(EIGHTY * median / HALF)
 
 
 def power_at(at: Setup) -> Power:

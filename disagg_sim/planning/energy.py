@@ -30,6 +30,7 @@ class Drawn:
     """What a design draws at its rate."""
 
     watts: float  # of all GPUs [W]
+    band: tuple[float, float]  # 80 % of the cases lie between [W]
     facility: float  # with hosts, network, fans, supplies and PUE; NaN = not known [W]
     inherited: bool  # whether the power of any kernel was measured on another system
 
@@ -60,17 +61,21 @@ def drawn(design: Design) -> Drawn:
     >>> best.gpus * 134 < found.watts < best.gpus * 700, found.watts < found.facility, found.inherited
     (True, True, False)
     """
-    watts, facility, inherited = 0.0, 0.0, False
+    watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0
     for pool in design.pools:
         own = _watts(pool, design.work.lengths)
         node = pool.setup.system.node_power
         watts += own
-        inherited |= power_at(pool.setup).spec.inherited
+        power = power_at(pool.setup)
+        above = own - pool.gpus * power.idle
+        least += own - above * (1.0 - 1.0 / power.factor)
+        most += min(own + above * (power.factor - 1.0), pool.gpus * power.limit)
+        inherited |= power.spec.inherited
         if node is None:
             facility = math.nan
         else:
             facility += pool.gpus * float(facility_watts(node, own / pool.gpus, across=design.gpus > node.gpus))
-    return Drawn(watts=watts, facility=facility, inherited=inherited)
+    return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
 
 
 def _watts(pool: PlannedPool, lengths: Lengths) -> float:

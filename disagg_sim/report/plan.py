@@ -255,6 +255,8 @@ def drawn_json(design: Design, found: Drawn) -> DrawnJson:
     """Make the JSON of what a design draws."""
     return {
         "watts": found.watts,
+        "watts_p10": found.band[0],
+        "watts_p90": found.band[1],
         "facility_watts": plain(found.facility),
         "joules_per_request": found.watts / design.rate,
         "output_tokens_per_joule": design.tokens_per_s / found.watts,

@@ -236,7 +236,10 @@ def drawn_rows(design: Design, drawn: Drawn | None) -> Iterator[tuple[str, str, 
         return
     label = Trust.INHERITED if drawn.inherited else Trust.FITTED
     each, joules = drawn.watts / design.gpus, drawn.watts / design.rate
-    said = f"{drawn.watts:,.0f} W of all GPUs, {each:.0f} W each; {joules:.3g} J a request, "
+    low, high = drawn.band
+    said = (
+        f"{drawn.watts:,.0f} W of all GPUs ({low:,.0f} to {high:,.0f}), {each:.0f} W each; {joules:.3g} J a request, "
+    )
     yield "drawn", f"{said}{design.tokens_per_s / drawn.watts:.3g} output tokens/J", f"{label}: power of kernels"
     if math.isnan(drawn.facility):
         yield "facility", "hosts, network and cooling are not known", ""

@@ -106,6 +106,8 @@ class DrawnJson(TypedDict):
     """What the GPUs and the building draw at the planned rate."""
 
     watts: Annotated[float, Field(description="of all GPUs [W]")]
+    watts_p10: float
+    watts_p90: float
     facility_watts: Annotated[float | None, Field(description="with hosts, network, supplies and PUE; null = unknown")]
     joules_per_request: float
     output_tokens_per_joule: float

@@ -107,6 +107,15 @@ def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
     gpus = table["total_gpus"]
     assert (table["drawn_watts"] > gpus * power.power_at(at).idle).all()
     assert (table["drawn_watts"] < table["tdp_watts"]).all()
+    assert (table["drawn_watts_p10"] < table["drawn_watts"]).all()
+    assert (table["drawn_watts_p90"] > table["drawn_watts"]).all()
+    assert (table["drawn_watts_p90"] <= table["tdp_watts"]).all()
+
+
+def test_the_band_of_inherited_power_is_wider_and_that_of_waiting_is_none():
+    fitted, inherited = (power.power_at(ds.setup("llama_3_1_8b", name, "fp8")) for name in ("h200_sxm", "h100_sxm"))
+    assert 1.2 < fitted.factor < 1.4 < inherited.factor
+    assert inherited.factor == pytest.approx(np.exp(1.28155 * 0.26 / 0.67449))
 
 
 def test_a_token_costs_more_joules_where_fewer_share_a_step(at):

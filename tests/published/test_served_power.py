@@ -52,6 +52,8 @@ def inferencex():
     setups = {recipe: ds.setup("deepseek_r1", "mi355x", recipe, engine="sglang") for recipe in ("mxfp4", "fp8")}
     rows = [(forecast(setups[recipe], *sizes, 1), watts, joules) for recipe, *sizes, watts, joules in INFERENCEX]
     power = np.array([row["drawn_watts"] / row["total_gpus"] / watts for row, watts, _ in rows])
+    ends = [[row[f"drawn_watts_{end}"] / row["total_gpus"] / watts for end in ("p10", "p90")] for row, watts, _ in rows]
+    assert all(low < 1.0 < high for low, high in ends)
     energy = np.array([row["joules_per_request"] / row["osl"] / joules for row, _, joules in rows])
     return power - 1, energy - 1
 

@@ -17,6 +17,7 @@ from disagg_sim.calibration.kernels.robust import Parameter, error_quantiles, fi
 from disagg_sim.calibration.power.table import KINDS, PowerTable
 from disagg_sim.facts.efficiency import DataFile
 from disagg_sim.facts.power import PowerLaw
+from disagg_sim.facts.uncertainty import HALF
 from disagg_sim.physics.power import kernel_power
 from disagg_sim.units import US
 
@@ -130,7 +131,7 @@ def _judged(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> Pow
     predicted = _watts(law, rows, idle, limit)
     median, p90 = error_quantiles(predicted, watts)
     logs = np.log(watts / predicted)
-    sigma = float(np.median(np.abs(logs - np.median(logs))) / 0.67449)
+    sigma = float(np.median(np.abs(logs - np.median(logs))) / HALF)
     return replace(
         law, held_out_points=len(rows), held_out_median_error=median, held_out_p90_error=p90, sigma_log=sigma
     )
