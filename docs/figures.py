@@ -1,7 +1,7 @@
 """The pictures of README and docs: ``python docs/figures.py`` computes and draws them into ``docs/img/``.
 
 Every picture is computed from the shipped specs; nothing is read from a stored result. Equal versions of the
-libraries give equal bytes.
+libraries give equal bytes. Those named ``attention_...`` compute a sweep of minutes in ``build/`` first.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_f
 from disagg_sim.report.roofline import breakdown_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
 from disagg_sim.units import MS  # noqa: E402
+from docs import attention_figures  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
 
 FOLDER = ROOT / "docs" / "img"
@@ -262,6 +263,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "explain": explain,
     "policies": policies,
     "architecture": architecture,
+    "attention_frontiers": attention_figures.frontiers,
+    "attention_transfer": attention_figures.transfer,
+    "attention_ratio": attention_figures.ratio,
+    "attention_gain": attention_figures.gain,
 }
 
 
