@@ -57,12 +57,15 @@ def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
     Returns
     -------
     ndarray of str
-        Shape (rows,): one of ``LAYOUTS``, with ``-PP`` where the row has several stages.
+        Shape (rows,): one of ``LAYOUTS``, with ``-PP`` where the row has several stages and ``-CP`` where GPUs share
+        the tokens of a sequence.
 
     Examples
     --------
     >>> layout_kinds(Mapping(dp_attn=8, ep=8)).tolist(), layout_kinds(Mapping(tp_attn=4, tp_ffn=4, pp=2)).tolist()
     (['DP-EP'], ['TP-PP'])
+    >>> layout_kinds(Mapping.stack([Mapping(tp_attn=8, tp_ffn=8, dcp=dcp) for dcp in (1, 8)])).tolist()
+    ['TP', 'TP-CP']
     """
     rows = len(mapping)
 
@@ -71,7 +74,9 @@ def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
 
     stage = 2 * above_one(mapping.dp_attn).astype(int) + above_one(mapping.ep)
     kinds = np.array(LAYOUTS)[stage]
-    return np.where(above_one(mapping.pp), np.char.add(kinds, "-PP"), kinds)
+    kinds = np.where(above_one(mapping.pp), np.char.add(kinds, "-PP"), kinds)
+    shared = above_one(mapping.dcp) | above_one(mapping.pcp)
+    return np.where(shared, np.char.add(kinds, "-CP"), kinds) if np.any(shared) else kinds
 
 
 def served_sigma(spread: ServedSpread, told: Table[str, Sequence[str]]) -> Floats:
