@@ -277,7 +277,7 @@ class Roster:
         kind = self._kinds.setdefault(mapping, len(self._kinds))
         if kind not in self._links:
             self._links[kind] = self.site.instance_bandwidth(mapping), self.site.wire(mapping).latency_s
-        self.link.join(*self._links[kind])
+        self.link.join(*self._links[kind], int(mapping.gpus))
         self.number.append(self.budget.enter(self, instance))
         self.mapping.append(mapping)
         self.kind.append(kind)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.physics.kv_path import path_of
+from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.engine import FIRST, LAST, Engine
@@ -30,6 +30,13 @@ class Wire(NamedTuple):
     bandwidth: float  # one way [B/s]
     latency_s: float  # before the first byte [s]
     descriptor_s: float  # before it, too, of each block of each tensor [s]
+
+
+class Spine(NamedTuple):
+    """Uplinks that the transfers between leaf switches share, each leaf its own, each way."""
+
+    leaf_gpus: int  # GPUs whose NICs meet in one leaf [1]
+    uplink: float  # of a leaf, one way [B/s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +68,26 @@ class LinkSpec:
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
-    def wire(self, at: Setup, gpus: float) -> Wire:
+    def spine(self, at: Setup, gpus: float) -> Spine | None:
+        """The uplinks that a simulated deployment of ``gpus`` shares; None where its NICs are all that counts."""
+        system, profile = at.system, at.profile
+        leaf, over = system.leaf_gpus, system.spine_oversubscription or 1.0
+        if leaf is None or over == 1.0 or not leaf < gpus < math.inf or self.sharing != "fair" or self.bandwidth:
+            return None
+        return Spine(leaf, leaf * path_bandwidth(system, profile, "spine"))
+
+    def wire(self, at: Setup, gpus: float, *, shared_spine: bool = False) -> Wire:
         """The links of a deployment of ``gpus``, infinity where an NVLink domain cannot hold it.
 
-        One larger than ``leaf_gpus`` of the system has caches cross the spine, at its oversubscription.
+        One larger than ``leaf_gpus`` of the system has caches cross the spine, at its oversubscription, as if all did
+        at once; with ``shared_spine`` a GPU has its whole NIC, and the uplinks are shared (``spine``).
 
         Where bandwidth or latency are given, the profile adds no costs.
         """
         system, profile = at.system, at.profile
         inside = gpus <= system.nvlink_domain
         link = own_link_bandwidth(system, profile, within_domain=inside)
-        if path_of(system, gpus) == "spine":
+        if path_of(system, gpus) == "spine" and not (shared_spine and self.spine(at, gpus)):
             link /= system.spine_oversubscription or 1.0
         hop = profile.p2p_latency_inside if inside else profile.p2p_latency_across
         descriptor = self.descriptor_s or 0.0
@@ -117,8 +133,12 @@ class KvLink:
     leave together, and end together.
     """
 
-    def __init__(self, engine: Engine, *, sharing: str, latency_s: float) -> None:
-        self.engine, self.sharing, self.latency_s = engine, sharing, latency_s
+    def __init__(self, engine: Engine, *, sharing: str, latency_s: float, spine: Spine | None = None) -> None:
+        self.engine, self.sharing, self.latency_s, self.spine = engine, sharing, latency_s, spine
+        self._gpus = 0  # of the instances so far, which stand side by side in the order of their starts [1]
+        self._leaf: list[int] = []  # of the first GPU of each instance, where there is a spine
+        self._up: dict[int, list[_Transfer]] = {}  # by leaf: transfers that leave it, and those that come
+        self._down: dict[int, list[_Transfer]] = {}
         self._latency: list[float] = []  # of instances, before the first byte [s]
         self.bandwidth: list[float] = []  # of instances, one way, at present [B/s]
         self.whole: list[float] = []  # the same where nothing has failed [B/s]
@@ -130,8 +150,14 @@ class KvLink:
         self._senders: dict[int, None] = {}  # whose transfers wait for new rates; in the order of their changes
         self._receivers: dict[int, None] = {}
 
-    def join(self, bandwidth: float, latency_s: float | None = None) -> None:
-        """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]"""
+    def join(self, bandwidth: float, latency_s: float | None = None, gpus: int = 1) -> None:
+        """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]
+
+        With a spine it stands behind those before it, on ``gpus`` GPUs, and counts at the leaf of the first.
+        """
+        if self.spine is not None:
+            self._leaf.append(self._gpus // self.spine.leaf_gpus)
+            self._gpus += gpus
         self._latency.append(self.latency_s if latency_s is None else latency_s)
         self.bandwidth.append(bandwidth)
         self.whole.append(bandwidth)
@@ -161,6 +187,9 @@ class KvLink:
             self.bandwidth[sender] / (len(self._out[sender]) + 1),
             self.bandwidth[receiver] / (len(self._in[receiver]) + 1),
         )
+        if self.spine is not None and self._crosses(sender, receiver):
+            beside = (self._up.get(self._leaf[sender], ()), self._down.get(self._leaf[receiver], ()))
+            rate = min(rate, self.spine.uplink / (max(map(len, beside)) + 1))
         return min(before * total, before * window_s * total / (total / rate + post_s))
 
     def send(
@@ -179,10 +208,18 @@ class KvLink:
         outgoing, incoming = self._out[sender], self._in[receiver]
         outgoing.append(transfer)
         incoming.append(transfer)
-        if len(outgoing) == 1 and len(incoming) == 1:
+        crosses = self._crosses(sender, receiver)
+        if crosses:
+            self._up.setdefault(self._leaf[sender], []).append(transfer)
+            self._down.setdefault(self._leaf[receiver], []).append(transfer)
+        if len(outgoing) == 1 and len(incoming) == 1 and not crosses:
             self._pace(transfer, now)
         else:
             self._changed(sender, receiver)
+
+    def _crosses(self, sender: int, receiver: int) -> bool:
+        """Whether a transfer takes uplinks."""
+        return self.spine is not None and self._leaf[sender] != self._leaf[receiver]
 
     def _changed(self, sender: int, receiver: int) -> None:
         """Transfers of both ends get new rates when all that happens now has happened."""
@@ -201,11 +238,20 @@ class KvLink:
             for transfer in self._in[receiver]:
                 if transfer.sender not in senders:
                     self._pace(transfer, now)
+        if self.spine is not None:
+            leaves = {self._leaf[each] for each in (*senders, *receivers)}
+            for beside in (self._up, self._down):
+                for leaf in sorted(leaves & beside.keys()):
+                    for transfer in beside[leaf]:
+                        self._pace(transfer, now)
 
     def _pace(self, transfer: _Transfer, now: float) -> None:
         sender, receiver = transfer.sender, transfer.receiver
         rate, most = self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver])
         rate = min(rate, most)
+        if self.spine is not None and self._crosses(sender, receiver):
+            up, down = self._up[self._leaf[sender]], self._down[self._leaf[receiver]]
+            rate = min(rate, self.spine.uplink / max(len(up), len(down)))
         if rate == transfer.rate:
             return
         if now > transfer.since:
@@ -222,7 +268,11 @@ class KvLink:
         sender, receiver = transfer.sender, transfer.receiver
         self._out[sender].remove(transfer)
         self._in[receiver].remove(transfer)
-        if self._out[sender] or self._in[receiver]:
+        crossed = self._crosses(sender, receiver)
+        if crossed:
+            self._up[self._leaf[sender]].remove(transfer)
+            self._down[self._leaf[receiver]].remove(transfer)
+        if crossed or self._out[sender] or self._in[receiver]:
             self._changed(sender, receiver)
         self.in_flight -= 1
         transfer.done(*transfer.args)

@@ -67,7 +67,7 @@ def physical_site(
     (100.0, 378.0)
     """
     inputs, outputs = _servable(at, trace)
-    wire = options.link.wire(at, deployment.link_gpus)
+    wire = options.link.wire(at, deployment.link_gpus, shared_spine=True)
     return Site(
         setup=at,
         deployment=deployment,

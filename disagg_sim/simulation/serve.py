@@ -169,7 +169,8 @@ def _opened(
     spec = cache(partial(spec_of, name, site, parts.steps))
     priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
     fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step, priority=priority)
-    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s)
+    spine = options.link.spine(site.setup, site.deployment.link_gpus)
+    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s, spine=spine)
     roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=budget)
     roster.rows = served.rows
     roster.open(parts.start)

@@ -1,5 +1,7 @@
 """The network between instances: sharing, queueing, pushing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.kv_link import KvLink, LinkSpec, instance_bandwidth
+from disagg_sim.simulation.kv_link import KvLink, LinkSpec, Spine, instance_bandwidth
 from disagg_sim.simulation.site import Site
 
 
@@ -176,3 +178,48 @@ def test_descriptors_are_hidden_with_their_pieces():
 def test_bad_links_are_refused(options, text):
     with pytest.raises(InputError, match=text):
         LinkSpec(**options)
+
+
+def crossing(sends, leaf_gpus, uplink, instances=4, bandwidth=10.0):
+    """As ``finished``, with instances of one GPU under leaves whose uplinks the transfers between them share."""
+    engine = Engine()
+    link, ends = KvLink(engine, sharing="fair", latency_s=0.0, spine=Spine(leaf_gpus, uplink)), {}
+    for _ in range(instances):
+        link.join(bandwidth)
+    for index, (time, sender, receiver, size) in enumerate(sends):
+        engine.at(time, NORMAL, link.send, sender, receiver, size, 0.0, lambda i: ends.update({i: engine.now}), index)
+    engine.run()
+    return [ends[index] for index in range(len(sends))]
+
+
+def test_transfers_between_leaves_share_uplinks_and_those_within_do_not():
+    """Leaves {0, 1} and {2, 3}, an uplink of 10 B/s each way: 0 to 2 and 1 to 3 take 5 B/s each, 0 to 1 takes 10."""
+    assert crossing([(0.0, 0, 2, 40.0), (0.0, 1, 3, 40.0)], 2, 10.0) == pytest.approx([8.0, 8.0])
+    assert crossing([(0.0, 0, 1, 40.0), (0.0, 2, 3, 40.0)], 2, 10.0) == pytest.approx([4.0, 4.0])
+    assert crossing([(0.0, 0, 2, 40.0)], 2, 10.0) == pytest.approx([4.0])  # alone it has its whole NIC
+
+
+def test_an_uplink_that_becomes_free_is_taken():
+    """Both at 5 B/s from t = 2: the first ends at 6; the second has 20 of 40 left then, and ends two seconds later."""
+    assert crossing([(0.0, 0, 2, 40.0), (2.0, 1, 3, 40.0)], 2, 10.0) == pytest.approx([6.0, 8.0])
+
+
+PAIRS = st.permutations(range(4)).map(lambda order: order[:2])
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), PAIRS, st.floats(1, 50)), min_size=1, max_size=6))
+def test_a_spine_without_oversubscription_changes_nothing(drawn):
+    sends = [(time, *pair, size) for time, pair, size in drawn]
+    assert crossing(sends, 2, 1e9) == pytest.approx(finished(sends, [10.0] * 4))
+
+
+def test_a_deployment_larger_than_a_leaf_shares_its_spine():
+    plain = setup("llama_3_1_8b", "h100_sxm", "fp8", "ideal")
+    at = plain.changed(system=replace(plain.system, leaf_gpus=32, spine_oversubscription=4.0))
+    assert LinkSpec().spine(plain, 64) is LinkSpec().spine(at, 32) is None
+    assert LinkSpec(sharing="fifo").spine(at, 64) is None
+    spine = LinkSpec().spine(at, 64)
+    assert spine == (32, pytest.approx(32 * 50e9 / 4))
+    assert LinkSpec().wire(at, 64, shared_spine=True).bandwidth == 50e9
+    assert LinkSpec().wire(at, 64).bandwidth == 12.5e9
+    assert LinkSpec(sharing="fifo").wire(at, 64, shared_spine=True).bandwidth == 12.5e9
