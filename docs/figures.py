@@ -24,8 +24,9 @@ import disagg_sim as ds  # noqa: E402
 from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_figure  # noqa: E402
 from disagg_sim.report.roofline import breakdown_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
-from disagg_sim.units import MS  # noqa: E402
+from disagg_sim.units import GB, MS  # noqa: E402
 from docs import attention_figures  # noqa: E402
+from docs.computed import reuse  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
 
 FOLDER = ROOT / "docs" / "img"
@@ -257,6 +258,61 @@ def explain() -> Any:
 
 
 #: Name of each picture's file, and what draws it.
+#: Cases of the pictures of prefix reuse.
+REUSED = ("DeepSeek-R1, GB200", "Llama-3.1-70B, H200")
+WIDEST = {"DeepSeek-R1, GB200": 110.0, "Llama-3.1-70B, H200": 110.0}  # of the axis of speeds [token/s/user]
+
+
+def reuse_frontiers() -> Any:
+    """Frontiers at four cached shares, disaggregated and co-located."""
+    figure = blank_figure((10.5, 4.6))
+    both = figure.subplots(1, 2)
+    for axes, case in zip(both, REUSED, strict=True):
+        for share, colour in zip(reuse.SHARES, COLOURS, strict=False):
+            found = reuse.modes(case, share)
+            apart = ds.pareto_front(found["disaggregated"])
+            shared = ds.pareto_front(pd.concat([found["colocated"], found["piggyback"]], ignore_index=True), by=())
+            axes.plot(apart[X], apart[Y], "-", color=colour, label=f"{100 * share:.0f} % cached")
+            axes.plot(shared[X], shared[Y], "--", color=colour)
+        axes.set_title(case, loc="left", pad=8)
+        axes.set(xlabel=X_LABEL, xlim=(0, WIDEST[case]), ylim=(0, None))
+    both[0].set_ylabel("throughput [output tokens/s/GPU]")
+    handles, _ = both[0].get_legend_handles_labels()
+    lines = [mpl.lines.Line2D([], [], color=INK, linestyle=line) for line in ("-", "--")]
+    both[1].legend([*handles, *lines], [*(h.get_label() for h in handles), "disaggregated", "co-located"], fontsize=9.5)
+    return figure
+
+
+def reuse_ratios() -> Any:
+    """What a cached share does to the gain of disaggregation, to the pools and to the links."""
+    figure = blank_figure((10.5, 3.9))
+    panels = figure.subplots(1, 3)
+    places = np.arange(len(reuse.SHARES))
+    for (case, colour), mark in zip(zip(reuse.CASES, COLOURS, strict=False), MARKS, strict=False):
+        best = [reuse.matched(case, share) for share in reuse.SHARES]
+        pays = [reuse.gain_at(case, share) for share in reuse.SHARES]
+        egress = [each["kv_egress_bytes_per_s_per_gpu"] / GB for each in best]
+        ingress = [each["kv_ingress_bytes_per_s_per_gpu"] / GB for each in best]
+        panels[0].plot(places, pays, "-" + mark, color=colour, label=case)
+        panels[1].plot(places, [each["ctx_gen_gpu_ratio"] for each in best], "-" + mark, color=colour)
+        panels[2].plot(places, egress, "-" + mark, color=colour)
+        panels[2].plot(places, ingress, ":" + mark, color=colour, markersize=3.5)
+    panels[0].axhline(1.0, color=GREY, linewidth=0.8)
+    panels[0].set_ylim(0.9, 2.0)
+    panels[0].legend(fontsize=8.5, loc="lower left", bbox_to_anchor=(0.0, 0.1))
+    for axes in panels[1:]:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(mpl.ticker.FormatStrFormatter("%g"))
+        axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+    titles = ("throughput over co-located", "prefill GPUs over decode GPUs", "KV, GB/s: sent (-), taken in (:)")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set_title(title, loc="left", pad=8, fontsize=11)
+        axes.set_xticks(places, [f"{100 * share:.0f} %" for share in reuse.SHARES])
+        axes.set_xlabel("cached share of a prompt")
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Any]] = {
     "frontier": frontier,
     "breakdown": breakdown,
@@ -267,6 +323,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "attention_transfer": attention_figures.transfer,
     "attention_ratio": attention_figures.ratio,
     "attention_gain": attention_figures.gain,
+    "reuse_frontiers": reuse_frontiers,
+    "reuse_ratios": reuse_ratios,
 }
 
 

@@ -117,8 +117,7 @@ def heading(point: Mapping[str, Any]) -> str:
         law, reuse = parted(named)
         if "/" not in law:  # constant lengths are ISL/OSL
             lengths = f"{law} ({lengths} on average)"
-        if reuse is not None:
-            lengths += f", {reuse_text(reuse)}"
+        lengths += "" if reuse is None else f", {reuse_text(reuse)}"
     return f"{where}: {MODE_TEXT.get(mode, mode)}, {lengths}; {how}"
 
 

@@ -54,7 +54,7 @@ def test_the_link_sees_more_per_unit_of_prefill(at):
     assert warm["ctx_gen_gpu_ratio"].iloc[0] < cold["ctx_gen_gpu_ratio"].iloc[0] / 4
 
 
-@pytest.mark.parametrize("share", [0.9, BetaShare(alpha=8.0, beta=2.0)])
+@pytest.mark.parametrize("share", [0.9, pytest.param(BetaShare(alpha=8.0, beta=2.0), marks=pytest.mark.long)])
 def test_rows_of_every_mode_are_timed_again(at, share):
     reuse = Reuse(share=ConstantShare(share=share) if isinstance(share, float) else share)
     found, options = ds.lengths(16_384, 512, cached=reuse), ds.Colocation(batch=(16, 64), ttl_measure="p99")

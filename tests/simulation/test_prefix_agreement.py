@@ -1,0 +1,132 @@
+"""With a cached share of every prompt, constant lengths and a full queue, the simulation meets the analytic model."""
+
+import math
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.passes.prompts import prompt_pass
+from disagg_sim.physics.setup import setup
+from disagg_sim.search.grid import prefill_grid
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.trace import Trace
+
+BOUND = 0.02
+HEARD = NOTIFY | CLOSES
+BLOCK = 16
+DEPLOYMENTS = {
+    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", {"tp_attn": 4, "tp_ffn": 4}, 8192, 481, 32),
+    "deepseek_tep8": ("deepseek_r1", "h200_sxm", "fp8", {"tp_attn": 8, "ep": 8}, 16_384, 513, 32),
+}
+
+
+@pytest.fixture(scope="module", params=DEPLOYMENTS)
+def deployment(request):
+    model, system, precision, mapping, isl, osl, batch = DEPLOYMENTS[request.param]
+    at, mapping = setup(model, system, precision), Mapping(**mapping)
+    return at, mapping, isl, osl, batch, StepTable.build(at, mapping)
+
+
+def full_queue(spec, wanted, cached, *, residents, requests, waiting):
+    """Keep ``residents + waiting`` requests in an instance; a request comes where one ends."""
+    fleet, (_, prompt, generate) = Fleet([spec]), wanted
+    for place in range(residents):
+        age = generate * place // residents
+        fleet.submit(0, place, (prompt + age, 0, max(generate - age, 1)), 0.0, flags=HEARD, last_token_s=0.0)
+    for _ in range(waiting):
+        fleet.submit(0, 0, wanted, 0.0, flags=HEARD, cached=cached)
+    for _ in range(requests):
+        _, now = fleet.run_until(math.inf)
+        fleet.submit(0, 0, wanted, now, flags=HEARD, cached=cached)
+    segments = fleet.segments
+    done = np.flatnonzero(~np.isnan(segments.finish_s) & (segments.generate == generate))
+    return segments, done[done >= 3 * residents]
+
+
+def rate(times):
+    times = np.sort(times)
+    return (times.size - 1) / (times[-1] - times[0])
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_prefill_pool(deployment, share):
+    at, mapping, isl, osl, _, table = deployment
+    found = lengths(isl, osl, cached=share)
+    past = int(found.cached.mean_past)
+    exact = prompt_pass(at, mapping, batch=2.0, isl=isl, past=past, chunk_tokens=0)
+    spec = InstanceSpec(table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=2)
+    segments, rows = full_queue(spec, (0, isl, 1), past, residents=0, requests=60, waiting=16)
+    latency = segments.first_token_s[rows] - segments.start_s[rows]
+    assert np.mean(latency) == pytest.approx(float(exact.ftl), rel=BOUND)
+    assert rate(np.unique(segments.finish_s[rows])) == pytest.approx(1 / float(exact.busy), rel=BOUND)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_in_flight_batching(deployment, share):
+    at, mapping, isl, osl, batch, table = deployment
+    found = lengths(isl, osl, cached=share)
+    options = Colocation(batch=(batch,), prefill_batch=(1,))
+    exact = colocated(at, mapping, found, ftl_limit=math.inf, options=options).iloc[0]
+    spec = InstanceSpec(
+        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=1, max_sequences=batch
+    )
+    past = int(found.cached.mean_past)
+    segments, rows = full_queue(spec, (0, isl, osl), past, residents=batch, requests=8 * batch, waiting=batch)
+    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+    assert np.mean(per_token) == pytest.approx(exact["ttl_s"], rel=BOUND)
+    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact["tokens_per_s_per_gpu"], rel=BOUND)
+
+
+@pytest.mark.long
+def test_piggyback(deployment):
+    """Half of every prompt is cached, so half as many tokens are prefilled in a step."""
+    at, mapping, isl, osl, batch, _ = deployment
+    found = lengths(isl, osl, cached=0.5)
+    options = Colocation(batch=(batch,), every_step_mixed=True, mla_form="absorbed")
+    table = StepTable.build(at, mapping, mla_form="absorbed")
+    exact = piggyback(at, mapping, found, ftl_limit=math.inf, options=options).iloc[0]
+    chunk = round(exact["mixed_chunk_tokens"])
+    assert chunk == pytest.approx(isl / 2 * batch / (osl - 1), abs=0.5)
+    spec = InstanceSpec(table=table, blocks=10**6, token_budget=batch + 1 + chunk, max_sequences=batch + 1)
+    past = int(found.cached.mean_past)
+    segments, rows = full_queue(spec, (0, isl, osl), past, residents=batch, requests=8 * batch, waiting=batch)
+    per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+    assert np.mean(per_token) == pytest.approx(exact["ttl_mean_s"], rel=BOUND)
+    assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact["tokens_per_s_per_gpu"], rel=BOUND)
+
+
+def test_a_prefix_cache_of_a_run_is_the_cached_share_of_the_grid():
+    """All prompts begin with the same 90 %: a prefill instance that remembers it serves the rate of the grid."""
+    at, mapping, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4, tp_ffn=4), 8192
+    found = lengths(isl, 2, cached=0.9)
+    past, requests = int(found.cached.mean_past), 240
+    exact = prefill_grid(at, mapping, found, batch=[1])
+    shared, own = past // BLOCK, (isl - past) // BLOCK
+    ids = [[*range(shared), *range(shared + place * own, shared + (place + 1) * own)] for place in range(requests)]
+    blocks = PrefixBlocks(offsets=np.arange(requests + 1) * (shared + own), ids=np.ravel(ids), block_tokens=BLOCK)
+    trace = Trace(
+        arrival=np.zeros(requests),
+        input_tokens=np.full(requests, isl),
+        output_tokens=np.full(requests, 2),
+        prefix=blocks,
+    )
+    pools = {
+        "prefill": (Replicas(mapping=mapping, instances=1, batch=1),),
+        "decode": (Replicas(mapping=mapping, instances=1),),
+    }
+    served = ServedDeployment(name="pools", gpus=8, **pools)
+    options = RunOptions(concurrency=64, prefix_cache_tokens=4 * isl)
+    done = run(trace, served, "disaggregated", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options).requests
+    ends = np.sort(done.prefill_end_s)[40:]
+    assert rate(ends) == pytest.approx(float(exact.request_rate[0, 0]), rel=BOUND)
