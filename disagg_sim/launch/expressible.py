@@ -168,6 +168,8 @@ def _refused(prefill: Workers, decode: Workers, engine: str) -> Iterator[str]:
     heads = [getattr(kind.attention, "kv_heads", 0) for kind in prefill.setup.model.kinds]
     if engine == "vllm" and send > take and 0 < min(heads) < send:
         yield f"attention TP {send} above {take} with {min(heads)} KV heads: its NIXL connector refuses copied heads"
+    if engine == "vllm" and send != take and prefill.setup.model.state_bytes:  # nixl_connector_compatibility, note 5
+        yield f"attention TP {send} and {take}: its NIXL connector moves recurrent states between equal TP alone"
     yield from _refused_shares(prefill, decode, engine)
 
 

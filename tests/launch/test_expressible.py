@@ -57,6 +57,8 @@ def pair(model: str, prefill: ds.Mapping, decode: ds.Mapping) -> list[ds.Workers
         (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "vllm", "pipeline stages in decode"),
         (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "sglang", "2 decode stages; allowed: 1"),
         (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "trtllm", ""),
+        (pair("qwen3_5_397b_a17b", ds.Mapping(pp=4), ds.Mapping(tp_attn=2, dp_attn=4, ep=8)), "vllm", "equal TP alone"),
+        (pair("qwen3_5_397b_a17b", ds.Mapping(pp=4), ds.Mapping(dp_attn=8, ep=8)), "vllm", ""),
         (pair("llama_3_1_70b", ds.Mapping(tp_attn=2, tp_ffn=2, pp=2), tp(4)), "sglang", ""),
     ],
 )

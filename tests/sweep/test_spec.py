@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.cases import cases_of
+from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import Limits, Sharing, load_sweep, same_system
 from disagg_sim.sweep.traffic import Traffic
 
@@ -359,6 +361,18 @@ def test_models_may_have_recipes_and_traffic_limits_of_their_own(tmp_path: Path)
         ("h200_sxm", 65536, 60.0),
     ]
     assert len({case.name for case in cases}) == 4
+
+
+def test_the_sweep_of_new_attention_plans_each_model_in_its_recipe_at_three_lengths() -> None:
+    spec = load_sweep("new_attention")
+    assert len(cases_of(spec)) == 7 * 2 * 3
+    one = plan_sweep(replace(spec, models=("kimi_k3",), pools=spec.pools[1:], modes=("disaggregated",)))
+    assert [(each.case.pools.precision, each.case.limits.ftl_s) for each in one.cases] == [
+        ("mxfp4_fp8kv", 5.0),
+        ("mxfp4_fp8kv", 60.0),
+        ("mxfp4_fp8kv", 600.0),
+    ]
+    assert min(each.points for each in one.cases) > 0
 
 
 def test_pools_may_differ(tmp_path: Path) -> None:
