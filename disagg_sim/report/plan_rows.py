@@ -210,7 +210,7 @@ def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
     yield "availability", told, rests
     days = (f"{mtbf / DAY:,.3g} days" if math.isfinite(mtbf) else "never" for mtbf in found.mtbf)
     stops = (f"{_role(pool)} every {each}" for pool, each in zip(design.pools, days, strict=True))
-    yield "failures", f"an instance stops: {', '.join(stops)}", rests
+    yield "failures", f"an instance stops: {', '.join(stops)}; expected goodput {_share(found.capacity)}", rests
 
 
 def _share(value: float) -> str:
