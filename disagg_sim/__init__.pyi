@@ -29,6 +29,7 @@ from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.plan import Plan, plan
 from .planning.question import PlanOptions
+from .planning.run_energy import run_energy
 from .report.tables import readable
 from .scenario.written import write_scenario
 from .search.deployment import Deployment, Instance, Pool
@@ -131,6 +132,7 @@ __all__ = [
     "readable",
     "rescore",
     "rests_on",
+    "run_energy",
     "sensitivity",
     "setup",
     "simulate",

@@ -1,0 +1,63 @@
+"""Energy of simulated runs, beside the analytic model."""
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.simulation.run import RunOptions
+
+ISL, OSL, ONE = 2048, 256, ds.Mapping()
+LENGTHS = ds.lengths(ISL, OSL)
+
+
+@pytest.fixture(scope="module")
+def at():
+    return ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+
+
+def at_once(requests):
+    sizes = np.full(requests, ISL), np.full(requests, OSL)
+    return ds.Trace(arrival=np.zeros(requests), input_tokens=sizes[0], output_tokens=sizes[1])
+
+
+def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
+    """Mixed steps on the one side, passes between steps on the other: the rates differ by 3 %, and so may the joules."""
+    options = ds.Colocation(batch=(32,), prefill_batch=(1,))
+    row = ds.with_energy(ds.colocated(at, ONE, LENGTHS, options=options)).iloc[0]
+    served = ds.ServedDeployment(
+        name="one", gpus=1, colocated=(ds.Replicas(mapping=ONE, instances=1, batch=32),), setup=at
+    )
+    result = ds.simulate(served, at_once(1280), "vllm", options=RunOptions(concurrency=64))
+    found = ds.run_energy(result)
+    assert found["joules"].sum() / 1280 == pytest.approx(row["joules_per_request"], rel=0.04)
+    assert found["watts"][0] == pytest.approx(row["drawn_watts"], rel=0.03)
+
+
+def test_full_pools_spend_what_their_work_and_waiting_cost(at):
+    prefill, decode = ds.prefill_grid(at, ONE, LENGTHS), ds.decode_grid(at, ONE, LENGTHS, batch=[64])
+    plan = ds.match_rates(prefill, decode, ftl_limit=2.0, ttl_limit=0.05, gpu_budget=8)
+    row = ds.with_energy(ds.disaggregated(prefill, decode, gpu_cap=8)).iloc[0]
+    result = ds.simulate(plan.deployment, at_once(6000), "disaggregated", options=RunOptions(concurrency=1024))
+    found = ds.run_energy(result)
+    work = ISL * row["prefill_joules_per_prompt_token"] + OSL * row["decode_joules_per_output_token"]
+    spent = (found["joules"].sum() - found["waiting_joules"].sum()) / 6000
+    assert spent == pytest.approx(work, rel=0.04)
+    assert (found["waiting_joules"] > 0).all()  # pools fill and drain, and one is faster
+
+
+def test_a_run_without_requests_in_flight_draws_idle_power(at):
+    served = ds.ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ONE, instances=2),), setup=at)
+    trace = ds.Trace(arrival=np.array([0.0, 500.0]), input_tokens=np.array([16, 16]), output_tokens=np.array([2, 2]))
+    found = ds.run_energy(ds.simulate(served, trace, "vllm"))
+    assert found["watts"].to_numpy() == pytest.approx(700 * 0.192, rel=0.001)
+
+
+def test_several_layouts_of_a_role_are_refused(at):
+    parts = tuple(
+        ds.Replicas(mapping=each, instances=1) for each in (ds.Mapping(tp_attn=2, tp_ffn=2), ds.Mapping(pp=2))
+    )
+    served = ds.ServedDeployment(name="mixed", gpus=4, colocated=parts, setup=at)
+    result = ds.simulate(served, at_once(4), "vllm")
+    with pytest.raises(InputError, match="'mixed': colocated has several layouts of 2 GPUs; energy is told of one"):
+        ds.run_energy(result)
