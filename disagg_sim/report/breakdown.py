@@ -351,20 +351,17 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
     """
     mine = found.memory[found.memory["row"] == row]
     for phase, parts in mine.groupby("phase", sort=False):
-        held, limit = parts["bytes"].sum(), parts["limit_bytes"].iloc[0]
-        pool = "GPU" if phase == "both" else f"{phase} GPU"
-        title = (
-            f"memory of a {pool}: {held / GB:.1f} of {limit / GB:.1f} GB that an engine may fill ({held / limit:.0%})"
+        held, (limit, graphs, context) = (
+            parts["bytes"].sum(),
+            parts[["limit_bytes", "graphs_bytes", "context_bytes"]].iloc[0],
         )
-        graphs, context = parts["graphs_bytes"].iloc[0], parts["context_bytes"].iloc[0]
+        pool, share = "GPU" if phase == "both" else f"{phase} GPU", held / limit
+        title = f"memory of a {pool}: {held / GB:.1f} of {limit / GB:.1f} GB that an engine may fill ({share:.0%})"
         if graphs or context:
             title += f"; outside of it CUDA graphs {graphs / GB:.1f} and in use before {context / GB:.1f} GB"
         ranked = parts[parts["bytes"] > 0].sort_values("bytes", ascending=False, kind="stable")
-        yield (
-            title,
-            limit,
-            [(PART_TEXT[part], size) for part, size in zip(ranked["part"], ranked["bytes"], strict=True)],
-        )
+        named = [(PART_TEXT[part], size) for part, size in zip(ranked["part"], ranked["bytes"], strict=True)]
+        yield title, limit, named
 
 
 def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str, str]]:
