@@ -22,7 +22,7 @@ def at_once(requests):
 
 
 def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
-    """Mixed steps on the one side, passes between steps on the other: the rates differ by 3 %, and so may the joules."""
+    """Mixed steps on the one side, passes between steps on the other: rates differ by 3 %, and so may joules."""
     options = ds.Colocation(batch=(32,), prefill_batch=(1,))
     row = ds.with_energy(ds.colocated(at, ONE, LENGTHS, options=options)).iloc[0]
     served = ds.ServedDeployment(
