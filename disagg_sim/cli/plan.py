@@ -13,7 +13,8 @@ from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.tables import table_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
-from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.acceptance import asked_speculation
+from disagg_sim.facts.load import list_specs, load_model
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
@@ -45,6 +46,10 @@ def plan(
     cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     tiers: Annotated[
         str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
+    ] = "",
+    speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
+    acceptance: Annotated[
+        str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
     ] = "",
     ttft: Annotated[str, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said.")] = "2 s",
     tpot: Annotated[str, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said.")] = "50 ms",
@@ -95,6 +100,7 @@ def plan(
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
+        speculation=asked_speculation(load_model(model).name, speculate, acceptance),
         availability=availability,
         failures=failures,
     )

@@ -58,6 +58,8 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--quantization", weights.quantised or None)
     if workers.role in _KV_ROLES:
         flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[workers.role]}
+    if drafts := _drafts_of(workers):
+        flags["--speculative-config"] = {"method": "mtp", "num_speculative_tokens": drafts}
     return flags
 
 
@@ -70,6 +72,12 @@ def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
     """How GPUs that share cached tokens exchange outputs, where the plan counts on another way than the default."""
     how = workers.setup.sharing.decode
     return {} if workers.mapping.dcp == 1 or how in (default, "helix") else {"--dcp-comm-backend": how}
+
+
+def _drafts_of(workers: Workers) -> int:
+    """Draft tokens that workers are started with; in prefill one, for the cache of the drafter. [token]"""
+    drafts = int(workers.mapping.draft_tokens)
+    return 1 if workers.role == "prefill" and workers.setup.speculation is not None else drafts
 
 
 def _vllm_exchange(workers: Workers) -> str:
@@ -132,6 +140,9 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--quantization", weights.quantised or None)
     if workers.role in _KV_ROLES:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
+    if drafts := _drafts_of(workers):
+        flags |= {"--speculative-algorithm": "EAGLE", "--speculative-num-steps": drafts}
+        flags |= {"--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": drafts + 1}
     return flags
 
 
@@ -188,6 +199,8 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa
         config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": workers.sequences}
     if workers.role in _KV_ROLES:
         config["cache_transceiver_config"] = {"backend": "NIXL"}
+    if drafts := _drafts_of(workers):
+        config["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": drafts}
     return config
 
 

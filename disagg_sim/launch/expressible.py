@@ -136,6 +136,10 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":
             yield f"{where}: PCP outside of prefill pools"
+        if (drafter := each.setup.speculation) is not None and drafter.method != "mtp":
+            yield f"{where}: a head of {drafter.method}, whose checkpoint nothing names"
+        if drafter is not None and engine == "trtllm" and each.mapping.pp > 1:
+            yield f"{where}: speculative decoding over pipeline stages"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
 

@@ -15,9 +15,11 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
+from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_pieces
@@ -214,6 +216,7 @@ def linked(
     takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
     best = max(takers, key=lambda each: each.most / gpus_of(each), default=None)
     step, taken = (float(best.step[-1]), 1.0 / best.link_rate) if best is not None else (0.0, 0.0)
+    step *= 1.0 if best is None else accepted_length(best.at.speculation, best.mapping.draft_tokens)
     senders = []
     for each in prefill:
         rate = _moved(each, bandwidth) / kv_bytes
@@ -246,13 +249,17 @@ def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) ->
 
 
 def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
+    batch = grid.batch[: column + 1].astype(float)
+    at, mapping, step = grid.setup, grid.chosen(row, column), grid.latency[row, : column + 1]
+    if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
+        step = decode_step(at, mapping, batch=batch, context=work.lengths.context).ttl
     return DecodeChoice(
-        at=grid.setup,
-        mapping=grid.mappings[row],
+        at=at,
+        mapping=mapping,
         work=work,
         seats=int(grid.batch[column]),
-        batch=grid.batch[: column + 1].astype(float),
-        step=grid.latency[row, : column + 1],
+        batch=batch,
+        step=step,
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
@@ -261,7 +268,9 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
 
 
 def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
-    """Configurations of both phases worth sizing, each with every budget of a step."""
+    """Configurations of both phases worth sizing, each with every budget of a step; with drafts none are sized."""
+    if grids.decode.setup.speculation is not None:
+        return []
     rows, last = _colocated_rows(grids, work)
     if not rows:
         return []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.workload.trace import Trace
 
@@ -51,6 +52,7 @@ class PlanOptions:
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
     availability: float | None = None  # share of time with full capacity, for which spares are added; None = none [1]
     failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
+    speculation: Speculation | None = None  # drafter of prefill and decode pools; instances of both phases have none
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:
@@ -195,12 +197,21 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     recipe = options.precision or usual_precision(spec, system)
-    at = setup(spec, system, recipe, options.profile, options.engine)
+    drafter = options.speculation
+    at = setup(spec, system, recipe, options.profile, options.engine, drafter)
     if options.prefill_system is None:
         return at, at
     sender = load_system(options.prefill_system)
     recipe = options.precision or usual_precision(spec, sender, at.precision.cache.name)
-    return at, setup(spec, sender, recipe, options.profile, options.engine)
+    return at, setup(spec, sender, recipe, options.profile, options.engine, drafter)
+
+
+def _drafters(asked: Speculation | None) -> tuple[Speculation | None, ...]:
+    """Speculations that compete: where no drafts are a choice, too, pools with a drafter and pools without one."""
+    if asked is None:
+        return (None,)
+    drafts = tuple(each for each in asked.choices if each)
+    return tuple(([asked.trying(drafts)] if drafts else []) + ([None] if 0 in asked.choices else []))
 
 
 def usable_systems(
@@ -210,7 +221,8 @@ def usable_systems(
     found, said = [], []
     for system in systems:
         try:
-            found.append(setups_of(model, system, options))
+            for drafter in _drafters(options.speculation):
+                found.append(setups_of(model, system, replace(options, speculation=drafter)))
         except DisaggSimError as error:
             if len(systems) == 1 or isinstance(error, UnknownNameError):
                 raise

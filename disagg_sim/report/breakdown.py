@@ -1,4 +1,7 @@
-"""Format the breakdown of a design as tables."""
+"""Format the breakdown of a design as tables.
+
+Past 400 lines: each table, and the words of its cells.
+"""
 
 from __future__ import annotations
 
@@ -104,8 +107,8 @@ def heading(point: Mapping[str, Any]) -> str:
         for phase in ("decode", "prefill")
         if f"{phase}_batch" in point
     }
-    if "decode" in of and (drafts := int(point.get("decode_draft_tokens", 0))):
-        of["decode"] += f", {drafts} draft token{'s' * (drafts > 1)}"
+    if drafts := point.get("decode_draft_tokens", 0):
+        of["decode"] += f", draft tokens {int(drafts)}"
     if mode in of:
         how = of[mode]
     elif mode == "disaggregated":

@@ -306,6 +306,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
                 "dcp": int(pool.mapping.dcp),
                 "pcp": int(pool.mapping.pcp),
                 "chunk_tokens": int(pool.mapping.chunk_tokens),
+                "draft_tokens": int(pool.mapping.draft_tokens),
                 "batch": pool.batch,
                 "token_budget": getattr(pool.choice, "budget", None),
                 "load": pool.utilisation,

@@ -42,7 +42,8 @@ def mapping_words(pool: PlannedPool) -> str:
     """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
     mapping = pool.mapping
     chunk = f", chunks of {int(mapping.chunk_tokens)}" if mapping.chunk_tokens else ""
-    return text_of(mapping) + chunk
+    drafts = f", draft tokens {mapping.draft_tokens}" if mapping.draft_tokens else ""
+    return text_of(mapping) + chunk + drafts
 
 
 def seconds_text(seconds: float) -> str:

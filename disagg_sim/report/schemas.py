@@ -67,6 +67,7 @@ class PoolJson(TypedDict):
     dcp: int
     pcp: int
     chunk_tokens: Annotated[int, Field(description="0 = whole prompts [token]")]
+    draft_tokens: Annotated[int, Field(description="of a decode step; 0 = no speculation [token]")]
     batch: Annotated[int, Field(description="prompts of a pass, or seats [request]")]
     token_budget: Annotated[int | None, Field(description="of a step of a co-located instance [token]")]
     load: Annotated[float, Field(description="[1]")]

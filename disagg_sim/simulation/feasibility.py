@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InfeasibleError
+from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
@@ -65,6 +65,11 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             own = replicas.setup or at
+            if own.speculation is not None:
+                raise InputError(
+                    f"{deployment.name}.{part}: speculative decoding ({own.speculation.name}) is not simulated; give a "
+                    "setup without speculation"
+                )
             mappings_for(own, replicas.mapping if part == "prefill" else without_pcp(replicas.mapping))
             need = float(np.max(decode_bytes(own, replicas.mapping, 1, cached=decode_residents(1, 0))))
             if need > own.memory_limit:
