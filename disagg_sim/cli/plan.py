@@ -196,9 +196,10 @@ def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Le
         raise InputError("--tiers says where prompts are cached; give --cached, too")
     if not share:
         return work
-    return with_cached(
-        work if isinstance(work, Lengths) else lengths(work), replace(reuse_of(share), tiers=_tiers(tiers))
-    )
+    reuse = replace(reuse_of(share), tiers=_tiers(tiers))
+    if isinstance(work, TrafficCase):
+        return replace(work, cached=reuse)
+    return with_cached(work if isinstance(work, Lengths) else lengths(work), reuse)
 
 
 def _tiers(text: str) -> tuple[tuple[str, float], ...]:

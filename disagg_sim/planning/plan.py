@@ -122,9 +122,7 @@ def plan(
     size = Size(rate=rate, gpus=gpus, users=options.users)
     law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
-    if law.cached is not None:
-        source = None
-    elif source is None and law.constant and law.mean_osl.is_integer():
+    if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
     work = Work(lengths=law, ttft=limit_of(ttft, "ttft"), tpot=limit_of(tpot, "tpot"))
     if trace is not None:

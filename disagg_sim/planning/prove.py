@@ -15,6 +15,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
@@ -22,7 +23,7 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
-from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.synthetic import synthetic_trace, with_shared_start
 from disagg_sim.workload.trace import Trace
 
 #: Requests that are judged at least, by percentile, and simulated at most. [request]
@@ -243,7 +244,9 @@ class _Runs:
     def _run(self, design: Design) -> Run:
         trace, begin = _requests(self.plan, design, self.seed)
         link = LinkSpec() if self.plan.options.max_nic is None else LinkSpec(bandwidth=self.plan.options.max_nic)
-        result = simulate(deployed(design), trace, POLICIES[design.mode], seed=self.seed, options=RunOptions(link=link))
+        kept = 0 if self.plan.work.lengths.cached is None else int(trace.input_tokens.max())  # the start that all share
+        options = RunOptions(link=link, prefix_cache_tokens=kept)
+        result = simulate(deployed(design), trace, POLICIES[design.mode], seed=self.seed, options=options)
         table = result.frame()
         table = table[table["arrival_s"] >= begin]
         done = table[table["status"] == "completed"]
@@ -290,7 +293,18 @@ def _requests(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
     filling = math.ceil(FILLING * alone * rate)
     requests = min(filling + judged, MOST_SIMULATED)
     trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
+    if work.lengths.cached is not None:
+        trace = with_shared_start(trace, _played(work.lengths.cached.reuse))
     return trace, float(trace.arrival[min(filling, requests // 2)])
+
+
+def _played(reuse: Reuse) -> Reuse:
+    """What caches hold of prompts, if a simulation can play it."""
+    tiers = [name for name, share in reuse.tiers if name != HBM and share > 0]
+    if tiers or reuse.in_decode:
+        what = f"pasts in {', '.join(tiers)}" if tiers else "pasts that decode holds"
+        raise InputError(f"simulations know no {what}; allowed: a cached share whose past is in HBM of prefill")
+    return reuse
 
 
 def _least_counts(runs: _Runs, first: Run) -> Run:

@@ -8,15 +8,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
-from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.facts.traffic import ConstantShare, Reuse, TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
-from disagg_sim.workload.request_columns import Tokens, read_only
+from disagg_sim.workload.request_columns import PrefixBlocks, Tokens, read_only
 from disagg_sim.workload.trace import Trace
 
 
@@ -133,6 +133,46 @@ def synthetic_trace(
             raise InputError(f"no request arrives in {duration:g} s at {rate:g} requests/s with seed {seed}")
     inputs, outputs = _draw(lengths, seed, times.size)
     return Trace(arrival=times, input_tokens=inputs, output_tokens=outputs, name=name)
+
+
+def with_shared_start(trace: Trace, reuse: Reuse) -> Trace:
+    """Let all prompts begin with the same tokens, so that a cache that remembers them finds a share of each.
+
+    Parameters
+    ----------
+    trace
+        Of any lengths.
+    reuse
+        Constant share of each prompt, and blocks of the cache. [1], [token]
+
+    Returns
+    -------
+    Trace
+        With prefix blocks: the first ones of all prompts are alike, the others their own.
+
+    Raises
+    ------
+    InputError
+        A share that is not the same for all prompts.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.traffic import ConstantShare
+    >>> trace = synthetic_trace(rate=2.0, lengths=(100, 64), requests=2, seed=1)
+    >>> blocks = with_shared_start(trace, Reuse(share=ConstantShare(share=0.5))).prefix
+    >>> blocks.ids[:6].tolist(), blocks.ids[6:].tolist()
+    ([0, 1, 2, 9, 10, 11], [0, 1, 2, 15, 16, 17])
+    """
+    if not isinstance(reuse.share, ConstantShare):
+        raise InputError("a cached share that follows a distribution cannot be drawn; allowed: a constant share")
+    size = reuse.block_tokens
+    held = np.minimum(reuse.share.share * trace.input_tokens, trace.input_tokens - 1) // size
+    blocks = trace.input_tokens // size
+    offsets = np.concatenate([[0], np.cumsum(blocks)])
+    every = np.arange(offsets[-1])
+    place = every - np.repeat(offsets[:-1], blocks)
+    ids = np.where(place < np.repeat(held, blocks), place, int(blocks.max(initial=0)) + every)
+    return replace(trace, prefix=PrefixBlocks(offsets=offsets, ids=ids, block_tokens=size))
 
 
 def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:

@@ -1,0 +1,56 @@
+"""Plans of prompts whose start is cached, and what simulation says of them."""
+
+import pytest
+from typer.testing import CliRunner
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.planning.prove import prove
+
+ASKED = {"ttft": "1 s", "tpot": "30 ms", "rate": 20}
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256, cached=0.9), **ASKED)
+
+
+def test_a_cached_share_saves_gpus(plan):
+    cold = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256), **ASKED)
+    assert plan.best.gpus < cold.best.gpus
+
+
+@pytest.mark.long
+def test_the_plan_holds_in_simulation(plan):
+    """All prompts begin alike, and instances remember that; TTFT and TPOT within the fifth that plans are off."""
+    proof = prove(plan, adapt=False)
+    assert proof.proven
+    assert proof.planned.tpot["p90"] == pytest.approx(plan.best.tpot["p90"], rel=0.2)
+
+
+def test_simulations_refuse_what_they_do_not_know():
+    reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
+    plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 256, cached=reuse), **ASKED)
+    with pytest.raises(InputError, match="simulations know no pasts in dram"):
+        prove(plan)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tiers", "dram"], "give --cached, too"),
+        (["--cached", "0.9", "--tiers", "hbm=0.5,dram=0.4"], "shares add up to 0.9; allowed: 1"),
+        (["--cached", "0.9", "--tiers", "dram=much"], "allowed: TIER or TIER=SHARE"),
+    ],
+)
+def test_faults_of_the_command_are_named(options, said):
+    import typer
+
+    from disagg_sim.cli.plan import plan as command
+
+    app = typer.Typer()
+    app.command()(command)
+    asked = ["--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "8192", "--osl", "256", "--rate", "20"]
+    found = CliRunner().invoke(app, [*asked, *options])
+    assert said in str(found.exception)
