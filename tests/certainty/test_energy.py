@@ -99,7 +99,7 @@ def test_time_and_energy_of_the_same_pass_agree_with_the_served_model(at):
     assert fill == pytest.approx(times.fill)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(1, 256), st.sampled_from([1, 2, 4]))
 def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
     at = ds.setup("llama_3_1_8b", "b200_sxm", "fp8")

@@ -21,6 +21,7 @@ def at_once(requests):
     return ds.Trace(arrival=np.zeros(requests), input_tokens=sizes[0], output_tokens=sizes[1])
 
 
+@pytest.mark.long
 def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
     """Mixed steps on the one side, passes between steps on the other: rates differ by 3 %, and so may joules."""
     options = ds.Colocation(batch=(32,), prefill_batch=(1,))
@@ -34,6 +35,7 @@ def test_a_full_co_located_instance_spends_what_the_frontier_says(at):
     assert found["watts"][0] == pytest.approx(row["drawn_watts"], rel=0.03)
 
 
+@pytest.mark.long
 def test_full_pools_spend_what_their_work_and_waiting_cost(at):
     prefill, decode = ds.prefill_grid(at, ONE, LENGTHS), ds.decode_grid(at, ONE, LENGTHS, batch=[64])
     plan = ds.match_rates(prefill, decode, ftl_limit=2.0, ttl_limit=0.05, gpu_budget=8)

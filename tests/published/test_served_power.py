@@ -72,6 +72,7 @@ def test_joules_of_a_token_of_r1_on_mi355x_are_forecast_within_7_percent_in_the_
     assert errors.max() == pytest.approx(0.233, abs=0.03)
 
 
+@pytest.mark.long
 def test_power_of_llama_2_on_a100_is_forecast_within_12_percent():
     at = ds.setup("llama_2_70b", "a100_sxm_80gb", "bf16", engine="vllm_eager")
     rows = [forecast(at, gpus, isl, 128, batch, batch) for gpus, isl, batch, _ in SPLITWISE]

@@ -64,6 +64,7 @@ def test_energy_of_the_parts_of_a_row_is_that_of_its_pass(results: Path, capsys:
     assert prefill == pytest.approx(one["prefill_joules_per_prompt_token"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_energy_is_told_by_class_and_only_when_asked(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert run(["explain", str(results), "--row", "0", "--energy"]) == 0
