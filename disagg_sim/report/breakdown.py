@@ -1,7 +1,4 @@
-"""Format the breakdown of a design as tables.
-
-Past 400 lines: each table, and the words of its cells.
-"""
+"""Format the breakdown of a design as tables."""
 
 from __future__ import annotations
 
