@@ -106,9 +106,10 @@ def outline(command: str, module: str, function: str) -> Any:
     [['name'], ['--out']]
     """
     tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text())
+    shared = ast.parse(Path(__file__).with_name("workers.py").read_text())  # options of several commands
     named = {
         target.id: each.value
-        for each in tree.body
+        for each in (*shared.body, *tree.body)
         if isinstance(each, ast.Assign)
         for target in each.targets
         if isinstance(target, ast.Name)
