@@ -54,6 +54,11 @@ def check_measured_on(speculation: Speculation, model: str) -> None:
     speculation, model
         Curve, measured or stated, and name of the model that is to be served with it.
 
+    Returns
+    -------
+    None
+        Where it is a curve of the model, or of none.
+
     Raises
     ------
     InputError
