@@ -87,9 +87,6 @@ class PowerSpec(Shown):
         return min(mine, key=lambda law: (ranks.get(law.form, 2), law.engine != engine))
 
 
-_Keys, _HeirKeys = schema_of(PowerSpec), schema_of(Heir)
-
-
 def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpec]) -> PowerSpec:
     """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit.
 
@@ -119,11 +116,11 @@ def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpe
     (True, {'h200_sxm'})
     """
     if "inherits" in data:
-        heir = Heir(**dict(validate(_HeirKeys, data, path)))
+        heir = Heir(**dict(validate(schema_of(Heir), data, path)))
         parent = load(heir.inherits)
         laws = tuple(replace(law, inherited_from=parent.measured_on) for law in parent.laws)
         return replace(parent, system=heir.system, laws=laws)
-    fields = dict(validate(_Keys, data, path))
+    fields = dict(validate(schema_of(PowerSpec), data, path))  # made here: few commands read such files
     if not any(law.kind == STAND_IN for law in fields["laws"]):
         raise spec_error(path, [f"laws: none is of kind {STAND_IN!r}, which stands for kinds without one"])
     return PowerSpec(measured_on=fields["system"], **fields)
