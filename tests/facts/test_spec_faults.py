@@ -333,7 +333,7 @@ def test_a_file_of_no_known_kind(tmp_path):
     assert str(refusal.value) == (
         f"{path}: keys of no known kind of file; "
         "known kinds: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, "
-        "evidence, failures, launcher, checkpoint, model, traffic, sweep, scenario"
+        "evidence, failures, launcher, checkpoint, model, traffic, speculation, sweep, scenario"
     )
 
 

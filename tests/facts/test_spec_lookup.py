@@ -77,7 +77,7 @@ def test_an_unknown_kind_is_refused():
         "unknown kind 'modle', did you mean 'model'?; "
         "known: hardware, efficiency, power, precision, profile, engine, scheduler, uncertainty, layout, evidence, "
         "failures, launcher, checkpoint, model, "
-        "traffic, sweep, scenario"
+        "traffic, speculation, sweep, scenario"
     )
 
 
@@ -106,7 +106,7 @@ def test_every_fault_of_the_search_path_is_a_line(tmp_path, monkeypatch):
     (tmp_path / "empty" / "hw_specs").write_text("a file by the name of a directory")
     entries = [tmp_path / name for name in ("good", "gone", "file", "empty")]
     monkeypatch.setenv(PATH_VARIABLE, os.pathsep.join([*map(str, entries), ""]))
-    known = "hw_specs, models, scenarios, sweeps, traffic"
+    known = "hw_specs, models, scenarios, speculation, sweeps, traffic"
     for look_up in (lambda: load_system("h100_sxm"), lambda: list_specs("model")):
         with pytest.raises(SpecError) as caught:
             look_up()
