@@ -175,6 +175,8 @@ def test_prompts_in_prefill_come_on_top_of_the_residents(case, batch, mixed):
 @quick
 @given(cases(), batches)
 def test_a_mixed_step_holds_the_activations_of_both_phases(case, batch):
+    """An engine whose memory is known sets room for a full step aside, whatever is in it."""
     at, mapping = case
-    apart = colocated_memory(at, mapping, batch, 1.0, mixed=False)
-    assert colocated_memory(at, mapping, batch, 1.0, mixed=True) > apart
+    apart, both = (colocated_memory(at, mapping, batch, 1.0, mixed=mixed) for mixed in (False, True))
+    set_aside = at.overheads is not None and at.overheads.memory is not None
+    assert both >= apart if set_aside else both > apart
