@@ -62,12 +62,16 @@ class SystemSpec(Shown):
     spine_oversubscription: Annotated[float, Range(1.0, 1000.0)] | None = None  # NICs of a leaf over its uplinks [1]
     engine: Line  # that is taken where none is named (``hw_specs/engines/``)
     tdp: Annotated[float, Quantity("W", 10.0, 10_000.0)]  # [W]
+    power_cap: Annotated[float, Quantity("W", 10.0, 10_000.0)] | None = None  # set below the TDP; None = none [W]
     usd_per_gpu_hour: Annotated[tuple[float, float] | None, Span(0.0, 1000.0)]  # low and high market price [USD/h]
     node_power: NodePower | None = None  # of a node beside its GPUs; None = not known
     kv_tiers: Mapping[str, KvTier] = field(default_factory=dict)  # dram, ssd, remote: what a node has beside its GPUs
     confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
 
+
+#: Least cap, as a share of the TDP, at which ``physics.power.slowed`` was met by published runs. [1]
+LEAST_CAP = 0.7
 
 _Keys = schema_of(SystemSpec)
 _WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
@@ -82,6 +86,11 @@ def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
         found.append(
             f"hbm_reported: {quoted(data['hbm_reported'])} is above hbm_capacity {quoted(data['hbm_capacity'])}, "
             "even where its GB are GiB"
+        )
+    if spec.power_cap is not None and not LEAST_CAP * spec.tdp <= spec.power_cap <= spec.tdp:
+        found.append(
+            f"power_cap: {quoted(data['power_cap'])} is not from {LEAST_CAP:g} times the tdp {quoted(data['tdp'])} to "
+            "it: below, no published slowdown follows the law of clocks"
         )
     if found:
         raise spec_error(path, found)

@@ -55,7 +55,11 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
 
 
 def adjusted(op: Operator, cost: Cost, at: Setup) -> Cost:
-    """What ``Rates.adjust`` makes of the cost of the operator."""
+    """What a power cap and ``Rates.adjust`` make of the cost of the operator."""
+    if at.system.power_cap is not None:
+        from disagg_sim.physics.power import slowed  # few systems have a cap, and most runs no power laws
+
+        cost = slowed(op, cost, at)
     return cost if at.rates.adjust is None else at.rates.adjust(op, cost)
 
 

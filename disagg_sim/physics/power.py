@@ -182,6 +182,77 @@ def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
     return watts
 
 
+def clock_under(cap: Numeric, *, drawn: Numeric, idle: Numeric) -> Numeric:
+    r"""Clock that a power cap leaves, as a share of the clock without it.
+
+    .. math:: f = \left(\frac{P_{cap} - P_0}{P - P_0}\right)^{1/3}
+
+    Above the idle :math:`P_0` the power is in proportion to the clock and to the square of the voltage, which falls
+    with the clock. Where the voltage can fall no further (below some 0.7 of the limit) clocks fall faster than this.
+
+    Parameters
+    ----------
+    cap, drawn, idle
+        Cap, power without it, power of a GPU that waits. [W]
+
+    Returns
+    -------
+    numeric
+        At most 1. [1]
+
+    Examples
+    --------
+    >>> float(round(clock_under(500.0, drawn=700.0, idle=135.0), 3)), float(clock_under(500.0, drawn=300.0, idle=135.0))
+    (0.864, 1.0)
+    """
+    return np.cbrt((cap - idle) / np.maximum(drawn - idle, cap - idle))
+
+
+def slowed(op: Operator, cost: Cost, at: Setup) -> Cost:
+    r"""Slow an operator that draws more than the power cap of its system.
+
+    .. math:: t' = t + \max(0, c/f - \max(c, m))
+
+    Multiplying (c) takes 1/f times as long (``clock_under``), the traffic of HBM (m) as long as before: what waits for
+    HBM is not slowed. An assumption beside the fits.
+
+    Parameters
+    ----------
+    op, cost, at
+        Kernel, its cost at full clock, and the setup, whose system has a ``power_cap``.
+
+    Returns
+    -------
+    Cost
+        As before where the power is below the cap, and for transfers. [s]
+
+    Raises
+    ------
+    InputError
+        As ``power_at``.
+
+    Examples
+    --------
+    A prompt of 8192 tokens takes 6 % longer at 500 W than at 700 W, a step of decode as long as before:
+
+    >>> import disagg_sim as ds
+    >>> def times(system):
+    ...     at, mapping = ds.setup("llama_3_1_70b", system, "fp8", engine="vllm"), ds.Mapping(tp_attn=8, tp_ffn=8)
+    ...     lengths = ds.lengths(8192, 512)
+    ...     grids = (grid(at, mapping, lengths, batch=[1]) for grid in (ds.prefill_grid, ds.decode_grid))
+    ...     return [float(grid.latency[0, 0]) for grid in grids]
+    >>> [round(capped / free, 2) for capped, free in zip(times("h200_sxm_500w"), times("h200_sxm"))]
+    [1.06, 1.0]
+    """
+    cap = at.system.power_cap
+    if cap is None or op.kind in TRANSFERS:
+        return cost
+    clock = clock_under(cap, drawn=watts_of(at)(op, cost), idle=power_at(at).idle)
+    compute, memory = cost.sums.compute / clock, cost.sums.memory
+    longer = np.maximum(compute - np.maximum(cost.sums.compute, memory), 0.0)
+    return Cost(cost.time + longer, cost.sums._replace(compute=compute))
+
+
 def class_of(op: Operator) -> tuple[str, str]:
     """Kind and form of the law of an operator (``PowerSpec.law_of``)."""
     if op.kind in TRANSFERS or op.kind == "copy":

@@ -102,7 +102,7 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
     Parameters
     ----------
     names
-        A spec, names with commas between them, a list of these, or ``"any"``.
+        A spec, names with commas between them, a list of these, or ``"any"``: all but those under a power cap.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
     if isinstance(names, str):
         parts = [part.strip() for part in names.split(",") if part.strip()]
         if parts == [ANY]:
-            return [load_system(name) for name in list_specs("hardware")]
+            return [each for each in map(load_system, list_specs("hardware")) if each.power_cap is None]
         if not parts:
             raise InputError("system is empty; give names such as h100_sxm, with commas between them, or any")
         names = parts

@@ -53,7 +53,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         ("disagg-sim specs sh", {"show"}),
         ("disagg-sim plan --tp", {"--tpot"}),
         ("disagg-sim plan --model qwen3_32", {"qwen3_32b"}),
-        ("disagg-sim plan --isl 4096 --system h20", {"h200_nvl", "h200_sxm", "h20_3e", "h20_sxm"}),
+        ("disagg-sim plan --isl 4096 --system h20", {"h200_nvl", "h200_sxm", "h200_sxm_500w", "h20_3e", "h20_sxm"}),
         ("disagg-sim plan --system h100_sxm,gh", {"h100_sxm,gh200"}),
         ("disagg-sim plan --system an", {"any"}),
         ("disagg-sim sweep smo", {"smoke"}),

@@ -204,6 +204,16 @@ FAULTS = [
         "sigma: -1",
         ["cases[0].isl.sigma: -1 is out of range; allowed: from 0 to 10"],
     ),
+    (
+        "hardware",
+        "h200_sxm_500w",
+        "power_cap: 500 W",
+        "power_cap: 400 W",
+        [
+            "power_cap: '400 W' is not from 0.7 times the tdp '700 W' to it: below, no published slowdown follows the "
+            "law of clocks"
+        ],
+    ),
     # inheritance
     (
         "efficiency",
@@ -212,9 +222,9 @@ FAULTS = [
         "inherits: h100",
         [
             "unknown efficiency file 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, "
-            "b200_sxm, b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h200_nvl, h200_sxm, "
-            "h20_3e, h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, tpu7x, trainium2, trainium3, "
-            "vr_nvl72"
+            "b200_sxm, b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h100_sxm_500w, "
+            "h200_nvl, h200_sxm, h200_sxm_500w, h20_3e, h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, "
+            "tpu7x, trainium2, trainium3, vr_nvl72"
         ],
     ),
     ("efficiency", "h800_sxm", "inherits: h100_sxm", "inherits: h800_sxm", ["'h800_sxm' cannot inherit from itself"]),
@@ -350,6 +360,7 @@ def test_an_unknown_name_lists_the_known_ones():
         load_system("h100")
     assert str(refusal.value) == (
         "unknown system 'h100', did you mean 'h100_sxm'?; known: a100_sxm_40gb, a100_sxm_80gb, b200_sxm, "
-        "b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h200_nvl, h200_sxm, h20_3e, "
-        "h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, tpu7x, trainium2, trainium3, vr_nvl72"
+        "b300_sxm, gb200_nvl72, gb300_nvl72, gh200, h100_nvl, h100_pcie, h100_sxm, h100_sxm_500w, h200_nvl, h200_sxm, "
+        "h200_sxm_500w, h20_3e, h20_sxm, h800_sxm, l40s, mi300x, mi325x, mi355x, rtx_pro_6000, tpu7x, trainium2, "
+        "trainium3, vr_nvl72"
     )
