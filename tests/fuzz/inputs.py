@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -107,6 +108,11 @@ GEMM = "system,framework,version,kernel_source,dtype,m,n,k,latency_us\n" + "".jo
     f"h100_sxm,trtllm,1.0,cublas,fp8,{m},{n},4096,{5 + 2e-6 * m * n * 4096 / 800:.6g}\n"
     for m in (1, 16, 64, 256, 1024, 8192)
     for n in (1024, 2048, 4096, 6144, 8192, 12288)
+)
+POWER = "system,framework,version,kind,dtype,m,n,k,latency_us,power_w,power_limit_w\n" + "".join(
+    f"h100_sxm,vllm,1.0,gemm,bfloat16,{m},{n},4096,{5 + 2e-5 * m * n:.6g},{150 + 60 * math.log2(m):.4g},700\n"
+    for m in (1, 16, 64, 256)
+    for n in (1024, 2048, 4096, 6144, 8192, 10240, 12288, 16384)
 )
 EXCLUDE = (
     "file,system,framework,condition,reason\n"
@@ -298,11 +304,13 @@ def kernels(rng: Random) -> Spoilt:
     files = {
         "gemm.csv": GEMM.encode() if spoil_mask else spoilt_table(GEMM, rng),
         "exclude.csv": spoilt_table(EXCLUDE, rng) if spoil_mask else EXCLUDE.encode(),
+        "power.csv": spoilt_table(POWER, rng),
     }
     fit = ["calibrate", "kernels", "gemm.csv", "--system", "h100_sxm", "--out", "o.yaml", "--exclude", "exclude.csv"]
     judge = ["validate", "kernels", "gemm.csv", "--exclude", "exclude.csv", "--out", "out"]
     spread = ["calibrate", "uncertainty", "gemm.csv", "--exclude", "exclude.csv", "--out", "u.yaml"]
-    return Spoilt("calibrate, validate kernels", files, rng.choice((fit, fit, fit, judge, spread)))
+    power = ["calibrate", "power", "power.csv", "--system", "h100_sxm", "--out", "p.yaml"]
+    return Spoilt("calibrate, validate kernels", files, rng.choice((fit, fit, fit, judge, spread, power)))
 
 
 def served(rng: Random) -> Spoilt:
@@ -395,6 +403,7 @@ LINES = (
     ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "v.yaml"],
     ["calibrate", "uncertainty", "gemm.csv", "--out", "u.yaml"],
     ["calibrate", "layouts", "served.csv", "--out", "m.yaml"],
+    ["calibrate", "power", "power.csv", "--system", "h100_sxm", "--out", "p.yaml"],
     ["validate", "kernels", "gemm.csv", "--out", "out"],
     ["validate", "serving", "served.csv"],
     ["validate", "ranking", "served.csv", "--out", "out"],
@@ -419,6 +428,7 @@ def command_line(rng: Random, line: list[str] | None = None) -> Spoilt:
         "sc.yaml": _dump(SCENARIO),
         "trace.csv": TRACES["csv"].encode(),
         "gemm.csv": GEMM.encode(),
+        "power.csv": POWER.encode(),
         "served.csv": SERVED.encode(),
         "passes.csv": PASSES.encode(),
         "run.csv": REQUESTS.encode(),

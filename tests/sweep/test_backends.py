@@ -14,7 +14,7 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 
 pytestmark = pytest.mark.alone
-LOCAL = (Workers(1), Workers(2), Workers(2, "serial"))
+LOCAL = (Workers(1), Workers(2))
 
 
 def refuse(number: int) -> int:
