@@ -51,7 +51,7 @@ def uncertainty(
     spread = replace(shipped, kinds=kinds, composed=composed, assumed=assumed, per_doubling=per_doubling)
     rows, faults = read_files(serving or [])
     for fault in faults:
-        typer.echo(f"left out: {fault}", err=True)
+        typer.echo(f"warning: left out: {fault}", err=True)
     served = served_spreads(with_bands(evaluate(rows), rows, spread)) if rows else (shipped.shared, shipped.served)
     text = spreads_text(kinds, composed, served, data=data, date=date, assumed=assumed, per_doubling=per_doubling)
     spec = write_spreads(out, text)

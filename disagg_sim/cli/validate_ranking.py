@@ -35,7 +35,7 @@ def validate_ranking(
     """
     rows, faults = read_files(files)
     for fault in faults:
-        typer.echo(f"left out: {fault}", err=True)
+        typer.echo(f"warning: left out: {fault}", err=True)
     table = evaluate(rows)
     told = None if predictions is None else read_predictions(predictions)
     if told is None:

@@ -61,7 +61,7 @@ def validate_serving(
     """
     rows, faults = read_files(files)
     for fault in faults:
-        typer.echo(f"left out: {fault}", err=True)
+        typer.echo(f"warning: left out: {fault}", err=True)
     table = evaluate(rows)
     if table.empty:
         typer.echo("no measurements in these files")

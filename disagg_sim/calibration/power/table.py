@@ -234,7 +234,9 @@ def read_power_table(path: Path, system: str) -> PowerTable:
 def _read(path: Path) -> tuple[bytes, pd.DataFrame]:
     try:
         data = path.read_bytes()
-        return data, read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, low_memory=False)
+        return data, read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(
+            path, low_memory=False, dtype={"version": str}
+        )
     except OSError as error:
         raise TableError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
