@@ -36,6 +36,7 @@ class KvTier:
     bandwidth: _Link  # into HBM [B/s]
     latency_s: Annotated[float, Range(0.0, 1.0, "s")]  # of a load, looking it up included [s]
     capacity: Annotated[float, Quantity("B", GB, 1e6 * TB)] | None = None  # None = as much as is needed [B]
+    shared: bool = False  # whether all instances find what any of them has put there
 
 
 @dataclass(frozen=True, kw_only=True)

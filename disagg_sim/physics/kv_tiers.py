@@ -5,13 +5,15 @@ Source: physics page, section 8 (Prefix reuse).
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, prefix_bytes, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -83,9 +85,95 @@ def load_time(at: Setup, mapping: Mapping, *, batch: Numeric, past: float, tier:
     """
     if tier is None or past == 0:
         return 0.0
-    size = kv_bytes_per_request(at.model, at.precision, past)
-    links = unique_gpus(at.model, mapping, past, at.precision) / mapping.dp_attn
-    return tier.latency_s + np.ceil(batch / mapping.dp_attn) * size / (links * tier.bandwidth)
+    size = loaded_bytes(at, past)
+    return tier.latency_s + np.ceil(batch / mapping.dp_attn) * size / rank_bandwidth(at, mapping, past, tier)
+
+
+def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
+    """Size what is loaded of a past, each element once.
+
+    Parameters
+    ----------
+    at, past
+        Setup, and tokens of the past. [token]
+    held
+        Of them, at its start, what is in HBM already. [token]
+
+    Returns
+    -------
+    float
+        Cache of the rest, and the recurrent state at its end. [B]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
+    >>> loaded_bytes(at, 1000, held=400) / 163_840
+    600.0
+    """
+    model, precision = at.model, at.precision
+    there = kv_bytes_per_request(model, precision, held) - model.state_bytes if held else 0.0
+    return kv_bytes_per_request(model, precision, past) - there
+
+
+def rank_bandwidth(at: Setup, mapping: Mapping, past: float, tier: KvTier) -> Numeric:
+    """Find how fast the GPUs of one attention rank fill from a tier, each with its own part: ``G_unique/dp*R``.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    past
+        Tokens of what is loaded; matters only where kinds of layers are sharded unlike each other. [token]
+    tier
+        With the bandwidth of one GPU.
+
+    Returns
+    -------
+    numeric
+        Of the shape of the mapping. [B/s]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8")
+    >>> ranks = (Mapping(tp_attn=8, ep=8), Mapping(dp_attn=8, ep=8))
+    >>> [f"{rank_bandwidth(at, each, 1000, tier_of(at.system, 'dram')) / 1e9:.0f} GB/s" for each in ranks]
+    ['50 GB/s', '50 GB/s']
+    """
+    return unique_gpus(at.model, mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
+
+
+def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: float) -> float:
+    """Count the tokens that the share of an instance in a tier holds.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance, whose GPUs keep their own parts. [1]
+    capacity
+        Of one GPU's share; None = as much as is needed. [B]
+    prompt
+        Tokens of a usual prompt, at which the cache of a token is counted, saved states with it. [token]
+
+    Returns
+    -------
+    float
+        ``inf`` without a capacity. [token]
+
+    Examples
+    --------
+    Eight shares of 250 GB hold 12 million tokens of 164 kB:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> f"{tier_tokens(at, eight, tier_of(at.system, 'dram').capacity, 8192) / 1e6:.1f} million"
+    '12.2 million'
+    """
+    if capacity is None:
+        return math.inf
+    unique = float(unique_gpus(at.model, mapping, prompt, at.precision))
+    return unique * capacity / prefix_bytes(at.model, at.precision, prompt) * prompt
 
 
 def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numeric:

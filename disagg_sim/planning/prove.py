@@ -244,8 +244,11 @@ class _Runs:
     def _run(self, design: Design) -> Run:
         trace, begin = _requests(self.plan, design, self.seed)
         link = LinkSpec() if self.plan.options.max_nic is None else LinkSpec(bandwidth=self.plan.options.max_nic)
-        kept = 0 if self.plan.work.lengths.cached is None else int(trace.input_tokens.max())  # the start that all share
-        options = RunOptions(link=link, prefix_cache_tokens=kept)
+        options = RunOptions(link=link)
+        if (cached := self.plan.work.lengths.cached) is not None:
+            tiers = _below(cached.reuse)
+            kept = 1 if tiers else int(trace.input_tokens.max())  # [token], or the start that all share
+            options = replace(options, prefix_cache_tokens=kept, tiers=tiers)
         result = simulate(deployed(design), trace, POLICIES[design.mode], seed=self.seed, options=options)
         table = result.frame()
         table = table[table["arrival_s"] >= begin]
@@ -300,11 +303,16 @@ def _requests(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
 
 def _played(reuse: Reuse) -> Reuse:
     """What caches hold of prompts, if a simulation can play it."""
-    tiers = [name for name, share in reuse.tiers if name != HBM and share > 0]
-    if tiers or reuse.in_decode:
-        what = f"pasts in {', '.join(tiers)}" if tiers else "pasts that decode holds"
-        raise InputError(f"simulations know no {what}; allowed: a cached share whose past is in HBM of prefill")
+    if reuse.in_decode:
+        raise InputError("simulations know no pasts that decode holds; allowed: a cached share of prefill alone")
+    if len(used := [name for name, share in reuse.tiers if share > 0]) > 1:
+        raise InputError(f"simulations draw no pasts in {' and '.join(used)} by their shares; allowed: one tier")
     return reuse
+
+
+def _below(reuse: Reuse) -> tuple[str, ...]:
+    """The tier below HBM that pasts lie in, if any: HBM then remembers nothing."""
+    return tuple(name for name, share in reuse.tiers if name != HBM and share > 0)
 
 
 def _least_counts(runs: _Runs, first: Run) -> Run:

@@ -24,7 +24,7 @@ from disagg_sim.scenario.spec import Scenario
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
-from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary
+from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
@@ -88,6 +88,7 @@ class ScenarioResult:
     decisions: pd.DataFrame  # a row a decision
     classes: pd.DataFrame  # a row a class of a run, where the traces have classes
     models: pd.DataFrame  # a row a model of a run and one of all, where a deployment serves several
+    tiers: pd.DataFrame  # a row a tier of a run, where prompts are kept below HBM
     capacity: pd.DataFrame  # a row a search; empty when the scenario asks for none
     searched: pd.DataFrame  # a row a run of the searches, the columns of ``summary``
     faults: tuple[str, ...]  # of runs that their policies stopped
@@ -331,6 +332,7 @@ def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> Scena
         ),
         classes=_class_table(whole, store),
         models=_model_table(whole, store),
+        tiers=_tier_table(whole, store),
         capacity=pd.DataFrame([_capacity_row(run, store) for run in searches], columns=list(CAPACITY_COLUMNS)),
         searched=pd.DataFrame(_timed(store, [run.key(run.table) for run in searches], timings), columns=list(COLUMNS)),
         faults=faults,
@@ -362,6 +364,17 @@ def _model_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
             rows = by_model(store.read(run.key(REQUESTS)), limits, gpus)
             tables.append(rows.assign(**_names(run))[[*NAMES, *MODEL_COLUMNS]])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *MODEL_COLUMNS])
+
+
+def _tier_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
+    """Where the prompts of each run were found."""
+    tables = [
+        tier_use(store.read(run.key(REQUESTS)), run.scenario.run.tiers).assign(**_names(run))
+        for run in runs
+        if run.scenario.run.tiers
+    ]
+    columns = [*NAMES, "tier", "tokens", "share", "bytes", "bytes_per_s"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
 
 
 def _records(store: Store, key: Key) -> list[dict[str, Any]]:
@@ -408,6 +421,8 @@ def _write_tables(result: ScenarioResult, root: Path) -> None:
         write_csv(root / "classes.csv", result.classes, digits=9)
     if len(result.models):
         write_csv(root / "models.csv", result.models, digits=9)
+    if len(result.tiers):
+        write_csv(root / "tiers.csv", result.tiers, digits=9)
     if len(result.capacity):
         write_csv(root / "capacity.csv", result.capacity, digits=9)
         write_csv(root / "capacity_runs.csv", result.searched, digits=9)

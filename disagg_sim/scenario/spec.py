@@ -42,6 +42,7 @@ from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.prefix_tiers import below
 from disagg_sim.simulation.run import RunOptions
 
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
@@ -186,9 +187,18 @@ def _run_options(value: object) -> RunOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"{quoted(value)} is not a mapping of keys such as sample_s, start_up_s")
     form = Form(name="run", needs=(), options=options_of(RunOptions))
-    said = {key: each for key, each in value.items() if key != "failures"}
+    said = {key: each for key, each in value.items() if key not in ("failures", "tiers")}
     failures = read_failures(value["failures"]) if "failures" in value else None
-    return expected(lambda: RunOptions(**read_options(form, said), failures=failures))
+    tiers = _tiers(value.get("tiers", ()))
+    return expected(lambda: RunOptions(**read_options(form, said), failures=failures, tiers=tiers))
+
+
+def _tiers(value: object) -> tuple[str, ...]:
+    """Names of tiers below HBM: ``dram``, or ``[dram, ssd]``."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise SeveralFaultsError([(("tiers",), f"{quoted(value)} is no list of tiers, such as [dram, ssd]")])
+    return tuple(names)
 
 
 def _taken(paths: tuple[str, ...], info: Any) -> tuple[str, ...]:
@@ -359,5 +369,6 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         for choice in scenario.policies:
             yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))
         yield from told_by("deployments", require_fit, what, deployment)
+        yield from told_by("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
             yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)

@@ -172,7 +172,8 @@ def _run(options: RunOptions) -> dict[str, Any]:
     if options.link != LinkSpec():
         raise InputError("a scenario has no key for a network of one's own (options.link); allowed: the default")
     failures = {} if options.failures is None else {"failures": written_failures(options.failures)}
-    return {"sample_s": options.sample_s, **_changed(options), **failures}
+    tiers = {"tiers": list(options.tiers)} if options.tiers else {}
+    return {"sample_s": options.sample_s, **_changed(options), **failures, **tiers}
 
 
 def _changed(chosen: Any) -> dict[str, Any]:

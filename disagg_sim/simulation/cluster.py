@@ -18,6 +18,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTI
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
+from disagg_sim.simulation.prefix_tiers import Tiers
 from disagg_sim.simulation.recovery import Recovery
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
@@ -73,6 +74,7 @@ class Cluster:
         self.parts, self.state, self.view, self.link = parts, state, state.view, link
         self.engine, self.fleet, self.roster, self.site = state.engine, state.fleet, state.roster, state.site
         self.prefix, self.prompts, self._totals = state.prefix, state.prompts, state.totals
+        self.tiers = state.prefix if isinstance(state.prefix, Tiers) else None
         engine, roster = state.engine, state.roster
         self.requests = len(self.prompts)
         self._order = state.order
@@ -212,6 +214,15 @@ class Cluster:
         self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
         self.roster.came(leg.instance)
 
+    def _loaded(self, request: int, leg: Leg, last_token_s: float) -> None:
+        """The past of a prompt has come from the tiers below HBM."""
+        if self.roster.state[leg.instance] >= STOPPED:
+            self.roster.came(leg.instance)
+            self.leave(request)
+            return
+        self.submit(request, leg, 0, last_token_s, loaded=True)
+        self.roster.came(leg.instance)
+
     def _share(self, request: int, leg: Leg) -> None:
         """A new prompt waits for whichever prefill instance takes it, if any can hold it."""
         if self.batches.forming is None:
@@ -296,13 +307,19 @@ class Cluster:
         flags = KEPT if more else HEARD if self._notify_all or (lengths[1] and self._takes) else CLOSES
         return lengths, until, flags, more
 
-    def submit(self, request: int, leg: Leg, have: int, last_token_s: float) -> None:
-        """Give an instance the part of a request from ``have`` existing tokens on."""
+    def submit(self, request: int, leg: Leg, have: int, last_token_s: float, *, loaded: bool = False) -> None:
+        """Give an instance the part of a request from ``have`` existing tokens on, when its past has been loaded."""
         work, instance = self.work(request, leg, have), leg.instance
         if work is None:
             self.refuse(request)
             return
         lengths, until, flags, more = work
+        if self.tiers is not None and not have and not loaded:
+            ready = self.tiers.load(instance, request, lengths[1], self.engine.now)
+            if ready > self.engine.now:
+                self.roster.coming[instance] += 1
+                self.engine.at(ready, NORMAL, self._loaded, request, leg, last_token_s)
+                return
         if lengths[1] and self.roster.mode[instance] == MANUAL:
             self.roster.coming[instance] += 1
             self.batches.wait(instance, request, (*lengths, until, leg.then, last_token_s, more))

@@ -14,7 +14,7 @@ from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
-from disagg_sim.simulation.records import Instances, Outcome, Requests, Samples
+from disagg_sim.simulation.records import Instances, Outcome, Requests, Samples, TierLoads
 from disagg_sim.simulation.wishes import Role, State
 
 
@@ -176,6 +176,23 @@ def one_row_each(records: Requests, first_number: Mapping[int, int]) -> Requests
     found |= {name: np.bincount(owner, columns[name], minlength=n) for name in summed}
     found |= {name: np.bincount(owner, columns[name], minlength=n).astype(np.int64) for name in counted}
     return Requests(**found | {"migrations": np.bincount(owner, minlength=n) - 1})
+
+
+def tier_records(cluster: Cluster, names: tuple[str, ...]) -> TierLoads | None:
+    """What the requests of a cluster loaded from tiers of these names, a row each; None without tiers."""
+    if cluster.tiers is None:
+        return None
+    loaded, first_number = cluster.tiers.loaded, cluster.state.first_number
+    n = len(cluster.prompts) - len(first_number)
+    row = np.array([first_number.get(each.request, each.request) for each in loaded], dtype=np.int64)
+    tokens, sizes = np.zeros((n, len(names)), dtype=np.int64), np.zeros((n, len(names)))
+    seconds, again = np.zeros(n), np.zeros(n, dtype=np.int64)
+    if loaded:
+        np.add.at(tokens, row, np.array([each.tokens for each in loaded]))
+        np.add.at(sizes, row, np.array([each.bytes for each in loaded]))
+        np.add.at(seconds, row, np.array([each.seconds for each in loaded]))
+        np.add.at(again, row, np.array([each.computed for each in loaded]))
+    return TierLoads(names=names, tokens=tokens, bytes=sizes, load_s=seconds, computed_again=again)
 
 
 def instance_records(cluster: Cluster, end: float) -> Instances:

@@ -10,7 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.simulation.records import Decision, Instances, Requests
+from disagg_sim.simulation.records import Decision, Instances, Requests, TierLoads
 
 #: Columns of requests that name an instance.
 OF_INSTANCES = ("prefill_instance", "decode_instance")
@@ -46,6 +46,30 @@ def joined_requests(records: Sequence[Requests], rows: Sequence[Sequence[int]], 
         columns[field.name] = whole
     columns["request"] = np.arange(columns["request"].size)
     return Requests(**columns)
+
+
+def joined_loads(records: Sequence[TierLoads | None], rows: Sequence[Sequence[int]]) -> TierLoads | None:
+    """Put what the requests of several models loaded in the order of the trace.
+
+    Parameters
+    ----------
+    records
+        Of each model; all have the same tiers, or none.
+    rows
+        Of the trace, that each model served.
+
+    Returns
+    -------
+    TierLoads or None
+        A row a request of the trace.
+    """
+    there = [each for each in records if each is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+    order = np.argsort(np.concatenate([np.asarray(each) for each in rows]))
+    columns = ("tokens", "bytes", "load_s", "computed_again")
+    joined = {name: np.concatenate([getattr(each, name) for each in there])[order] for name in columns}
+    return TierLoads(names=there[0].names, **joined)
 
 
 def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> Instances:

@@ -12,14 +12,17 @@ Everything is computed from a ``RunResult`` alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.records import Outcome, RunResult
@@ -241,6 +244,40 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
         migrated=int(np.count_nonzero(records.migrations)),
         availability=1.0 - _ratio(float(result.instances.failed_s @ result.instances.gpus), held),
     )
+
+
+def tier_use(requests: pd.DataFrame, tiers: Sequence[str]) -> pd.DataFrame:
+    """Tabulate where prompts were found: a row for HBM, one for each tier below it, and one for what was computed.
+
+    Parameters
+    ----------
+    requests
+        ``RunResult.frame()`` of a run with tiers.
+    tiers
+        Their names.
+
+    Returns
+    -------
+    DataFrame
+        ``tier``, ``tokens`` and their ``share`` of all prompt tokens [1], ``bytes`` loaded, and ``bytes_per_s`` into
+        all instances together, from the first arrival to the last finish.
+
+    Examples
+    --------
+    100 of 400 tokens were in HBM, 200 came from DRAM within 10 s:
+
+    >>> columns = {"input_tokens": [400], "cached_tokens": [300], "dram_tokens": [200], "dram_bytes": [4e9]}
+    >>> found = tier_use(pd.DataFrame(columns | {"arrival_s": [0.0], "finish_s": [10.0]}), ("dram",))
+    >>> found["share"].tolist(), found["bytes_per_s"].tolist()
+    ([0.25, 0.5, 0.25], [0.0, 400000000.0, 0.0])
+    """
+    below = [float(requests[f"{name}_tokens"].sum()) for name in tiers]
+    whole, cached = (float(requests[name].sum()) for name in ("input_tokens", "cached_tokens"))
+    tokens = np.array([cached - sum(below), *below, whole - cached])
+    moved = np.array([0.0, *(requests[f"{name}_bytes"].sum() for name in tiers), 0.0])
+    seconds = requests["finish_s"].max() - requests["arrival_s"].min()
+    columns = {"tokens": tokens, "share": tokens / whole, "bytes": moved, "bytes_per_s": moved / seconds}
+    return pd.DataFrame({"tier": [HBM, *tiers, "computed"], **columns})
 
 
 def _duration(result: RunResult) -> float:

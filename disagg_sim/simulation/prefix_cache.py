@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from disagg_sim.arrays import Ints
@@ -46,6 +47,10 @@ class PrefixMemory(Protocol):
         """Tokens of a prompt that each instance remembers, as ``found``; valid until the next such question. [token]"""
         ...
 
+    def blocks_of(self, request: int) -> list[int]:
+        """The blocks of a prompt, by numbers of their own."""
+        ...
+
     def keep(self, instance: int, request: int, segment: int) -> None:
         """An instance computes a prompt, as this segment of its kernel."""
         ...
@@ -81,7 +86,8 @@ class PrefixCache:
         self._most, self._block_tokens, self._checkpoints = tokens, prefix.block_tokens, checkpoints
         self._kept: dict[int, OrderedDict[int, int]] = {}  # by instance: of a block what it takes [token]
         self._held: dict[int, int] = {}  # by instance: what all take [token]
-        self.again = self._index.again
+        self.again, self.blocks_of = self._index.again, self._index.blocks_of
+        self.forgotten: Callable[[int, int], None] | None = None  # told of each block that an instance forgets
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
@@ -115,6 +121,8 @@ class PrefixCache:
             block, size = kept.popitem(last=False)
             held -= size
             self._index.drop(instance, 0, block)
+            if self.forgotten is not None:
+                self.forgotten(instance, block)
         self._held[instance] = held
 
     def _size(self, place: int) -> int:
@@ -151,7 +159,7 @@ class FreeMemory:
         self._index = BlockIndex(prefix, in_memory=True)  # a block is in the memory of the segment that used it last
         self._fleet, self._block_tokens = fleet, prefix.block_tokens
         fleet.share_blocks()
-        self.again, self.forget = self._index.again, self._index.forget
+        self.again, self.forget, self.blocks_of = self._index.again, self._index.forget, self._index.blocks_of
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
@@ -189,17 +197,18 @@ class Checkpointed:
     """
 
     def __init__(self, memory: PrefixMemory, tokens: int) -> None:
-        self._memory, self._tokens = memory, tokens
+        self.memory, self._tokens = memory, tokens
         self.step = tokens
         self.keep, self.again, self.forget = memory.keep, memory.again, memory.forget
+        self.blocks_of = memory.blocks_of
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``; up to the last checkpoint."""
-        return self._memory.found(instance, request) // self._tokens * self._tokens
+        return self.memory.found(instance, request) // self._tokens * self._tokens
 
     def found_everywhere(self, request: int) -> Ints:
         """See ``PrefixMemory``; up to the last checkpoint."""
-        return self._memory.found_everywhere(request) // self._tokens * self._tokens
+        return self.memory.found_everywhere(request) // self._tokens * self._tokens
 
 
 def prefix_memory(

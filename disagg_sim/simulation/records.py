@@ -109,6 +109,25 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierLoads:
+    """What prompts found in tiers below HBM; arrays of shape (requests,) or (requests, tiers)."""
+
+    names: tuple[str, ...]  # of the tiers, the fastest first
+    tokens: Ints  # loaded from each [token]
+    bytes: Floats  # the same [B]
+    load_s: Floats  # from the placement of a request until its past was in HBM, waits included [s]
+    computed_again: Ints  # found below HBM, but sooner computed than loaded [token]
+
+    @property
+    def columns(self) -> dict[str, Ints | Floats]:
+        """Columns beside those of the requests."""
+        found: dict[str, Ints | Floats] = {}
+        for place, name in enumerate(self.names):
+            found |= {f"{name}_tokens": self.tokens[:, place], f"{name}_bytes": self.bytes[:, place]}
+        return found | {"load_s": self.load_s, "computed_again": self.computed_again}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult(Shown):
     """All that a run left behind; metrics are computed from it alone."""
 
@@ -128,6 +147,7 @@ class RunResult(Shown):
     cpu_s: float  # [s]
     failures: tuple[Failure, ...] = ()  # that happened
     models: Models | None = None  # None = one
+    tier_loads: TierLoads | None = None  # None = no tiers below HBM
 
     def gpus_by_model(self) -> dict[str, float]:
         """GPUs that the instances of each model held on average; none where there is one model. [1]"""
@@ -137,8 +157,9 @@ class RunResult(Shown):
         return dict(zip(self.models.names, (held / self.duration_s).tolist(), strict=True))
 
     def frame(self) -> pd.DataFrame:
-        """The requests as a table; ``status`` in words, and ``model`` where there are several."""
+        """The requests as a table; ``status`` in words, and ``model`` or loads where there are several, or tiers."""
         columns = {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
         words = np.array([outcome.name.lower() for outcome in Outcome])
         model = {} if self.models is None else {"model": np.array(self.models.names)[self.models.request]}
-        return pd.DataFrame(columns | {"status": words[self.requests.status]} | model)
+        loads = {} if self.tier_loads is None else self.tier_loads.columns
+        return pd.DataFrame(columns | {"status": words[self.requests.status]} | model | loads)

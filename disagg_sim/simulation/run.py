@@ -21,6 +21,7 @@ from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_
 from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.prefix_tiers import WRITES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site
@@ -71,6 +72,12 @@ class RunOptions:
     prefix_cache_tokens: int = option(
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
+    tiers: tuple[str, ...] = ()  # below HBM, of ``kv_tiers`` of the system, the fastest first; () = none
+    tier_writes: str = option(
+        "through",
+        "what goes into the tiers below HBM: every block that is computed, or what the tier above forgets",
+        choices=WRITES,
+    )
     sample_s: float = option(
         10.0,
         "time between two samples of the state; a scenario without it takes a 200th of the trace",
@@ -98,6 +105,11 @@ class RunOptions:
         if self.prefix_cache and self.prefix_cache_tokens:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
+            )
+        if self.tiers and not (self.prefix_cache or self.prefix_cache_tokens):
+            raise InputError(
+                f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache or "
+                "prefix_cache_tokens"
             )
 
     def last_arrival(self, trace: Trace) -> float:

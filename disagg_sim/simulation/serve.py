@@ -11,30 +11,34 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Ints
+from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
-from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records
+from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records, tier_records
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.instances import Roster, spec_of
-from disagg_sim.simulation.joined import joined_decisions, joined_instances, joined_requests
+from disagg_sim.simulation.joined import joined_decisions, joined_instances, joined_loads, joined_requests
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import Scheduling
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
+from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, RunResult
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -150,6 +154,9 @@ def serve_models(
         wall_s=wall,
         cpu_s=cpu,
         models=_models(models, numbers, len(trace)) if len(models) > 1 else None,
+        tier_loads=joined_loads(
+            [tier_records(each, options.tiers) for each in clusters], [each.rows for each in models]
+        ),
     )
     if failure is not None:
         raise PolicyError(str(failure), result) from failure.__cause__ or failure
@@ -186,6 +193,17 @@ def _opened(
     prefix = prefix_memory(
         trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoints=checkpoints
     )
+    if options.tiers and parts.forming is not None:
+        raise InputError(
+            f"tiers {', '.join(options.tiers)}: policy {name!r} forms batches of prompts, whose pasts are not loaded; "
+            "allowed: policies whose engines take prompts as they come"
+        )
+    if options.tiers and prefix is not None and trace.prefix is not None:
+
+        def tables(mapping: Mapping) -> StepTable:
+            return spec(mapping, Role.PREFILL).table
+
+        prefix = tiered(prefix, trace.prefix.block_tokens, options=options, site=site, roster=roster, tables=tables)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
     state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
     way = parts.transfer if options.transfer == "policy" else options.transfer

@@ -18,7 +18,7 @@ from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
 from disagg_sim.simulation.loss import Plan, loss, plan_of
-from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.metrics import Summary, summary, tier_use
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
@@ -83,6 +83,18 @@ class SimulationResult(Shown):
     def decisions(self) -> pd.DataFrame:
         """The decision log: time, kind, instance, wish, reason."""
         return pd.DataFrame(self.records.decisions, columns=["tick_s", "kind", "instance", "wish", "reason"])
+
+    def tiers(self) -> pd.DataFrame:
+        """Where prompts were found, HBM and the tiers below it; see ``metrics.tier_use``.
+
+        Raises
+        ------
+        InputError
+            A run without tiers.
+        """
+        if not self.options.tiers:
+            raise InputError("no tiers below HBM in this run; allowed: one with tiers among its options")
+        return tier_use(self.records.frame(), self.options.tiers)
 
     def capacity(self, share: float = 0.9, slo: Slo | None = None) -> Capacity:
         """The largest request rate at which ``share`` [1] of the requests are inside the SLO, by bisection.

@@ -1,0 +1,359 @@
+"""Keep prompt blocks in tiers below HBM, and load from there what HBM has forgotten, or compute it again.
+
+Two ways to write, as engines have them (``--hicache-write-policy`` of SGLang; connectors of vLLM write through):
+
+* ``through``: a block goes into every tier when its prompt is computed, so a tier adds what is larger than those above.
+* ``back``: a tier gets what the one above forgets, and gives back what is used again: their capacities add up.
+
+Each tier forgets its least recently used block. A prompt loads the blocks behind those that HBM has, each from the
+fastest tier that holds it, as far as that brings its first token sooner than computing them: the rule of
+``physics.passes.prompts``. A tier's link into an attention rank loads one prompt after the other, beside the steps of
+the instance, and the tiers of a prompt load side by side; then the prompt joins the queue.
+
+**Assumptions:** storing takes no time from loading (links work both ways at once), and what waits loaded takes no
+memory from running requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cache
+from heapq import heapreplace
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import KvTier, SystemSpec
+from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, tier_tokens
+from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.prefix_cache import Checkpointed, PrefixCache, PrefixMemory
+from disagg_sim.simulation.site import Site
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.instances import Roster
+    from disagg_sim.simulation.run import RunOptions
+
+#: How tiers get what they hold.
+WRITES = ("through", "back")
+#: Number under which a store keeps what all instances share.
+ALL = -1
+
+
+class Loaded(NamedTuple):
+    """What one prompt took from below HBM."""
+
+    request: int
+    tokens: tuple[int, ...]  # by tier [token]
+    bytes: tuple[float, ...]  # by tier [B]
+    seconds: float  # until all of it was in HBM, waiting for the link included [s]
+    computed: int  # found below HBM, and computed again since that was sooner [token]
+
+
+class TierSpec(NamedTuple):
+    """A tier as the instances of one mapping see it."""
+
+    tokens: float  # that the share of an instance holds [token]
+    bandwidth: float  # into one attention rank [B/s]
+    latency_s: float  # [s]
+
+
+class Loader:
+    """Times of an instance: to load a past from each tier, and to compute a prompt behind one.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance.
+    tiers
+        Below HBM, the fastest first.
+    table
+        Step times of the instance.
+    prompt
+        Tokens of a usual prompt. [token]
+    """
+
+    def __init__(self, at: Setup, mapping: Mapping, tiers: Sequence[KvTier], table: StepTable, prompt: float) -> None:
+        cut = bare(mapping)
+        self.specs = [
+            TierSpec(
+                tier_tokens(at, cut, tier.capacity, prompt),
+                float(rank_bandwidth(at, cut, prompt, tier)),
+                tier.latency_s,
+            )
+            for tier in tiers
+        ]
+        self.ranks = int(cut.dp_attn)
+        self._at, self._table = at, table
+
+    def bytes(self, past: int, held: int) -> float:
+        """Of what lies between the first ``held`` tokens and ``past``. [B]"""
+        return loaded_bytes(self._at, past, held)
+
+    def seconds(self, tier: int, past: int, held: int) -> float:
+        """Time to load that from a tier whose link is free. [s]"""
+        spec = self.specs[tier]
+        return spec.latency_s + self.bytes(past, held) / spec.bandwidth if past > held else 0.0
+
+    def compute_s(self, prompt: int, past: int) -> float:
+        """Latency of the pass of one prompt of which ``past`` tokens are there. [s]"""
+        return self._table.pass_time(prompt - past, past)[0]
+
+
+class Stores:
+    """Blocks in the tiers below HBM of all instances, the least recently used of each first.
+
+    Parameters
+    ----------
+    shared
+        By tier, whether instances share it.
+    tokens
+        By instance: what its share of each tier holds. [token]
+    block_tokens
+        Of a block. [token]
+    back
+        Whether tiers get what the one above forgets, else every block.
+
+    Examples
+    --------
+    Two blocks go down; the next one pushes the first of them further down:
+
+    >>> stores = Stores([False, False], lambda instance: (32, 32), block_tokens=16, back=True)
+    >>> for block in (1, 2, 3):
+    ...     stores.forgotten(0, block)
+    >>> [stores.tier_of(0, block) for block in (1, 2, 3, 4)]
+    [1, 0, 0, -1]
+    """
+
+    def __init__(
+        self, shared: Sequence[bool], tokens: Callable[[int], Sequence[float]], *, block_tokens: int, back: bool
+    ) -> None:
+        self._shared, self._tokens, self._block_tokens, self._back = tuple(shared), tokens, block_tokens, back
+        self.count = len(self._shared)
+        self._kept: list[dict[int, OrderedDict[int, None]]] = [{} for _ in shared]
+        self._room = [0.0 for _ in shared]  # of what all share [block]
+        self._joined: dict[int, tuple[float, ...]] = {}  # by instance: blocks of each tier [block]
+
+    def tier_of(self, instance: int, block: int) -> int:
+        """The first tier that holds a block; -1 = none."""
+        for tier, kept in enumerate(self._kept):
+            if block in kept.get(ALL if self._shared[tier] else instance, ()):
+                return tier
+        return -1
+
+    def used(self, instance: int, blocks: Sequence[int]) -> None:
+        """HBM gets the blocks of a prompt, the first of which is the last to be forgotten."""
+        for tier, shared in enumerate(self._shared):
+            if not self._back:
+                for block in reversed(blocks):
+                    self._put(tier, instance, block)
+            elif shared:
+                kept = self._kept[tier].get(ALL, OrderedDict())
+                for block in reversed(blocks):
+                    if block in kept:
+                        kept.move_to_end(block)
+            else:
+                kept = self._kept[tier].get(instance, OrderedDict())
+                for block in blocks:
+                    kept.pop(block, None)
+
+    def forgotten(self, instance: int, block: int) -> None:
+        """HBM has no room for a block any more."""
+        if self._back:
+            self._put(0, instance, block)
+
+    def _put(self, tier: int, instance: int, block: int) -> None:
+        """A tier gets a block; what it has no room for goes further down, or is gone."""
+        if instance not in self._joined:
+            self._join(instance)
+        shared = self._shared[tier]
+        kept = self._kept[tier].setdefault(ALL if shared else instance, OrderedDict())
+        kept[block] = None
+        kept.move_to_end(block)
+        if len(kept) > (self._room[tier] if shared else self._joined[instance][tier]):
+            last, _ = kept.popitem(last=False)
+            if self._back and tier + 1 < len(self._kept):
+                self._put(tier + 1, instance, last)
+
+    def _join(self, instance: int) -> None:
+        """An instance brings its shares of the tiers."""
+        blocks = tuple(tokens // self._block_tokens for tokens in self._tokens(instance))
+        self._joined[instance] = blocks
+        self._room = [room + more for room, more in zip(self._room, blocks, strict=True)]
+
+    def forget(self, instance: int) -> None:
+        """An instance has lost what it does not share."""
+        for kept in self._kept:
+            kept.pop(instance, None)
+
+
+class Tiers:
+    """A memory of prompts in HBM, and tiers below it.
+
+    Parameters
+    ----------
+    memory : PrefixMemory
+        What instances remember in HBM.
+    stores : Stores
+        What lies below.
+    loaders : callable
+        Of each instance.
+    block_tokens : int
+        Of a block. [token]
+    """
+
+    def __init__(
+        self, memory: PrefixMemory, stores: Stores, *, loaders: Callable[[int], Loader], block_tokens: int
+    ) -> None:
+        self._memory, self._stores, self._loader, self._block_tokens = memory, stores, loaders, block_tokens
+        self._ready: dict[tuple[int, int], int] = {}  # by instance and request: past that has been loaded [token]
+        self._free: dict[tuple[int, int], list[float]] = {}  # by tier and instance: when a rank's link is free [s]
+        self.loaded: list[Loaded] = []
+        self.step, self.again, self.blocks_of = memory.step, memory.again, memory.blocks_of
+        self.found_everywhere = memory.found_everywhere
+
+    def load(self, instance: int, request: int, prompt: int, now: float) -> float:
+        """Begin to load what lies below HBM of a prompt, if that is sooner than to compute it.
+
+        Parameters
+        ----------
+        instance, request
+            Where, and whose prompt.
+        prompt
+            Its length. [token]
+        now
+            The time. [s]
+
+        Returns
+        -------
+        float
+            When it is in HBM; ``now`` where nothing is loaded. [s]
+        """
+        held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
+        ends = self._ends(instance, request, held, prompt)
+        if ends[-1] == held:
+            return now
+        loader = self._loader(instance)
+        best = self._worth(loader, held, ends, prompt)
+        until, start, tokens, sizes = now, held, [], []
+        for tier, end in enumerate(ends):
+            stop = max(min(end, best), start)
+            tokens.append(stop - start)
+            sizes.append(loader.bytes(stop, start) if stop > start else 0.0)
+            if stop > start:
+                until = max(until, self._take(loader, tier, instance, sizes[-1], now))
+            start = stop
+        self.loaded.append(Loaded(request, tuple(tokens), tuple(sizes), until - now, ends[-1] - best))
+        if best > held:
+            self._ready[instance, request] = best
+        return until
+
+    @staticmethod
+    def _worth(loader: Loader, held: int, ends: Sequence[int], prompt: int) -> int:
+        """As far as loading brings the first token of a prompt sooner than computing, its links free. [token]"""
+        best, soonest = held, loader.compute_s(prompt, held)
+        start, load = held, 0.0
+        for tier, end in enumerate(ends):
+            if end > start:
+                load = max(load, loader.seconds(tier, end, start))
+                if (time := load + loader.compute_s(prompt, end)) <= soonest:
+                    best, soonest = end, time
+                start = end
+        return best
+
+    def _take(self, loader: Loader, tier: int, instance: int, size: float, now: float) -> float:
+        """When so many bytes have come over the link of the rank that is free first. [s]"""
+        free = self._free.setdefault((tier, instance), [0.0] * loader.ranks)
+        bandwidth, latency = loader.specs[tier].bandwidth, loader.specs[tier].latency_s
+        end = max(free[0], now) + size / bandwidth
+        heapreplace(free, end)
+        return end + latency
+
+    def _ends(self, instance: int, request: int, held: int, prompt: int) -> list[int]:
+        """Where the part of a prompt in each tier ends, one behind the other from ``held`` on. [token]"""
+        blocks, most = self.blocks_of(request), prompt - 1
+        ends, last = [held] * self._stores.count, 0
+        for place in range(held // self._block_tokens, len(blocks)):
+            tier = self._stores.tier_of(instance, blocks[place])
+            if tier < 0:
+                break
+            last = max(tier, last)  # behind a block of a slower tier nothing is there sooner
+            ends[last] = min((place + 1) * self._block_tokens, most) // self.step * self.step
+        return list(accumulate(ends, max))
+
+    def found(self, instance: int, request: int) -> int:
+        """See ``PrefixMemory``: in HBM, or loaded into it for this request. [token]"""
+        return max(self._memory.found(instance, request), self._ready.get((instance, request), 0))
+
+    def keep(self, instance: int, request: int, segment: int) -> None:
+        """See ``PrefixMemory``."""
+        self._ready.pop((instance, request), None)
+        self._stores.used(instance, self.blocks_of(request))
+        self._memory.keep(instance, request, segment)
+
+    def forget(self, instance: int) -> None:
+        """See ``PrefixMemory``."""
+        self._memory.forget(instance)
+        self._stores.forget(instance)
+        self._ready = {key: past for key, past in self._ready.items() if key[0] != instance}
+
+
+def tiered(
+    memory: PrefixMemory,
+    block_tokens: int,
+    *,
+    options: RunOptions,
+    site: Site,
+    roster: Roster,
+    tables: Callable[[Mapping], StepTable],
+) -> Tiers:
+    """Put the tiers of a run below what its instances remember in HBM.
+
+    Parameters
+    ----------
+    memory, block_tokens
+        What they remember, in blocks of so many tokens. [token]
+    options, site, roster
+        Names of the tiers and how they are written, whose systems have them, and the instances.
+    tables
+        Step times of the instances of a mapping.
+
+    Returns
+    -------
+    Tiers
+    """
+    inner = memory.memory if isinstance(memory, Checkpointed) else memory
+    back = options.tier_writes == "back"
+    if back and not isinstance(inner, PrefixCache):
+        raise InputError(
+            "tier_writes 'back' with prefix_cache true: blocks leave the free memory unseen; allowed: "
+            "prefix_cache_tokens, or 'through'"
+        )
+
+    @cache
+    def loader(mapping: Mapping) -> Loader:
+        at = site.setup_of(mapping)
+        return Loader(at, mapping, below(at.system, options.tiers), tables(mapping), site.prompt_tokens)
+
+    def of(instance: int) -> Loader:
+        return loader(roster.mapping[instance])
+
+    def tokens(instance: int) -> list[float]:
+        return [spec.tokens for spec in of(instance).specs]
+
+    shared = [tier.shared for tier in below(site.setup.system, options.tiers)]
+    stores = Stores(shared, tokens, block_tokens=block_tokens, back=back)
+    if back and isinstance(inner, PrefixCache):
+        inner.forgotten = stores.forgotten
+    return Tiers(memory, stores, loaders=of, block_tokens=block_tokens)
+
+
+def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
+    """Tiers of a system below HBM, by their names."""
+    found = [tier_of(system, name) for name in names]
+    if None in found:
+        raise InputError(f"tiers {', '.join(names)}: hbm is above them all; allowed: {', '.join(system.kv_tiers)}")
+    return [tier for tier in found if tier is not None]

@@ -1,0 +1,167 @@
+"""Tiers below HBM: what they hold, what a load costs, and the analytic model at constant lengths and a full queue."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import KvTier
+from disagg_sim.facts.load import load_system, load_traffic
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.setup import setup
+from disagg_sim.search.grid import prefill_grid
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.metrics import tier_use
+from disagg_sim.simulation.run import RunOptions, run, serve
+from disagg_sim.workload.hit_rates import hit_curve
+from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.trace import Trace
+from tests.simulation import sites
+from tests.simulation.sites import SIMPLE, deployment
+
+BLOCK = 16
+#: Bytes of a token of the small setup.
+TOKEN = 131_072
+
+
+def with_tiers(system, **tiers):
+    return replace(load_system(system), kv_tiers=tiers)
+
+
+def small(requests, options, served_by=None, **tiers):
+    """A run of the small site on a system with these tiers."""
+    engine = Engine(0)
+    here = sites.site(engine, served_by or deployment(colocated=1), table=SIMPLE, blocks=10**5, options=options)
+    at = replace(here.setup, system=replace(here.setup.system, kv_tiers=tiers))
+    return serve(requests, "vllm", replace(here, setup=at), engine, options)
+
+
+def alike(arrivals, prompt, shared, outputs=1):
+    """Prompts of one length that begin alike."""
+    count, own = prompt // BLOCK, (prompt - shared) // BLOCK
+    ids = [[*range(shared // BLOCK), *(10**6 * (k + 1) + np.arange(own))] for k in range(len(arrivals))]
+    return Trace(
+        arrival=arrivals,
+        input_tokens=[prompt] * len(arrivals),
+        output_tokens=[outputs] * len(arrivals),
+        prefix=PrefixBlocks(offsets=np.arange(len(arrivals) + 1) * count, ids=np.ravel(ids), block_tokens=BLOCK),
+    )
+
+
+def test_loads_share_the_link_of_an_instance():
+    """800 of 1,600 tokens come at 100,000 tokens/s in 8 ms, those of a prompt of the same time 8 ms later."""
+    trace, options = alike([0.0, 5.0, 5.0], 1600, 800), RunOptions(prefix_cache_tokens=1, tiers=("dram",))
+    found = small(trace, options, dram=KvTier(bandwidth=1e5 * TOKEN, latency_s=0.001))
+    assert found.tier_loads.load_s == pytest.approx([0.0, 0.009, 0.017])
+    assert found.tier_loads.bytes[:, 0] == pytest.approx([0.0, 800 * TOKEN, 800 * TOKEN])
+    assert found.requests.cached_tokens.tolist() == [0, 800, 800]
+    assert found.requests.first_token_s[1] == pytest.approx(5.009 + 0.010 + 0.080)
+    assert set(found.frame()) >= {"dram_tokens", "load_s"}
+
+
+@pytest.mark.parametrize("writes", ["through", "back"])
+def test_a_tier_without_end_is_a_hit_in_hbm_and_one_of_no_bandwidth_is_computed(writes):
+    trace = alike([0.0, 5.0, 6.0], 1600, 800)
+    hit = small(trace, RunOptions(prefix_cache_tokens=10**6)).requests
+    miss = small(trace, RunOptions()).requests
+    options = RunOptions(prefix_cache_tokens=1, tiers=("dram",), tier_writes=writes)
+    endless = small(trace, options, dram=KvTier(bandwidth=1e30, latency_s=0.0))
+    closed = small(trace, options, dram=KvTier(bandwidth=1e-3, latency_s=0.0))
+    assert endless.requests.first_token_s == pytest.approx(hit.first_token_s)
+    assert closed.requests.first_token_s == pytest.approx(miss.first_token_s)
+    assert closed.tier_loads.computed_again.tolist() == [0, 800, 800]
+    assert not closed.tier_loads.load_s.any()
+
+
+def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
+    trace, options = alike([0.0, 5.0, 5.001], 1600, 800), RunOptions(prefix_cache_tokens=10**5, tiers=("remote",))
+    both = deployment(colocated=2)
+    apart, shared = (
+        small(trace, options, both, remote=KvTier(bandwidth=1e6 * TOKEN, latency_s=0.0, shared=each))
+        for each in (False, True)
+    )
+    assert set(shared.requests.prefill_instance.tolist()) == {0, 1}
+    assert sorted(apart.requests.cached_tokens.tolist()) == [0, 0, 800]
+    assert sorted(shared.requests.cached_tokens.tolist()) == [0, 800, 800]
+    assert shared.tier_loads.tokens.sum() == 800  # the other had it in HBM
+
+
+def test_tiers_that_are_written_back_serve_what_the_hit_curve_gains_from_their_room():
+    """Below 60,000 tokens of HBM lie 200,000 and 400,000: the curve of one LRU cache at 60,000, 260,000 and 660,000."""
+    trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=3)
+    trace = replace(trace, sessions=None, arrival=10.0 * trace.arrival, output_tokens=np.ones_like(trace.output_tokens))
+    options = RunOptions(prefix_cache_tokens=60_000, tiers=("dram", "ssd"), tier_writes="back")
+    room = {"dram": 200_000, "ssd": 400_000}
+    tiers = {name: KvTier(bandwidth=1e30, latency_s=0.0, capacity=room[name] * TOKEN) for name in room}
+    found = tier_use(small(trace, options, **tiers).frame(), options.tiers)
+    curve = hit_curve(trace)
+    shares = [curve.share(size) for size in (60_000, 260_000, 660_000)]
+    assert np.cumsum(found["share"])[:3].tolist() == pytest.approx(shares, abs=0.002)
+    assert found["share"].iloc[1:3].min() > 0.05
+
+
+AT = {
+    "h100_sxm": ("llama_3_1_70b", Mapping(tp_attn=4, tp_ffn=4)),
+    "h200_sxm": ("deepseek_r1", Mapping(dp_attn=8, ep=8)),
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "bandwidth"),
+    [("h100_sxm", 50e9), ("h100_sxm", 1e9), pytest.param("h200_sxm", 50e9, marks=pytest.mark.long)],
+)
+def test_a_full_queue_of_loads_is_the_analytic_model(system, bandwidth):
+    """At 1 GB/s a GPU the link is the limit, at 50 the pass; two prompts of a rank load one after the other."""
+    (model, mapping), isl, share = AT[system], 8192, 0.9
+    at = setup(model, with_tiers(system, dram=KvTier(bandwidth=bandwidth, latency_s=20e-6)), "fp8")
+    ranks = int(mapping.dp_attn)
+    law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=share), tiers=(("dram", 1.0),)))
+    exact = prefill_grid(at, mapping, law, batch=[ranks])
+    count = 160 * ranks
+    trace = alike(np.zeros(count), isl, int(law.cached.mean_past), outputs=2)
+    pools = {"prefill": (Replicas(mapping=mapping, instances=1, batch=ranks),)}
+    pools["decode"] = (Replicas(mapping=mapping, instances=1),)
+    served = ServedDeployment(name="pools", gpus=2 * mapping.gpus, **pools)
+    options = RunOptions(concurrency=24 * ranks, prefix_cache_tokens=1, tiers=("dram",))
+    found = run(trace, served, "disaggregated", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
+    ends = np.sort(found.requests.prefill_end_s)[count // 4 :]
+    rate = (ends.size - 1) / (ends[-1] - ends[0])
+    assert rate == pytest.approx(float(exact.request_rate[0, 0]), rel=0.02)
+    limited = (
+        exact.request_rate[0, 0]
+        < 0.9 * prefill_grid(at, mapping, lengths(isl, 2, cached=share), batch=[ranks]).request_rate[0, 0]
+    )
+    assert limited == (bandwidth < 2e9)
+
+
+def test_one_prompt_at_a_time_has_the_first_token_of_the_analytic_model():
+    (model, mapping), isl = AT["h100_sxm"], 8192
+    at = setup(model, with_tiers("h100_sxm", dram=KvTier(bandwidth=4e9, latency_s=20e-6)), "fp8", engine="kernels")
+    law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),)))
+    exact = float(prefill_grid(at, mapping, law, batch=[1]).latency[0, 0])
+    trace = alike(5.0 * np.arange(4), isl, int(law.cached.mean_past))
+    served = ServedDeployment(name="one", gpus=4, colocated=(Replicas(mapping=mapping, instances=1, token_budget=isl),))
+    options = RunOptions(prefix_cache_tokens=1, tiers=("dram",))
+    found = run(trace, served, "vllm", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options).requests
+    assert (found.first_token_s - found.arrival_s)[1:] == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("remember nothing; allowed: beside prefix_cache or", {"tiers": ("dram",)}),
+        ("back' with prefix_cache true: .*; allowed: prefix_cache_tokens", {"tiers": ("dram",), "prefix_cache": True}),
+        ("no tier 'dran', did you mean 'dram'", {"tiers": ("dran",), "prefix_cache_tokens": 1}),
+        ("hbm is above them all; allowed: dram", {"tiers": ("hbm",), "prefix_cache_tokens": 1}),
+    ],
+)
+def test_tiers_that_cannot_be_are_named(said, options):
+    with pytest.raises(InputError, match=said):
+        small(
+            alike([0.0], 160, 80), RunOptions(tier_writes="back", **options), dram=KvTier(bandwidth=1e9, latency_s=0.0)
+        )
