@@ -27,7 +27,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
-from disagg_sim.serving.candidates import best_per_size, mapping_order
+from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.workload.prefixes import Prompts
 
 #: Shares of the TTFT limit that a pass may take; the rest is for the queue. [1]
@@ -112,14 +112,12 @@ def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Map
 def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) -> list[tuple[int, int]]:
     """Rows and columns of the fastest prefill points of each size whose pass takes some share of a limit [s]."""
     found: dict[tuple[int, int], None] = {}
-    order, host = mapping_order(grid), host_of(grid.setup)
-    gpus = np.broadcast_to(grid.gpus[:, None], grid.latency.shape)
+    host = host_of(grid.setup)
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
     for share in shares:
         usable = alone & grid.feasible & (grid.latency + host <= share * limit)
-        rows, columns = np.nonzero(usable)
-        keep = best_per_size(gpus[usable], grid.request_rate[usable], order[usable])
-        found |= dict.fromkeys(zip(rows[keep].tolist(), columns[keep].tolist(), strict=True))
+        rows, columns = fastest_points(grid, grid.request_rate, usable)
+        found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))
     return list(found)
 
 
@@ -238,14 +236,12 @@ def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
 
 def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) -> Iterator[tuple[int, int]]:
     """Rows and columns of the fastest points of each size, each row once."""
-    rates, order = grid.request_rate if rate is None else rate, mapping_order(grid)
-    gpus = np.broadcast_to(grid.gpus[:, None], grid.latency.shape)
+    rates = grid.request_rate if rate is None else rate
     left = usable.copy()
     for _ in range(OF_A_SIZE):
-        rows, columns = np.nonzero(left)
-        keep = best_per_size(gpus[left], rates[left], order[left])
-        yield from zip(rows[keep].tolist(), columns[keep].tolist(), strict=True)
-        left[rows[keep]] = False
+        rows, columns = fastest_points(grid, rates, left)
+        yield from zip(rows.tolist(), columns.tolist(), strict=True)
+        left[rows] = False
 
 
 def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:

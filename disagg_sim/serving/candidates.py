@@ -49,29 +49,44 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     return fastest[first].astype(np.int64)
 
 
-def mapping_order(grid: PhaseGrid) -> Ints:
-    """Rank every point in the lexicographic order of its mapping, then batch.
+def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, Ints]:
+    """Find the fastest usable point of every instance size, by rising size; ties go to the lexicographic order.
 
     Parameters
     ----------
     grid
         Scored points of one phase.
+    rates, usable : arrays, shape (rows, batches)
+        Request rate of each point [request/s], and which points may be taken.
 
     Returns
     -------
-    ndarray of int64, shape (rows, batches)
-        From 0. [1]
+    rows, columns : arrays, shape (sizes,)
+        Places in the grid.
 
     Examples
     --------
+    Of the two instances of two GPUs, the tensor parallel one is faster:
+
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> mapping_order(ds.decode_grid(at, [Mapping(pp=2), Mapping()], ds.lengths(2048, 256), batch=[1, 8])).tolist()
-    [[2, 3], [0, 1]]
+    >>> sizes = [Mapping(), Mapping(pp=2), Mapping(tp_attn=2, tp_ffn=2)]
+    >>> grid = ds.decode_grid(at, sizes, ds.lengths(2048, 256), batch=[1, 8])
+    >>> [places.tolist() for places in fastest_points(grid, 1 / grid.latency, grid.feasible)]
+    [[0, 2], [0, 0]]
     """
+    rate = np.where(usable, rates, -np.inf)
+    columns = rate.argmax(axis=1)  # of equal ones the smallest batch
+    rows = np.flatnonzero(usable[np.arange(columns.size), columns])
+    keep = rows[best_per_size(grid.gpus[rows], rate[rows, columns[rows]], _row_order(grid)[rows])]
+    return keep, columns[keep]
+
+
+def _row_order(grid: PhaseGrid) -> Ints:
+    """Rank of every row in the lexicographic order of its mapping, from 0. [1]"""
     rows = np.empty(grid.gpus.size, dtype=np.int64)
     rows[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
-    return rows[:, None] * grid.batch.size + np.arange(grid.batch.size)
+    return rows
 
 
 def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
@@ -272,10 +287,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     fast = feasible & (prefill.latency <= ftl_limit)
     egress = kv_rate_per_gpu(prefill)
     usable = fast & (egress <= limit)
-    gpus = np.broadcast_to(prefill.gpus[:, None], feasible.shape)
-    rows, columns = np.nonzero(usable)
-    keep = best_per_size(gpus[usable], prefill.request_rate[usable], mapping_order(prefill)[usable])
-    rows, columns = rows[keep], columns[keep]
+    rows, columns = fastest_points(prefill, prefill.request_rate, usable)
     at, kept = prefill.setup, prefill.mappings[rows]
     return PrefillCandidates(
         model=at.model.name,
@@ -303,7 +315,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         best_ftl=least(prefill.latency, feasible),
         least_egress=least(egress, fast),
         least_shortfall=least(prefill.memory_bytes - prefill.memory_limit, ~feasible),
-        smallest_gpus=least(gpus, fast),
+        smallest_gpus=least(prefill.gpus, np.asarray(fast.any(axis=1))),
     )
 
 
@@ -351,4 +363,4 @@ def least(values: NDArray[Any], mask: Mask) -> float:
     >>> least(np.array([3, 1, 2]), np.array([True, False, True]))
     2.0
     """
-    return float(np.min(values.astype(np.float64), where=mask, initial=np.inf))
+    return float(np.min(values.astype(np.float64, copy=False), where=mask, initial=np.inf))

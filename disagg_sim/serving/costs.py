@@ -153,6 +153,12 @@ def add_cost(points: pd.DataFrame, per: Per, costs: Mapping[str, float]) -> pd.D
     return points.assign(**{total: cost, throughput: tokens_per_s * (HOUR if unit == "usd" else 1.0) / cost})
 
 
+def throughput_of(per: Per) -> str:
+    """Name the column of the throughput that ``add_cost`` leaves in a table."""
+    columns = COST_COLUMNS[per if isinstance(per, str) else "usd"]
+    return columns[-1].name if columns else THROUGHPUT
+
+
 def check_per(per: Per) -> None:
     """Raise ``InputError`` for an unknown objective."""
     if not isinstance(per, Mapping) and per not in PER:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
+from disagg_sim.search.blocks import row_blocks
 from disagg_sim.search.grid import PhaseGrid
-from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, kv_rate_per_gpu, least, prefill_candidates
-from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus
-from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
-from disagg_sim.serving.points import Served, Side, names_of, points_table
+from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, least, prefill_candidates
+from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus, throughput_of
+from disagg_sim.serving.matching import Matcher, Pairs, Seen
+from disagg_sim.serving.points import Served, Side, names_of, pareto_front, points_table
 
 MATCHINGS = ("exact", "paper")
+KEEPS = ("points", "frontier")
 
 
 def disaggregated(
@@ -99,7 +99,7 @@ def disaggregated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How decode configurations are matched; as the arguments of ``disaggregated``."""
+    """How decode configurations are matched, as the arguments of ``disaggregated``, and which rows are kept."""
 
     ftl_limit: float = 10.0  # inclusive [s]
     ttl_limit: float | None = None  # inclusive [s]
@@ -107,6 +107,7 @@ class Rules:
     nic_limit: float | None = None  # inclusive [B/s]
     matching: str | Fraction | float = "exact"
     per: Per = "gpu"
+    keep: str = "points"  # or "frontier": of the points, those that no other beats in interactivity and throughput
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
@@ -114,6 +115,8 @@ class Rules:
             above_zero("ttl_limit", self.ttl_limit, "s")
         whole_number("gpu_cap", self.gpu_cap, 2, ": one GPU a pool")
         check_per(self.per)
+        if self.keep not in KEEPS:
+            raise InputError(f"keep {self.keep!r} is not one of {', '.join(KEEPS)}{nearest(self.keep, KEEPS)}")
         if isinstance(self.matching, str):
             if self.matching not in MATCHINGS:
                 near = nearest(self.matching, MATCHINGS)
@@ -131,7 +134,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Matched:
-    """The table of matched decode points, and what became of all of them."""
+    """The table of matched decode points, or of their frontier, and what became of all of them."""
 
     points: pd.DataFrame  # columns as ``points.COLUMNS``
     decode_points: int  # design points of the decode grid [1]
@@ -143,7 +146,10 @@ class Matched:
 
 
 def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> Matched:
-    """As ``disaggregated``, with the counts of what was left out."""
+    """As ``disaggregated``, with the counts of what was left out; with ``keep="frontier"`` without a row for the rest.
+
+    That frontier is ``points.pareto_front`` of all points, row for row, in a fraction of time and memory.
+    """
     if decode.phase != "decode":
         raise InputError(f"expected a decode grid, got a {decode.phase} grid")
     sender = prefill.setup.system if isinstance(prefill, PhaseGrid) else prefill.system
@@ -155,92 +161,75 @@ def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules
     costs = costs_of_gpus(systems, rules.per)
     weight = costs[prefill.system] / costs[decode.setup.system.name]
 
-    feasible, gpu_cap = decode.feasible, rules.gpu_cap
-    in_time = feasible & (decode.latency <= (np.inf if rules.ttl_limit is None else rules.ttl_limit))
-    usable = in_time & (kv_rate_per_gpu(decode) <= prefill.nic_limit)
-    rows, columns = np.nonzero(usable)
-    r, gpus_d = decode.request_rate[rows, columns], decode.gpus[rows]
-    if rules.matching == "paper":
-        choice, n_p, n_d = _paper(prefill, r, gpus_d, gpu_cap)
-    else:
-        choice, n_p, n_d = _exact(prefill, r, gpus_d, gpu_cap, weight, rules.ratio)
-
-    matched = n_d > 0
-    fits_without_nic = in_time & (decode.gpus[:, None] + prefill.smallest_gpus <= gpu_cap)
-    fits_with_nic = usable & (decode.gpus[:, None] + prefill.gpus.min() <= gpu_cap)
-    removed = int(fits_without_nic.sum() - fits_with_nic.sum())
-    pairs = _Pairs(*(values[matched] for values in (rows, columns, choice, n_p, n_d)))
-    table = _table(prefill, decode, pairs, "paper" if rules.matching == "paper" else "exact")
+    matcher = Matcher(prefill, gpu_cap=rules.gpu_cap, weight=weight, paper=rules.matching == "paper", ratio=rules.ratio)
+    pairs, counts = _matched(decode, matcher, rules)
+    table = _table(prefill, decode, pairs, "paper" if matcher.paper else "exact")
+    table = add_cost(table, rules.per, costs)
+    if rules.keep == "frontier":
+        table = pareto_front(table, by=(), throughput=throughput_of(rules.per))
     return Matched(
-        points=add_cost(table, rules.per, costs),
-        decode_points=int(feasible.size),
-        decode_feasible=int(feasible.sum()),
-        above_ttl_limit=int(feasible.sum() - in_time.sum()),
-        removed_by_nic_limit=removed,
-        unmatched=int(in_time.sum() - removed - matched.sum()),
-        best_ttl_s=least(decode.latency, feasible),
+        points=table,
+        decode_points=int(decode.latency.size),
+        decode_feasible=counts.feasible,
+        above_ttl_limit=counts.feasible - counts.in_time,
+        removed_by_nic_limit=counts.removed,
+        unmatched=counts.in_time - counts.removed - counts.matched,
+        best_ttl_s=least(decode.latency, decode.feasible),
     )
 
 
-def _exact(
-    prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int, weight: float, ratio: Fraction | None
-) -> tuple[Ints, Ints, Ints]:
-    """Best candidate and counts of every decode point, shape (n,) each; counts 0 where nothing fits.
+@dataclass(slots=True)
+class _Counts:
+    """Decode points that pass one condition after the other. [1]"""
 
-    A prefill GPU costs as much as ``weight`` decode GPUs. With P = p/(G_p*weight) and R = r/G_d, matched
-    throughput over cost is at most P*R/(P+R), the limit of real-valued counts, which rises with P for
-    every R. So one order of candidates, by falling P, serves all decode points, and a candidate is tried
-    only where its bound still reaches the best found. Candidates are the fastest of each instance size of
-    one system, and equal sizes cost the same: the weight makes none of those left out useful. A fixed
-    ``ratio`` of the pools' GPUs only takes counts away, so the same bound holds.
+    feasible: int = 0
+    in_time: int = 0
+    removed: int = 0  # by the NIC limit alone
+    matched: int = 0
+
+
+def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> tuple[Pairs, _Counts]:
+    """The pairs of all decode points, or of those that may be on the frontier, in grid order.
+
+    Rows are matched in blocks, which stay in cache; no array but the pairs has the size of the grid.
     """
-    n = r.size
-    best, total = np.full(n, -1.0), np.full(n, np.inf)
-    choice, n_p, n_d = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
-    gpus, order = prefill.gpus, prefill.order
-    per_cost = prefill.request_rate / (gpus * weight)
-    decode_per_cost = r / gpus_d
-    sizes = gpus_d.astype(np.float64)
-    for j in np.argsort(-per_cost, kind="stable"):
-        bound = per_cost[j] * decode_per_cost / (per_cost[j] + decode_per_cost)
-        at = np.flatnonzero((bound * (1 + TIE) >= best) & (gpus_d + gpus[j] <= gpu_cap))
-        if at.size == 0:
-            continue
-        p, size = float(prefill.request_rate[j]), int(gpus[j])
-        if ratio is None:
-            trial_p, trial_d = best_counts(p, size, r[at], sizes[at], gpu_cap, weight)
-        else:
-            trial_p, trial_d = counts_at_ratio(size, sizes[at], gpu_cap, ratio)
-            at, trial_p, trial_d = at[trial_d > 0], trial_p[trial_d > 0], trial_d[trial_d > 0]
-        value = rate_per_cost(trial_p, trial_d, p=p, gpus_p=size, r=r[at], gpus_d=sizes[at], weight=weight)
-        needed = trial_p * size + trial_d * sizes[at]
-        lighter = (needed < total[at]) | ((needed == total[at]) & (order[j] < order[choice[at]]))
-        better = (value > best[at] * (1 + TIE)) | ((value >= best[at] * (1 - TIE)) & lighter)
-        at = at[better]
-        best[at], total[at], choice[at] = value[better], needed[better], j
-        n_p[at], n_d[at] = trial_p[better], trial_d[better]
-    return choice, n_p.astype(np.int64), n_d.astype(np.int64)
+    prefill, seen, counts = matcher.prefill, Seen(), _Counts()
+    found = [Pairs(*np.empty((5, 0), dtype=np.int64))]
+    ttl_limit = np.inf if rules.ttl_limit is None else rules.ttl_limit
+    row_gpus, feasible = decode.gpus, decode.feasible
+    fits, without_nic = matcher.fits(row_gpus), row_gpus + prefill.smallest_gpus <= rules.gpu_cap
+    with_nic = row_gpus + prefill.gpus.min() <= rules.gpu_cap
+    for block in row_blocks(*decode.latency.shape):
+        in_time = feasible[block] & (decode.latency[block] <= ttl_limit)
+        ingress = bandwidth_per_gpu(
+            decode.request_rate[block], decode.kv_bytes_per_request, decode.unique_gpus[block, None]
+        )
+        usable = in_time & (ingress <= prefill.nic_limit)
+        counts.feasible += int(feasible[block].sum())
+        counts.in_time += int(in_time.sum())
+        counts.removed += int(in_time[without_nic[block]].sum() - usable[with_nic[block]].sum())
+        row, column = np.nonzero(usable & fits[block, None])
+        row += block.start
+        matchable = row.size
+        if rules.keep == "frontier" and not matcher.paper:
+            bound = matcher.bound(decode.request_rate[row, column], row_gpus[row])
+            may_win = seen.leaves(decode.latency[row, column], bound)
+            row, column = row[may_win], column[may_win]
+        pairs = Pairs(row, column, *matcher.match(decode.request_rate[row, column], row_gpus[row]))
+        matched = pairs.n_d > 0
+        counts.matched += int(matchable - matched.size + matched.sum())
+        pairs = pairs.at(matched)
+        if rules.keep == "frontier":
+            seen.add(decode.latency[pairs.row, pairs.column], matcher.rate_over_cost(pairs, decode))
+        found.append(pairs)
+    pairs = Pairs(*map(np.concatenate, zip(*found, strict=True)))
+    if rules.keep == "frontier":
+        ttl = decode.latency[pairs.row, pairs.column]
+        pairs = pairs.at(seen.leaves(ttl, matcher.rate_over_cost(pairs, decode)))
+    return pairs, counts
 
 
-def _paper(prefill: PrefillCandidates, r: Floats, gpus_d: Ints, gpu_cap: int) -> tuple[Ints, Ints, Ints]:
-    """Algorithms 1 and 2 of the paper; shapes as ``_exact``."""
-    j = int(np.argmax(prefill.request_rate / prefill.gpus))
-    p, size = float(prefill.request_rate[j]), int(prefill.gpus[j])
-    n_p, n_d = paper_counts(p, size, r, gpus_d.astype(np.float64), gpu_cap)
-    return np.full(r.size, j, dtype=np.int64), n_p.astype(np.int64), n_d.astype(np.int64)
-
-
-class _Pairs(NamedTuple):
-    """Decode points and what they were matched with, arrays of shape (n,)."""
-
-    row: Ints  # place in the decode grid
-    column: Ints
-    choice: Ints  # of the prefill candidates
-    n_p: Ints  # prefill instances [1]
-    n_d: Ints  # decode instances [1]
-
-
-def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: _Pairs, matching: str) -> pd.DataFrame:
+def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: Pairs, matching: str) -> pd.DataFrame:
     rows, columns, choice, n_p, n_d = pairs
     r, ttl, ftl = decode.request_rate[rows, columns], decode.latency[rows, columns], prefill.latency[choice]
     sender = Side(

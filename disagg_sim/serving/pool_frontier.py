@@ -11,6 +11,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
 from disagg_sim.serving.pairing import best_counts_of_pools
@@ -90,15 +91,13 @@ def _undominated(grid: PhaseGrid | SplitGrid, ttl_limit: float) -> tuple[Ints, I
     """Points than which none of as many GPUs is both faster and of a higher rate."""
     rows, columns = np.nonzero(grid.feasible & (grid.latency <= ttl_limit))
     ttl, rate, gpus = grid.latency[rows, columns], grid.request_rate[rows, columns], grid.gpus[rows]
-    order = np.lexsort((-rate, ttl, gpus))
-    kept, size, best = [], -1, -np.inf
-    for place, its_gpus, its_rate in zip(order.tolist(), gpus[order].tolist(), rate[order].tolist(), strict=True):
-        if its_gpus != size:
-            size, best = its_gpus, -np.inf
-        if its_rate > best:
-            best = its_rate
-            kept.append(place)
-    return rows[kept], columns[kept]
+    kept = []
+    for size in np.unique(gpus):
+        of_size = np.flatnonzero(gpus == size)
+        best = of_size[pareto_mask(-ttl[of_size], rate[of_size])]
+        kept.append(best[np.argsort(ttl[best])])
+    places = np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+    return rows[places], columns[places]
 
 
 def _matched(

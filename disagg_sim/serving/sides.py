@@ -14,7 +14,7 @@ from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
-from disagg_sim.serving.candidates import best_per_size, kv_rate_per_gpu, least, mapping_order
+from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
 from disagg_sim.serving.filling import Filled
 from disagg_sim.serving.integer_program import Choices
 
@@ -54,9 +54,9 @@ class GridSide:
         self.rates = _served_rates(grid, within_domain) if kv_link_limit is None else grid.request_rate
         self.in_time = grid.feasible & (grid.latency <= self.latency_limit)
         usable = self.in_time & (kv_rate_per_gpu(grid) <= self.kv_link_limit)
-        rows, columns = np.nonzero(usable)
+        rows, columns = fastest_points(grid, self.rates, usable)
         gpus, rate = grid.gpus[rows], self.rates[rows, columns]
-        keep = undominated(gpus, rate, mapping_order(grid)[usable])
+        keep = undominated(gpus, rate, np.arange(rows.size))
         self.rows, self.columns = rows[keep], columns[keep]
         self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
 

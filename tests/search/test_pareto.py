@@ -1,8 +1,11 @@
+from unittest.mock import patch
+
 import numpy as np
 import pandas as pd
 from hypothesis import given
 from hypothesis import strategies as st
 
+from disagg_sim.search import pareto
 from disagg_sim.search.pareto import pareto_front, pareto_mask
 
 small = st.integers(0, 6)
@@ -21,6 +24,14 @@ def beaten(pairs, i):
 def test_mask_equals_pairwise_comparison(pairs):
     x, y = np.array(pairs, dtype=float).reshape(-1, 2).T
     assert pareto_mask(x, y).tolist() == [not beaten(pairs, i) for i in range(len(pairs))]
+
+
+@given(points, st.integers(1, 9), st.integers(1, 9))
+def test_a_first_look_at_some_points_changes_nothing(pairs, look, compared):
+    x, y = np.array(pairs, dtype=float).reshape(-1, 2).T - 3.0
+    whole = pareto_mask(x, y)
+    with patch.multiple(pareto, FIRST_LOOK=look, COMPARED=compared):
+        assert pareto_mask(x, y).tolist() == whole.tolist()
 
 
 @given(points)

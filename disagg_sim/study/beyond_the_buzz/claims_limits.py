@@ -14,8 +14,8 @@ from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.points import THROUGHPUT, pareto_front
+from disagg_sim.serving.disaggregated import Rules, match_pools
+from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.study.beyond_the_buzz.evidence import (
     HIGH,
     LARGE,
@@ -78,7 +78,7 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     law = lengths("log_normal_4096_512")
     spread, narrow = _front_under(evidence, law), _front_under(evidence, _log_normal(0.5))
     prefill, decode = evidence.pools(MIDDLE, isl=4096, osl=512)
-    constant = Front(pareto_front(disaggregated(prefill, decode), by=[]))
+    constant = Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
     errors = {}
     for name, (low, high) in {
         "own": shared(spread, constant, low=_first(spread, constant), high=np.inf),
@@ -161,8 +161,8 @@ def _front_under(evidence: Evidence, law: Lengths) -> Front:
     """The disaggregated frontier of Llama-70B under a distribution of lengths."""
     at = evidence.setup(MIDDLE)
     table = enumerate_mappings(at)
-    grids = (grid(at, table, law) for grid in (prefill_grid, decode_grid))
-    return Front(pareto_front(disaggregated(*grids), by=[]))
+    prefill, decode = prefill_grid(at, table, law), decode_grid(at, table, law)
+    return Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
 
 
 def _ends(table: pd.DataFrame, form: str, column: str) -> tuple[float, float]:

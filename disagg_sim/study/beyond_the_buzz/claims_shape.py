@@ -12,8 +12,7 @@ from disagg_sim.calibration.kernels.residuals import rank_correlation
 from disagg_sim.domain import Mapping
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.points import pareto_front
+from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.study.beyond_the_buzz.evidence import (
     DOMAIN,
     HIGH,
@@ -179,7 +178,7 @@ def _restricted(evidence: Evidence, keep: Callable[[Mapping], Any]) -> Front:
     at = evidence.setup(R1)
     table = enumerate_mappings(at)
     decode = decode_grid(at, table[keep(table)], lengths(*LONG_PROMPTS))
-    return Front(pareto_front(disaggregated(evidence.pools(R1)[0], decode), by=[]))
+    return Front(match_pools(evidence.pools(R1)[0], decode, Rules(keep="frontier")).points)
 
 
 def _span(x: Floats) -> str:

@@ -15,7 +15,7 @@ from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.study.bench import Keeping
@@ -126,8 +126,8 @@ class Evidence(Keeping):
         """R1's disaggregated frontier where chunks of prefill project the past again."""
 
         def match() -> Front:
-            points = disaggregated(*self.pools(R1, isl=isl, mla_form="naive"), ftl_limit=ftl_limit)
-            return Front(pareto_front(points, by=[]))
+            rules = Rules(ftl_limit=ftl_limit, keep="frontier")
+            return Front(match_pools(*self.pools(R1, isl=isl, mla_form="naive"), rules).points)
 
         return self.once(("naive", isl, ftl_limit), match)
 
