@@ -283,6 +283,35 @@ def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.D
     return pd.concat(parts, ignore_index=True)
 
 
+def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
+    """Drop the points that no table joined with this one lets come near a frontier.
+
+    What ``near_frontier`` keeps of several tables below one another, it keeps of what is left of each, too: another
+    table can only raise the frontier, and no margin is wider than the first of ``MARGINS``.
+
+    Parameters
+    ----------
+    points
+        Of one mode, with ``tokens_per_s_per_user`` and the column of the throughput.
+    throughput
+        Column of the throughput. [token/s, token/USD or token/J]
+
+    Returns
+    -------
+    DataFrame
+        The rows that are left, in their order, with a new index.
+
+    Examples
+    --------
+    >>> points = pd.DataFrame({INTERACTIVITY: [100.0, 90.0, 50.0], THROUGHPUT: [60.0, 55.0, 30.0]})
+    >>> within_reach(points)[THROUGHPUT].tolist()
+    [60.0, 55.0]
+    """
+    x, y = (points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
+    reach = 1.0 + MARGINS[0]
+    return points[y * reach >= best_from(x, y, x * reach)].reset_index(drop=True)
+
+
 def _quantile(values: Floats, share: float) -> float:
     """A quantile that is one of the values, infinite ones included; NaN of none."""
     return float(np.quantile(values, share, method="inverted_cdf")) if values.size else np.nan

@@ -9,11 +9,11 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import cores
+from disagg_sim.cli.workers import Keep, cores
 from disagg_sim.report.elasticities import draw_elasticities
 from disagg_sim.report.words import case_title
 from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
-from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.plan import EVERYTHING, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 
@@ -24,6 +24,7 @@ def sensitivity(
     ],
     out: Annotated[Path, typer.Option(help="Directory of the sweep's results; missing results are computed.")],
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    keep: Keep = EVERYTHING,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
 ) -> None:
@@ -33,7 +34,8 @@ def sensitivity(
     design, and of the frontier at the same interactivity with designs chosen anew) and figures/CASE/sensitivity.png.
     """
     told = listener()
-    result = run_sweep(plan_sweep(load_sweep(name, profile=profile)), out, jobs=jobs or cores(), listener=told)
+    plan = plan_sweep(load_sweep(name, profile=profile), keep=keep)
+    result = run_sweep(plan, out, jobs=jobs or cores(), listener=told)
     result.require()
     for item in result.cases:
         if reason := why_not(item):

@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.workers import Address, Backend, cores
+from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.documents import sweep_json
 from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.summary import write_summary
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
-from disagg_sim.sweep.plan import SweepPlan, plan_sweep
+from disagg_sim.sweep.plan import EVERYTHING, SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 
@@ -32,6 +32,7 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
     backend: Backend = "",
     address: Address = "",
+    keep: Keep = EVERYTHING,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     engine: Annotated[str, typer.Option(help="Serving engine, or 'kernels' for none; overrides the file.")] = "",
@@ -52,7 +53,7 @@ def sweep(
     if out is None and not dry_run:
         raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
     try:
-        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=_prices(price or [])))
+        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=_prices(price or [])), keep=keep)
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:

@@ -1,4 +1,4 @@
-"""Options that say where tasks run."""
+"""Options that several commands share: where tasks run, and what a sweep stores."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ Address = Annotated[
     typer.Option(
         metavar="ADDRESS",
         help="Of a running cluster of Dask (tcp://HOST:8786) or Ray (HOST:6379); default: own workers.",
+    ),
+]
+
+
+Keep = Annotated[
+    str,
+    typer.Option(
+        metavar="WHAT", help="What is stored: all points, or those near a frontier (frontier); the tables are the same."
     ),
 ]
 

@@ -22,8 +22,8 @@ from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.cases import Case
-from disagg_sim.sweep.results import SweepResult, throughput_column
+from disagg_sim.sweep.cases import Case, throughput_column
+from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.store import Key, Store
 from disagg_sim.units import GB
 

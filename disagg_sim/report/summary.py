@@ -28,10 +28,11 @@ from disagg_sim.report.words import (
 from disagg_sim.search.layouts import EVIDENCE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
-from disagg_sim.sweep.compute import ABOVE_NIC
+from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.fidelity import CaseFidelity
-from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult, throughput_column
+from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult
 from disagg_sim.sweep.spec import Limits, SweepSpec
+from disagg_sim.sweep.tally import ABOVE_NIC
 from disagg_sim.units import GB, MS
 
 #: Cell of a table where a frontier does not reach so far.

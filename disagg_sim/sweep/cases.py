@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
@@ -22,6 +23,7 @@ from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.sweep.pool_spec import TWO, Images
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
@@ -284,3 +286,24 @@ def origin_of(case: Case) -> Origin:
     """What the points of a case were made with."""
     systems = {spec.name: spec for spec in (case.prefill_system, case.decode_system)}
     return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
+
+
+def throughput_column(per: str) -> str:
+    """Name the column that a frontier is taken in.
+
+    Parameters
+    ----------
+    per
+        ``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``.
+
+    Returns
+    -------
+    str
+        Column of output tokens per GPU and second, per USD, or per joule at the TDP or as drawn.
+
+    Examples
+    --------
+    >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
+    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
+    """
+    return COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT

@@ -19,8 +19,8 @@ from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
-from disagg_sim.sweep.cases import origin_of
-from disagg_sim.sweep.results import CaseResult, SweepResult, throughput_column
+from disagg_sim.sweep.cases import origin_of, throughput_column
+from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 
 #: Interactivities at which the gain of disaggregation is told. [token/s]

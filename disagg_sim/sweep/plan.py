@@ -16,6 +16,7 @@ from typing import Any
 from disagg_sim.arrays import Ints
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mapping, Mode
+from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts import load
 from disagg_sim.physics.setup import engine_name
 from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
@@ -29,6 +30,8 @@ from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.store import Key, code_digest, digest_of
 
 PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store
+#: What is stored of the points: all, or those that may come to lie on a frontier, error bars included.
+KEEP = (EVERYTHING, FRONTIER) = ("points", "frontier")
 ROOMS = ("facts", "physics", "workload", "search", "serving", "certainty", "sweep")  # whose code decides a result
 
 
@@ -90,6 +93,7 @@ class SweepPlan:
     cases: tuple[CasePlan, ...]
     inputs: Inputs  # content of every spec file that a case depends on
     sources: tuple[Source, ...]  # these files
+    keep: str = EVERYTHING  # of ``KEEP``
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -102,18 +106,25 @@ class SweepPlan:
         return sum(case.points for case in self.cases)
 
 
-def plan_sweep(spec: SweepSpec) -> SweepPlan:
+def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     """Plan every case of a sweep: enumerate its mappings, fix its batch axes, divide both into blocks.
 
     Parameters
     ----------
     spec : SweepSpec
         Such as ``load_sweep`` reads.
+    keep : str
+        Of ``KEEP``: what is stored of the points. The tables are the same bytes.
 
     Returns
     -------
     SweepPlan
         Cases in the order of the file; ``run_sweep`` computes them.
+
+    Raises
+    ------
+    UnknownNameError
+        No such ``keep``.
 
     Examples
     --------
@@ -121,11 +132,13 @@ def plan_sweep(spec: SweepSpec) -> SweepPlan:
     >>> plan_sweep(load_sweep("smoke")).cases[0].case.model
     'llama_3_1_8b'
     """
+    if keep not in KEEP:
+        raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
     cases = cases_of(spec)
     specs = dict.fromkeys(name for case in cases for name, value in _specs(case).items() if value is not None)
     inputs, sources = inputs_of(specs)  # before the digests, so that a change in between is seen
-    planned = tuple(_plan_case(case, spec) for case in cases)
-    return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources)
+    planned = tuple(_plan_case(case, spec, keep) for case in cases)
+    return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources, keep=keep)
 
 
 def spec_digests(case: Case) -> dict[str, str]:
@@ -133,13 +146,14 @@ def spec_digests(case: Case) -> dict[str, str]:
     return {name: digest_of(spec) for name, spec in _specs(case).items()}
 
 
-def _plan_case(case: Case, spec: SweepSpec) -> CasePlan:
+def _plan_case(case: Case, spec: SweepSpec, keep: str) -> CasePlan:
     digest = digest_of((case, _specs(case), version("disagg-sim"), code_digest(ROOMS)))
+    of_points = digest if keep == EVERYTHING else digest_of((digest, keep))
     served = modes_of(case, spec.modes)
     modes = (
-        _plan_pools(case, digest, spec.block_points)
+        _plan_pools(case, digest, of_points, spec.block_points)
         if mode == Mode.DISAGGREGATED
-        else _plan_shared(case, mode, digest, spec.block_points)
+        else _plan_shared(case, mode, of_points, spec.block_points)
         for mode in served
     )
     left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
@@ -161,7 +175,7 @@ def _plan_many(case: Case, digest: str) -> Block:
     )
 
 
-def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
+def _plan_pools(case: Case, digest: str, of_points: str, block_points: int) -> ModePlan:
     """Prefill and decode blocks."""
     prefill_at, at = case.prefill_setup, case.decode_setup
     prefill_table, table = case.limits.mappings(prefill_at, prefill=True), case.limits.mappings(at)
@@ -184,7 +198,7 @@ def _plan_pools(case: Case, digest: str, block_points: int) -> ModePlan:
         table,
         batch,
         block_points,
-        digest,
+        of_points,
         points=[batch.size] * len(table),
         candidates=tuple(block.key for block in prefill),
     )

@@ -1,8 +1,4 @@
-"""Write the tables of a sweep from stored blocks: frontier, infeasible points with reasons, manifest.
-
-Blocks are read one by one in plan order and the frontier grows from block frontiers, so memory does not
-grow with the number of points and the tables do not depend on who computed what, or when.
-"""
+"""Write the tables of a sweep: frontier, infeasible points with reasons, manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
@@ -23,18 +19,18 @@ import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
-from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
-from disagg_sim.serving.points import THROUGHPUT, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of
-from disagg_sim.sweep.compute import Tally, add_up, detail, is_partial, verdict
+from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.store import Key, Store, code_digest
+from disagg_sim.sweep.store import Key, code_digest
+from disagg_sim.sweep.tally import Tally, add_up
+from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
 NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
@@ -169,30 +165,10 @@ class SweepResult:
             raise InfeasibleError(head + sep + sep.join(verdicts))
 
 
-def throughput_column(per: str) -> str:
-    """Name the column that a frontier is taken in.
-
-    Parameters
-    ----------
-    per
-        ``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``.
-
-    Returns
-    -------
-    str
-        Column of output tokens per GPU and second, per USD, or per joule at the TDP or as drawn.
-
-    Examples
-    --------
-    >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
-    ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
-    """
-    return COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT
-
-
-def collect(plan: SweepPlan, store: Store, failed: Mapping[Key, str]) -> SweepResult:
-    """Read every block of a finished sweep, but for modes with a block that was given up."""
-    return SweepResult(plan=plan, cases=tuple(_collect_case(case, store, failed) for case in plan.cases), failed=failed)
+def collect(plan: SweepPlan, gathered: Gathered, failed: Mapping[Key, str]) -> SweepResult:
+    """Label what the blocks of a sweep add up to, but for modes with a block that was given up."""
+    cases = tuple(_collect_case(case, gathered, failed) for case in plan.cases)
+    return SweepResult(plan=plan, cases=cases, failed=failed)
 
 
 def fits_used(case: Case) -> tuple[UsedFit, ...]:
@@ -210,10 +186,14 @@ def fits_used(case: Case) -> tuple[UsedFit, ...]:
 class Effort:
     """What one run did: it depends on the machine, and on what was stored before."""
 
-    blocks: int  # computed by this run [1]
-    points: int  # design points of these [1]
-    seconds: float  # spent on them, of all processes [s]
-    wall_seconds: float  # of the whole run [s]
+    blocks: int = 0  # computed by this run [1]
+    points: int = 0  # design points of these [1]
+    seconds: float = 0.0  # spent on them, of all processes [s]
+    wall_seconds: float = 0.0  # of the whole run [s]
+
+    def and_of(self, points: int, seconds: float) -> Effort:
+        """With one more block."""
+        return replace(self, blocks=self.blocks + 1, points=self.points + points, seconds=self.seconds + seconds)
 
 
 def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
@@ -232,18 +212,18 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))
 
 
-def _collect_case(plan: CasePlan, store: Store, failed: Mapping[Key, str]) -> CaseResult:
+def _collect_case(plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str]) -> CaseResult:
     fits = fits_used(plan.case)
     own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
     setups = plan.case.decode_setup, plan.case.prefill_setup
     modes = tuple(
         _not_computed(mode, failed)
         if any(block.key in failed for block in mode.blocks)
-        else _collect_mode(plan.case, mode, store, own, setups)
+        else _collect_mode(plan.case, mode, gathered, own, setups)
         for mode in plan.modes
     )
-    pools = [store.read(block.key) for block in plan.pools if block.key not in failed]
-    return CaseResult(plan=plan, modes=modes, fits=fits, pools=pools[0] if pools else pd.DataFrame())
+    pools = gathered.table(plan.pools)
+    return CaseResult(plan=plan, modes=modes, fits=fits, pools=pools)
 
 
 def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
@@ -258,27 +238,17 @@ def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:
 
 
 def _collect_mode(
-    case: Case, plan: ModePlan, store: Store, own: dict[str, Any], setups: tuple[Setup, Setup]
+    case: Case, plan: ModePlan, gathered: Gathered, own: dict[str, Any], setups: tuple[Setup, Setup]
 ) -> ModeResult:
-
-    throughput = throughput_column(case.per)
-    front = pd.DataFrame()
-    for block in plan.points:
-        points = store.read(block.key)
-        if len(points):
-            best = pareto_front(points, throughput=throughput)
-            joint = pd.concat([front, best], ignore_index=True) if len(front) else best
-            front = pareto_front(joint, throughput=throughput)
-    prefill, points_tally = (
-        add_up(Tally.from_json(store.note(block.key)) for block in blocks) for blocks in (plan.prefill, plan.points)
-    )
+    front = gathered.front(plan.points)
+    prefill, points = (gathered.tally(blocks) for blocks in (plan.prefill, plan.points))
     found = bool(len(front))
     return ModeResult(
         plan=plan,
         frontier=_told(front.assign(**own), case, setups) if found else front,
         prefill=prefill,
-        points=points_tally,
-        verdict="" if found else verdict(case, plan, prefill, points_tally),
+        points=points,
+        verdict="" if found else verdict(case, plan, prefill, points),
     )
 
 
@@ -333,6 +303,7 @@ def _manifest_text(result: SweepResult, tables: Mapping[str, str], effort: Effor
         "points": {"enumerated": result.plan.points, "computed": total.computed, "feasible": total.feasible},
         "blocks": len(result.plan.blocks),
         "run": {
+            "keep": result.plan.keep,
             "blocks": effort.blocks,
             "points": effort.points,
             "compute_seconds": round(effort.seconds, 3),

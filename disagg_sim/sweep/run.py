@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
-from disagg_sim.sweep.compute import BlockTask, Done, compute_block
+from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
+from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, SweepPlan
 from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
@@ -76,7 +78,7 @@ def run_sweep(
         lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
         listener.start(sum(block.points for block in lacking))
         there = Store(root.absolute())  # workers of a cluster run in directories of their own
-        done: list[Done] = []
+        effort, gathered = Effort(), Gathered(plan)
         failed: dict[Key, str] = {}
 
         def give_up(task: BlockTask, why: str) -> None:
@@ -87,15 +89,18 @@ def run_sweep(
             blocks = [
                 block for block in lacking if block.key.table == table and failed.keys().isdisjoint(block.candidates)
             ]
-            tasks = [BlockTask(there, block, plan.sources) for block in blocks]
-            for block in run_tasks(compute_block, tasks, jobs=jobs, given_up=give_up):
-                listener.advance(block.points)
-                done.append(block)
+            tasks = [BlockTask(there, block, plan.sources, plan.keep) for block in blocks]
+            for done in run_tasks(compute_block, tasks, jobs=jobs, given_up=give_up):
+                listener.advance(done.points)
+                gathered.add(done.key, done.found)
+                effort = effort.and_of(done.points, done.seconds)
         listener.finish()
-        result = collect(plan, store, failed)
-        wall = time.perf_counter() - begun
-        computed, spent = sum(block.points for block in done), sum(block.seconds for block in done)
-        write_tables(result, root, effort=Effort(len(done), computed, spent, wall))
+        known = {block.key for block in lacking}
+        for block in plan.blocks:
+            if block.key not in known:
+                gathered.add(block.key, stored_block(store, block))
+        result = collect(plan, gathered, failed)
+        write_tables(result, root, effort=replace(effort, wall_seconds=time.perf_counter() - begun))
     return result
 
 

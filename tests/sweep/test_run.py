@@ -23,11 +23,12 @@ from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
-from disagg_sim.sweep.compute import ABOVE_FTL, ABOVE_NIC, Removal, detail
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep, same_system
+from disagg_sim.sweep.tally import ABOVE_FTL, ABOVE_NIC, Removal
 from disagg_sim.sweep.traffic import Traffic
+from disagg_sim.sweep.verdicts import detail
 
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.sweep.compute import Removal, Tally, add_up, removal
+from disagg_sim.sweep.tally import Removal, Tally, add_up, removal
 
 removals = st.builds(
     Removal,

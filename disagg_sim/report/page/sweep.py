@@ -19,10 +19,10 @@ from disagg_sim.report.page.designs import BANDS, COSTS, NEEDED, shown_points, t
 from disagg_sim.report.page.reading import faults_told, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
-from disagg_sim.sweep.results import throughput_column
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000
