@@ -9,6 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from disagg_sim.arrays import Mask
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
@@ -82,6 +85,7 @@ class Cluster:
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
         self.going: dict[int, Going] = {}
+        self._late: dict[int, int] = {}  # segments that are over, by requests that take their next leg later
         self._told = -1
         self._clients = clients
         self.outages: Outages | None = None  # where something fails
@@ -101,8 +105,8 @@ class Cluster:
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
-        timed = [self.view.arrival_s[request] + self._host for request in clients.timed]
-        engine.feed(timed, NORMAL, self.arrive, clients.timed)
+        timed = state.arrival_s[np.asarray(clients.timed, dtype=np.intp)] + self._host
+        engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed)  # type: ignore[arg-type]
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -171,9 +175,25 @@ class Cluster:
         now = self.engine.now
         if leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
-            self.engine.at(now + leg.delay_s, NORMAL, self._continue_late, segment, going, leg, pushed, now)
+            self._late[request] = segment
+            self.engine.at(now + leg.delay_s, NORMAL, self._continue_late, going, leg, pushed, now)
         else:
             self._continue(segment, going, leg, pushed, now)
+
+    def forget(self, gone: Mask, begin: int) -> None:
+        """Requests before ``begin`` have left the run, and with them segments: those which are ``gone``."""
+        state, transfers = self.state, self.transfers
+        first = state.first_number
+        self.refused[:] = [each for each in self.refused if first.get(each, each) >= begin]
+        self.lost[:] = [each for each in self.lost if first.get(each, each) >= begin]
+        transfers.moved[:] = [each for each in transfers.moved if first.get(each[0], each[0]) >= begin]
+        if self.prefix is not None or self.parts.keeps_segments:
+            return
+        number = self.fleet.forget(state.forget(gone, self.parts.looks_back_s)).tolist()
+        self.going = {number[segment]: going for segment, going in self.going.items()}
+        self._late = {request: number[segment] for request, segment in self._late.items()}
+        self.recovery.renumber(number)
+        transfers.renumber(number)
 
     # --- arrival and end ----------------------------------------------------------------------------------------
 
@@ -202,11 +222,11 @@ class Cluster:
             self._share(request, leg)
         elif leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
-            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._late, request, leg)
+            self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._place_late, request, leg)
         else:
             self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
 
-    def _late(self, request: int, leg: Leg) -> None:
+    def _place_late(self, request: int, leg: Leg) -> None:
         if self.roster.state[leg.instance] >= STOPPED:
             self.roster.came(leg.instance)
             self.leave(request)
@@ -368,7 +388,8 @@ class Cluster:
         prefix.keep(instance, request, here)
         return here
 
-    def _continue_late(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+    def _continue_late(self, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+        segment = self._late.pop(going[0])
         if self.fleet.status_of(segment) == SegmentStatus.LOST:
             self.drop_ungiven(segment, going)
             self.leave(going[0])

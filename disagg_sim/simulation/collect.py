@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import Instances, Outcome, Requests, Samples, TierLoads
 from disagg_sim.simulation.wishes import Role, State
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.pieces import Pieces
 
 
 class Sampler:
@@ -25,25 +28,32 @@ class Sampler:
     one is kept, and the period doubles.
     """
 
-    def __init__(self, clusters: Sequence[Cluster], period: float) -> None:
-        self._clusters, self._period, self._engine = clusters, period, clusters[0].engine
+    def __init__(self, clusters: Sequence[Cluster], period: float, pieces: Pieces | None = None) -> None:
+        self._clusters, self._period, self._engine, self._pieces = clusters, period, clusters[0].engine, pieces
         self._rows: list[tuple[float, ...]] = []
         self._engine.at(0.0, OBSERVE, self._look)
 
     def _look(self) -> None:
         arrived, queued, running, free, blocks, *rest = map(sum, zip(*map(_seen, self._clusters), strict=True))
         self._rows.append((self._engine.now, arrived, queued, running, 1.0 - free / max(blocks, 1), *rest))
-        if len(self._rows) > MOST_SAMPLES:  # an odd number: the last stays
+        halved = len(self._rows) > MOST_SAMPLES
+        if self._pieces is not None:
+            self._pieces.looked(now=halved)
+        if halved:  # an odd number: the last stays
             del self._rows[1::2]
             self._period *= 2
+            if self._pieces is not None:
+                self._pieces.halve()
         if any(cluster.at_work for cluster in self._clusters):
             self._engine.at(self._engine.now + self._period, OBSERVE, self._look)
 
     def samples(self, finish_s: Floats) -> Samples:
-        """All samples; ``finish_s`` of the requests that have finished. [s]"""
+        """All samples; ``finish_s`` of the requests that have finished and not left the run. [s]"""
         table = np.array(self._rows, dtype=float).reshape(-1, 9).T
         whole = table.astype(np.int64)
         finished = np.searchsorted(np.sort(finish_s), table[0], side="right")
+        if self._pieces is not None:
+            finished = self._pieces.finished()
         return Samples(
             time_s=table[0],
             arrivals=whole[1],
@@ -78,21 +88,39 @@ def _seen(cluster: Cluster) -> tuple[int, ...]:
     )
 
 
-def request_records(cluster: Cluster) -> Requests:
-    """One row a request, from the segments that the kernel kept and the transfers that the cluster kept."""
-    found = _numbered(cluster)
-    return one_row_each(found, cluster.state.first_number) if cluster.state.first_number else found
+def request_records(cluster: Cluster, begin: int = 0, end: int | None = None) -> Requests:
+    """One row a request, from the segments that the kernel kept and the transfers that the cluster kept.
+
+    Of those from ``begin`` on and before ``end``, by their numbers in the trace.
+    """
+    again = {each: first for each, first in cluster.state.first_number.items() if first >= begin}
+    numbers = np.arange(begin, cluster.requests if end is None else end)
+    if not again:
+        return _numbered(cluster, numbers)
+    later = [each for each, first in again.items() if first < begin + numbers.size]
+    found = _numbered(cluster, np.append(numbers, np.array(later, dtype=np.int64)))
+    return one_row_each(found, {numbers.size + at: again[each] - begin for at, each in enumerate(later)})
 
 
-def _numbered(cluster: Cluster) -> Requests:
-    """One row a number: requests that have begun again have several."""
-    (inputs, outputs), arrival = cluster.state.lengths, cluster.state.arrival_s
-    segments, n = cluster.fleet.segments, inputs.size
-    segments = segments[segments.status != SegmentStatus.WITHDRAWN]
+def _numbered(cluster: Cluster, numbers: Ints) -> Requests:
+    """One row a number, ascending: requests that have begun again have several."""
+    n, arrival = numbers.size, cluster.state.arrival_s[numbers]
+    inputs, outputs = (column[numbers] for column in cluster.state.lengths)
+
+    def placed(requests: Ints | Sequence[int]) -> tuple[Ints, Mask]:
+        """The rows of some requests, and which of them have one."""
+        given = np.asarray(requests, dtype=np.int64)
+        rows = np.searchsorted(numbers, given)
+        rows[rows == n] = 0
+        return rows, numbers[rows] == given if n else np.zeros(given.size, np.bool_)
+
+    segments = cluster.fleet.segments
+    request, own = placed(segments.request)
+    own &= segments.status != SegmentStatus.WITHDRAWN
+    segments, request = segments[own], request[own]
     there = segments.context + (segments.prompt == 0)  # tokens of the request that existed before
-    order = np.lexsort((there, segments.request))
-    segments, there = segments[order], there[order]
-    request = segments.request
+    order = np.lexsort((there, request))
+    segments, there, request = segments[order], there[order], request[order]
     every = np.arange(request.size)
     first, last = np.full(n, -1), np.full(n, -1)
     first[request[::-1]], last[request] = every[::-1], every  # of several the last assignment counts
@@ -108,16 +136,19 @@ def _numbered(cluster: Cluster) -> Requests:
     status = np.where(np.isnan(finish), Outcome.UNFINISHED, Outcome.COMPLETED)
     lost = request[segments.status == SegmentStatus.LOST]
     status[lost[np.isnan(finish[lost])]] = Outcome.FAILED
-    status[cluster.lost] = Outcome.FAILED
-    status[cluster.refused] = Outcome.REJECTED
+    for outcome, requests in ((Outcome.FAILED, cluster.lost), (Outcome.REJECTED, cluster.refused)):
+        rows, known = placed(requests)
+        status[rows[known]] = outcome
     count = np.bincount(request, minlength=n)
     first_token, prefill_token = (_taken(segments.first_token_s, each) for each in (shown, computed))
     moved = cluster.transfers.moved
     who, *columns = zip(*moved, strict=True) if moved else ((), (), (), (), ())
-    index = np.array(who, dtype=np.int64)
-    exposed, transfer, tokens, waited = (np.bincount(index, column, minlength=n).astype(float) for column in columns)
+    index, known = placed(who)
+    exposed, transfer, tokens, waited = (
+        np.bincount(index[known], np.asarray(column)[known], minlength=n).astype(float) for column in columns
+    )
     return Requests(
-        request=np.arange(n),
+        request=numbers,
         arrival_s=arrival,
         input_tokens=inputs,
         output_tokens=outputs,

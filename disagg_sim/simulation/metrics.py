@@ -1,6 +1,6 @@
 """Compute latencies, attainment, goodput and GPU utilisation from the records of a run.
 
-Everything is computed from a ``RunResult`` alone.
+Everything is computed from a ``RunResult`` alone: from its requests, or from their totals where these have left it.
 
 * TTFT: arrival to first token, with the host time of the request where an engine stands behind the setup. TPOT: mean
   gap of a request's tokens after the first, 0 for a single token. ITL: each gap of each request, so that a long answer
@@ -22,30 +22,15 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
+from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.classes import RequestLimits
 from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.totals import totals_of
 from disagg_sim.units import HOUR
 
 NAN = float("nan")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """TTFT and TPOT of every completed request, and what they add up to. Arrays of shape (completed,)."""
-
-    ttft: Floats  # arrival to first token [s]
-    tpot: Floats  # mean gap after the first token; 0 for a single token [s]
-    output_tokens: NDArray[np.int64]  # [token]
-
-    def inside(self, slo: Slo) -> NDArray[np.bool_]:
-        """Which requests meet both limits, inclusive."""
-        return np.asarray((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot))
-
-    def within(self, ttft: Floats, tpot: Floats) -> NDArray[np.bool_]:
-        """Which requests meet limits of their own, inclusive. [s]"""
-        return np.asarray((self.ttft <= ttft) & (self.tpot <= tpot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,26 +86,6 @@ class Summary(Shown):
 COLUMNS = tuple(field.name for field in fields(Summary))
 #: Those that measure the machine: two runs of the same seed differ in them alone.
 MEASURED = ("wall_s", "requests_per_cpu_s")
-
-
-def latencies(result: RunResult) -> Latencies:
-    """Compute TTFT and TPOT of the completed requests of a run."""
-    records = result.requests
-    done = records.status == Outcome.COMPLETED
-    first, finish = records.first_token_s[done], records.finish_s[done]
-    output = records.output_tokens[done]
-    return Latencies(
-        ttft=first - records.arrival_s[done], tpot=(finish - first) / np.maximum(output - 1, 1), output_tokens=output
-    )
-
-
-def percentile(values: Floats, share: float) -> float:
-    """Return the value below which ``share`` [1] of ``values`` lies, in proportion between two ranks; NaN of no values.
-
-    >>> percentile(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), 0.9)
-    4.6
-    """
-    return float(np.quantile(values, share)) if len(values) else NAN
 
 
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
@@ -191,14 +156,15 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
     >>> found.completed, found.slo_attainment
     (2, 0.5)
     """
-    records, found = result.requests, latencies(result)
-    done = records.status == Outcome.COMPLETED
-    inside = found.inside(slo) if limits is None else found.within(limits.ttft[done], limits.tpot[done])
-    ended = np.bincount(records.status, minlength=len(Outcome))
-    total, completed = len(records.status), int(ended[Outcome.COMPLETED])
-    duration = _duration(result)
+    if result.totals is None:
+        found = totals_of(result.requests, slo, limits)
+    elif result.judged_by == slo:
+        found = result.totals
+    else:
+        raise InputError(f"records of the requests are gone; allowed: the limits of the run, {result.judged_by}")
+    total, completed = int(found.ended.sum()), int(found.ended[Outcome.COMPLETED])
+    duration = found.last_finish_s - found.first_arrival_s if completed else NAN
     held = float(np.sum(result.instances.gpu_s))
-    moved = records.transferred_tokens > 0
     return Summary(
         policy=result.policy,
         deployment=result.deployment,
@@ -206,26 +172,26 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
         rate_scale=rate_scale,
         requests=total,
         completed=completed,
-        rejected=int(ended[Outcome.REJECTED]),
-        slo_attainment=int(inside.sum()) / total if total else NAN,
-        goodput_requests_per_s=_ratio(float(inside.sum()), duration) if inside.any() else 0.0,
-        goodput_tokens_per_s=_ratio(float(found.output_tokens[inside].sum()), duration) if inside.any() else 0.0,
-        ttft_p50_s=percentile(found.ttft, 0.5),
-        ttft_p90_s=percentile(found.ttft, 0.9),
-        ttft_p99_s=percentile(found.ttft, 0.99),
-        tpot_p50_s=percentile(found.tpot, 0.5),
-        tpot_p90_s=percentile(found.tpot, 0.9),
-        tpot_p99_s=percentile(found.tpot, 0.99),
+        rejected=int(found.ended[Outcome.REJECTED]),
+        slo_attainment=found.inside / total if total else NAN,
+        goodput_requests_per_s=_ratio(found.inside, duration) if found.inside else 0.0,
+        goodput_tokens_per_s=_ratio(found.inside_tokens, duration) if found.inside else 0.0,
+        ttft_p50_s=found.ttft.percentile(0.5),
+        ttft_p90_s=found.ttft.percentile(0.9),
+        ttft_p99_s=found.ttft.percentile(0.99),
+        tpot_p50_s=found.tpot.percentile(0.5),
+        tpot_p90_s=found.tpot.percentile(0.9),
+        tpot_p99_s=found.tpot.percentile(0.99),
         itl_p99_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.99),
         gpu_hours=held / HOUR,
         utilisation=_ratio(float(np.sum(result.instances.busy_s * result.instances.gpus)), held),
         wall_s=result.wall_s,
         requests_per_cpu_s=_ratio(total, result.cpu_s),
-        failed=int(ended[Outcome.FAILED]),
-        unfinished=int(ended[Outcome.UNFINISHED]),
+        failed=int(found.ended[Outcome.FAILED]),
+        unfinished=int(found.ended[Outcome.UNFINISHED]),
         duration_s=duration,
         throughput_requests_per_s=_ratio(completed, duration),
-        throughput_tokens_per_s=_ratio(float(found.output_tokens.sum()), duration),
+        throughput_tokens_per_s=_ratio(found.output_tokens, duration),
         itl_p50_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.5),
         itl_p90_s=histogram_percentile(result.itl_edges, result.itl_counts, 0.9),
         mfu=_ratio(float(np.sum(result.instances.flops)), held * result.peak_flops),
@@ -233,15 +199,15 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
         kv_use_max=_most(result.samples.kv_use),
         queued_mean=_mean(result.samples.queued),
         queued_max=_most(result.samples.queued),
-        preemptions=int(np.sum(records.preemptions)),
+        preemptions=found.preemptions,
         flips=int(np.sum(result.instances.flips)),
-        transfers=int(moved.sum()),
-        transfer_mean_s=_mean(records.transfer_s[moved]),
-        exposed_transfer_mean_s=_mean(records.exposed_transfer_s[moved]),
+        transfers=found.transfers,
+        transfer_mean_s=_ratio(found.transfer_s, found.transfers),
+        exposed_transfer_mean_s=_ratio(found.exposed_transfer_s, found.transfers),
         slo_ttft_s=slo.ttft,
         slo_tpot_s=slo.tpot,
         seed=result.seed,
-        migrated=int(np.count_nonzero(records.migrations)),
+        migrated=found.migrated,
         availability=1.0 - _ratio(float(result.instances.failed_s @ result.instances.gpus), held),
     )
 
@@ -278,12 +244,6 @@ def tier_use(requests: pd.DataFrame, tiers: Sequence[str]) -> pd.DataFrame:
     seconds = requests["finish_s"].max() - requests["arrival_s"].min()
     columns = {"tokens": tokens, "share": tokens / whole, "bytes": moved, "bytes_per_s": moved / seconds}
     return pd.DataFrame({"tier": [HBM, *tiers, "computed"], **columns})
-
-
-def _duration(result: RunResult) -> float:
-    """First arrival to last finish; NaN when nothing finished. [s]"""
-    finish = result.requests.finish_s[result.requests.status == Outcome.COMPLETED]
-    return float(finish.max() - np.nanmin(result.requests.arrival_s)) if len(finish) else NAN
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -113,6 +113,8 @@ class Parts:
     listener: Listener | None = None
     failover: Failover | None = None
     transfer: str = "pull"  # how its system moves caches, of ``transfers.WAYS``
+    looks_back_s: float = 0.0  # longest window of the past that it asks for, where requests leave the run [s]
+    keeps_segments: bool = False  # whether it remembers numbers of segments, so that the kernel may not forget any
 
 
 class Policy(Protocol):

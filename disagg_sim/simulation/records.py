@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.domain import Slo
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.failures import Failure
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.totals import Totals
 
 
 class Outcome(IntEnum):
@@ -148,6 +152,8 @@ class RunResult(Shown):
     failures: tuple[Failure, ...] = ()  # that happened
     models: Models | None = None  # None = one
     tier_loads: TierLoads | None = None  # None = no tiers below HBM
+    totals: Totals | None = None  # of requests that have left the run in pieces; ``requests`` has none of them then
+    judged_by: Slo | None = None  # the limits that these totals were judged by [s]
 
     def gpus_by_model(self) -> dict[str, float]:
         """GPUs that the instances of each model held on average; none where there is one model. [1]"""

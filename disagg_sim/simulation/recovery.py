@@ -49,6 +49,10 @@ class Recovery:
             roster.apply(failover.failed(cluster.view, tuple(instances), tuple(left)), failover.failed)
         return self.leave(left)
 
+    def renumber(self, number: Sequence[int]) -> None:
+        """Segments have new numbers, by their old ones."""
+        self.held = {number[segment]: going for segment, going in self.held.items()}
+
     def restore(self, instances: Sequence[int]) -> None:
         """Failed instances serve again, empty."""
         cluster = self._cluster

@@ -10,7 +10,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
-from disagg_sim.simulation.classes import ServiceClass, slo_of
+from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import Failures
@@ -19,6 +19,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
 from disagg_sim.simulation.physical_site import physical_site
+from disagg_sim.simulation.pieces import Pieces, Sink
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.prefix_tiers import WRITES
@@ -27,6 +28,9 @@ from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.workload.trace import Trace
+
+#: What is kept of the records of requests: see ``RunOptions.records``.
+RECORDS = FULL, STREAM, NONE = "full", "stream", "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,12 @@ class RunOptions:
         "lack, the newest request is preempted, or the newest of the lowest priority",
         choices=tuple(each.name.lower() for each in Scheduling),
     )
+    records: str = option(
+        FULL,
+        "what is kept of requests: all until the end (full); they leave in pieces, as the run goes, into their table "
+        "(stream); or they leave and are dropped (none). Without full, TTFT and TPOT percentiles are 0.5 % off at most",
+        choices=RECORDS,
+    )
     step_by_step: bool = option(False, "compute every decode step by itself, for comparison with the closed form")
 
     def __post_init__(self) -> None:
@@ -106,6 +116,8 @@ class RunOptions:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
             )
+        if self.tiers and self.records != FULL:
+            raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.tiers and not (self.prefix_cache or self.prefix_cache_tokens):
             raise InputError(
                 f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache or "
@@ -135,6 +147,7 @@ def run(
     slo: Slo,
     seed: int = 0,
     options: RunOptions = RunOptions(),
+    sink: Sink | None = None,
 ) -> RunResult:
     """Serve a trace.
 
@@ -154,6 +167,9 @@ def run(
         Of all random streams.
     options : RunOptions
         Start-up, network, samples.
+    sink : callable, optional
+        Takes the records of requests that are over, piece by piece, in the order of the trace, where
+        ``options.records`` is ``stream``.
 
     Returns
     -------
@@ -182,6 +198,11 @@ def run(
     (array([ True, False]), 7)
     """
     options.check_samples(trace)
+    if (options.records == STREAM) != (sink is not None):
+        raise InputError(
+            f"records {options.records!r} {'with' if sink else 'without'} a sink; allowed: a sink with 'stream', none "
+            "with others"
+        )
     policy = policy_named(policy) if isinstance(policy, str) else policy
     shares = shares_of(trace, deployment, policy.needs, at)
     sites = [
@@ -196,7 +217,14 @@ def run(
         for each in shares
     ]
     if len(shares) == 1:
-        return serve(trace, policy, sites[0], Engine(seed), options)
+        pieces = None
+        if options.records != FULL:
+            limits = limits_of(trace, slo, options.classes) if options.classes else None
+            pieces = Pieces(slo, limits, sink)
+        one = (Served("", (), trace, sites[0]),)
+        return serve_models(trace, policy, one, sites[0].deployment, Engine(seed), options, pieces)
+    if options.records != FULL:
+        raise InputError(f"records {options.records!r} with {len(shares)} models; allowed: {FULL!r}")
     models = [
         Served(each.model, each.rows.tolist(), each.trace, site) for each, site in zip(shares, sites, strict=True)
     ]

@@ -42,6 +42,7 @@ from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
+    from disagg_sim.simulation.pieces import Pieces
     from disagg_sim.simulation.run import RunOptions
 
 
@@ -61,6 +62,7 @@ def serve_models(
     deployment: ServedDeployment,
     engine: Engine,
     options: RunOptions,
+    pieces: Pieces | None = None,
 ) -> RunResult:
     """Serve a trace in a cluster of several models, each at a site of its own, on one clock.
 
@@ -78,6 +80,8 @@ def serve_models(
         Clock and random streams, new for each run.
     options
         Start-up, network, samples.
+    pieces
+        Takes the requests that are over, of one model; None: all stay until the end.
 
     Returns
     -------
@@ -124,7 +128,9 @@ def serve_models(
         for each in models:
             clusters.append(_opened(name, policy, each, budget, engine, options))
     outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
-    sampler = Sampler(clusters, options.sample_s)
+    if pieces is not None:
+        pieces.attach(clusters[0])
+    sampler = Sampler(clusters, options.sample_s, pieces)
     wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
     try:
@@ -134,8 +140,14 @@ def serve_models(
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     numbers = [np.array(cluster.roster.number) for cluster in clusters]
-    requests = joined_requests([request_records(each) for each in clusters], [each.rows for each in models], numbers)
     end = last_moment(clusters)
+    if pieces is not None:
+        end = max(end, pieces.last_s)
+        pieces.close()
+        requests = request_records(clusters[0], clusters[0].requests)
+    else:
+        found = [request_records(each) for each in clusters]
+        requests = joined_requests(found, [each.rows for each in models], numbers)
     instances = joined_instances([instance_records(each, end) for each in clusters], numbers)
     result = RunResult(
         policy=name,
@@ -157,6 +169,8 @@ def serve_models(
         tier_loads=joined_loads(
             [tier_records(each, options.tiers) for each in clusters], [each.rows for each in models]
         ),
+        totals=pieces.totals if pieces is not None else None,
+        judged_by=pieces.slo if pieces is not None else None,
     )
     if failure is not None:
         raise PolicyError(str(failure), result) from failure.__cause__ or failure

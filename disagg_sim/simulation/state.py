@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.fleet import Fleet
@@ -66,17 +68,16 @@ class ClusterState:
         self.engine, self.fleet, self.roster, self.prefix = engine, fleet, roster, prefix
         self.site = roster.site
         self.arrival_s = np.array(arrival_s, dtype=float)  # those of requests that are to come may be NaN [s]
-        self.prompts: list[int] = input_tokens.tolist()
-        self.outputs: list[int] = output_tokens.tolist()
+        self.prompts = array("q", input_tokens.astype(np.int64).tobytes())  # a third of a list, and as fast to look up
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
         self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
-        self.order: list[int] = []  # requests that have come so far, in the order in which they came
+        self.order = array("q")  # requests that have come so far, in the order in which they came
         self.shared = SharedQueue()
         self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
-        self.totals: list[int] = self._tokens.tolist()  # of prompt and output [token]
+        self.totals = array("q", self._tokens.astype(np.int64).tobytes())  # of prompt and output [token]
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
-        self._oldest, self._longest = 0, 0.0
+        self._oldest, self._longest, self._forgotten_s = 0, 0.0, 0.0
         self.view = ClusterView(self)
         self.rebind()
 
@@ -117,9 +118,8 @@ class ClusterState:
                 self.given_s[number] = time if tokens else self.given_s[request]
             if self.prefix is not None:
                 self.prefix.again(first, number)
-        self.prompts += inputs.tolist()
-        self.outputs += outputs.tolist()
-        self.totals += (inputs + outputs).tolist()
+        self.prompts.extend(inputs.tolist())
+        self.totals.extend((inputs + outputs).tolist())
         self._input, self._output = np.append(self._input, inputs), np.append(self._output, outputs)
         self._tokens, self.arrival_s = self._input + self._output, np.append(self.arrival_s, arrival)
         self.view.show_requests(self)
@@ -140,6 +140,11 @@ class ClusterState:
         """Observations of the last ``seconds`` [s]; those over instances since the nearest tick before."""
         now = self.engine.now
         since = now - seconds
+        if max(since, 0.0) < self._forgotten_s:
+            raise InputError(
+                f"window of {seconds:g} s: requests leave this run in pieces; allowed: up to looks_back_s of the Parts "
+                "of the policy, or records: full"
+            )
         grown = self._grown_since(since)
         with np.errstate(invalid="ignore", divide="ignore"):
             interval = grown[1] / grown[0]
@@ -169,6 +174,16 @@ class ClusterState:
             decode_tokens=grown[2],
             prefill_tokens=grown[3],
         )
+
+    def forget(self, gone: Mask, back_s: float) -> Mask:
+        """Forget what lies further back than windows look [s], but for segments that are not ``gone``: which stay."""
+        since = self.engine.now - max(back_s, self._longest)
+        self._forgotten_s = max(since, 0.0)
+        before = max(bisect_right(self._times, since) - 1, 0)
+        del self._times[:before], self._snapshots[:before]
+        self._oldest = 0
+        stays: Mask = ~gone | (self.fleet.segments.finish_s > since)
+        return stays
 
     def _counters(self) -> tuple[NDArray[Any], ...]:
         """Decode steps, their time [s], decode tokens and prefill tokens of every instance so far."""

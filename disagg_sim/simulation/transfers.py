@@ -17,6 +17,7 @@ does when a cache is lost (``kv_load_failure_policy: recompute``): the receiver 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,6 +125,13 @@ class Transfers:
     def waiting(self) -> int:
         """Requests for which a receiver has no blocks yet, or whose sender is at work. [request]"""
         return len(self._waiting)
+
+    def renumber(self, number: Sequence[int]) -> None:
+        """Segments have new numbers, by their old ones."""
+        for handed in {id(each): each for each in (*self._waiting.values(), *self._moving.values())}.values():
+            handed.segment = number[handed.segment] if handed.segment >= 0 else handed.segment
+            handed.held = number[handed.held] if handed.held >= 0 else handed.held
+        self._waiting = {handed.segment: handed for handed in self._waiting.values()}
 
     def promise(self, request: int, origin: int, leg: Leg, have: int) -> None:
         """A sender begins its part; the next instance is known, and reserves blocks where caches are pushed."""

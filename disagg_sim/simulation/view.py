@@ -60,8 +60,8 @@ class ClusterView:
     _rankings: Rankings
     site: Site
     arrival_s: memoryview
-    input_tokens: tuple[int, ...]
-    output_tokens: tuple[int, ...]
+    input_tokens: memoryview
+    output_tokens: memoryview
     inst: Any
     home: Ints
     queued_requests: Ints
@@ -91,7 +91,8 @@ class ClusterView:
         """Show the requests of the cluster, after some have begun again; for its state alone."""
         own, arrival_s = self.__dict__, state.arrival_s
         own["arrival_s"] = memoryview(arrival_s).toreadonly()  # type: ignore[arg-type]
-        own["input_tokens"], own["output_tokens"] = tuple(state.prompts), tuple(state.outputs)
+        for name, column in zip(("input_tokens", "output_tokens"), state.lengths, strict=True):
+            own[name] = memoryview(np.ascontiguousarray(column)).toreadonly()  # type: ignore[arg-type]
         own["home"], own["_rankings"] = locked(state.fleet.home), Rankings(state.fleet.home)
 
     def __setattr__(self, name: str, value: object) -> None:

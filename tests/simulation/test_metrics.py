@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from made_runs import made_requests, made_run
 
 from disagg_sim.domain import Slo
-from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, latencies, percentile, summary
+from disagg_sim.simulation.metrics import COLUMNS, histogram_percentile, summary
+from disagg_sim.simulation.totals import Values, latencies
 
 SLO = Slo(ttft=2.0, tpot=0.1)
 
@@ -27,7 +28,7 @@ FIVE = made_requests(
 
 
 def test_latencies_are_those_of_completed_requests():
-    found = latencies(made_run(FIVE))
+    found = latencies(made_run(FIVE).requests)
     assert found.ttft == pytest.approx([1, 2, 3, 1])
     assert found.tpot == pytest.approx([0.1, 0.2, 0.05, 0.0])  # one token has no gap
 
@@ -119,4 +120,4 @@ def test_gaps_weigh_by_tokens_and_requests_by_requests():
     # one long answer of 990 gaps of 10 ms, ten short ones of one gap of 1 s
     counts, edges = np.array([990, 10]), np.array([0.005, 0.5, 1.5])
     assert histogram_percentile(edges, counts, 0.9) < 0.5
-    assert percentile(np.array([0.01] + [1.0] * 10), 0.9) == 1.0
+    assert Values(np.array([0.01] + [1.0] * 10)).percentile(0.9) == 1.0

@@ -9,12 +9,13 @@ from sites import SIMPLE, deployment, served, trace
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.metrics import latencies, summary
+from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.totals import latencies
 from disagg_sim.simulation.transfers import WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role
 
@@ -60,8 +61,8 @@ def test_the_first_token_comes_from_the_first_step_of_the_receiver():
     assert late.instances.decode_tokens.tolist() == [0, 11]
     assert early.instances.decode_tokens.tolist() == [0, 10]
     assert late.itl_counts.sum() == early.itl_counts.sum() == 10
-    assert latencies(late).tpot[0] == pytest.approx(0.011)
-    assert latencies(early).tpot[0] == pytest.approx(0.011 + 0.240 / 10)
+    assert latencies(late.requests).tpot[0] == pytest.approx(0.011)
+    assert latencies(early.requests).tpot[0] == pytest.approx(0.011 + 0.240 / 10)
 
 
 def test_an_only_token_comes_from_the_receiver_too():

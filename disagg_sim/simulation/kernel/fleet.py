@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -409,6 +410,12 @@ class Fleet:
         self._seg["emitted"][running] += steps
         stepped = running[steps > 0]
         self._last_s[stepped] = rows["last_step_s"][steps > 0]
+
+    def forget(self, keep: Mask) -> Ints:
+        """Drop segments that are over; see ``forgetting.forget``."""
+        number = forget(self._inst, self._seg[: self._count], self._sets, keep)
+        self._count = int(keep.sum())
+        return number
 
     def share_blocks(self) -> None:
         """What ``submit`` is told to be ``cached`` of a prompt is in blocks that the instance has, not beside them."""

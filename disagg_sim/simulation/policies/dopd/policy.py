@@ -127,6 +127,7 @@ class Dopd:
             forming=forming,
             failover=forming,
             scaling=Manager(self, site, steps, routing, mappings),
+            looks_back_s=self.window_s,
         )
 
 

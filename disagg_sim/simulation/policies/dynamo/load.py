@@ -98,9 +98,8 @@ class DynamoLoad:
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
-        return planned(
-            site, LoadPlanner(self, site, steps), steps, queue_of(self.queue, self.queue_threshold, steps, site)
-        )
+        queue = queue_of(self.queue, self.queue_threshold, steps, site)
+        return planned(site, LoadPlanner(self, site, steps), steps, queue, self.period_s)
 
 
 def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
@@ -109,14 +108,15 @@ def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
     return AsPlanned(site=site, parts=("prefill", "decode"), usual=ByRole(prefill=limits, decode=limits))
 
 
-def planned(site: Site, scaling: Autoscaler, steps: StepLimits, queue: HeldBack | None) -> Parts:
-    """Disaggregation as Dynamo runs it, under one of its planners."""
+def planned(site: Site, scaling: Autoscaler, steps: StepLimits, queue: HeldBack | None, looks_back_s: float) -> Parts:
+    """Disaggregation as Dynamo runs it, under one of its planners, which looks back so far [s]."""
     return Parts(
         start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),
         routing=queue or Handover(least_prefill, least_decode),
         steps=steps,
         forming=queue,
         scaling=scaling,
+        looks_back_s=looks_back_s,
     )
 
 

@@ -66,7 +66,7 @@ class DynamoSla:
         """See ``Policy``."""
         steps = stepping(site, self.token_budget, self.max_sequences)
         queue = queue_of(self.queue, self.queue_threshold, steps, site)
-        return planned(site, Planner(self, site, steps), steps, queue)
+        return planned(site, Planner(self, site, steps), steps, queue, self.window_s)
 
 
 class Planner:

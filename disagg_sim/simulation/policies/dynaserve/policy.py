@@ -118,7 +118,7 @@ class DynaServe:
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))
         splits = Splits(self, site)
-        return Parts(start=start, routing=splits, steps=steps, failover=splits, transfer="push")
+        return Parts(start=start, routing=splits, steps=steps, failover=splits, transfer="push", keeps_segments=True)
 
 
 class Splits:

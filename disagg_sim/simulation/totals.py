@@ -1,0 +1,147 @@
+"""Add up what the requests of a run got: counts, sums, and latencies, of which percentiles are asked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.domain import Slo
+from disagg_sim.simulation.classes import RequestLimits
+from disagg_sim.simulation.records import Outcome, Requests
+from disagg_sim.simulation.sketch import Sketch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latencies:
+    """TTFT and TPOT of every completed request, and what they add up to. Arrays of shape (completed,)."""
+
+    ttft: Floats  # arrival to first token [s]
+    tpot: Floats  # mean gap after the first token; 0 for a single token [s]
+    output_tokens: Ints  # [token]
+
+    def inside(self, slo: Slo) -> Mask:
+        """Which requests meet both limits, inclusive."""
+        return np.asarray((self.ttft <= slo.ttft) & (self.tpot <= slo.tpot))
+
+    def within(self, ttft: Floats, tpot: Floats) -> Mask:
+        """Which requests meet limits of their own, inclusive. [s]"""
+        return np.asarray((self.ttft <= ttft) & (self.tpot <= tpot))
+
+
+def latencies(records: Requests) -> Latencies:
+    """Compute TTFT and TPOT of the completed requests among some records."""
+    done = records.status == Outcome.COMPLETED
+    first, finish = records.first_token_s[done], records.finish_s[done]
+    output = records.output_tokens[done]
+    return Latencies(
+        ttft=first - records.arrival_s[done], tpot=(finish - first) / np.maximum(output - 1, 1), output_tokens=output
+    )
+
+
+class Ranked(Protocol):
+    """Values of which percentiles are asked."""
+
+    def percentile(self, share: float) -> float:
+        """The value below which ``share`` [1] of all lies; NaN of no values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """All of them, so that percentiles are exact.
+
+    >>> Values(np.array([1.0, 2.0, 3.0, 4.0, 5.0])).percentile(0.9)
+    4.6
+    """
+
+    values: Floats
+
+    def percentile(self, share: float) -> float:
+        """See ``Ranked``; in proportion between two ranks."""
+        return float(np.quantile(self.values, share)) if len(self.values) else math.nan
+
+
+def _no_outcomes() -> Ints:
+    return np.zeros(len(Outcome), np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Totals:
+    """What some requests got, all together."""
+
+    ended: Ints = field(default_factory=_no_outcomes)  # by ``Outcome`` [request]
+    inside: int = 0  # completed inside their limits [request]
+    inside_tokens: int = 0  # output of these [token]
+    output_tokens: int = 0  # of all that were completed [token]
+    first_arrival_s: float = math.inf  # [s]
+    last_finish_s: float = -math.inf  # [s]
+    preemptions: int = 0  # [1]
+    migrated: int = 0  # that began again elsewhere [request]
+    transfers: int = 0  # that were transferred [request]
+    transfer_s: float = 0.0  # of these, in all [s]
+    exposed_transfer_s: float = 0.0  # of that, what delayed them [s]
+    ttft: Ranked = field(default_factory=Sketch)  # of those that were completed [s]
+    tpot: Ranked = field(default_factory=Sketch)  # [s]
+
+
+def totals_of(records: Requests, slo: Slo, limits: RequestLimits | None = None) -> Totals:
+    """Add up records, whose latencies are kept.
+
+    Parameters
+    ----------
+    records
+        Requests, in the order of ``limits``.
+    slo
+        Limits of all, inclusive. [s]
+    limits
+        Of each, where they have their own.
+
+    Returns
+    -------
+    Totals
+        With exact percentiles.
+    """
+    found, done = latencies(records), records.status == Outcome.COMPLETED
+    inside = found.inside(slo) if limits is None else found.within(limits.ttft[done], limits.tpot[done])
+    moved = records.transferred_tokens > 0
+    arrived = records.arrival_s[~np.isnan(records.arrival_s)]
+    return Totals(
+        ended=np.bincount(records.status, minlength=len(Outcome)),
+        inside=int(inside.sum()),
+        inside_tokens=int(found.output_tokens[inside].sum()),
+        output_tokens=int(found.output_tokens.sum()),
+        first_arrival_s=float(arrived.min(initial=math.inf)),
+        last_finish_s=float(records.finish_s[done].max(initial=-math.inf)),
+        preemptions=int(np.sum(records.preemptions)),
+        migrated=int(np.count_nonzero(records.migrations)),
+        transfers=int(moved.sum()),
+        transfer_s=float(np.sum(records.transfer_s[moved])),
+        exposed_transfer_s=float(np.sum(records.exposed_transfer_s[moved])),
+        ttft=Values(found.ttft),
+        tpot=Values(found.tpot),
+    )
+
+
+def sketched(totals: Totals) -> Totals:
+    """The same with latencies counted in sketches, so that no value is kept."""
+    each = (totals.ttft, totals.tpot)
+    ttft, tpot = (Sketch().counted(kept.values) if isinstance(kept, Values) else kept for kept in each)
+    return replace(totals, ttft=ttft, tpot=tpot)
+
+
+def added(first: Totals, second: Totals) -> Totals:
+    """Add up two totals whose latencies are in sketches.
+
+    Examples
+    --------
+    >>> added(Totals(inside=2, first_arrival_s=1.0), Totals(inside=3, first_arrival_s=0.5)).first_arrival_s
+    0.5
+    """
+    found = {each.name: getattr(first, each.name) + getattr(second, each.name) for each in fields(Totals)}
+    found["first_arrival_s"] = min(first.first_arrival_s, second.first_arrival_s)
+    found["last_finish_s"] = max(first.last_finish_s, second.last_finish_s)
+    return Totals(**found)
