@@ -1,18 +1,19 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
-# blocks of README and docs, whole studies and fits, as .ci/run does after the tests.  make docs-numbers: compute and write the
-# numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make docs-numbers:
+# compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
 # make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
 # All create .venv when needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?=
+PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-alone lint types test-long bench docs docs-numbers figures clean
+.PHONY: venv demo test test-alone lint types test-long test-all checks bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -41,17 +42,22 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Tests that no other test may run beside, which also compile the kernel.
+# Tests that no other test may run beside, which also compile the kernel; only the files that have one are collected.
 test-alone: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $$(grep --recursive --files-with-matches --include='*.py' 'pytest.mark.alone' tests)
 
-# First those, one core left to the types; then the others.
-test: $(VENV)/.installed-dev
+# Those first, one core left to the types; then the others.
+checks: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types test-alone
-	$(BIN)/python -m pytest -m "not alone and not long" -n auto --maxprocesses 4 --dist worksteal
+
+test: checks
+	$(PARALLEL) -m "not alone and not long"
 
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m long -n auto --maxprocesses 4 --dist worksteal
+	$(PARALLEL) -m long
+
+test-all: checks
+	$(PARALLEL) -m "not alone"
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks
