@@ -49,7 +49,8 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths, lengths_named
+from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.named import lengths_named
 
 #: What ``--phase`` may say.
 PHASES = ("prefill", "decode", "colocated", "piggyback")

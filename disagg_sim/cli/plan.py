@@ -27,7 +27,8 @@ from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, traffic_case, with_cached
+from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
+from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 

@@ -13,7 +13,7 @@ from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import Trust, added
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.units import GB, MS, US
-from disagg_sim.workload.prefixes import parted, reuse_text
+from disagg_sim.workload.prefixes import constant_named, parted, reuse_text
 
 #: Resources as people read them.
 RESOURCE_TEXT = {
@@ -115,7 +115,7 @@ def heading(point: Mapping[str, Any]) -> str:
     lengths = f"{point['isl']:,.0f} tokens in, {point['osl']:,.0f} out"
     if isinstance(named := point.get("traffic"), str):
         law, reuse = parted(named)
-        if "/" not in law:  # constant lengths are ISL/OSL
+        if not constant_named(law):
             lengths = f"{law} ({lengths} on average)"
         lengths += "" if reuse is None else f", {reuse_text(reuse)}"
     return f"{where}: {MODE_TEXT.get(mode, mode)}, {lengths}; {how}"

@@ -45,7 +45,7 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
@@ -436,7 +436,7 @@ def _timed_blocks(
     lengths: Lengths, counted: tuple[float, float] | None, chunks: Ints, columns: int
 ) -> Iterator[tuple[Ints, TimedPrompts]]:
     """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
-    kinds = np.minimum(chunks, 1) if lengths.constant else chunks
+    kinds = np.minimum(chunks, 1) if lengths.constant or lengths.few else chunks
     for size in np.unique(kinds).tolist():
         timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
         for block in row_blocks(alike.size, columns):
@@ -449,12 +449,13 @@ def _score(
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens
 
-    def one(isl: float, past: float, tier: str) -> PrefillPass:
-        of = tier_of(at.system, tier)
-        return prompt_pass(at, mapping, batch=axis, isl=isl, past=past, chunk_tokens=chunk, tier=of, mla_form=form)
-
     if not chunk[0, 0]:
         form = form_of_whole(form, reused=lengths.cached is not None)
+    passes = PromptPasses(at, mapping, axis, chunk, form)
+
+    def one(isl: float, past: float, tier: str) -> PrefillPass:
+        return passes.of(isl, past, tier_of(at.system, tier))
+
     held = prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
     return timed.expected(one), held, form_code(at, form)
 

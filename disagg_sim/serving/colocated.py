@@ -16,7 +16,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import bound_codes
@@ -205,9 +205,10 @@ def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
     at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
     chunk = np.full((len(group.table), 1), float(size))
 
+    timed = PromptPasses(at, mapping, prompts, chunk, form)
+
     def one(isl: float, past: float, tier: str) -> PrefillPass:
-        of = tier_of(at.system, tier)
-        return prompt_pass(at, mapping, batch=prompts, isl=isl, past=past, chunk_tokens=chunk, tier=of, mla_form=form)
+        return timed.of(isl, past, tier_of(at.system, tier))
 
     mean: Any = 0
     load: Any = np.zeros(1)

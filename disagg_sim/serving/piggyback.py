@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -202,6 +203,7 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
+    @cache
     def one(isl: float, past: float) -> MixedStep:
         return mixed_step(
             at,

@@ -34,15 +34,15 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, quoted, whole_number
-from disagg_sim.facts.load import list_specs, load_traffic
+from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
-from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, parted, prefixes_of
+from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
 from disagg_sim.workload.quadrature import nodes_of
 from disagg_sim.workload.trace import Trace
 
@@ -50,6 +50,8 @@ from disagg_sim.workload.trace import Trace
 SCORE_LIMIT = 6.0
 #: ... at this many places.
 SCORES = 2049
+#: Classes of prompts in which the turns of sessions are kept.
+CLASSES = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,6 +73,11 @@ class Lengths(ByValue, Shown):
     def constant(self) -> bool:
         """Whether all inputs have one length, and one past, so that one pass gives the time of all."""
         return self.isl.size == 1 and (self.cached is None or self.cached.constant)
+
+    @property
+    def few(self) -> bool:
+        """Whether few prompts stand for all, the same whatever the chunks."""
+        return self.cached is not None and self.cached.few
 
     @property
     def mean_isl(self) -> float:
@@ -336,60 +343,6 @@ def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
     return replace(plain, cached=None if reuse.off else cached_share(plain.isl, plain.isl_weight, reuse))
 
 
-def lengths_named(name: str) -> Lengths:
-    """Find the lengths of one case of a shipped traffic by the word that the tables of a sweep have for it.
-
-    Parameters
-    ----------
-    name
-        The traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that may stand
-        what is cached, as ``prefixes.reuse_text`` writes it.
-
-    Returns
-    -------
-    Lengths
-
-    Examples
-    --------
-    >>> lengths_named("16384/2048/cached0.9").mean_new
-    1648.0
-    >>> round(lengths_named("log_normal_4096_512").mean_isl)
-    6653
-    >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
-    [16384.0, 2048.0]
-    """
-    name, reuse = parted(name)
-    isl, slash, osl = name.partition("/")
-    plain = constant_lengths(int(isl), int(osl)) if slash else lengths(traffic_case(name))
-    return plain if reuse is None else with_cached(plain, reuse)
-
-
-def traffic_case(name: str) -> TrafficCase:
-    """Find one case of a shipped traffic by the word that the tables of a sweep have for it.
-
-    Parameters
-    ----------
-    name
-        As in ``lengths_named``.
-
-    Returns
-    -------
-    TrafficCase
-        Laws of input and output. [token]
-
-    Examples
-    --------
-    >>> traffic_case("reasoning").isl.tokens
-    1024
-    """
-    stem, _, number = name.rpartition("_")
-    if name not in list_specs("traffic") and number.isdigit() and stem in list_specs("traffic"):
-        cases = load_traffic(stem).cases
-        if int(number) < len(cases):
-            return cases[int(number)]
-    return load_traffic(name).cases[0]
-
-
 def constant_lengths(isl: int, osl: int) -> Lengths:
     """The distribution of one point. [token]"""
     return lengths_at(whole_number("isl", isl), whole_number("osl", osl, 2, ": one output token is prefill only"))
@@ -463,6 +416,38 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
         median_osl=float(np.median(outputs)),
         resident=CachedTokens(mean=context, deviation=math.sqrt(variance), most=float(np.max(inputs + outputs))),
         cached=None if past is None else prefixes_of(inputs, past),
+    )
+
+
+def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, float], ...] = ()) -> Lengths:
+    """Take turns of sessions as one joint law, of few prompts that stand for all.
+
+    Parameters
+    ----------
+    isl, osl, past
+        Prompt, answer and cached start of every turn; arrays of shape (requests,). [token]
+    tiers
+        Share of the cached tokens by tier; none = all in HBM. [1]
+
+    Returns
+    -------
+    Lengths
+        Prompts in ``CLASSES`` classes of equal numbers, with their means.
+
+    Examples
+    --------
+    >>> turns = joint_lengths(np.array([900, 1000, 1100]), np.array([9, 9, 9]), np.array([0, 880, 1000]))
+    >>> round(turns.mean_isl), turns.prompt_nodes().new.round().tolist()
+    (1000, [100.0, 120.0, 900.0])
+    """
+    found = observed_lengths(isl, osl)
+    order = np.argsort(isl, kind="stable")
+    parts = [part for part in np.array_split(isl[order].astype(np.float64), CLASSES) if part.size]
+    return replace(
+        found,
+        isl=np.array([part.mean() for part in parts]),
+        isl_weight=np.array([part.size / isl.size for part in parts]),
+        cached=prefixes_of(isl.astype(np.float64), past, tiers, few=True),
     )
 
 

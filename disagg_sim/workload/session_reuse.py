@@ -66,7 +66,12 @@ def characteristic_time(held: Floats, gaps: Floats, rate: float, capacity_tokens
 
 
 def session_found(
-    trace: Trace, capacity_tokens: float, *, shared_tokens: int = 0, caches: ArrayLike | None = None
+    trace: Trace,
+    capacity_tokens: float,
+    *,
+    shared_tokens: int = 0,
+    caches: ArrayLike | None = None,
+    rate: float | None = None,
 ) -> Ints:
     """Find what of every turn of sessions caches of a size hold.
 
@@ -80,6 +85,8 @@ def session_found(
         Start of all prompts, which stays. [token]
     caches
         (requests,) number of the cache that each request goes to (``hit_rates.routed``); None = one for all.
+    rate
+        Prompts that come to all caches, more or fewer sessions at the same gaps; None = those of the trace. [request/s]
 
     Returns
     -------
@@ -112,8 +119,8 @@ def session_found(
     block = 1 if trace.prefix is None else trace.prefix.block_tokens
     held = (trace.input_tokens // block * block).astype(np.float64)
     shared = min(shared_tokens // block * block, int(held.min()))
-    rate = trace.rate / np.unique(which).size
-    time = characteristic_time(held - shared, gaps, rate, max(capacity_tokens - shared, block))
+    each = (trace.rate if rate is None else rate) / np.unique(which).size
+    time = characteristic_time(held - shared, gaps, each, max(capacity_tokens - shared, block))
     found = np.full(len(trace), float(shared))
     kept = gaps[before] < time
     found[after[kept]] = held[before[kept]]

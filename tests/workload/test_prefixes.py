@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
-from disagg_sim.workload.lengths import lengths, lengths_named, observed_lengths
+from disagg_sim.workload.lengths import lengths, observed_lengths
+from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.prefixes import parted, reuse_text
 
 

@@ -57,15 +57,40 @@ def prompt_pass(
     >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
     ['41 ms', '23 ms']
     """
-    found = _pass(at, mapping, batch, isl, past, chunk_tokens, mla_form)
-    if tier is None or not past:
-        return found
-    load = load_time(at, mapping, batch=batch, past=past, tier=tier)
-    again = _pass(at, mapping, batch, isl, 0.0, chunk_tokens, mla_form)
-    sooner = np.asarray(again.ftl < found.ftl + load)
-    sums = Sums(*(np.where(sooner, new, old) for new, old in zip(again.sums, found.sums, strict=True)))
-    ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
-    return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
+    return PromptPasses(at, mapping, batch, chunk_tokens, mla_form).of(isl, past, tier)
+
+
+class PromptPasses:
+    """Passes of one batch of prompts of several lengths and pasts; those of one prompt are timed once for all tiers.
+
+    Parameters
+    ----------
+    at, mapping, batch, chunk_tokens, mla_form
+        As in ``prompt_pass``.
+    """
+
+    def __init__(self, at: Setup, mapping: Mapping, batch: Numeric, chunk_tokens: Numeric, mla_form: str) -> None:
+        self._at, self._mapping, self._batch = at, mapping, batch
+        self._chunk_tokens, self._form = chunk_tokens, mla_form
+        self._known: dict[tuple[float, float], PrefillPass] = {}
+
+    def of(self, isl: float, past: float, tier: KvTier | None) -> PrefillPass:
+        """See ``prompt_pass``."""
+        found = self._timed(isl, past)
+        if tier is None or not past:
+            return found
+        load = load_time(self._at, self._mapping, batch=self._batch, past=past, tier=tier)
+        again = self._timed(isl, 0.0)
+        sooner = np.asarray(again.ftl < found.ftl + load)
+        sums = Sums(*(np.where(sooner, new, old) for new, old in zip(again.sums, found.sums, strict=True)))
+        ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
+        return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
+
+    def _timed(self, isl: float, past: float) -> PrefillPass:
+        if (isl, past) not in self._known:
+            rest = self._mapping, self._batch, isl, past, self._chunk_tokens, self._form
+            self._known[isl, past] = _pass(self._at, *rest)
+        return self._known[isl, past]
 
 
 def _pass(

@@ -1,0 +1,65 @@
+"""Find the lengths of requests by the word that the tables of a sweep have for them."""
+
+from __future__ import annotations
+
+from disagg_sim.facts.load import list_specs, load_traffic
+from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.workload.lengths import Lengths, constant_lengths, lengths, with_cached
+from disagg_sim.workload.prefixes import parted
+from disagg_sim.workload.turns import turn_lengths, turns_of
+
+
+def lengths_named(name: str) -> Lengths:
+    """Find the lengths of one case of a shipped traffic, or of turns of its sessions.
+
+    Parameters
+    ----------
+    name
+        The traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that may stand
+        what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet (``turns.turns_text``).
+
+    Returns
+    -------
+    Lengths
+
+    Examples
+    --------
+    >>> lengths_named("16384/2048/cached0.9").mean_new
+    1648.0
+    >>> round(lengths_named("log_normal_4096_512").mean_isl)
+    6653
+    >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
+    [16384.0, 2048.0]
+    """
+    if (turns := turns_of(name)) is not None:
+        return turn_lengths(*turns)
+    name, reuse = parted(name)
+    isl, slash, osl = name.partition("/")
+    plain = constant_lengths(int(isl), int(osl)) if slash else lengths(traffic_case(name))
+    return plain if reuse is None else with_cached(plain, reuse)
+
+
+def traffic_case(name: str) -> TrafficCase:
+    """Find one case of a shipped traffic by the word that the tables of a sweep have for it.
+
+    Parameters
+    ----------
+    name
+        As in ``lengths_named``.
+
+    Returns
+    -------
+    TrafficCase
+        Laws of input and output. [token]
+
+    Examples
+    --------
+    >>> traffic_case("reasoning").isl.tokens
+    1024
+    """
+    stem, _, number = name.rpartition("_")
+    if name not in list_specs("traffic") and number.isdigit() and stem in list_specs("traffic"):
+        cases = load_traffic(stem).cases
+        if int(number) < len(cases):
+            return cases[int(number)]
+    return load_traffic(name).cases[0]

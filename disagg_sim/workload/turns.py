@@ -1,0 +1,249 @@
+"""Turns of sessions as one joint law: new tokens, cached past and answer, with what caches of a size find of them.
+
+A sample of sessions gives prompts, answers and the gaps between turns; Che's approximation (``session_reuse``) what
+caches find of each turn at any rate of sessions, so that no trace of that rate is replayed. Tiers below HBM serve what
+a larger cache finds: differences of one curve,
+
+.. math:: s_t = h(c_t) - h(c_{t-1})
+
+with the rooms c as they are where every tier gets every block, and their sums where a tier gets what the one above
+forgets. Source: physics page, section 8 (Prefix reuse).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_traffic
+from disagg_sim.workload.hit_rates import routed
+from disagg_sim.workload.lengths import Lengths, joint_lengths
+from disagg_sim.workload.session_reuse import session_found
+from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.trace import Trace
+
+#: Sessions that stand for a traffic: the hit rate of recorded agents is within 0.5 points of that of 4,000.
+SESSIONS = 400
+#: Their seed: the law is the same each time.
+SEED = 0
+#: What stands between the name of a traffic and its caches.
+MARK = "/turns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCaches:
+    """Caches that the turns of sessions meet."""
+
+    sessions_per_s: float  # that begin, over all caches [1/s]
+    rooms: tuple[tuple[str, float], ...] = ()  # tier, and what one cache holds there, the fastest first [token]
+    caches: int = 1  # instances, or attention ranks, each with a cache of its own [1]
+    sticky: bool = True  # whether a session stays with a cache, else each turn goes to any of them
+    pooled: tuple[str, ...] = ()  # tiers that all caches share; their rooms are those of all together
+    back: bool = False  # whether a tier gets what the one above forgets, else every block
+    tpot_s: float = 0.0  # of answers, which lengthen the time to the next turn [s]
+
+
+def turns_text(caches: TurnCaches) -> str:
+    """Name caches of turns in the tables of a sweep.
+
+    Parameters
+    ----------
+    caches
+        Any; what is as usual is left out.
+
+    Returns
+    -------
+    str
+        That ``turns_of`` reads back, behind the name of a traffic.
+
+    Examples
+    --------
+    >>> turns_text(TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("remote", np.inf)), pooled=("remote",)))
+    '/turns0.2_hbm100000_remoteinfall'
+    """
+    rooms = [f"{name}{tokens:.0f}{'all' if name in caches.pooled else ''}" for name, tokens in caches.rooms]
+    said = [f"{caches.sessions_per_s:.12g}", *rooms]
+    said += [f"caches{caches.caches}"] if caches.caches > 1 else []
+    said += [] if caches.sticky else ["anywhere"]
+    said += ["back"] if caches.back else []
+    said += [f"tpot{caches.tpot_s:.12g}"] if caches.tpot_s else []
+    return MARK + "_".join(said)
+
+
+def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
+    """Part the name of a traffic from the caches that its turns meet.
+
+    Parameters
+    ----------
+    traffic
+        As the tables of a sweep have it.
+
+    Returns
+    -------
+    str, TurnCaches or None
+        None: the name says no caches of turns.
+
+    Examples
+    --------
+    >>> name, caches = turns_of("coding_agent/turns0.2_hbm100000_dram3000000_caches8_anywhere")
+    >>> name, caches.rooms, caches.caches, caches.sticky
+    ('coding_agent', (('hbm', 100000.0), ('dram', 3000000.0)), 8, False)
+    """
+    name, mark, said = traffic.partition(MARK)
+    if not mark:
+        return None
+    rate, *parts = said.split("_")
+    found = TurnCaches(sessions_per_s=float(rate))
+    for part in parts:
+        read = re.fullmatch(r"([a-z]+?)(\d[\d.e-]*|inf)?(all)?", part)
+        if read is None:
+            raise InputError(f"traffic {traffic!r}: {part!r} is no part of the name of a cache")
+        word, number, pooled = read.groups()
+        if number is None:
+            found = replace(found, sticky=False) if word == "anywhere" else replace(found, back=True)
+        elif word == "caches":
+            found = replace(found, caches=int(number))
+        elif word == "tpot":
+            found = replace(found, tpot_s=float(number))
+        else:
+            found = replace(found, rooms=(*found.rooms, (word, float(number))))
+            found = replace(found, pooled=(*found.pooled, word)) if pooled else found
+    return name, found
+
+
+@lru_cache
+def turn_lengths(traffic: str, caches: TurnCaches) -> Lengths:
+    """Make the joint law of new tokens, cached past and answer of the turns of a traffic's sessions.
+
+    Parameters
+    ----------
+    traffic
+        Name of a shipped traffic, or path of a file, with a ``session``.
+    caches
+        What turns meet.
+
+    Returns
+    -------
+    Lengths
+        Of few prompts, whose passes cost a few times as much as that of constant lengths.
+
+    Raises
+    ------
+    InputError
+        A traffic without sessions.
+
+    Examples
+    --------
+    A cache of a million tokens for two sessions a second, and one with ten million in DRAM below it:
+
+    >>> one = TurnCaches(sessions_per_s=2.0, rooms=(("hbm", 1e6),))
+    >>> two = replace(one, rooms=(*one.rooms, ("dram", 1e7)))
+    >>> laws = [turn_lengths("coding_agent", each) for each in (one, two)]
+    >>> [f"{1 - law.mean_new / law.mean_isl:.2f} in {len(law.prompt_nodes().isl)} prompts" for law in laws]
+    ['0.51 in 3 prompts', '0.92 in 6 prompts']
+    """
+    law = load_traffic(traffic)
+    if law.session is None:
+        raise InputError(f"traffic {traffic} has no sessions; allowed: one with the key 'session'")
+    trace = session_trace(law, rate=1.0, sessions=SESSIONS, seed=SEED)
+    trace = answered(trace, caches.tpot_s)
+    found, tiers = found_by_tier(
+        trace, caches, len(trace) / SESSIONS * caches.sessions_per_s, law.session.shared_tokens
+    )
+    return joint_lengths(trace.input_tokens, trace.output_tokens, found, tiers)
+
+
+def answered(trace: Trace, tpot_s: float) -> Trace:
+    """Delay the turns of sessions by the answers before them.
+
+    Parameters
+    ----------
+    trace
+        With sessions, whose turns arrive as if all were served at once.
+    tpot_s
+        Time of a token of an answer. [s]
+
+    Returns
+    -------
+    Trace
+        In the order of its arrivals.
+
+    Examples
+    --------
+    >>> from disagg_sim.workload.request_columns import Sessions
+    >>> turns = Sessions(session=[0, 0], think_s=[0.0, 2.0])
+    >>> trace = Trace(arrival=[0.0, 2.0], input_tokens=[9, 20], output_tokens=[10, 5], sessions=turns)
+    >>> answered(trace, 0.5).arrival.tolist()
+    [0.0, 7.0]
+    """
+    if not tpot_s or trace.sessions is None:
+        return trace
+    order = np.argsort(trace.sessions.session, kind="stable")
+    session = trace.sessions.session[order]
+    spent = np.cumsum(trace.output_tokens[order] * tpot_s) - trace.output_tokens[order] * tpot_s
+    first = np.concatenate([[True], np.diff(session) != 0])
+    begun = spent[np.maximum.accumulate(np.where(first, np.arange(session.size), 0))]
+    later = np.empty(len(trace))
+    later[order] = spent - begun
+    arrival = trace.arrival + later
+    rows = np.argsort(arrival, kind="stable")
+    return replace(
+        trace,
+        arrival=arrival[rows],
+        input_tokens=trace.input_tokens[rows],
+        output_tokens=trace.output_tokens[rows],
+        prefix=None if trace.prefix is None else trace.prefix.take(rows),
+        sessions=trace.sessions.take(rows),
+    )
+
+
+def found_by_tier(
+    trace: Trace, caches: TurnCaches, rate: float, shared_tokens: int = 0
+) -> tuple[Ints, tuple[tuple[str, float], ...]]:
+    """Find what of every turn caches hold, and in which tiers.
+
+    Parameters
+    ----------
+    trace
+        With sessions.
+    caches
+        What turns meet.
+    rate
+        Turns that come to all caches. [request/s]
+    shared_tokens
+        Start of all prompts. [token]
+
+    Returns
+    -------
+    found : array
+        (requests,) in any tier. [token]
+    tiers : tuple of (str, float)
+        Share of these tokens that each tier serves; none where nothing is found. [1]
+
+    Examples
+    --------
+    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
+    >>> caches = TurnCaches(sessions_per_s=0.1, rooms=(("hbm", 2e5), ("dram", 1e7)))
+    >>> found, tiers = found_by_tier(trace, caches, trace.rate)
+    >>> [(name, f"{share:.2f}") for name, share in tiers]
+    [('hbm', '0.28'), ('dram', '0.72')]
+    """
+    which = routed(trace, caches.caches, sticky=caches.sticky, seed=SEED)
+    held, served, above = np.zeros(len(trace), dtype=np.int64), [], 0.0
+    for name, tokens in caches.rooms:
+        pooled = name in caches.pooled
+        room = tokens + (above * (caches.caches if pooled else 1) if caches.back else 0.0)
+        above = above if pooled else above + tokens
+        before = int(held.sum())
+        if room > shared_tokens:
+            where = None if pooled else which
+            found = session_found(trace, room, shared_tokens=shared_tokens, caches=where, rate=rate)
+            held = np.maximum(held, found)
+        served.append((name, int(held.sum()) - before))
+    total = int(held.sum())
+    return held, tuple((name, tokens / total) for name, tokens in served if tokens) if total else ()
