@@ -18,6 +18,7 @@ import pandas as pd
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.rows import design_of
 from disagg_sim.errors import InputError
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -77,7 +78,8 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
         at = replicas.setup or result.setup
         span, busy = float(held.stop_s[place] - held.start_s[place]), float(held.busy_s[place])
         steps, tokens = float(held.decode_steps[place]), float(held.decode_tokens[place])
-        sequences = max(1, round(tokens / steps)) if steps else 1
+        emitted = accepted_length(at.speculation, replicas.mapping.draft_tokens)
+        sequences = max(1, round(float(tokens / steps / emitted))) if steps else 1
         prompts = (replicas.batch or 1) if role == Role.PREFILL else 1
         key = (id(replicas), prompts, sequences)
         if key not in known:
@@ -108,7 +110,9 @@ def _spent(
     at: Setup, replicas: Replicas, law: Lengths, prompts: int, sequences: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Energy and time of one GPU for a pass of prefill, and for a decode step. [J], [s]"""
-    mapping = replace(bare(replicas.mapping), chunk_tokens=0)
+    mapping, drafter = replace(bare(replicas.mapping), chunk_tokens=0), at.speculation
+    if drafter is not None:
+        at = replace(at, speculation=drafter.trying((int(mapping.draft_tokens),)))
     grids = (
         prefill_grid(at, mapping, law, batch=[prompts], allow_long_context=True),
         decode_grid(at, mapping, law, batch=[sequences], allow_long_context=True),

@@ -437,7 +437,8 @@ class Cluster:
 
     def _instances_changed(self) -> None:
         self.state.rebind()
-        self._tokens = (self.fleet.views.rank_blocks * BLOCK_TOKENS).tolist()
+        views = self.fleet.views
+        self._tokens = (views.rank_blocks * BLOCK_TOKENS - views.table["drafts"]).tolist()
         self._largest = min(max(self._tokens), self.site.setup.model.max_context)
 
     def _serves(self, instance: int) -> None:

@@ -193,8 +193,8 @@ class ServedDeployment(Shown):
     def require(self, policy: str, parts: tuple[str, ...]) -> None:
         """Raise ``InputError`` when it lacks a part that a policy needs, or these parts exceed its GPUs.
 
-        Or when instances that hand caches over to each other store them in unlike formats. Each of several models
-        needs all parts.
+        Or when instances that hand caches over to each other store them in unlike formats, or have unlike drafters.
+        Each of several models needs all parts.
         """
         if len(self.models) > 1:
             for model in self.models:
@@ -227,17 +227,28 @@ class ServedDeployment(Shown):
             )
 
     def _require_one_cache(self, policy: str, parts: tuple[str, ...]) -> None:
-        """``InputError`` where parts that hand over to each other have caches that the next cannot read."""
+        """``InputError`` where parts that hand over to each other have caches that the next cannot read, or drafters
+        that the next does not have.
+        """
         found: dict[str, str] = {}
+        drafters: dict[str, str] = {}
         for part in parts:
             for each in self.part(part):
-                if each.setup is not None:
-                    found.setdefault(each.setup.precision.cache.name, f"{part} on {each.setup.system.name}")
+                at = each.setup or self.setup
+                if at is not None:
+                    found.setdefault(at.precision.cache.name, f"{part} on {at.system.name}")
+                    drafters.setdefault(at.speculation.name if at.speculation else "none", part)
         if len(found) > 1:
             said = " and ".join(f"{place} in {name}" for name, place in found.items())
             raise InputError(
                 f"deployment {self.name!r}: policy {policy!r} hands caches over, and they are stored as {said}; "
                 f"allowed: one format"
+            )
+        if len(drafters) > 1:
+            said = ", ".join(f"{name} in {part}" for name, part in drafters.items())
+            raise InputError(
+                f"deployment {self.name!r}: policy {policy!r} hands caches over, with those of a drafter, and "
+                f"speculation is {said}; allowed: the same in all parts"
             )
 
 

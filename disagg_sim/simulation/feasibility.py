@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
@@ -65,11 +65,6 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             own = replicas.setup or at
-            if own.speculation is not None:
-                raise InputError(
-                    f"{deployment.name}.{part}: speculative decoding ({own.speculation.name}) is not simulated; give a "
-                    "setup without speculation"
-                )
             mappings_for(own, replicas.mapping if part == "prefill" else without_pcp(replicas.mapping))
             need = float(np.max(decode_bytes(own, replicas.mapping, 1, cached=decode_residents(1, 0))))
             if need > own.memory_limit:
@@ -84,6 +79,8 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
 def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
     """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
+    Of a step that verifies drafts all may be accepted.
+
     Parameters
     ----------
     at : Setup
@@ -97,7 +94,9 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     computed = 1 if trace.prefix is not None else prompt
     pairs = [(each.setup or at, each.mapping) for each in replicas]
     first = [prefill_pass(own, mapping, batch=1, isl=computed).ftl for own, mapping in pairs]
-    steps = [decode_step(own, mapping, batch=1, context=prompt).ttl for own, mapping in pairs]
+    steps = [
+        decode_step(own, mapping, batch=1, context=prompt).time / (1 + mapping.draft_tokens) for own, mapping in pairs
+    ]
     single = int(trace.output_tokens.min()) == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return Least(ttft=ttft, tpot=tpot, prompt=prompt)

@@ -12,6 +12,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.residents import Live, Residents, decode_live, prefill_live, prompt_residents
 from disagg_sim.physics.setup import Setup
@@ -43,7 +44,8 @@ def kv_blocks(
         Model, system, recipe and profile; sharding of the instance.
     max_sequences, max_tokens
         Sequences that the instance holds, and tokens of its largest step, over all DP ranks. A step of no more
-        tokens than sequences has decodes alone, which a pipeline works off in micro-batches. [1], [token]
+        tokens than sequences has decodes alone, which a pipeline works off in micro-batches; drafts count among the
+        tokens of a sequence. [1], [token]
     prompts
         Whole prompts of a prefill pass of ``max_tokens``, worked off in micro-batches; 0 = steps of chunks. [1]
     mla_form
@@ -71,7 +73,8 @@ def kv_blocks(
     '1.0 million tokens'
     """
     ranks = float(np.max(mapping.dp_attn))
-    live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts)
+    queries = 1.0 + float(np.max(drafts_of(at, mapping)))
+    live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts, queries)
 
     def held(blocks: int) -> float:
         tokens = float(blocks * BLOCK_TOKENS)
@@ -82,6 +85,7 @@ def kv_blocks(
             live_total=live.total,
             emitted=live.emitted,
             saved=tokens * saved_states,
+            states=1.0 if prompts else queries,
             expanded=tokens if mla_form == "cached" else 0.0,
         )
         return float(np.max(instance_bytes(at, mapping, residents, imbalance)))
@@ -105,13 +109,18 @@ def kv_blocks(
     return int(ranks) * low
 
 
-def _live(at: Setup, mapping: Mapping, max_sequences: int, max_tokens: int, prompts: int) -> tuple[Live, float]:
+def _live(
+    at: Setup, mapping: Mapping, max_sequences: int, max_tokens: int, prompts: int, queries: float
+) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
     profile, ranks = at.profile, mapping.dp_attn
     if prompts:
         law = prompt_residents(math.ceil(max_tokens / prompts))
         live = prefill_live(mapping, prompts, law, float(mapping.chunk_tokens), profile.resident_deviations)
         return live, profile.prefill_imbalance
-    if max_tokens <= max_sequences:
-        return decode_live(mapping, float(max_sequences)), profile.decode_imbalance
-    return Live(max_tokens / ranks, float(max_tokens), np.ceil(max_sequences / ranks)), profile.prefill_imbalance
+    sampled = np.ceil(max_sequences / ranks) * queries
+    if max_tokens <= max_sequences * queries:
+        live = decode_live(mapping, float(max_sequences))
+        every = Live(live.tokens * queries, live.total * queries, live.emitted * queries)
+        return every, profile.decode_imbalance
+    return Live(max_tokens / ranks, float(max_tokens), sampled), profile.prefill_imbalance

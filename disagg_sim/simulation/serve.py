@@ -189,7 +189,12 @@ def _opened(
     parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
     spec = cache(partial(spec_of, name, site, parts.steps))
     priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
-    fleet = Fleet([spec(*each) for each in parts.start], step_by_step=options.step_by_step, priority=priority)
+    fleet = Fleet(
+        [spec(*each) for each in parts.start],
+        step_by_step=options.step_by_step,
+        priority=priority,
+        stream=int(site.rng("accepted drafts").integers(2**32)),
+    )
     spine = options.link.spine(site.setup, site.deployment.link_gpus)
     link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s, spine=spine)
     roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=budget)

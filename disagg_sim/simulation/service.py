@@ -66,7 +66,7 @@ def seats(table: StepTable, limits: Limits, blocks: int, traffic: Traffic, *, sh
     low, high = 1, max(1, min(limits.max_sequences, table.max_sequences, held))
     while low < high:
         middle = (low + high + 1) // 2
-        if table.step_time(middle, traffic.context) + middle * beside <= traffic.tpot:
+        if table.token_time(middle, traffic.context) + middle * beside <= traffic.tpot:
             low = middle
         else:
             high = middle - 1

@@ -13,8 +13,10 @@ import numpy as np
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.scheduler import SchedulerSpec
-from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, unique_gpus
+from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
+from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
@@ -118,6 +120,11 @@ class Site:
         """What instances of a mapping serve, and on what."""
         return setup_of(mapping, self.setup)
 
+    @property
+    def handed_model(self) -> ModelSpec:
+        """Layers whose caches instances hand over: those of a drafter, too."""
+        return with_draft_layers(self.setup).model
+
     def wire(self, mapping: Mapping) -> Wire:
         """Links of a GPU of an instance: the network, where instances stand on several systems."""
         if isinstance(mapping, PlacedMapping):
@@ -133,8 +140,8 @@ class Site:
         return max(self.wire(sender).latency_s, self.wire(receiver).latency_s)
 
     def kv_bytes(self, tokens: int) -> float:
-        """Cache of ``tokens`` of one request, each element once. [B]"""
-        return kv_bytes_per_request(self.setup.model, self.setup.precision, tokens)
+        """Cache of ``tokens`` of one request, each element once, with what a drafter takes of it. [B]"""
+        return handed_bytes(self.setup, tokens)
 
     def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
@@ -145,7 +152,7 @@ class Site:
 
     def post_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
         """Time in which a GPU of the receiver posts the descriptors of a cache, one after the other. [s]"""
-        return self.post_share_s(sender, receiver) * descriptors(self.setup.model, tokens, BLOCK_TOKENS)
+        return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
         """Time that a GPU of the receiver takes for a block of one tensor of one layer, on average. [s]
@@ -255,9 +262,10 @@ class AsPlanned:
     The options of a policy count for each attention rank, as those of an engine do: an instance of n ranks has n times
     the sequences, tokens and prompts. What a part says counts for the whole instance, and holds before an option of the
     policy. ``batch`` of a part that decodes is the most sequences that run together, ``token_budget`` the most tokens
-    of a step; the budget of the policy grows to a token a sequence. ``batch`` of a prefill part means passes of so many
-    whole prompts, of at most ``token_budget`` tokens, or of what they have at the expected lengths. A policy that
-    prefills in chunks, or forms batches by a rule of its own, has no such passes: it keeps to its own limits there.
+    of a step; the budget of the policy grows to a token and its drafts a sequence. ``batch`` of a prefill part means
+    passes of so many whole prompts, of at most ``token_budget`` tokens, or of what they have at the expected lengths.
+    A policy that prefills in chunks, or forms batches by a rule of its own, has no such passes: it keeps to its own
+    limits there.
     """
 
     site: Site
@@ -276,7 +284,8 @@ class AsPlanned:
         if part.batch is None:
             return replace(usual, token_budget=part.token_budget or usual.token_budget)
         if role != Role.PREFILL:
-            budget = part.token_budget or max(part.batch, 1 if self.alone else usual.token_budget)
+            tokens = part.batch * (1 + int(mapping.draft_tokens))
+            budget = part.token_budget or max(tokens, 1 if self.alone else usual.token_budget)
             return replace(usual, token_budget=budget, max_sequences=part.batch)
         if not self.alone:
             return usual

@@ -113,12 +113,13 @@ class Transfers:
         self._moving: dict[int, Handed] = {}  # by request: caches in transfer
         self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not in transfer
         site = state.site
-        self._site, self._layers = site, len(site.setup.model.layers)
+        self._site, self._model = site, site.handed_model
         self._pieces: dict[int, int] = {}  # descriptors of a cache of so many blocks
         self._shares: dict[tuple[int, int], float] = {}  # time of each of them between two kinds of instances [s]
         self._posts = any(site.wire(mapping).descriptor_s for mapping in set(state.roster.mapping))
+        self._once = site.kv_bytes(0)  # of any cache, such as a hidden state for a drafter [B]
         self._token_bytes = (
-            site.kv_bytes(1) if site.setup.model.linear_cache else 0.0
+            site.kv_bytes(1) - self._once if self._model.linear_cache else 0.0
         )  # where a cache grows by the token
 
     @property
@@ -276,10 +277,10 @@ class Transfers:
     def _send(self, handed: Handed) -> None:
         origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
         self._waiting.pop(handed.segment, None)
-        size = tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
+        size = self._once + tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
         hidden, post = 0.0, self._post_s(tokens, origin, target) if self._posts else 0.0
         if handed.reserved_s < handed.asked_s:
-            pieces = self._site.link.pieces(tokens, self._layers)
+            pieces = self._site.link.pieces(tokens, len(self._model.layers))
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
             post *= 1.0 - hidden / size
@@ -292,7 +293,7 @@ class Transfers:
         """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by mappings. [s]"""
         blocks, pair = -(-tokens // BLOCK_TOKENS), (self.roster.kind[origin], self.roster.kind[target])
         if blocks not in self._pieces:
-            self._pieces[blocks] = descriptors(self._site.setup.model, tokens, BLOCK_TOKENS)
+            self._pieces[blocks] = descriptors(self._model, tokens, BLOCK_TOKENS)
         if pair not in self._shares:
             mapping = self.roster.mapping
             self._shares[pair] = self._site.post_share_s(mapping[origin], mapping[target])

@@ -29,8 +29,6 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.work import decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.workload.lengths import lengths
 
 CURVES = ds.list_specs("speculation")
@@ -271,11 +269,6 @@ class TestSearch:
         plain = replace(at, speculation=None)
         with pytest.raises(InputError, match=r"differ in speculation: none and mtp 0\.8 0\.6 0\.45"):
             ds.disaggregated(prefill_grid(plain, WIDE, lens, batch=[1]), decode_grid(at, WIDE, lens, batch=[8]))
-
-    def test_a_simulation_refuses_what_it_does_not_play(self):
-        deployment = ServedDeployment(name="one", gpus=8, decode=(ds.Replicas(mapping=WIDE, instances=1),))
-        with pytest.raises(InputError, match=r"one\.decode: speculative decoding \(mtp 0\.8 .*\) is not simulated"):
-            require_fit(drafted("deepseek_r1"), deployment)
 
     def test_drafts_need_a_drafter(self):
         at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")

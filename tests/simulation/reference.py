@@ -129,14 +129,16 @@ class Reference:
         Of each request: higher ones go first, where instances schedule by it.
     saves : (tokens, tokens)
         How far apart recurrent states are saved, and the cached tokens that those of one place weigh.
+    stream : int
+        Of the draws by which drafts are accepted.
     """
 
-    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities, saves):
+    def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities, saves, stream=0):
         self.priorities, (self.step, self.weight) = priorities, saves
         self.ids, self.most_remembered = ids, options.prefix_cache_tokens
         self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
-        self.instances = [Instance(spec) for spec in specs]
+        self.instances = [Instance(spec, stream) for spec in specs]
         self.network = Network(options.link, bandwidths, cache)
         self.way, self.late_token = options.transfer, options.first_token == "decode"
         self.now = 0.0
@@ -176,10 +178,15 @@ class Reference:
     def arrive(self, request: int) -> None:
         """A request that some instance could hold begins its route."""
         _, prompt, output = self.requests[request]
-        if prompt + output > max(each.ranks[0].blocks for each in self.instances) * BLOCK:
+        if prompt + output > max(map(self.room, range(len(self.instances)))):
             self.rejected.append(request)
         else:
             self.submit(request, self.routes[request].pop(0), 0)
+
+    def room(self, number: int) -> int:
+        """Tokens of the largest request that an instance takes: drafts need places behind its last one."""
+        rank = self.instances[number].ranks[0]
+        return rank.blocks * BLOCK - len(rank.acceptance)
 
     def turn_of(self, request: int, leg: Leg, have: int) -> Turn | None:
         """What a leg is for its instance, from ``have`` tokens on; None: more than it can hold."""
@@ -191,7 +198,7 @@ class Reference:
             context, new, generate = have, min(until, prompt) - have, max(0, until - prompt)
         else:  # the last token is not in the cache yet
             context, new, generate = have - 1, 0, until - have
-        if context + new + generate > self.instances[leg.instance].ranks[0].blocks * BLOCK:
+        if context + new + generate > self.room(leg.instance):
             return None
         return Turn(len(self.turns), request, leg.instance, context, new, generate, until, leg.then, goes_on)
 
@@ -200,6 +207,7 @@ class Reference:
         self.turns.append(turn)
         turn.priority = self.priorities[turn.request]
         turn.rank = self.instances[turn.instance].choose()
+        turn.drafts = len(self.rank_of(turn).acceptance)
         self.rank_of(turn).given.append(turn)
         return self.rank_of(turn)
 

@@ -26,7 +26,8 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 class Instance:
     """One serving instance: its ranks and their steps."""
 
-    def __init__(self, spec: InstanceSpec) -> None:
+    def __init__(self, spec: InstanceSpec, stream: int = 0) -> None:
+        self.stream = stream  # of the draws by which drafts are accepted
         self.spec, self.turn, self.begins = spec, 0, 0  # whose turn it is to take a request, and prompts first
         self.ranks = [Rank(spec, number) for number in range(spec.table.ranks)]
         self.leaving: list[tuple[float, Turn]] = []  # in the later stages of a pipeline, and when they leave it
@@ -112,7 +113,7 @@ class Instance:
         """
         spec, count = self.spec, len(self.ranks)
         waiting = [rank for rank in self.ranks if rank.prompts()]
-        most = max((rank.token_budget - len(rank.decoding) for rank in waiting), default=0)
+        most = max((rank.token_budget - len(rank.decoding) * rank.verified for rank in waiting), default=0)
         if most <= 0:
             return 0
         past = max(rank.prompts()[0].cached for rank in waiting)
@@ -158,12 +159,15 @@ class Instance:
                         self.complete_prompt(turn, now, news)
 
     def end_decodes(self, rank: Rank, now: float, news: list[Turn]) -> None:
-        """The decodes of a rank have a token more."""
+        """The decodes of a rank have a token more, and those drafts that were accepted."""
         rank.decode_steps += 1
-        self.decode_tokens += len(rank.decoding)
         for turn in sorted(rank.decoding, key=lambda each: each.number):
-            turn.cached += 1
-            turn.emitted += 1
+            draw = uniform(self.stream, turn.request, turn.cached)
+            accepted = sum(draw < share for share in rank.acceptance)
+            tokens = min(1 + accepted, turn.generate - turn.emitted)
+            turn.cached += tokens
+            turn.emitted += tokens
+            self.decode_tokens += tokens
             turn.first_token_s = now if turn.first_token_s is None else turn.first_token_s
             if turn.emitted == turn.generate:
                 rank.decoding.remove(turn)
@@ -186,6 +190,18 @@ class Instance:
         if not turn.goes_on:
             self.ranks[turn.rank].give_back(turn)
         news.append(turn)
+
+
+def uniform(stream: int, request: int, place: int) -> float:
+    """A number from [0, 1) for a place of a request: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
+
+    def mix(bits: int) -> int:
+        bits %= 2**32
+        bits = (bits ^ bits >> 16) * 0x85EBCA6B % 2**32
+        bits = (bits ^ bits >> 13) * 0xC2B2AE35 % 2**32
+        return bits ^ bits >> 16
+
+    return mix(mix(stream ^ mix(request + 1)) + place * 0x9E3779B9) / 2**32
 
 
 # --- step times: what the tables of the kernel say --------------------------------------------------------------
@@ -239,19 +255,21 @@ def step_time(table: StepTable, ranks: list[tuple[list[Turn], list[Turn]]]) -> f
     tables, count = (table.head, table.values), table.ranks
     full = max(len(decoding) for decoding, _ in ranks) * count  # decodes if all ranks had as many as the fullest
     decodes, prefill = sum(len(decoding) for decoding, _ in ranks), sum(turn.piece for _, own in ranks for turn in own)
-    micro = min(int(table.head["pipeline"][0]), max(full, 1))
+    micro, verified = min(int(table.head["pipeline"][0]), max(full, 1)), 1 + int(table.head["drafts"][0])
     attention = max(attention_time(table, *own, micro) for own in ranks)
     if prefill == 0:
         one = 1.0  # at any context: what is not scores and values does not depend on it
         linear = table.step_time(full, one) - _scores_time(*tables, full, one)
-        return linear + attention - _expert_time(*tables, 1, full) + _expert_time(*tables, 1, decodes)
+        routed = _expert_time(*tables, 1, decodes * verified) - _expert_time(*tables, 1, full * verified)
+        return linear + attention + routed
 
     def tokens(decoding: list[Turn], pieces: list[Turn]) -> int:
-        return math.ceil(len(decoding) * count / micro) * micro + sum(turn.piece for turn in pieces) * count
+        own = math.ceil(len(decoding) * count / micro) * verified
+        return own * micro + sum(turn.piece for turn in pieces) * count
 
-    fullest, sheet = max(tokens(*own) for own in ranks), 0 if prefill > decodes else 1
+    fullest, sheet = max(tokens(*own) for own in ranks), 0 if prefill > decodes * verified else 1
     linear = _linear_time(*tables, sheet, full, fullest)
-    linear += _expert_time(*tables, sheet, decodes + prefill) - _expert_time(*tables, sheet, fullest)
+    linear += _expert_time(*tables, sheet, decodes * verified + prefill) - _expert_time(*tables, sheet, fullest)
     return max(linear + attention, float(table.values[table.head["floor_at"][0] + full]))
 
 

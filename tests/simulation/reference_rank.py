@@ -48,6 +48,7 @@ class Turn:
     piece: int = 0  # prompt tokens of it in this step
     blocks: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # full blocks when it was preempted
+    drafts: int = 0  # that a step of its instance verifies
     joined: int = 0  # decode steps of its instance when it began to decode
     preemptions: int = 0
     start_s: float | None = None
@@ -59,10 +60,15 @@ class Turn:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks that it holds with its last token."""
-        return blocks_of(
-            self.context + self.prompt + (self.generate if self.prompt == 0 else max(self.generate - 1, 0))
-        )
+        """Blocks that it holds with its last token, which drafts may follow if a decode step emits it."""
+        steps = self.generate if self.prompt == 0 else max(self.generate - 1, 0)
+        return blocks_of(self.context + self.prompt + steps + (self.drafts if steps else 0))
+
+
+def acceptance(spec: InstanceSpec) -> list[float]:
+    """Shares of the decode steps of an instance in which the first one, two, ... drafts are all accepted."""
+    head = spec.table.head[0]
+    return [float(share) for share in spec.table.values[head["accepted_at"] :][: head["drafts"]]]
 
 
 def place_in_order(turn: Turn) -> tuple[int, int]:
@@ -85,6 +91,8 @@ class Rank:
             return total // ranks + (number < total % ranks)
 
         self.spec, self.blocks = spec, spec.blocks // ranks
+        self.acceptance = acceptance(spec)
+        self.verified = 1 + len(self.acceptance)  # tokens that a step takes of a turn
         self.by_priority = spec.scheduling == Scheduling.PRIORITY
         self.token_budget, self.max_sequences = share(spec.token_budget), share(spec.max_sequences)
         self.max_prompts = spec.max_prompts  # of the step that is formed
@@ -130,7 +138,11 @@ class Rank:
 
     def growth(self) -> int:
         """Blocks that the next decode step needs."""
-        return sum(turn.cached == BLOCK * len(turn.blocks) for turn in self.decoding)
+        return sum(self.lacks(turn) for turn in self.decoding)
+
+    def lacks(self, turn: Turn) -> int:
+        """Blocks that a turn needs for its next decode step beside those that it has."""
+        return max(blocks_of(turn.cached + self.verified) - len(turn.blocks), 0)
 
     def admit(self, turn: Turn, piece: int) -> bool:
         """Take the blocks that a turn needs to begin with ``piece`` tokens, if the admission rule finds them free."""
@@ -138,18 +150,20 @@ class Rank:
         tokens = turn.cached + turn.left
         decodes_only = turn.left == 0
         if decodes_only and turn.context_elsewhere:
-            tokens += 1  # a reservation holds the next token, too
+            tokens += self.verified  # a reservation holds those of the next step, too
         whole = blocks_of(tokens)
         need = whole
         if rule != Admission.PROMPT and not decodes_only and not turn.context_elsewhere:  # chunk by chunk
             need = blocks_of(min(turn.cached + len(found) * BLOCK + piece, tokens))
         asked = need if rule == Admission.FIRST_CHUNK else whole
         if rule == Admission.OUTPUT_FITS:
-            asked = turn.most_blocks + sum(each.most_blocks - len(each.blocks) for each in self.holding)
+            asked = turn.most_blocks + sum(
+                each.most_blocks - len(each.blocks) for each in self.holding if each.finish_s is None
+            )
         else:
             asked += self.growth()
-            if decodes_only and not turn.context_elsewhere and tokens % BLOCK == 0:
-                asked += 1
+            if decodes_only and not turn.context_elsewhere:
+                asked += blocks_of(tokens + self.verified) - whole
         spare = int(self.spec.watermark * self.blocks)
         if whole == 0 or len(self.free) == self.blocks:  # it takes nothing yet, or nobody else holds any
             spare = 0
@@ -239,10 +253,9 @@ class Rank:
             self.whole_prompts(now)
 
     def grow(self) -> None:
-        """Every decode takes the block that its next token needs."""
+        """Every decode takes the blocks that its next tokens need."""
         for turn in self.decoding:
-            if turn.cached == BLOCK * len(turn.blocks):
-                self.take(turn, 1)
+            self.take(turn, self.lacks(turn))
 
     def join(self, now: float, news: list[Turn]) -> None:
         """Caches that have landed join; then what comes with its context takes blocks, and joins or is reserved."""
@@ -252,7 +265,7 @@ class Rank:
             if turn.left > 0:
                 self.prefilling.append(turn)
             else:
-                if len(turn.blocks) > blocks_of(turn.cached):  # it takes it again with its first step
+                while len(turn.blocks) > blocks_of(turn.cached):  # it takes them again with its first step
                     self.free.insert(0, turn.blocks.pop())
                 self.decode(turn)
         while self.coming and not self.full() and self.admit(self.coming[0], 0):
@@ -295,7 +308,7 @@ class Rank:
 
     def chunks(self, now: float, limit: int | None) -> None:
         """Pieces of prompts beside the decodes, up to the token budget, or to the step limit."""
-        budget = self.token_budget - len(self.decoding)
+        budget = self.token_budget - len(self.decoding) * self.verified
         budget = budget if limit is None else min(budget, limit)
         for turn in self.candidates():
             left = budget - sum(each.piece for each in self.pieces)

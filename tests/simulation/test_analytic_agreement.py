@@ -63,7 +63,8 @@ def full_queue(spec, lengths, *, residents, requests, waiting):
         fleet.submit(0, request, lengths, 0.0, flags=HEARD, last_token_s=0.0 if context else math.nan)
     for _ in range(requests):
         _, now = fleet.run_until(math.inf)
-        fleet.submit(0, 0, lengths, now, flags=HEARD, last_token_s=now if context else math.nan)
+        number = len(fleet.segments)
+        fleet.submit(0, number, lengths, now, flags=HEARD, last_token_s=now if context else math.nan)
     return fleet
 
 

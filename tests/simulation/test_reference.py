@@ -17,6 +17,7 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_scheduler
+from disagg_sim.facts.speculation import stated_speculation
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -39,13 +40,13 @@ ODD = math.pi / 3.0
 
 
 @functools.lru_cache
-def table(number, kind):
+def table(number, kind, drafts=0):
     """Step times of an instance: a formula, or a table of ranks, stages and chunks."""
+    accepted = (0.8, 0.5, 0.4)[:drafts]
     if kind == "formula":
         rate = 1.0 + 0.01 * ODD * number
-        return StepTable.affine(
-            step=rate * 1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=SEQUENCES
-        )
+        each = {"per_sequence": 1e-5, "per_context": 1e-7, "per_token": 1e-6}
+        return StepTable.affine(step=rate * 1e-3, **each, max_sequences=SEQUENCES, accepted=accepted)
     mapping = {
         "ranks": Mapping(dp_attn=2, ep=2),
         "four": Mapping(dp_attn=4, ep=4),
@@ -53,7 +54,9 @@ def table(number, kind):
         "both": Mapping(dp_attn=2, ep=2, pp=2),
         "chunks": Mapping(dp_attn=2, ep=2, pp=2, chunk_tokens=64),
     }[kind]
-    return StepTable.build(setup("mixtral_8x7b", "h100_sxm", "bf16"), mapping, max_sequences=SEQUENCES)
+    drafter = stated_speculation("mtp", accepted) if drafts else None
+    at = setup("mixtral_8x7b", "h100_sxm", "bf16", speculation=drafter)
+    return StepTable.build(at, replace(mapping, draft_tokens=drafts), max_sequences=SEQUENCES)
 
 
 #: Llama-3.1-8B in bf16: keys and values of 8 heads of 128 numbers, in 32 layers.
@@ -132,7 +135,8 @@ def compare(requests, routes, specs, options, ids=None, priorities=None, *, at=N
     """
     ids, priorities = ids or [[] for _ in requests], priorities or [0] * len(requests)
     found, bandwidths = by_kernel(requests, routes, specs, options, ids, priorities, at or small_setup())
-    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids, priorities, saves)
+    stream = int(Engine(0).rng("accepted drafts").integers(2**32))
+    reference = Reference(requests, routes, specs, bandwidths, options, CACHE, ids, priorities, saves, stream)
     reference.run()
     if reference.network.tied:
         return reference
@@ -153,7 +157,7 @@ LOADS = {"any": (LENGTH, LENGTH, 200), "burst": (st.integers(150, 400), st.integ
 
 
 @st.composite
-def cases(draw, most=4):
+def cases(draw, most=4, drafts=(0,)):
     count = draw(st.integers(1, most))
     rules = {
         "admission": draw(st.sampled_from(Admission)),
@@ -165,10 +169,12 @@ def cases(draw, most=4):
     least_blocks = draw(st.sampled_from([52, 30, 20]))  # with 52 any request fits
     kinds = draw(st.permutations(["formula"] * 4 + ["ranks", "ranks", "four", "stages", "both", "chunks"]))
     modes = [mode for mode in Mode if mode != Mode.MANUAL]
+    drafted = [draw(st.sampled_from(drafts)) if drafts != (0,) else 0 for _ in range(count)]
+    tables = [table(number, kinds[number], drafted[number]) for number in range(count)]
     specs = [
         InstanceSpec(
-            table=table(number, kinds[number]),
-            blocks=draw(st.integers(least_blocks, 60)) * table(number, kinds[number]).ranks,
+            table=tables[number],
+            blocks=draw(st.integers(least_blocks, 60)) * tables[number].ranks,
             mode=draw(st.sampled_from(modes)),
             token_budget=draw(st.sampled_from([8, 64, 512])),
             max_sequences=draw(st.sampled_from([SEQUENCES, 4, 1])),
@@ -225,7 +231,7 @@ def route(draw, instances, prompt, output):
     return [*legs, Leg(draw(where))]
 
 
-def hold(examples, most=4, **model):
+def hold(examples, most=4, drafts=(0,), **model):
     """Compare so many random cases; how often things happened in them that make a scheduler hard."""
     seen = Counter()
 
@@ -236,7 +242,7 @@ def hold(examples, most=4, **model):
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(cases(most))
+    @given(cases(most, drafts))
     def each(case):
         reference = compare(*case, **model)
         seen["preempted"] += sum(turn.preemptions > 0 for turn in reference.turns)
@@ -257,6 +263,11 @@ def test_one_instance_does_what_the_reference_does():
 def test_instances_that_hand_over_do_what_the_reference_does():
     seen = hold(100)
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered", "rejected")) > 0
+
+
+def test_steps_that_verify_drafts_do_what_the_reference_does():
+    seen = hold(30, most=2, drafts=(0, 1, 3))
+    assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered")) > 0
 
 
 @functools.lru_cache
@@ -363,3 +374,8 @@ def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_insta
 @pytest.mark.long
 def test_hundreds_of_cases():
     assert hold(400)["circle"] >= 1
+
+
+@pytest.mark.long
+def test_more_cases_with_drafts():
+    assert hold(50, drafts=(0, 1, 2, 3))["rejected"] > 0

@@ -52,6 +52,7 @@ SOURCES = (
     "layout",
     "home",
     "least",
+    "drafts",
     "entry",
     "handover",
     "lockstep",

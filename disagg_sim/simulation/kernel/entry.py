@@ -35,7 +35,15 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import by_priority, check_drained, enqueue, gone, remembered, unlink
+from disagg_sim.simulation.kernel.queue import (
+    by_priority,
+    check_drained,
+    enqueue,
+    gone,
+    most_tokens,
+    remembered,
+    unlink,
+)
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
@@ -128,7 +136,7 @@ def submit(
         return IMPOSSIBLE
     rank = choose_rank(st, i) if inst[i].ranks > 1 else 0
     row = inst[i].rank_at + rank
-    if context + prompt + max(generate - 1, 0) + (prompt == 0) > inst[row].total_blocks * BLOCK_TOKENS:
+    if most_tokens(context, prompt, generate, inst[row].table.drafts) > inst[row].total_blocks * BLOCK_TOKENS:
         return IMPOSSIBLE
     one = seg[s]
     one.request, one.instance, one.rank = request, i, rank

@@ -101,6 +101,8 @@ class Fleet:
         Segments to make room for at first. [1]
     priority
         Of requests by their numbers, for instances that schedule by it; others, and None, have 0. [1]
+    stream
+        32 bits; with the number of a request and the place in it they say which drafts are accepted.
 
     Attributes
     ----------
@@ -120,6 +122,7 @@ class Fleet:
         step_by_step: bool = False,
         capacity: int = 4096,
         priority: Ints | None = None,
+        stream: int = 0,
     ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
@@ -130,7 +133,7 @@ class Fleet:
         self._world: Columns = np.zeros(1, WORLD)
         self._world["pending_head"] = -1
         self._world["soonest_s"] = -np.inf
-        self._world["step_by_step"] = step_by_step
+        self._world["step_by_step"], self._world["stream"] = step_by_step, stream
         self.home: Ints = np.zeros((len(State._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
@@ -407,7 +410,7 @@ class Fleet:
         """Write the steps of running segments into their records."""
         rows = self._inst[self._inst["rank_at"][self._instance[running]] + self._seg["rank"][running]]
         steps = rows["counter"] - self._seg["joined"][running]
-        self._seg["emitted"][running] += steps
+        self._seg["emitted"][running] += np.where(rows["table"]["drafts"] > 0, 0, steps)
         stepped = running[steps > 0]
         self._last_s[stepped] = rows["last_step_s"][steps > 0]
 
@@ -583,6 +586,7 @@ HELD_AT_WORK = (
     "groups",
     "closed",
     "residue",
+    "growing",
     "promised",
     "requests",
     "request_tokens",

@@ -11,7 +11,7 @@ import math
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
 from disagg_sim.simulation.kernel.preemption import insert
-from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, report, unlink
+from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, lost_from, report, unlink
 
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
@@ -32,7 +32,7 @@ def count(st: State | Queues, i: int, s: int, sign: int) -> None:
 def release(st: State | Queues, i: int, s: int) -> None:
     """Free all blocks of a segment: they are taken last."""
     inst, seg = st.inst[i], st.seg[s]
-    seg.lost_from = inst.taken + inst.free_blocks
+    seg.lost_from = lost_from(st, i, s)
     inst.free_blocks += seg.blocks
     seg.blocks = 0
 

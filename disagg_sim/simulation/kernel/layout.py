@@ -104,6 +104,8 @@ class Table:
     host_at: int  # host time of a pass, of each of its micro-batches or chunks, launches of a stage [s]
     floor_at: int  # (sequences + 1) least time of a step with prefill [s]
     experts_at: int  # (2, tokens) routed experts on tokens of all ranks, as ``linear_at``, but for a constant [s]
+    drafts: int  # that a decode step verifies of each sequence; 0 = no speculation [token]
+    accepted_at: int  # (drafts) marginal acceptance: share of steps in which the first drafts are all accepted [1]
 
 
 class Instance:
@@ -153,6 +155,7 @@ class Instance:
     closed: int  # batches of the queue that a policy has closed (manual mode)
     counter: int  # decode steps since the start, the clock of the running set
     residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
+    growing: int  # blocks that the running set takes for its next step, where it drafts: it has no residues [block]
     groups: int  # segments that joined the running set since its last step: row 1 of ``sets``
     run_kind: int  # what the instance does, IDLE to PASS
     run_steps: int  # decode steps of the current run that are not yet counted
@@ -192,9 +195,9 @@ class Segment:
     status: int
     left: int  # prompt tokens still to prefill [token]
     cached: int  # tokens in the cache when it joined the running set, or so far in prefill [token]
-    emitted: int  # tokens emitted when it joined the running set [token]
+    emitted: int  # tokens emitted when it joined the running set; both up to date where an instance drafts [token]
     joined: int  # counter of its instance when it joined
-    blocks: int  # held; while it runs, those that it held when it joined
+    blocks: int  # held; while it runs, those that it held when it joined, unless its instance drafts
     next: int  # in its queue, -1 = last
     preemptions: int
     hit: int  # prompt tokens found in the prefix cache [token]
@@ -222,6 +225,7 @@ class World:
     shares_blocks: int  # 1 = what is found of a prompt is in blocks that the instance has, not beside them
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
+    stream: int  # that drafts are accepted by: each request and place in it has a draw of its own
 
 
 class State(NamedTuple):

@@ -38,6 +38,7 @@ from disagg_sim.simulation.kernel.times import (
     knot_of,
     linear_time,
     pass_part,
+    sheet_of,
 )
 
 WHOLE_PROMPT = int(Admission.PROMPT)
@@ -52,13 +53,13 @@ def step_together(st: State, i: int, decodes: bool) -> float:
     full, total = 0, 0
     if decodes:
         full, total = fullest_running(st, i)
-    micro = min(head.pipeline, max(full, 1))
+    micro, queries = min(head.pipeline, max(full, 1)), 1 + head.drafts
     fullest, prefill, attention = 0, 0, 0.0
     for row in range(inst.rank_at, inst.rank_at + ranks):
         rank = st.inst[row]
         n = rank.running_requests if decodes else 0
         tokens, _, pairs = sums_of_pieces(st, row, rank.pieces)
-        fullest = max(fullest, -(-n * ranks // micro) * micro + tokens * ranks)
+        fullest = max(fullest, -(-n * ranks // micro) * micro * queries + tokens * ranks)
         prefill += tokens
         time = 0.0
         if n > 0:
@@ -68,7 +69,8 @@ def step_together(st: State, i: int, decodes: bool) -> float:
         if rank.pieces > 0:
             time += pieces_time(st, row, rank.pieces, micro, pairs)
         attention = max(attention, time)
-    sheet = 0 if prefill > total else 1
+    total *= queries
+    sheet = sheet_of(total, prefill)
     time = linear_time(head, values, sheet, full, fullest) + attention
     time -= expert_time(head, values, sheet, fullest) - expert_time(head, values, sheet, total + prefill)
     least: float = values[head.floor_at + full]
@@ -139,7 +141,7 @@ def even_budget(st: State, i: int) -> int:
         n = rank.running_requests
         s = rank.first[PROMPTS]
         if s >= 0:
-            most = max(most, rank.token_budget - n)
+            most = max(most, rank.token_budget - n * (1 + head.drafts))
             past = max(past, st.seg[s].cached)
         if n > 0:
             mean = (rank.running_tokens + n) / n
@@ -167,7 +169,7 @@ def take_together(st: State, i: int, now: float) -> int:
         rank = st.inst[row]
         rank.max_prompts = min(-(-inst.max_prompts // ranks), inst.max_prompts - total)
         if mode in (CHUNKED, SLO_AWARE):
-            budget = rank.token_budget - rank.running_requests
+            budget = rank.token_budget - rank.running_requests * (1 + inst.table.drafts)
             if mode == SLO_AWARE:
                 budget = min(budget, limit)
             rank.pieces = take_chunks(st, row, now, budget)
@@ -223,7 +225,8 @@ def form_together(st: State, i: int, now: float) -> None:
             begin(st, i, now, PASS, time)
             return
         if fullest_running(st, i)[1] > 0:
-            steps = 1 if st.world[0].step_by_step == 1 or was_preempted(st, i) else decode_steps_left(st, i)
+            alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0
+            steps = 1 if alone else decode_steps_left(st, i)
             inst.run_steps = steps
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return

@@ -19,6 +19,7 @@ from disagg_sim.simulation.kernel.queue import (
     remove,
     unlink,
 )
+from disagg_sim.simulation.kernel.runs import growth_of
 
 QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(Admission.OUTPUT_FITS)
 
@@ -163,7 +164,7 @@ def extend_blocks(st: State, i: int, s: int, piece: int) -> bool:
     need = blocks_of(seg.cached + piece) - seg.blocks
     if need <= 0:
         return True
-    while need + inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks:
+    while need + growth_of(inst) > inst.free_blocks:
         preempt(st, i, inst.last_step_s)
         if seg.blocks == 0:
             return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.drafts import own_growth, steps_to_end
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
     BLOCK_TOKENS,
@@ -23,7 +24,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     State,
 )
-from disagg_sim.simulation.kernel.runs import itl_bin
+from disagg_sim.simulation.kernel.runs import growth_of, itl_bin
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
 WITHDRAWN, LOST = int(SegmentStatus.WITHDRAWN), int(SegmentStatus.LOST)
@@ -173,7 +174,16 @@ def blocks_of(tokens: int) -> int:
 def at_most(st: State | Queues, s: int) -> int:
     """Blocks that a segment holds with its last token. [block]"""
     seg = st.seg[s]
-    return blocks_of(seg.context + seg.prompt + max(seg.generate - 1, 0) + (1 if seg.prompt == 0 else 0))
+    drafts = st.inst[seg.instance].table.drafts
+    return blocks_of(most_tokens(seg.context, seg.prompt, seg.generate, drafts))
+
+
+@inner
+def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
+    """Places of the cache that a segment takes in its last step, in which nothing may be accepted. [token]"""
+    if prompt == 0:
+        return context + generate + drafts
+    return context + prompt + (generate - 1 + drafts if generate > 1 else 0)
 
 
 @inner
@@ -221,16 +231,17 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     admission = inst.admission
     found = still_cached(st, i, s)
     tokens = seg.cached + seg.left
+    ahead: int = 1 + inst.table.drafts  # tokens of a step
     if seg.reserve > 0 and seg.left == 0:
-        tokens += 1
+        tokens += ahead
     whole = blocks_of(tokens)
     need = whole
     if admission != PROMPT and seg.left > 0 and seg.reserve == 0:
         need = blocks_of(min(seg.cached + found + piece, tokens))
     free = inst.free_blocks
-    growth = inst.residue[(-inst.counter) % BLOCK_TOKENS]
-    if seg.reserve == 0 and seg.left == 0 and tokens % BLOCK_TOKENS == 0:
-        growth += 1
+    growth = growth_of(inst)
+    if seg.reserve == 0 and seg.left == 0:
+        growth += blocks_of(tokens + ahead) - whole
     wanted = (need if admission == FIRST_CHUNK else whole) + growth
     if admission == OUTPUT_FITS:
         wanted = at_most(st, s) + inst.promised
@@ -260,16 +271,29 @@ def gone(st: State | Queues, i: int, s: int) -> None:
 
 
 @inner
+def lost_from(st: State | Queues, i: int, s: int) -> int:
+    """Blocks taken (``taken``) from which on a segment that gives its blocks back loses what is cached in them.
+
+    Those without a cached token, for drafts, are taken first.
+    """
+    seg = st.seg[s]
+    found: int = st.inst[i].taken + st.inst[i].free_blocks + seg.blocks - blocks_of(seg.cached)
+    return found
+
+
+@inner
 def finish(st: State, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     seg = st.seg[s]
     seg.finish_s = time
     gone(st, i, s)
+    if st.inst[i].admission == OUTPUT_FITS:  # what it was promised for drafts and did not need
+        st.inst[i].promised -= at_most(st, s) - seg.blocks
     if seg.hold == 1:
         seg.status = HELD
     else:
         seg.status = DONE
-        seg.lost_from = st.inst[i].taken + st.inst[i].free_blocks
+        seg.lost_from = lost_from(st, i, s)
         st.inst[i].free_blocks += seg.blocks
         seg.blocks = 0
     if seg.notify == 1:
@@ -285,8 +309,12 @@ def join(st: State, i: int, s: int) -> None:
     seg.joined = counter
     st.sets[1, i, inst.groups] = s
     inst.groups += 1
-    inst.residue[(seg.cached - counter) % BLOCK_TOKENS] += 1
     inst.running_tokens += seg.cached
+    if inst.table.drafts > 0:
+        inst.growing += own_growth(inst, seg)
+        push(st, i, ((counter + steps_to_end(st, i, s)) << 32) | s)
+        return
+    inst.residue[(seg.cached - counter) % BLOCK_TOKENS] += 1
     push(st, i, ((counter + seg.generate - seg.emitted) << 32) | s)
 
 
@@ -294,6 +322,10 @@ def join(st: State, i: int, s: int) -> None:
 def leave_running(st: State, i: int, s: int) -> None:
     """Settle cache and blocks of a segment that was just taken out of the running set."""
     inst, seg = st.inst[i], st.seg[s]
+    if inst.table.drafts > 0:
+        inst.growing -= own_growth(inst, seg)
+        inst.running_tokens -= seg.cached
+        return
     steps = inst.counter - seg.joined
     inst.residue[(seg.cached - seg.joined) % BLOCK_TOKENS] -= 1
     cached = seg.cached + steps

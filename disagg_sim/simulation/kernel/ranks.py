@@ -94,9 +94,9 @@ def decode_piece(st: State | Queues, i: int, done: int, most: int) -> tuple[floa
     inst = st.inst[i]
     head, values = inst.table, st.values
     full, total = fullest_running(st, i)
-    row_of_full = full * head.knots
+    row_of_full, queries = full * head.knots, 1 + head.drafts
     base = values[head.decode_at + row_of_full] - values[head.scores_at + row_of_full]
-    base -= expert_time(head, values, 1, full) - expert_time(head, values, 1, total)
+    base -= expert_time(head, values, 1, full * queries) - expert_time(head, values, 1, total * queries)
     longest, slope = -math.inf, 0.0
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         rank = st.inst[row]

@@ -11,12 +11,14 @@ import math
 
 from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.drafts import count_drafted
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
     Admission,
+    Instance,
     State,
     Table,
 )
@@ -110,6 +112,15 @@ def steps_within(head: Table, values: Floats, decodes: int, context: float, elap
 
 
 @inner
+def growth_of(inst: Instance) -> int:
+    """KV blocks that the running set takes for its next step."""
+    if inst.table.drafts > 0:
+        return inst.growing
+    grows: int = inst.residue[(-inst.counter) % BLOCK_TOKENS]
+    return grows
+
+
+@inner
 def blocks_for(st: State, i: int, steps: int) -> int:
     """KV blocks that the running set takes during its next ``steps`` steps: one for each segment every 16."""
     inst = st.inst[i]
@@ -160,8 +171,11 @@ def count_gaps(st: State, i: int, start: float, duration: float) -> None:
 
 @inner
 def count_steps(st: State, i: int, steps: int, duration: float) -> None:
-    """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters."""
+    """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters. With drafts it is one."""
     inst = st.inst[i]
+    if inst.table.drafts > 0:
+        count_drafted(st, i, duration)
+        return
     running = inst.running_requests
     grown = blocks_for(st, i, steps)
     inst.free_blocks -= grown

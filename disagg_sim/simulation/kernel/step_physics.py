@@ -9,7 +9,8 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import forms_of, layers_of
-from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.drafting import joining, of_drafter, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch, step_time
@@ -34,7 +35,9 @@ class StepPhysics:
     """Steps of one instance over m micro-batches, part by part: see ``physics.passes.engine_time.step_time``."""
 
     def __init__(self, at: Setup, mapping: Mapping, mla_form: str = "auto") -> None:
-        self._at, self._model, self._mapping, self._form = at, at.model, mapping, mla_form
+        self._at, self._mapping, self._form = at, mapping, mla_form
+        self._prefilled = with_draft_layers(at)  # prompts pass the layers of a drafter as any others
+        self.queries = 1 + int(np.max(mapping.draft_tokens))
         self.stages, self.ranks = int(np.max(mapping.pp)), int(np.max(mapping.dp_attn))
         self._dcp, self._pcp = mapping.shares
         engine = at.overheads
@@ -45,17 +48,17 @@ class StepPhysics:
     @property
     def kinks(self) -> tuple[int, ...]:
         """Windows and chosen tokens of the model's attention: kinks of its step time. [token]"""
-        return self._model.kinks
+        return self._at.model.kinks
 
     @property
     def switches(self) -> bool:
         """Whether forms of attention compete, so that the fastest changes hands between table points."""
-        return len(forms_of(self._model)) > 1
+        return len(forms_of(self._at.model)) > 1
 
     def decode(self, decodes: Floats, contexts: Floats) -> Floats:
         """Decode steps, shape (decodes, contexts). [s]"""
         step = decode_step(self._at, self._mapping, batch=decodes, context=contexts[:, None])
-        return np.ascontiguousarray(np.broadcast_to(step.ttl, (contexts.size, decodes.size)).T)
+        return np.ascontiguousarray(np.broadcast_to(step.time, (contexts.size, decodes.size)).T)
 
     def linear(self, phase: str, decodes: Floats, prefill: Floats) -> Floats:
         """Everything but scores and values of steps in the kernels of ``phase``; ``prefill`` of all ranks. [s]
@@ -66,19 +69,21 @@ class StepPhysics:
         sequences = np.ceil(np.ceil(decodes / micro) / self.ranks)
         share = prefill / micro / self.ranks
         share = np.where(share > 0, np.maximum(share, 1.0), 0.0)
-        times = self._linear_times(phase, sequences, share, np.ceil(decodes / micro) + prefill / micro)
+        at = self._at if np.any(decodes > 0) else self._prefilled
+        totals = np.ceil(decodes / micro), prefill / micro
+        times = self._linear_times(phase, sequences, share, totals, at)
         hops = np.where(decodes > 0, self.stages, self.stages - 1) if self.stages > 1 else 0.0
-        hop = hop_cost(sequences + share / self._pcp, self._mapping.gpus, self._at) * hops
-        stage, whole = self._slowest(times), np.asarray(all_stages(self._model, times))
+        hop = hop_cost(sequences * self.queries + share / self._pcp, self._mapping.gpus, self._at) * hops
+        stage, whole = self._slowest(times, at), np.asarray(all_stages(at.model, times))
         if self._at.overheads is not None:
             some = np.where(decodes > 0, 1.0, 0.0)
             same, own = (
-                stretched(self._linear_times(name, sequences, np.zeros_like(share), np.ceil(decodes / micro)), some)
+                stretched(self._linear_times(name, sequences, np.zeros_like(share), (totals[0], 0.0), at), some)
                 for name in (phase, "decode")
             )
             both = with_prefill(own, same, times, self._stretch)
-            stage = np.where(prefill > 0, self._slowest(both), stage)
-            whole = np.where(prefill > 0, all_stages(self._model, both), whole)
+            stage = np.where(prefill > 0, self._slowest(both, at), stage)
+            whole = np.where(prefill > 0, all_stages(at.model, both), whole)
         time = self._step(micro, stage, whole, decodes / micro, graphs=True) + hop.time
         if self.overlaps:
             halves = self._in_halves(phase, share / 2, prefill / 2)
@@ -94,14 +99,15 @@ class StepPhysics:
         if self.stages > 1 or self.ranks == 1:
             return np.zeros_like(tokens)
         one = np.ones_like(tokens)
-        times = self._linear_times(phase, one, np.zeros_like(tokens), tokens)
+        times = self._linear_times(phase, one, np.zeros_like(tokens), (0.0, tokens), self._at)
         stretch = self._stretch if phase == "prefill" else 1.0
-        return np.asarray(stretch * all_stages(self._model, times))
+        return np.asarray(stretch * all_stages(self._at.model, times))
 
     def _in_halves(self, phase: str, share: Floats, total: Floats) -> Numeric:
         """Prefill in two halves that overlap, without scores and values: these hide no exchange in a table. [s]"""
-        times = self._linear_times(phase, np.zeros_like(share), share, total, of_halves(self._at))
-        half = self._slowest(stretched(times, self._stretch))
+        at = of_halves(self._prefilled)
+        times = self._linear_times(phase, np.zeros_like(share), share, (0.0, total), at)
+        half = self._slowest(stretched(times, self._stretch), at)
         return in_halves(self._at, self._mapping, half, times.sums.communication)
 
     def launches(self, decodes: Floats) -> Floats:
@@ -112,8 +118,9 @@ class StepPhysics:
 
     def stage(self, prefill: Floats) -> Floats:
         """The slowest stage at one prompt a rank, without scores, values and host; ``prefill`` of all ranks. [s]"""
-        times = self._linear_times("prefill", np.zeros_like(prefill), prefill / self.ranks, prefill)
-        return self._slowest(stretched(times, self._stretch))
+        at, none = self._prefilled, np.zeros_like(prefill)
+        times = self._linear_times("prefill", none, prefill / self.ranks, (0.0, prefill), at)
+        return self._slowest(stretched(times, self._stretch), at)
 
     def attention(self, lengths: Floats, pasts: Floats, prompts: Floats) -> Floats:
         """Scores and values of a token of prefill, shape (stages + 1, prompts, lengths, pasts). [s]
@@ -122,37 +129,76 @@ class StepPhysics:
         """
         shape = (prompts.size, lengths.size, pasts.size)
         tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts, dcp=self._dcp, pcp=self._pcp)
-        tp = self._mapping.tp_attn
+        tp, at = self._mapping.tp_attn, self._prefilled
         cores = tuple(
-            np.broadcast_to(attention_cost(layer.attention, self._at, tp, tokens, self._form).time, shape)
-            for layer, _ in layers_of(self._model)
+            np.broadcast_to(attention_cost(layer.attention, at, tp, tokens, self._form).time, shape)
+            for layer, _ in layers_of(at.model)
         )
         none = tuple(0.0 for _ in cores)
         times = LayerTimes(none, cores, 0.0, 0.0, NO_SUMS)
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
-            rows.append(self._slowest(times))
+            rows.append(self._slowest(times, at))
         return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
 
     def _linear_times(
-        self, phase: str, sequences: Floats, share: Floats, total: Floats, at: Setup | None = None
+        self, phase: str, sequences: Floats, share: Floats, totals: tuple[Numeric, Numeric], at: Setup
     ) -> LayerTimes:
-        """Layers without scores and values, for what the fullest rank and all ranks of a micro-batch hold. [s]"""
-        at = at or self._at
-        prompts = np.where(share > 0, 1.0, 0.0)
-        shares = {"dcp": self._dcp, "pcp": self._pcp}
-        tokens = Tokens(prompts=prompts, new=share, decodes=sequences, emitted=sequences + prompts, **shares)
+        """Layers without scores and values, for what the fullest rank holds in decode and in prefill.
+
+        ``totals``: sequences in decode and tokens of prefill of all ranks in a micro-batch. Draft passes follow in the
+        head, as in ``physics.passes.mixed``.
+        """
+        times = self._one_pass(phase, sequences, share, totals, at, queries=self.queries)
+        if self.queries == 1 or not np.any(sequences):
+            return times
+
+        def draft(share: Numeric, prefill: Numeric, queries: int) -> Numeric:
+            own, first = of_drafter(at), queries > 1
+            each = self._one_pass(phase, sequences, share, (totals[0], prefill), own, queries=queries, sampled=1)
+            joined = joining(at, self._mapping.tp_attn, sequences * queries + share, first=first)
+            return all_stages(own.model, each) + total_cost(joined, at).time
+
+        passes = draft(share, totals[1], self.queries)
+        if self.queries > 2:
+            passes = passes + (self.queries - 2) * draft(np.zeros_like(share), 0.0, 1)
+        return times._replace(head=times.head + passes)
+
+    def _one_pass(
+        self,
+        phase: str,
+        sequences: Floats,
+        share: Numeric,
+        totals: tuple[Numeric, Numeric],
+        at: Setup,
+        *,
+        queries: int,
+        sampled: int | None = None,
+    ) -> LayerTimes:
+        """One pass of the layers of ``at``, of so many tokens of a sequence, of which ``sampled`` pass the head."""
+        prompts = np.where(np.asarray(share) > 0, 1.0, 0.0)
+        tokens = Tokens(
+            prompts=prompts,
+            new=share,
+            decodes=sequences,
+            queries=float(queries),
+            emitted=sequences * (sampled or queries) + prompts,
+            dcp=self._dcp,
+            pcp=self._pcp,
+        )
         side = attention_side(at, self._mapping.tp_attn, tokens, self._form, phase, core=False)
-        rank = Levels(sequences + share / self._pcp)
-        return join_experts(at, self._mapping, side, phase=phase, rank=rank, total=Levels(total))
+        rank = Levels(sequences * queries + share / self._pcp)
+        total = Levels(totals[0] * queries + totals[1])
+        return join_experts(at, self._mapping, side, phase=phase, rank=rank, total=total)
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
-        """Time of ``micro`` micro-batches through all stages, without host and hops. [s]"""
-        return np.asarray(np.maximum(micro * self._slowest(times), all_stages(self._model, times)))
+        """Time of ``micro`` micro-batches of prompts through all stages, without host and hops. [s]"""
+        at = self._prefilled
+        return np.asarray(np.maximum(micro * self._slowest(times, at), all_stages(at.model, times)))
 
-    def _slowest(self, times: LayerTimes) -> Floats:
+    def _slowest(self, times: LayerTimes, at: Setup) -> Floats:
         """The slowest stage for one micro-batch, without host. [s]"""
-        return np.asarray(slowest_stage(self._model, self._mapping.pp, times))
+        return np.asarray(slowest_stage(at.model, self._mapping.pp, times))
 
     def _step(self, micro: Floats, stage: Numeric, whole: Numeric, decodes: Floats, *, graphs: bool) -> Numeric:
         """Host included. [s]"""

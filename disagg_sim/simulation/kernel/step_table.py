@@ -27,6 +27,7 @@ import numpy as np
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.counts import prefill_work
+from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
@@ -107,7 +108,7 @@ class StepTable:
         decodes = np.arange(1.0, max_sequences + 1)
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
-        tokens = _token_axis(max_tokens)
+        tokens = _token_axis(max_tokens + (physics.queries - 1) * max_sequences)
         return _Parts(
             whole=whole,
             scores=scores,
@@ -119,6 +120,7 @@ class StepTable:
             pasts=pasts,
             attention=physics.attention(lengths, pasts, PROMPT_AXIS),
             experts=np.stack([physics.experts(phase, tokens) for phase in PHASES]),
+            accepted=_accepted(at, mapping),
             stages=physics.stages,
             ranks=physics.ranks,
             stage=physics.stage(tokens) if physics.stages > 1 else np.zeros(0),
@@ -139,8 +141,11 @@ class StepTable:
         ranks: int = 1,
         max_sequences: int = 256,
         max_context: int = 131_072,
+        accepted: Sequence[float] = (),
     ) -> StepTable:
         """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p + per_routed*(N + P)``. [s]
+
+        With drafts a sequence counts as so many routed tokens as it verifies, and once for the rest.
 
         Parameters
         ----------
@@ -154,7 +159,10 @@ class StepTable:
             Attention ranks. [1]
         max_sequences, max_context
             Range of the table; the formula holds beyond ``max_context``.
+        accepted
+            Marginal acceptance of as many drafts. [1]
         """
+        queries = 1 + len(accepted)
         most = ranks * -(-max_sequences // ranks)
         decodes, knots = np.arange(1.0, most + 1), np.array([1.0, float(max_context)])
         scores = per_context * decodes[:, None] * knots / ranks
@@ -162,7 +170,7 @@ class StepTable:
         tokens = _token_axis(2 * k.FINE_END)
 
         def linear(_phase: str, n: Floats, p: Floats) -> Floats:
-            return step + (per_sequence * n + per_token * p) / ranks + per_routed * (n + p)
+            return step + (per_sequence * n + per_token * p) / ranks + per_routed * (n * queries + p)
 
         return _Parts(
             whole=scores + linear("", decodes, np.zeros_like(decodes))[:, None],
@@ -175,6 +183,7 @@ class StepTable:
             pasts=pasts,
             attention=np.zeros((1, PROMPT_AXIS.size, lengths.size, pasts.size)),
             experts=np.stack([per_routed * tokens] * len(PHASES)),
+            accepted=np.array(accepted, dtype=float),
             ranks=ranks,
         ).table(Work(0.0, 0.0, 0.0))
 
@@ -186,6 +195,16 @@ class StepTable:
     def step_time(self, decodes: int, context: float, prefill: int = 0, past: float = 0.0, pieces: int = 1) -> float:
         """A step of ``decodes`` at mean ``context`` and ``pieces`` equal pieces of ``prefill`` tokens in all. [s]"""
         return self._ask(kernel.STEP_TIME, decodes, context, pieces, prefill, past)[0]
+
+    @property
+    def accepted_tokens(self) -> float:
+        """Tokens that a decode step emits for a sequence on average: AL(k) = 1 + m_1 + ... + m_k. [token]"""
+        drafts, at = int(self.head["drafts"][0]), int(self.head["accepted_at"][0])
+        return 1.0 + float(self.values[at : at + drafts].sum())
+
+    def token_time(self, decodes: int, context: float) -> float:
+        """A token of each of ``decodes`` at mean ``context``: a step over the tokens that it emits on average. [s]"""
+        return self.step_time(decodes, context) / self.accepted_tokens
 
     @property
     def ranks(self) -> int:
@@ -264,6 +283,7 @@ class _Parts:
     attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
     stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
     experts: Floats = field(default_factory=lambda: np.zeros(0))  # of several ranks, (phases, tokens) [s]
+    accepted: Floats = field(default_factory=lambda: np.zeros(0))  # marginal acceptance of the drafts [1]
     stages: int = 1
     ranks: int = 1
     chunk: int = 0  # [token]
@@ -278,7 +298,7 @@ class _Parts:
             "decode_at": np.concatenate([none, self.whole]),
             "scores_at": np.concatenate([none, self.scores]),
             "row_at": np.interp(np.arange(sequences + 1.0), self.rows, np.arange(float(self.rows.size))),
-            "linear_at": np.stack([_sheet(phase, self.rows, self.tokens, self.linear) for phase in PHASES]),
+            "linear_at": np.stack([self._sheet(phase) for phase in PHASES]),
             "pasts_at": self.pasts,
             "lengths_at": self.lengths,
             "attention_at": self.attention,
@@ -286,6 +306,7 @@ class _Parts:
             "host_at": np.array(self.host),
             "floor_at": np.zeros(sequences + 1) if self.floor is None else self.floor,
             "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
+            "accepted_at": self.accepted,
         }
         head, start = np.zeros(1, TABLE), 0
         for name, part in parts.items():
@@ -302,6 +323,7 @@ class _Parts:
             "pipeline": self.stages,
             "ranks": self.ranks,
             "chunk": self.chunk,
+            "drafts": self.accepted.size,
         }
         for name, size in sizes.items():
             head[name] = size
@@ -309,21 +331,22 @@ class _Parts:
         head.flags.writeable = values.flags.writeable = False
         return StepTable(head, values, work)
 
+    def _sheet(self, phase: str) -> Floats:
+        """The linear part in the kernels of one phase, shape (rows, tokens). [s]
 
-def _sheet(phase: str, rows: Floats, tokens: Floats, linear: Linear) -> Floats:
-    """The linear part in the kernels of one phase, shape (rows, tokens). [s]
-
-    Row n needs a value at n tokens and below, where no prefill is left: there it runs parallel to the row before.
-    """
-    sheet = np.empty((rows.size, tokens.size))
-    sheet[0] = linear("prefill", np.zeros_like(tokens), tokens)
-    n, t = np.meshgrid(rows[1:], tokens, indexing="ij")
-    real = t > n
-    sheet[1:][real] = linear(phase, n[real], (t - n)[real])
-    for row in range(1, rows.size):
-        first = int(np.argmax(tokens > rows[row]))
-        sheet[row, :first] = sheet[row - 1, :first] + (sheet[row, first] - sheet[row - 1, first])
-    return sheet
+        Row n needs a value at its own tokens and below, where no prefill is left: there it runs parallel to the row
+        before.
+        """
+        rows, tokens, own = self.rows, self.tokens, self.rows * (1 + self.accepted.size)
+        sheet = np.empty((rows.size, tokens.size))
+        sheet[0] = self.linear("prefill", np.zeros_like(tokens), tokens)
+        n, t = np.meshgrid(rows[1:], tokens, indexing="ij")
+        real = t > own[1:, None]
+        sheet[1:][real] = self.linear(phase, n[real], (t - own[1:, None])[real])
+        for row in range(1, rows.size):
+            first = int(np.argmax(tokens > own[row]))
+            sheet[row, :first] = sheet[row - 1, :first] + (sheet[row, first] - sheet[row - 1, first])
+        return sheet
 
 
 def _stairs(physics: StepPhysics, most: int, past: int) -> Floats:
@@ -348,6 +371,12 @@ def _token_axis(most: int) -> Floats:
         for start, width in ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))
     ]
     return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
+
+
+def _accepted(at: Setup, mapping: Mapping) -> Floats:
+    """Marginal acceptance of the drafts of an instance; none without speculation. [1]"""
+    drafts = int(np.max(drafts_of(at, mapping)))
+    return np.array(at.speculation.acceptance[:drafts] if at.speculation else (), dtype=float)
 
 
 def _knots(most: int, windows: tuple[int, ...]) -> Floats:

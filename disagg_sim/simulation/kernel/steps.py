@@ -12,7 +12,6 @@ from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import admit_landed, reserved
 from disagg_sim.simulation.kernel.layout import (
     AWAY,
-    BLOCK_TOKENS,
     COMING,
     DECODING,
     IDLE,
@@ -28,7 +27,7 @@ from disagg_sim.simulation.kernel.layout import (
 from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
-from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, steps_in_memory, steps_time
+from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, growth_of, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
@@ -81,7 +80,7 @@ def chunk_budget(st: State, i: int, head: Table) -> int:
     """Tokens of prefill that a step takes beside all decodes: the rest of the budget, or up to the step limit."""
     inst = st.inst[i]
     running = inst.running_requests
-    budget: int = inst.token_budget - running
+    budget: int = inst.token_budget - running * (1 + head.drafts)
     s = inst.first[PROMPTS]
     if s < 0 or budget <= 0:
         return 0
@@ -243,7 +242,7 @@ def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
 def make_room(st: State, i: int, now: float) -> None:
     """Let what runs have a block where it needs one, then what has come with its context join."""
     inst = st.inst[i]
-    while inst.running_requests > 0 and (inst.residue[(-inst.counter) % BLOCK_TOKENS] > inst.free_blocks):
+    while inst.running_requests > 0 and growth_of(inst) > inst.free_blocks:
         preempt(st, i, inst.last_step_s)
     admit_landed(st, i, now)
     admit_coming(st, i, now)
@@ -290,6 +289,7 @@ def form(st: State, i: int, now: float) -> None:
         if running > 0:
             steps = (st.sets[0, i, 0] >> 32) - inst.counter
             alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
+            alone |= head.drafts > 0
             steps = 1 if alone else steps_in_memory(st, i, steps)
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))

@@ -117,9 +117,9 @@ def linear_time(head: Table, values: Floats, sheet: int, decodes: int, tokens: i
 
 
 @inner
-def sheet_of(decodes: int, prefill: int) -> int:
+def sheet_of(decode: int, prefill: int) -> int:
     """Whose kernels a step runs in: 0 = those of prefill, which has more tokens, 1 = those of decode."""
-    return 0 if prefill > decodes else 1
+    return 0 if prefill > decode else 1
 
 
 @inner
@@ -152,9 +152,10 @@ def mixed_time(
 
     ``attention`` is what the scores and values of the prefill take. [s]
     """
-    micro = min(head.pipeline, max(decodes, 1))
-    own = -(-decodes // micro)  # decodes of a micro-batch
-    time = linear_time(head, values, sheet_of(decodes, prefill), decodes, own * micro + fullest * head.ranks)
+    micro, queries = min(head.pipeline, max(decodes, 1)), 1 + head.drafts
+    own = -(-decodes // micro) * queries  # decode tokens of a micro-batch
+    sheet = sheet_of(decodes * queries, prefill)
+    time = linear_time(head, values, sheet, decodes, own * micro + fullest * head.ranks)
     time += attention
     if decodes > 0:
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))

@@ -65,14 +65,14 @@ def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
 
 
 def max_running_tokens(table: StepTable, blocks: int, max_sequences: int, tpot: float) -> int:
-    """MaxRunningTokens: what memory holds, and the most that one decode step reads within ``tpot`` [s]. [token]"""
+    """MaxRunningTokens: what memory holds, and the most that a decode step reads within ``tpot`` [s]. [token]"""
     most = 0
     for doubling in range(max_sequences.bit_length()):
         sequences = 2**doubling
         low, high = 0, LONGEST_CONTEXT
         while low < high:
             middle = (low + high + 1) // 2
-            if table.step_time(sequences, float(middle)) <= tpot:
+            if table.token_time(sequences, float(middle)) <= tpot:
                 low = middle
             else:
                 high = middle - 1

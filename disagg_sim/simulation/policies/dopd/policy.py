@@ -233,7 +233,8 @@ class Manager:
             self._learn(0, busy / computed * inputs / self.profile.prefill_time(max(round(inputs), 1)))
         if steps > 0 and not math.isnan(self._outputs.next()):
             context = self._inputs.next() + self._outputs.next() / 2
-            self._learn(1, time / steps / self.profile.step_time(emitted / steps, context))
+            accepted = self.profile.decode.accepted_tokens
+            self._learn(1, time / steps / accepted / self.profile.token_time(emitted / steps / accepted, context))
 
     def _totals(self, view: ClusterView) -> NDArray[np.float64]:
         """Busy time and tokens of all prefill instances; decode steps, their time and tokens of all of decode."""

@@ -48,12 +48,14 @@ class Profile:
     @classmethod
     def of(cls, site: Site, prefill: Mapping, decode: Mapping, limits: Limits) -> Profile:
         """Of two instances at a site; ``limits`` are those of decode instances."""
-        bandwidth = site.slo.tpot * BANDWIDTH_SHARE * decode.gpus * site.setup_of(decode).system.hbm_bandwidth
+        table = site.table(decode, limits.max_sequences)
+        step = site.slo.tpot * table.accepted_tokens
+        bandwidth = step * BANDWIDTH_SHARE * decode.gpus * site.setup_of(decode).system.hbm_bandwidth
         held = site.blocks(decode, limits) * BLOCK_TOKENS
         return cls(
             prefill=site.table(prefill, limits.max_sequences),
-            decode=site.table(decode, limits.max_sequences),
-            tokens=min(held, bandwidth / site.kv_bytes(1)),
+            decode=table,
+            tokens=min(held, bandwidth / site.handed_model.kv_bytes(1, site.setup.precision)),
             graph=limits.max_sequences,
         )
 
@@ -61,9 +63,9 @@ class Profile:
         """t_p: what one prompt keeps a prefill instance busy. [s]"""
         return self.prefill.pass_time(prompt)[1]
 
-    def step_time(self, sequences: float, context: float) -> float:
-        """t_d: one decode step of so many sequences, rounded, at a mean context. [s]"""
-        return self.decode.step_time(min(max(round(sequences), 1), self.graph), context)
+    def token_time(self, sequences: float, context: float) -> float:
+        """t_d: one token of so many sequences, rounded, at a mean context. [s]"""
+        return self.decode.token_time(min(max(round(sequences), 1), self.graph), context)
 
     def concurrency(self, inputs: float, outputs: float) -> float:
         """cc_max of requests of these mean lengths. [request]"""
@@ -92,7 +94,7 @@ class Profile:
         decode = max(1, math.ceil(requests / self.concurrency(inputs, outputs)))
         printed = rule == "printed"
         context = (inputs + outputs) / 2 if printed else inputs + outputs / 2
-        step = correction[1] * self.step_time(requests if printed else requests / decode, context)
+        step = correction[1] * self.token_time(requests if printed else requests / decode, context)
         first = correction[0] * self.prefill_time(max(round(inputs), 1))
         matched = matching_prefill(requests, decode, prefill_s=first, step_s=step, outputs=outputs, rule=rule)
         return Sizes(max(1, math.ceil(matched)), decode)

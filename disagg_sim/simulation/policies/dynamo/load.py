@@ -202,11 +202,11 @@ class LoadPlanner:
         return workers / max(workers - 1, 1) if self._options.project else 1.0
 
     def _itl(self, requests: Floats, held: Floats) -> Floats:
-        """Time of a decode step of each worker that would read all it holds, beyond what its memory takes, too. [s]"""
+        """Time of a token on each worker that would read all it holds, beyond what its memory takes, too. [s]"""
         batches = np.clip(np.round(requests), 1, self._sequences)
         return np.array(
             [
-                self._tables[1].step_time(int(n), tokens / n)
+                self._tables[1].token_time(int(n), tokens / n)
                 for n, tokens in zip(batches.tolist(), held.tolist(), strict=True)
             ]
         )

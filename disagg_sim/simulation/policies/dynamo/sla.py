@@ -155,8 +155,8 @@ def decode_instances(
     low, high = 1, max(1, min(most, int(tokens / context)))
     while low < high:
         middle = (low + high + 1) // 2
-        if table.step_time(middle, context) <= slo.tpot:
+        if table.token_time(middle, context) <= slo.tpot:
             low = middle
         else:
             high = middle - 1
-    return math.ceil(rate * outputs * table.step_time(low, context) / low)
+    return math.ceil(rate * outputs * table.token_time(low, context) / low)

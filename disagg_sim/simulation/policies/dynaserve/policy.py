@@ -109,6 +109,8 @@ class DynaServe:
                 f"deployment {site.deployment.name!r} has {len(start)} instances for policy 'dynaserve'; allowed: an "
                 f"even number, two per pair"
             )
+        if any(mapping.draft_tokens for mapping, _ in start):
+            raise InputError("policy 'dynaserve' predicts steps of one token a request; allowed: draft_tokens 0")
         limits = Limits(
             mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED,
             token_budget=self.token_budget,
