@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
@@ -144,6 +144,7 @@ def test_shipped_evidence_names_no_pipeline_of_one_gpu_stages_but_that_of_dense_
     assert all(sum(each.files.values()) == each.rows >= each.points for each in kinds)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2))
 def test_evidence_of_columns_is_that_of_each_mapping(tp, dp, ep, pp):
     gpus = 2 ** (tp + dp)

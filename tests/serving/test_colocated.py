@@ -346,7 +346,7 @@ def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
     assert rows["cached"].decode_memory_bytes - rows["naive"].decode_memory_bytes == pytest.approx(kept)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.floats(0.2, 1.0), st.floats(0.0, 1.0))
 def test_interference_never_raises_the_throughput(efficiency, loss):
     knobs = Interference(minority_efficiency=efficiency, overlap_loss=loss)

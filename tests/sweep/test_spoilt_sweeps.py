@@ -56,7 +56,7 @@ def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(value, (*path, key))
 
 
-@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(list(places(GOOD))), odd=ODD, drop=st.booleans())
 def test_a_spoilt_sweep_is_read_or_refused(place: tuple[Any, ...], odd: Any, drop: bool, tmp_path: Path) -> None:
     document = copy.deepcopy(GOOD)
