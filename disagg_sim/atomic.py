@@ -196,8 +196,31 @@ def remove_leftovers(root: Path) -> int:
     ...     remove_leftovers(Path(folder))
     1
     """
-    places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
-    return _remove(path for place in places for path in place if _target(path))
+    return _remove(_temporary(root))
+
+
+def leftovers(root: Path) -> list[Path]:
+    """List what ``remove_leftovers`` would remove.
+
+    Parameters
+    ----------
+    root
+        Directory of a run.
+
+    Returns
+    -------
+    list of Path
+        Temporary files whose writers are gone.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     Path(folder, ".points.csv.4711.tmp").touch()
+    ...     [path.name for path in leftovers(Path(folder))]
+    ['.points.csv.4711.tmp']
+    """
+    return [path for path in _temporary(root) if _is_abandoned(path)]
 
 
 def _refused(path: Path, error: OSError) -> StoreError:
@@ -218,6 +241,21 @@ def _target(path: Path) -> str:
     """Name of the file that a temporary one was to become; "" of other files."""
     found = _TEMPORARY.fullmatch(path.name)
     return found[1] if found else ""
+
+
+def _temporary(root: Path) -> list[Path]:
+    places = (root.glob("*/" * depth + ".*.tmp") for depth in range(_DEPTH))
+    return sorted(path for place in places for path in place if _target(path))
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody will ever finish a temporary file."""
+    try:
+        with path.open("rb") as handle:
+            _lock(handle)
+    except OSError:
+        return False
+    return True
 
 
 def _lock(handle: BinaryIO) -> None:

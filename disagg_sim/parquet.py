@@ -56,27 +56,61 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     ...     read_parquet(path)["ttl_s"].tolist(), parquet_metadata(path)["note"]
     ([0.01], 'tested')
     """
-    import duckdb
-
     types = frame.dtypes.to_dict()
     lists = {name: type_.categories for name, type_ in types.items() if isinstance(type_, pd.CategoricalDtype)}
     of = {name: values.tolist() for name, values in lists.items() if values.inferred_type == "string"}
     texts = [name for name, type_ in types.items() if isinstance(type_, pd.StringDtype)]
-    said = {_CATEGORIES: json.dumps(of), _TEXTS: json.dumps(texts), **metadata}
-    kept = ", ".join(f"{_text(key)}: {_text(value)}" for key, value in said.items())
     run = _duckdb()
     run.register("frame", frame)
-    to = _text(str(path))
-    how = f"FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, KV_METADATA {{{kept}}}"
-    try:
-        run.execute(f"COPY frame TO {to} ({how})")
-    except duckdb.IOException as error:
-        found = re.search(r'"errno":"(\d+)"', str(error))
-        number = int(found[1]) if found else errno.EIO
-        raise OSError(number, os.strerror(number), str(path)) from None
+    _copy(run, "frame", path, {_CATEGORIES: json.dumps(of), _TEXTS: json.dumps(texts), **metadata})
 
 
-def read_parquet(path: str | PathLike[str], columns: Sequence[str] | None = None) -> pd.DataFrame:
+def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Write the tables of several files below one another into one, without holding them in memory.
+
+    Parameters
+    ----------
+    parts : sequence of str or Path
+        Files of ``write_parquet`` with the same columns and categories.
+    path : str or Path
+        The file, which is replaced.
+    metadata : mapping of str to str
+        Kept in the file, as ``write_parquet`` does; that of the parts is not.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    OSError
+        A part is missing, the disk is full, or the directory cannot be written.
+    ValueError
+        The columns or categories of the parts differ; one line.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     parts = [Path(folder, name) for name in ("a.parquet", "b.parquet")]
+    ...     for number, part in enumerate(parts):
+    ...         write_parquet(pd.DataFrame({"batch": [number]}), part, {})
+    ...     join_parquet(parts, path := Path(folder, "both.parquet"), {})
+    ...     read_parquet(path)["batch"].tolist()
+    [0, 1]
+    """
+    types = {_types(part) for part in parts}
+    if len(types) != 1:
+        raise ValueError(f"{path}: the columns or categories of its {len(parts)} parts differ")
+    ((of, texts, _),) = types
+    names = ", ".join(_text(_literal(part)) for part in parts)
+    joined = f"(FROM read_parquet([{names}], hive_partitioning = false))"
+    _copy(_duckdb(), joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
+
+
+def read_parquet(
+    path: str | PathLike[str], columns: Sequence[str] | None = None, *, rows: tuple[int, int] | None = None
+) -> pd.DataFrame:
     """Read the table of a Parquet file, of this program or another.
 
     Parameters
@@ -85,6 +119,8 @@ def read_parquet(path: str | PathLike[str], columns: Sequence[str] | None = None
         The file.
     columns : sequence of str, optional
         Only these.
+    rows : tuple of int, optional
+        Only those from the first number on, before the second. [1]
 
     Returns
     -------
@@ -111,7 +147,12 @@ def read_parquet(path: str | PathLike[str], columns: Sequence[str] | None = None
         chosen = ", ".join(casts.get(name, _name(name)) for name in columns)
     else:
         chosen = f"* REPLACE ({', '.join(casts.values())})" if casts else "*"
-    frame: pd.DataFrame = _asked(f"SELECT {chosen} FROM read_parquet(?, hive_partitioning = false)", path).df()
+    source = "read_parquet(?, hive_partitioning = false)"
+    if rows is not None:
+        numbered = source.replace("hive", "file_row_number = true, hive")
+        inside = f"file_row_number >= {rows[0]} AND file_row_number < {rows[1]}"
+        source = f"(SELECT * EXCLUDE file_row_number FROM {numbered} WHERE {inside})"
+    frame: pd.DataFrame = _asked(f"SELECT {chosen} FROM {source}", path).df()
     for at, name in enumerate(frame.columns):
         if name in of:
             frame.isetitem(at, frame[name].array.as_unordered())
@@ -150,6 +191,37 @@ def parquet_metadata(path: str | PathLike[str]) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found}
 
 
+def parquet_rows(path: str | PathLike[str]) -> int:
+    """Count the rows of a Parquet file without reading its table.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    int
+        Rows. [1]
+
+    Raises
+    ------
+    OSError
+        No such file.
+    ValueError
+        No Parquet file; one line.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_parquet(pd.DataFrame({"ttl_s": [0.01, 0.02]}), path := Path(folder, "a.parquet"), {})
+    ...     parquet_rows(path)
+    2
+    """
+    return int(_asked("SELECT num_rows FROM parquet_file_metadata(?)", path).fetchone()[0])
+
+
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
     import duckdb
@@ -170,9 +242,35 @@ def _asked(query: str, path: str | PathLike[str]) -> Any:
 
     Path(path).stat()
     try:
-        return _duckdb().execute(query, [re.sub(r"([*?\[])", r"[\1]", str(path))])
+        return _duckdb().execute(query, [_literal(path)])
     except duckdb.Error as error:
         raise ValueError(str(error).partition("\n")[0]) from None
+
+
+def _copy(run: duckdb.DuckDBPyConnection, source: str, path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+    """Write what a query reads into a file."""
+    import duckdb
+
+    kept = ", ".join(f"{_text(key)}: {_text(value)}" for key, value in metadata.items())
+    how = f"FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false, KV_METADATA {{{kept}}}"
+    try:
+        run.execute(f"COPY {source} TO {_text(str(path))} ({how})")
+    except duckdb.IOException as error:
+        found = re.search(r'"errno":"(\d+)"', str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
+def _types(path: str | PathLike[str]) -> tuple[str, str, str]:
+    """Categories, texts and columns of a file, as texts that compare."""
+    said = parquet_metadata(path)
+    columns = _asked("SELECT name, type FROM parquet_schema(?)", path).fetchall()
+    return said.get(_CATEGORIES, "{}"), said.get(_TEXTS, "[]"), str(columns)
+
+
+def _literal(path: str | PathLike[str]) -> str:
+    """A path none of whose characters is read as part of a pattern."""
+    return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
 def _name(column: str) -> str:

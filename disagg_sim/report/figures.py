@@ -23,8 +23,9 @@ from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.cases import Case, throughput_column
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.results import SweepResult
-from disagg_sim.sweep.store import Key, Store
+from disagg_sim.sweep.store import Store
 from disagg_sim.units import GB
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; marks differ too.

@@ -17,7 +17,8 @@ from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.placed import bare
-from disagg_sim.sweep.store import Key, code_digest, digest_of
+from disagg_sim.sweep.digests import code_digest, digest_of
+from disagg_sim.sweep.keys import Key
 from disagg_sim.workload import scaling
 from disagg_sim.workload.trace import Trace
 

@@ -30,7 +30,8 @@ from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
-from disagg_sim.sweep.store import Key, Listener, Own, State, Store, missing, opened
+from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.store import Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
@@ -178,7 +179,7 @@ def run_scenario(
     >>> result.summary[["policy", "requests", "slo_attainment"]].values.tolist()
     [['vllm', 20, 1.0]]
     """
-    planned = {key.relative for run in plan.tasks for key in run.blocks}
+    planned = {key for run in plan.tasks for key in run.blocks}
     own = Own(TABLES, planned, partial(_require_own, plan, planned))
     with opened(root, listener, overwrite=overwrite, noun="scenario", own=own) as store:
         for note in plan.notes:
@@ -306,10 +307,10 @@ def _frame(rows: Sequence[Summary]) -> pd.DataFrame:
     return pd.DataFrame([asdict(row) for row in rows], columns=list(STORED))
 
 
-def _require_own(plan: ScenarioPlan, planned: set[Path], store: Store) -> None:
+def _require_own(plan: ScenarioPlan, planned: set[Key], store: Store) -> None:
     """Raise ``StoreError`` when the directory holds runs, and none of them by this scenario's names."""
     held = [path.relative_to(store.root) for table in TABLES for path in (store.root / table).glob("*/[!.]*.parquet")]
-    if held and not planned & {*held}:
+    if held and not {key.relative for key in planned} & {*held}:
         raise StoreError(
             f"{store.root}: holds {len(held)} blocks of other runs ({held[0]}, ...) and none of "
             f"{plan.scenario.name!r}; give another --out, or --overwrite to remove them"

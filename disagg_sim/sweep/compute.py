@@ -27,9 +27,10 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
-from disagg_sim.sweep.store import Key, Store
+from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
     ABOVE_NIC,

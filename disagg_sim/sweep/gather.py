@@ -15,8 +15,8 @@ from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compute import Found
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.plan import POINTS, Block, SweepPlan
-from disagg_sim.sweep.store import Key
 from disagg_sim.sweep.tally import Tally, add_up
 
 #: Frontiers of blocks that wait to be merged: one merge costs as much as reading a block. [1]

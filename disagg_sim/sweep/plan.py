@@ -24,10 +24,11 @@ from disagg_sim.search.layouts import CHECKED
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
+from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.pool_spec import TWO
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.store import Key, code_digest, digest_of
 
 PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store
 #: What is stored of the points: all, or those that may come to lie on a frontier, error bars included.

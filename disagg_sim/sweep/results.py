@@ -24,11 +24,12 @@ from disagg_sim.physics.rates import Taken
 from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of
+from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.gather import Gathered
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.store import Key, code_digest
 from disagg_sim.sweep.tally import Tally, add_up
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 

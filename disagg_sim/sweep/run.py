@@ -12,10 +12,11 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
 from disagg_sim.sweep.gather import Gathered
+from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, SweepPlan
 from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
-from disagg_sim.sweep.store import Key, Listener, Own, Store, missing, opened
+from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
 
 
 def run_sweep(
@@ -68,7 +69,7 @@ def run_sweep(
     [('llama_3_1_8b-h100_sxm-fp8-ideal-1024-128-instance1', 'colocated')]
     """
     begun = time.perf_counter()
-    planned = {block.key.relative for block in plan.blocks}
+    planned = {block.key for block in plan.blocks}
     own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
     with opened(root, listener, overwrite=overwrite, noun="sweep", own=own) as store:
         for case in plan.cases:

@@ -1,45 +1,38 @@
 """Store blocks as Parquet files, written atomically, with their counts in the metadata.
 
 A block is a table, a text, and the digest of all its inputs; the store knows nothing of LLMs. A block with another
-digest is stale; a block whose bytes changed after they were written is corrupt. Both are computed again.
-
-The checksum is stored in the file itself, so a block is one file and renaming the file completes it. It is the SHA-256
-of all bytes of the file, with zeros in the place of the checksum. It is verified before any of the file is parsed.
+digest is stale; a block whose bytes changed after they were written is corrupt (``sweep.seal``). Both are computed
+again. A block is a file of its own, or a part of one (``sweep.merged``).
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
-from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import pandas as pd
 
 from disagg_sim.atomic import remove_leftovers, written
 from disagg_sim.errors import StoreError
-from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
+from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
+from disagg_sim.sweep.index import SCHEMA, write_index
+from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
+from disagg_sim.sweep.seal import OPEN_SEAL, checksum_at, is_sealed, sealed
 
 Item = TypeVar("Item")
 
 _DIGEST = "disagg_sim.digest"
 _NOTE = "disagg_sim.note"
 _HEADER = "disagg_sim.header"
+_SCHEMA = "disagg_sim.schema"
 _SEAL = "disagg_sim.seal"
-#: Stands before the checksum; the last one in a file is its own, the metadata being written last, and it last of them.
-_MARK = b"disagg_sim:sha256:"
-#: A checksum that is not filled in: SHA-256 has 64 hexadecimal digits.
-_OPEN = b"0" * 64
 #: First and last bytes of every Parquet file.
 _PARQUET = b"PAR1"
 
@@ -52,21 +45,6 @@ class State(Enum):
     CORRUPT = "corrupt"  # its bytes changed after it was written
     UNSEALED = "unsealed"  # a Parquet file without a checksum: of an older version, or another program
     STORED = "stored"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The place of a block, ``table/group/name.parquet``, and the digest of all its inputs."""
-
-    table: str
-    group: str
-    name: str
-    digest: str
-
-    @property
-    def relative(self) -> Path:
-        """Where the block lies below the root."""
-        return Path(self.table) / self.group / f"{self.name}.parquet"
 
 
 class Listener(Protocol):
@@ -126,50 +104,95 @@ class Store:
 
     def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
         """Write a block, its note and its header, with a checksum of every byte of its file."""
-        own = {_DIGEST: key.digest, _NOTE: note, _HEADER: header, _SEAL: (_MARK + _OPEN).decode()}
+        own = {_SCHEMA: str(SCHEMA), _DIGEST: key.digest, _NOTE: note, _HEADER: header, _SEAL: OPEN_SEAL}
         with written(self.path(key)) as handle:
             write_parquet(frame, handle.name, own)
-            handle.write(_sealed(Path(handle.name).read_bytes()))
+            handle.write(sealed(Path(handle.name).read_bytes()))
+
+    def join(self, keys: Sequence[Key]) -> None:
+        """Make one file of stored blocks with consecutive numbers, each in a file of its own, which is removed.
+
+        A process that is killed in between leaves some of these beside the new one; ``clean`` removes them.
+        """
+        parts: list[Part] = []
+        for key in keys:
+            path, start = self._whole(key)[0], parts[-1].stop if parts else 0
+            said = parquet_metadata(path)
+            stop = start + parquet_rows(path)
+            parts.append(Part(key.name, key.digest, start, stop, said[_NOTE], said[_HEADER]))
+        paths = [self.path(key) for key in keys]
+        own = {_SCHEMA: str(SCHEMA), _DIGEST: "", PARTS: parts_text(parts), _SEAL: OPEN_SEAL}
+        with written(paths[0].with_stem(joined_name(keys[0].name, keys[-1].name))) as handle:
+            join_parquet(paths, handle.name, own)
+            handle.write(sealed(Path(handle.name).read_bytes()))
+        for path in paths:
+            path.unlink()
+
+    def place(self, key: Key) -> Path:
+        """File in which the block lies, or would lie: its own, or one of several blocks."""
+        path = self.path(key)
+        return path if self.is_alone(key) else file_with(path) or path
+
+    def is_alone(self, key: Key) -> bool:
+        """Whether the block has a file of its own."""
+        return self.path(key).exists()
 
     def state(self, key: Key) -> State:
         """Whether the block can be used; reads every byte of it."""
-        try:
-            data = self.path(key).read_bytes()
-        except FileNotFoundError:
-            return State.MISSING
-        except OSError:
-            return State.CORRUPT
-        if _checksum(data) is None:
-            whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
-            return State.UNSEALED if whole else State.CORRUPT
-        if not _is_sealed(data):
-            return State.CORRUPT
-        return State.STORED if parquet_metadata(self.path(key)).get(_DIGEST) == key.digest else State.STALE
+        if not self.is_alone(key) and (several := file_with(self.path(key))) is not None:
+            parts = parts_of(several)
+            part = None if parts is None else parts.get(key.name)
+            if part is None:
+                return State.CORRUPT if parts is None else State.MISSING
+            digest = part.digest
+        else:
+            try:
+                data = self.path(key).read_bytes()
+            except OSError as error:
+                return State.MISSING if isinstance(error, FileNotFoundError) else State.CORRUPT
+            if not is_sealed(data):
+                whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
+                return State.UNSEALED if whole and checksum_at(data) is None else State.CORRUPT
+            digest = parquet_metadata(self.path(key)).get(_DIGEST, "")
+        return State.STORED if digest == key.digest else State.STALE
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it; ``StoreError`` when it is not as it was written."""
-        return read_parquet(self._whole(key), columns)
+        path, part = self._whole(key)
+        return read_parquet(path, columns, rows=(part.start, part.stop) if part else None)
 
     def note(self, key: Key) -> str:
         """The text stored with the table; ``StoreError`` as ``read``."""
-        return parquet_metadata(self._whole(key))[_NOTE]
+        path, part = self._whole(key)
+        return part.note if part else parquet_metadata(path)[_NOTE]
 
     def header(self, key: Key) -> str:
         """What belongs to the table and has no column in it, as text; ``StoreError`` as ``read``."""
-        return parquet_metadata(self._whole(key))[_HEADER]
+        path, part = self._whole(key)
+        return part.header if part else parquet_metadata(path)[_HEADER]
 
     def groups(self, tables: tuple[str, ...]) -> set[str]:
         """Groups that hold a block of ours."""
         folders = [path for table in tables for path in (self.root / table).glob("*")]
         return {path.name for path in folders if any(_is_ours(block) for block in path.glob("[!.]*.parquet"))}
 
-    def clean(self, tables: tuple[str, ...], planned: set[Path]) -> int:
-        """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these."""
+    def clean(self, tables: tuple[str, ...], planned: set[Key]) -> int:
+        """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these.
+
+        A file of several blocks goes unless all of them are planned; one that is damaged is left to ``damaged``.
+        """
         remove_leftovers(self.root)
         removed = 0
         for table in tables:
+            places = {key.relative for key in planned if key.table == table}
+            for path in self._files_of_several((table,)):
+                found = parts_of(path) or {}
+                keys = {Key(table, path.parent.name, part.name, part.digest) for part in found.values()}
+                if keys and keys <= planned:
+                    places |= {path.relative_to(self.root)}
+                    places -= {key.relative for key in keys}
             for path in sorted((self.root / table).glob("*/*")):
-                if path.suffix == ".parquet" and path.relative_to(self.root) not in planned and _is_ours(path):
+                if path.suffix == ".parquet" and path.relative_to(self.root) not in places and _is_ours(path):
                     path.unlink(missing_ok=True)
                     removed += 1
             for group in sorted((self.root / table).glob("*")):
@@ -177,16 +200,28 @@ class Store:
                     group.rmdir()
         return removed
 
-    def _whole(self, key: Key) -> Path:
-        """File of a block that is as it was written."""
+    def damaged(self, tables: tuple[str, ...]) -> list[Path]:
+        """Files of several blocks that were changed after they were written; their blocks cannot be told apart."""
+        return [path for path in self._files_of_several(tables) if parts_of(path) is None and _is_ours(path)]
+
+    def _files_of_several(self, tables: tuple[str, ...]) -> list[Path]:
+        folders = [folder for table in tables for folder in sorted((self.root / table).glob("*"))]
+        return [path for folder in folders for path in files_with_several(folder)]
+
+    def _whole(self, key: Key) -> tuple[Path, Part | None]:
+        """File of a block that is as it was written, and which part of it the block is; None = all of it."""
         path = self.path(key)
+        if not self.is_alone(key) and (several := file_with(path)) is not None:
+            part = (parts_of(several) or {}).get(key.name)
+            if part is not None:
+                return several, part
         try:
             data = path.read_bytes()
         except OSError as error:
             raise StoreError(f"{path}: cannot read the block: {error.strerror or error}") from None
-        if not _is_sealed(data):
+        if not is_sealed(data):
             raise StoreError(f"{path}: the block was changed after it was written; the same command computes it again")
-        return path
+        return path, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +229,7 @@ class Own:
     """What belongs to a sweep or a scenario in a directory."""
 
     tables: tuple[str, ...]
-    planned: set[Path]  # its blocks
+    planned: set[Key]  # its blocks
     require: Callable[[Store], None]  # raises ``StoreError`` where the directory holds something else
 
 
@@ -232,15 +267,19 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
     >>> with tempfile.TemporaryDirectory() as root:
     ...     with opened(Path(root), Mock(), overwrite=False, noun="sweep", own=Mock(tables=(), planned=set())) as store:
     ...         sorted(path.name for path in store.root.iterdir())
-    ['.lock']
+    ['.lock', 'store.json']
     """
     store = Store(root)
     store.prepare()
     with store.lock():
         if not overwrite:
             own.require(store)
+        for path in store.damaged(own.tables):
+            listener.warn(f"{path}: damaged, computing its blocks again")
+            path.unlink()
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
+        write_index(root, noun, own.planned)
         yield store
 
 
@@ -291,106 +330,9 @@ def missing(
     return lacking
 
 
-def _sealed(data: bytes) -> bytes:
-    """A file whose open checksum is filled in: that of all its bytes, the checksum itself being open."""
-    at = data.rindex(_MARK + _OPEN) + len(_MARK)
-    return data[:at] + _digest_of(data) + data[at + len(_OPEN) :]
-
-
-def _is_sealed(data: bytes) -> bool:
-    """Whether every byte of a file is as it was when it was sealed."""
-    at = _checksum(data)
-    if at is None:
-        return False
-    return _digest_of(data[:at], _OPEN, data[at + len(_OPEN) :]) == data[at : at + len(_OPEN)]
-
-
-def _checksum(data: bytes) -> int | None:
-    """Position of the checksum of a file; None without one."""
-    at = data.rfind(_MARK)
-    return None if at < 0 else at + len(_MARK)
-
-
-def _digest_of(*parts: bytes) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest().encode()
-
-
 def _is_ours(path: Path) -> bool:
     """Whether the path is a block of a store, damaged or not."""
     try:
         return _DIGEST.encode() in path.read_bytes()
     except OSError:
         return False
-
-
-def digest_of(value: Any) -> str:
-    """Compute the digest of a value; the order of a mapping or set does not count.
-
-    Parameters
-    ----------
-    value
-        Plain, a frozen dataclass, or tuples, sets and mappings of them.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal digits.
-
-    Examples
-    --------
-    >>> digest_of({"isl": 1024, "osl": 128}) == digest_of({"osl": 128, "isl": 1024})
-    True
-    >>> digest_of((1024, 128)) == digest_of((128, 1024))
-    False
-    """
-    return hashlib.sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def code_digest(rooms: tuple[str, ...]) -> str:
-    """Compute the digest of the sources of some rooms and of what all rooms share.
-
-    Parameters
-    ----------
-    rooms
-        Folders below the package; those inside them count, too.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal digits: another one means that stored blocks are stale.
-
-    Examples
-    --------
-    >>> len({code_digest(rooms) for rooms in (("physics",), ("physics",), ("search",))})
-    2
-    """
-    root = files("disagg_sim")
-    texts = [pair for room in rooms for pair in _sources(root / room, room)]
-    texts += [(name, (root / name).read_text()) for name in ("domain.py", "parquet.py", "units.py")]
-    return digest_of(sorted(texts))
-
-
-def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, str]]:
-    for item in folder.iterdir():
-        path = f"{name}/{item.name}"
-        if item.is_dir():
-            yield from _sources(item, path)
-        elif item.name.endswith(".py"):
-            yield path, item.read_text()
-
-
-def _plain(value: Any) -> Any:
-    """Nested lists and sorted mappings of plain values, the same in every process."""
-    if is_dataclass(value):
-        return [type(value).__name__, {f.name: _plain(getattr(value, f.name)) for f in fields(value)}]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, frozenset | set):
-        return sorted(_plain(item) for item in value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Fraction) else value

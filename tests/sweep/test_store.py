@@ -14,7 +14,8 @@ import pytest
 
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
-from disagg_sim.sweep.store import Key, State, Store
+from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.store import State, Store
 
 KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
@@ -125,7 +126,7 @@ def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) ->
     foreign = store.root / "points" / "notes" / "mine.parquet"
     foreign.parent.mkdir()
     by_another_program(FRAME, foreign)
-    assert store.clean(("points",), {KEY.relative}) == 1
+    assert store.clean(("points",), {KEY}) == 1
     assert store.state(KEY) is State.STORED
     assert store.state(other) is State.MISSING
     assert not half.exists()

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, nearest, quoted
-from disagg_sim.sweep.store import code_digest
+from disagg_sim.sweep.digests import code_digest
 
 #: This process; processes of joblib on this machine; workers of Dask; workers of Ray.
 BACKENDS = ("serial", "loky", "dask", "ray")

@@ -1,0 +1,112 @@
+"""Check a directory of results: every file that is missing, damaged, or of other inputs, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from disagg_sim.atomic import leftovers
+from disagg_sim.errors import InputError
+from disagg_sim.sweep.index import read_index
+from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
+from disagg_sim.sweep.merged import file_with, parts_of
+from disagg_sim.sweep.store import State, Store
+
+_SAID = {
+    State.MISSING: "missing",
+    State.STALE: "stale: written for other inputs, or by another version",
+    State.CORRUPT: "damaged: changed after it was written",
+    State.UNSEALED: "without a checksum: not written by this program",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a file."""
+
+    path: Path  # below the root
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What a check found."""
+
+    holds: str  # "sweep" or "scenario"
+    blocks: int  # that the directory is to hold [1]
+    files: int  # in which they lie [1]
+    size: int  # of these files [B]
+    faults: tuple[Fault, ...]
+
+
+def check_store(root: Path) -> StoreReport:
+    """Read every byte of a directory of results and list what is not as it was written.
+
+    Parameters
+    ----------
+    root : Path
+        Directory that a sweep or a simulation wrote; nothing in it is changed.
+
+    Returns
+    -------
+    StoreReport
+        Its blocks, and the faults in the order of the blocks, then of the tables.
+
+    Raises
+    ------
+    InputError
+        One line: no store, or of another schema.
+    StoreError
+        A run is writing there.
+
+    Examples
+    --------
+    >>> check_store(Path("no/such"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no/such: no store: store.json is missing; a sweep or a simulation writes it
+    """
+    index, store = read_index(root), Store(root)
+    with store.lock():
+        found = [(store.place(key), _SAID[state]) for key, state in _states(store, index.blocks)]
+        faults = [Fault(path.relative_to(root), said) for path, said in found + _beside(store, index.blocks)]
+        if index.holds == "sweep":
+            faults += _tables(root)
+    files = {path for key in index.blocks if (path := store.place(key)).is_file()}
+    size = sum(path.stat().st_size for path in files)
+    return StoreReport(index.holds, len(index.blocks), len(files), size, tuple(dict.fromkeys(faults)))
+
+
+def _states(store: Store, keys: tuple[Key, ...]) -> list[tuple[Key, State]]:
+    """Blocks that cannot be used."""
+    return [(key, state) for key in keys if (state := store.state(key)) is not State.STORED]
+
+
+def _beside(store: Store, keys: tuple[Key, ...]) -> list[tuple[Path, str]]:
+    """Files that lie there and should not."""
+    twice = [
+        (store.path(key), f"also in {several.name}: `disagg-sim store compact` was interrupted; run it again")
+        for key in keys
+        if store.is_alone(key)
+        and (several := file_with(store.path(key))) is not None
+        and key.name in (parts_of(several) or {})
+    ]
+    return twice + [(path, "left by a writer that was killed") for path in leftovers(store.root)]
+
+
+def _tables(root: Path) -> list[Fault]:
+    """Tables of a sweep that are not those of its manifest."""
+    try:
+        manifest = read_manifest(root)
+    except InputError as error:
+        return [Fault(Path(MANIFEST), str(error).partition(": ")[2])]
+    if manifest is None:
+        return [Fault(Path(MANIFEST), "missing: the sweep has not ended")]
+    faults = []
+    for name, sealed in manifest.tables.items():
+        path = root / name
+        if not path.is_file():
+            faults.append(Fault(Path(name), _SAID[State.MISSING]))
+        elif checksum(path.read_bytes()) != sealed:
+            faults.append(Fault(Path(name), _SAID[State.CORRUPT]))
+    return faults

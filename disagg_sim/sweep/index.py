@@ -1,0 +1,63 @@
+"""``store.json``: which blocks a directory of results is to hold, and the version of the way they are stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from disagg_sim.atomic import write_text
+from disagg_sim.errors import InputError
+from disagg_sim.sweep.keys import Key
+
+INDEX = "store.json"
+#: Of the layout of directories, and of names and metadata of files; raised when an older program could not read them.
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Content of ``store.json``."""
+
+    holds: str  # "sweep" or "scenario"
+    blocks: tuple[Key, ...]
+
+
+def write_index(root: Path, holds: str, blocks: Iterable[Key]) -> None:
+    """Write the index of a directory, unless it says the same already."""
+    groups: dict[str, dict[str, str]] = {}
+    for key in sorted(blocks, key=lambda key: key.relative):
+        groups.setdefault(f"{key.table}/{key.group}", {})[key.name] = key.digest
+    text = json.dumps({"schema": SCHEMA, "holds": holds, "blocks": groups}, indent=1) + "\n"
+    path = root / INDEX
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+
+
+def read_index(root: Path) -> Index:
+    """Read the index of a directory.
+
+    Raises
+    ------
+    InputError
+        One line: there is none, it is damaged, or of another schema.
+    """
+    path = root / INDEX
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+        schema, holds = int(held["schema"]), str(held["holds"])
+        keys = [
+            Key(group.partition("/")[0], group.partition("/")[2], name, str(digest))
+            for group, names in held["blocks"].items()
+            for name, digest in names.items()
+        ]
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{root}: no store: {INDEX} is missing; a sweep or a simulation writes it") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f"{path}: damaged; the run that wrote it writes it again") from None
+    if schema != SCHEMA:
+        raise InputError(f"{path}: schema {schema}; this version of disagg-sim reads schema {SCHEMA}")
+    return Index(holds, tuple(keys))

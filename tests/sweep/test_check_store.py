@@ -1,0 +1,155 @@
+"""A store says which of its files are broken, and its small files merge without a change of a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from disagg_sim.cli.main import app
+from disagg_sim.errors import InputError, StoreError
+from disagg_sim.parquet import join_parquet, write_parquet
+from disagg_sim.sweep.check_store import check_store
+from disagg_sim.sweep.compact import Compacted, compact_store
+from disagg_sim.sweep.index import write_index
+from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.store import State, Store
+
+KEYS = [Key("points", group, f"{stem}-{number:04d}", f"{group}-{stem}-{number}")
+        for group in ("apples", "pears") for stem in ("red", "red-ripe") for number in range(4)]  # fmt: skip
+
+
+def table(number: int) -> pd.DataFrame:
+    """Rows of their own; the second block has none."""
+    rows = 0 if number == 1 else 3
+    words = pd.Categorical(["heavy"] * rows, categories=["light", "heavy"])
+    return pd.DataFrame({"weight": np.arange(rows) + 10.0 * number, "kind": words})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    held = Store(tmp_path)
+    write_index(tmp_path, "scenario", KEYS)
+    for number, key in enumerate(KEYS):
+        held.write(key, table(number), f"note {number}", f"header {number}")
+    return held
+
+
+def all_rows(root: Path) -> list[tuple[float, str]]:
+    return sorted(duckdb.sql(f"FROM '{root}/points/*/*.parquet'").fetchall())
+
+
+def files(root: Path) -> list[str]:
+    return sorted(path.name for path in root.glob("points/*/*.parquet"))
+
+
+def test_merged_files_hold_the_same_blocks(store: Store) -> None:
+    before = all_rows(store.root)
+    assert compact_store(store.root) == Compacted(16, 4)
+    assert files(store.root) == sorted(["red-0000-0003.parquet", "red-ripe-0000-0003.parquet"] * 2)
+    assert all_rows(store.root) == before
+    for number, key in enumerate(KEYS):
+        assert store.state(key) is State.STORED
+        assert (store.note(key), store.header(key)) == (f"note {number}", f"header {number}")
+        pd.testing.assert_frame_equal(store.read(key), table(number))
+    assert store.read(KEYS[2], columns=["kind"])["kind"].tolist() == ["heavy"] * 3
+    assert store.state(Key(*["points", "apples", "red-0002"], "other inputs")) is State.STALE
+    assert compact_store(store.root) == Compacted(4, 4)
+    assert store.clean(("points",), set(KEYS)) == 0
+    assert store.clean(("points",), set(KEYS[1:])) == 1  # a file of which one block is not planned goes
+    assert store.state(KEYS[1]) is State.MISSING
+
+
+def test_a_file_grows_to_its_size_and_damaged_blocks_stay_apart(store: Store) -> None:
+    size = store.path(KEYS[0]).stat().st_size
+    store.path(KEYS[9]).write_bytes(b"")
+    compact_store(store.root, file_size=2.5 * size)
+    assert files(store.root / "points" / "..")[:2] == ["red-0000-0001.parquet", "red-0000.parquet"]
+    assert store.state(KEYS[9]) is State.CORRUPT
+    assert store.state(KEYS[10]) is State.STORED
+
+
+def test_a_compaction_that_was_killed_is_completed(store: Store) -> None:
+    """Killed after the merged file was there and before the others were gone."""
+    first = store.path(KEYS[0])
+    data, before = first.read_bytes(), all_rows(store.root)
+    compact_store(store.root)
+    first.write_bytes(data)
+    (fault,) = check_store(store.root).faults
+    assert str(fault.path) == "points/apples/red-0000.parquet"
+    assert "compact` was interrupted" in fault.said
+    compact_store(store.root)
+    assert all_rows(store.root) == before
+    assert not check_store(store.root).faults
+
+
+def test_a_damaged_merged_file_is_named_and_its_blocks_are_lacking(store: Store) -> None:
+    compact_store(store.root)
+    path = store.place(KEYS[0])
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    assert {store.state(key) for key in KEYS[:4]} == {State.CORRUPT}
+    assert store.damaged(("points",)) == [path]
+    (fault,) = check_store(store.root).faults  # one file, one line
+    assert (fault.path.name, fault.said) == (path.name, "damaged: changed after it was written")
+    with pytest.raises(StoreError, match="cannot read the block"):
+        store.read(KEYS[0])
+
+
+def test_every_kind_of_broken_file_is_named(store: Store) -> None:
+    store.path(KEYS[0]).unlink()
+    store.path(KEYS[1]).write_bytes(b"PAR1")
+    store.write(Key(KEYS[2].table, KEYS[2].group, KEYS[2].name, "older"), table(0), "")
+    duckdb.from_df(table(0)).write_parquet(str(store.path(KEYS[3])))
+    (store.root / "points" / "apples" / ".red-0000.parquet.99.tmp").touch()
+    done = CliRunner().invoke(app, ["store", "check", str(store.root)])
+    assert done.exit_code == 1
+    said = [line.partition(": ") for line in done.stdout.splitlines()]
+    assert [Path(name).name for name, _, _ in said[:-1]] == [
+        *(f"{key.name}.parquet" for key in KEYS[:4]),
+        ".red-0000.parquet.99.tmp",
+    ]
+    assert [text.partition(":")[0] for _, _, text in said] == [
+        *("missing", "damaged", "stale", "without a checksum", "left by a writer that was killed"),
+        "5 faults; the same scenario computes again what is needed",
+    ]
+
+
+def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
+    write_index(store.root, "sweep", KEYS)
+    (fault,) = check_store(store.root).faults
+    assert fault.said == "missing: the sweep has not ended"
+    made = {"cases": [], "tables": {"frontier.csv": "0" * 64, "infeasible.csv": "0" * 64}}
+    (store.root / "manifest.json").write_text(json.dumps(made))
+    (store.root / "frontier.csv").write_text("changed")
+    told = {str(fault.path): fault.said for fault in check_store(store.root).faults}
+    assert told == {"frontier.csv": "damaged: changed after it was written", "infeasible.csv": "missing"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no store: store.json is missing"),
+        ("{", "store.json: damaged"),
+        ('{"schema": 2, "holds": "sweep", "blocks": {}}', "schema 2; this version of disagg-sim reads schema 1"),
+    ],
+)
+def test_what_is_no_store_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "store.json").write_text(text)
+    for look in (check_store, compact_store):
+        with pytest.raises(InputError, match=said):
+            look(tmp_path)
+
+
+def test_unlike_tables_do_not_join(tmp_path: Path) -> None:
+    write_parquet(table(0), tmp_path / "a", {})
+    write_parquet(table(0).astype({"weight": int}), tmp_path / "b", {})
+    with pytest.raises(ValueError, match="the columns or categories of its 2 parts differ"):
+        join_parquet([tmp_path / "a", tmp_path / "b"], tmp_path / "c", {})
