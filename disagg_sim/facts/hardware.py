@@ -29,6 +29,10 @@ _Memory = Annotated[float, Quantity("B", GB, 10 * TB)]
 _Count = Annotated[int, Range(1, 10_000)]
 
 
+#: How tiers below HBM get what they hold: every block, or what the tier above forgets.
+WRITES = ("through", "back")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTier:
     """Memory below HBM that keeps the caches of prefixes; shares of one GPU."""

@@ -12,6 +12,8 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import KvTier, SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, prefix_bytes, unique_gpus
 from disagg_sim.physics.setup import Setup
@@ -173,7 +175,34 @@ def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: flo
     if capacity is None:
         return math.inf
     unique = float(unique_gpus(at.model, mapping, prompt, at.precision))
-    return unique * capacity / prefix_bytes(at.model, at.precision, prompt) * prompt
+    return room_tokens(at.model, at.precision, unique * capacity, prompt)
+
+
+def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: float) -> float:
+    """Count the tokens of prompts that some memory holds, each once.
+
+    Parameters
+    ----------
+    model, precision
+        Whose cache.
+    room
+        The memory. [B]
+    prompt
+        As in ``tier_tokens``. [token]
+
+    Returns
+    -------
+    float
+        [token]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
+    >>> f"{room_tokens(at.model, at.precision, 20e9, 8192):,.0f}"
+    '122,070'
+    """
+    return room / prefix_bytes(model, precision, prompt) * prompt
 
 
 def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numeric:

@@ -43,19 +43,21 @@ class Setup(Shown):
     kernels: str = ""  # whose fitted kernels are taken first; "" = the order of the system's fits
     overheads: EngineSpec | None = None  # what an engine adds to its kernels; None = kernels and the profile's host
     speculation: Speculation | None = None  # drafter that every instance holds; None = no speculative decoding
+    set_aside: float = 0.0  # of each GPU, for prompts that are remembered between requests [B]
 
     @property
     def memory_limit(self) -> float:
-        """What may be filled of one GPU: ``u * M_reported``, with the u of the engine if there is one. [B]
+        """What may be filled of one GPU: ``u * M_reported``, with the u of the engine if there is one, less what is
+        set aside. [B]
 
         An engine whose servers' memory is known takes its share of what a process sees, and leaves room for what
         lies outside of its budget.
         """
         share = self.profile if self.overheads is None else self.overheads
         if (held := self.server_memory) is None:
-            return share.memory_utilisation * self.system.hbm_reported
+            return share.memory_utilisation * self.system.hbm_reported - self.set_aside
         visible = self.system.hbm_visible or self.system.hbm_reported
-        return min(share.memory_utilisation * visible, visible - held.outside)
+        return min(share.memory_utilisation * visible, visible - held.outside) - self.set_aside
 
     @property
     def server_memory(self) -> EngineMemory | None:

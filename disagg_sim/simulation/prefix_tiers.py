@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from disagg_sim.simulation.instances import Roster
     from disagg_sim.simulation.run import RunOptions
 
-#: How tiers get what they hold.
-WRITES = ("through", "back")
 #: Number under which a store keeps what all instances share.
 ALL = -1
 

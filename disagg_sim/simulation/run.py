@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
@@ -22,7 +23,6 @@ from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.pieces import Pieces, Sink
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.prefix_tiers import WRITES
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site

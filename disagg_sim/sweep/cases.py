@@ -18,7 +18,7 @@ from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
-from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
@@ -28,7 +28,7 @@ from disagg_sim.sweep.pool_spec import TWO, Images
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class Case:
     images: Images | None = None  # of a request
     speculation: str = ""  # curve, or method and acceptance; "" = none
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all [token]
+    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
 
     @property
     def name(self) -> str:
@@ -100,14 +101,14 @@ class Case:
 
     @property
     def prefill_setup(self) -> Setup:
-        """Setup of prefill."""
-        return self.setup_of(self.prefill_system, self.pools.prefill_precision)
+        """Setup of prefill, which remembers prompts."""
+        return self._remembering(self.setup_of(self.prefill_system, self.pools.prefill_precision))
 
     @property
     def shared(self) -> SharedCase:
         """Search space of the co-located modes; lengths beyond the limits were rejected when the sweep was read."""
         return SharedCase(
-            at=self.decode_setup,
+            at=self._remembering(self.decode_setup),
             lengths=self.lengths,
             ftl_limit=self.limits.ftl_s,
             ttl_limit=self.limits.ttl_s,
@@ -134,16 +135,29 @@ class Case:
         drafter = load.load_speculation(self.speculation).trying(self.draft_tokens) if self.speculation else None
         return setup(self.model, system, precision, self.profile, self.engine or None, drafter)
 
+    def _remembering(self, at: Setup) -> Setup:
+        """The setup with the HBM that it sets aside for prompts between requests."""
+        cache = None if self.traffic.turns is None else self.traffic.turns.cache
+        return at if cache is None or not cache.hbm else replace(at, set_aside=cache.hbm)
+
+    def counted(self) -> Case:
+        """The case with the caches of its turns in tokens of its model."""
+        traffic, pools = self.traffic, self.pools
+        if traffic.turns is None:
+            return self
+        met = traffic.turns.met(self.model, pools.prefill_precision, self.prefill_system, traffic.isl)
+        return replace(self, traffic=replace(traffic, met=met))
+
     def _system(self, name: str) -> SystemSpec:
         spec = load.load_system(name)
+        if self.kv_tiers:
+            spec = replace(spec, kv_tiers={**spec.kv_tiers, **dict(self.kv_tiers)})
         return spec if self.nvlink_domain is None else replace(spec, nvlink_domain=self.nvlink_domain)
 
 
 @lru_cache
 def _lengths(traffic: Traffic) -> Lengths:
-    if traffic.law:
-        return lengths(load.load_traffic(traffic.law).cases[traffic.part], cached=traffic.cached)
-    return lengths(traffic.isl, traffic.osl, cached=traffic.cached)
+    return traffic.requests
 
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
@@ -185,7 +199,8 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             images=spec.images,
             speculation=drafter,
             draft_tokens=spec.draft_tokens if drafter else (),
-        )
+            kv_tiers=spec.kv_tiers,
+        ).counted()
         for traffic, pools, limits, ratio, domain, form, drafter in product(*axes)
     ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)

@@ -24,6 +24,7 @@ from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_measured_on
 from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
+from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.schema import (
     Axis,
     Named,
@@ -42,6 +43,7 @@ from disagg_sim.facts.schema import (
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.blocks import MLA_FORMS
+from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.blocks import BLOCK_POINTS
@@ -53,6 +55,7 @@ from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pools import POOLS
 from disagg_sim.sweep.pool_spec import TWO, Images, ImagesKeys, images_of, pool_faults
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
+from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB
 
 #: The first has two pools; in the others every instance does both phases.
@@ -156,6 +159,7 @@ class SweepSpec:
     images: Images | None = None  # of a request, for an encode pool
     speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
+    kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -318,6 +322,7 @@ class _File(Strict):
     images: Annotated[Images | None, Written(ImagesKeys, images_of)] = None
     speculation: Axis[Annotated[str, AfterValidator(_speculation), Unless("none", "")]] = ("",)
     draft_tokens: Axis[Annotated[int, Range(0, MOST_DRAFTS)]] = ()
+    kv_tiers: TierKeys = ()
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -347,6 +352,7 @@ class _File(Strict):
             images=self.images,
             speculations=self.speculation,
             draft_tokens=self.draft_tokens,
+            kv_tiers=self.kv_tiers,
         )
 
 
@@ -422,6 +428,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     yield from _idle_keys(spec)
     yield from _idle_recipes(spec)
     yield from _speculation_conflicts(spec)
+    yield from _tier_conflicts(spec)
     for pools in spec.pools:
         yield from _pool_conflicts(spec, pools)
     if spec.prices and spec.per != "usd":
@@ -453,6 +460,19 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
         yield from told_by("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:
             yield from told_by("speculation", check_measured_on, curve, model)
+
+
+def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
+    """Tiers that a system has not, or that nothing lies in."""
+    of_turns = {tier for each in spec.traffic if each.turns and each.turns.cache for tier in each.turns.cache.tiers}
+    named = of_turns | {tier for each in spec.traffic if each.cached for tier, _ in each.cached.tiers}
+    for tier in sorted({name for name, _ in spec.kv_tiers} - named):
+        yield f"kv_tiers.{tier}: no traffic keeps prompts there"
+    for name in dict.fromkeys(pools.prefill_system for pools in spec.pools):
+        system = load.load_system(name)
+        system = replace(system, kv_tiers={**system.kv_tiers, **dict(spec.kv_tiers)})
+        for tier in sorted(named):
+            yield from told_by("traffic", tier_of, system, tier)
 
 
 def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:

@@ -12,8 +12,10 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, told_apart
 from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
-from disagg_sim.workload.lengths import lengths
+from disagg_sim.sweep.turns import TurnKeys, Turns
+from disagg_sim.workload.lengths import Lengths, lengths
 from disagg_sim.workload.prefixes import reuse_text
+from disagg_sim.workload.turns import TurnCaches, turn_lengths, turns_text
 
 Seconds = Annotated[float, Range(1e-6, 1e6, "s")]
 
@@ -28,17 +30,31 @@ class Traffic:
     part: int = 0  # number of the case in that traffic's file
     ftl_s: float | None = None  # first-token latency, in place of that of the limits; None = theirs [s]
     cached: Reuse | None = None  # what caches hold of the prompts; None = what the law says, or nothing
+    turns: Turns | None = None  # sessions of the law, whose turns are the requests
+    met: TurnCaches | None = None  # the caches of ``turns``, counted in tokens of a model
 
     @property
     def shape(self) -> tuple[int, int]:
         """Constant (ISL, OSL): its own, or the powers of two nearest the medians of its distribution. [token]"""
         if not self.law:
             return self.isl, self.osl
-        typical = lengths(load.load_traffic(self.law).cases[self.part]).at_medians()
+        law = lengths(load.load_traffic(self.law).cases[self.part]) if self.turns is None else self.requests
+        typical = law.at_medians()
         return round(typical.mean_isl), round(typical.mean_osl)
+
+    @property
+    def requests(self) -> Lengths:
+        """Lengths of the requests, with what is cached of them."""
+        if self.turns is not None:
+            return turn_lengths(self.law, self.met or self.turns.uncached)
+        if self.law:
+            return lengths(load.load_traffic(self.law).cases[self.part], cached=self.cached)
+        return lengths(self.isl, self.osl, cached=self.cached)
 
     def __str__(self) -> str:
         """``16384/2048``, or the name of the distribution; behind it what is cached: ``16384/2048/cached0.9``."""
+        if self.turns is not None:
+            return f"{self.law}{turns_text(self.met or self.turns.uncached)}"
         plain = f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"
         return plain if self.cached is None else f"{plain}/{reuse_text(self.cached)}"
 
@@ -111,7 +127,7 @@ def _equivalent(each: Traffic) -> Traffic:
 def with_constant(entries: Sequence[Sequence[Traffic]]) -> tuple[Traffic, ...]:
     """Traffic of the file; before each distribution the equivalent constant lengths."""
     given = distinct(tuple(traffic for entry in entries for traffic in entry))
-    constant = ((_equivalent(each), each) if each.law else (each,) for each in given)
+    constant = ((_equivalent(each), each) if each.law and each.turns is None else (each,) for each in given)
     return tuple(dict.fromkeys(traffic for pair in constant for traffic in pair))
 
 
@@ -123,17 +139,30 @@ def _of_named(named: Any) -> list[Traffic]:
     return [replace(each, cached=reuse) for each in named.name for reuse in named.cached]
 
 
+def _of_turns(keys: TurnKeys) -> list[Traffic]:
+    usual = Turns(sessions_per_s=keys.sessions_per_s, tpot_s=keys.tpot_s)
+    law = expected(turn_lengths, keys.sessions, usual.uncached)
+    isl, osl = round(law.mean_isl), round(law.mean_osl)
+    return [
+        Traffic(isl=isl, osl=osl, law=keys.sessions, ftl_s=keys.ftl_s, turns=replace(usual, cache=cache))
+        for cache in keys.cache
+    ]
+
+
 def _entry_form(value: object) -> str | None:
     if isinstance(value, str):
         return "name"
-    return None if not isinstance(value, Mapping) else "named" if "name" in value else "shape"
+    if not isinstance(value, Mapping):
+        return None
+    return "named" if "name" in value else "turns" if "sessions" in value else "shape"
 
 
 #: The name of a shipped traffic, or ``{isl: 1024, osl: 128}``, also with ``ftl_s``; with what is cached
-#: ``{name: ..., cached: 0.9}``.
+#: ``{name: ..., cached: 0.9}``; or ``{sessions: coding_agent, sessions_per_s: 0.2, cache: {hbm: 20 GB}}``.
 Entry: Any = Annotated[
     Annotated[str, load.spec_name("traffic"), AfterValidator(_shipped), Tag("name")]
     | Annotated[_Named, AfterValidator(_of_named), Tag("named")]
+    | Annotated[TurnKeys, AfterValidator(_of_turns), Tag("turns")]
     | Annotated[_Shape, AfterValidator(_of_shape), Tag("shape")],
-    told_apart(_entry_form, "neither {isl: ..., osl: ...} nor a traffic's name"),
+    told_apart(_entry_form, "neither {isl: ..., osl: ...} nor {sessions: ...} nor a traffic's name"),
 ]
