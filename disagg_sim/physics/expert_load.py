@@ -139,8 +139,11 @@ def expected_distinct(tokens: Numeric, experts: int, top_k: int, skew: float) ->
             hit = -np.expm1(np.asarray(tokens) * np.log1p(-top_k / experts))
         return experts * hit, experts * hit * (1.0 - hit)
     chance = np.minimum(top_k * popularity(experts, skew), 1.0 - 1e-12)
-    hit = -np.expm1(np.asarray(tokens, dtype=float)[..., None] * np.log1p(-chance))
-    return hit.sum(axis=-1), (hit * (1.0 - hit)).sum(axis=-1)
+    counts, place = np.unique(np.asarray(tokens, dtype=float), return_inverse=True)
+    hit = -np.expm1(counts[:, None] * np.log1p(-chance))
+    number, variance = hit.sum(axis=-1), (hit * (1.0 - hit)).sum(axis=-1)
+    place = place.reshape(np.shape(tokens))
+    return number[place], variance[place]
 
 
 def fullest_load(

@@ -1,19 +1,27 @@
 """Evaluate a function once per distinct (degrees, tokens) pair and gather the results.
 
 A grid of mappings x batches repeats itself: an operator reads one or two sharding degrees and a
-token count, and both take few distinct values. The gathered result equals direct evaluation bit
-for bit, since it IS direct evaluation at the same arguments.
+token count, and both take few distinct values. The gathered result equals direct evaluation, since it
+IS direct evaluation at the same arguments.
+
+A pass asks for several such tables. A function that asks is a generator (``Lookups``): it yields what it asks for and
+is sent the answers, so that ``side_by_side`` can bring together what many grids, forms or chunk sizes ask of
+one function. ``evaluate`` runs a generator to its end and calls each function once for all that ask it at the same
+time: a call takes hundreds of operations on arrays, of which most grids would fill only small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from disagg_sim.physics.work import Numeric
 
+T = TypeVar("T")
 Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
@@ -29,52 +37,215 @@ class Levels:
         self.tokens = tokens
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
-            first, same = _equal_rows(np.ascontiguousarray(tokens))
+            first, self.row = _equal_rows(np.ascontiguousarray(tokens))
             few = np.asarray(tokens)[first]
             self.values = np.unique(few)
-            self.position = np.searchsorted(self.values, few)[same]
+            self.position = np.searchsorted(self.values, few)  # of the distinct rows
 
     def times(self, factor: Numeric) -> Levels:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
         return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor)
 
 
-def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
-    """``function(*degrees, tokens)`` at every point, computed once per distinct point.
+@dataclass(frozen=True, eq=False, slots=True)
+class Lookup:
+    """What a grid asks of a function: its distinct degrees and tokens, and where each point finds its own."""
+
+    function: Callable[..., Any]
+    degrees: tuple[Numeric, ...]  # columns of shape (distinct,), or the number 1
+    tokens: tuple[Any, ...]  # one or two counts, of shape (levels,) [token]
+    row: Any  # (rows,) place in the degrees
+    level_row: Any  # (rows,) place in the positions
+    position: Any  # (distinct rows, batches) place in the levels
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the table: (distinct degrees, levels)."""
+        rows = next((degree.size for degree in self.degrees if np.ndim(degree)), 1)
+        return rows, self.tokens[0].size
+
+    @property
+    def joins(self) -> Hashable:
+        """Lookups with the same are answered by one call."""
+        return self.function, tuple(np.ndim(degree) for degree in self.degrees)
+
+    @property
+    def asked(self) -> tuple[bytes, ...]:
+        """Degrees and tokens: lookups of one function with the same find the same table."""
+        columns = [degree for degree in self.degrees if np.ndim(degree)]
+        return tuple(np.asarray(each, dtype=float).tobytes() for each in (*columns, *self.tokens))
+
+    def flat(self) -> list[Any]:
+        """Arguments of the function at every pair of degrees and level, (distinct * levels,)."""
+        rows, levels = self.shape
+        degrees = [np.repeat(degree, levels) if np.ndim(degree) else degree for degree in self.degrees]
+        return [*degrees, *(np.tile(count, rows) for count in self.tokens)]
+
+    def spread(self, answer: _Answer) -> Any:
+        """The table laid out over the grid."""
+        index = (self.row * self.tokens[0].size + answer.start)[:, None] + self.position[self.level_row]
+        return _spread(answer.table, answer.shape, index)
+
+
+class _Answer(NamedTuple):
+    """A table, and where in it that of one lookup starts."""
+
+    table: Any
+    shape: tuple[int, ...]
+    start: int = 0
+
+
+#: A function that asks for tables, and returns T.
+Lookups = Generator[list[Lookup], list[_Answer], T]
+
+
+def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Lookups[Result]:
+    """Ask for ``function(*degrees, tokens)`` at every point, computed once per distinct point.
 
     ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
-    (distinct, 1) with (1, levels) and return a tuple, nested if it likes, of arrays. Scalar input is handed through.
+    and return a tuple, nested if it likes, of arrays. Scalar input is handed through. Functions that are equal are
+    called together: one that depends on more than its arguments is a frozen value (a ``NamedTuple`` with ``__call__``).
     """
     if not levels.gathers:
         return function(*degrees, levels.tokens)
-    rows = max(np.shape(d)[0] if np.ndim(d) else 1 for d in degrees)
-    columns = [d if is_one(d) else np.broadcast_to(d, (rows, 1))[:, 0] for d in degrees]
-    first, row = _distinct_rows([column for column in columns if np.ndim(column)], rows)
-    index = row[:, None] * levels.values.size + levels.position
-    shape = (first.size, levels.values.size)
-    table = function(*(c[first, None] if np.ndim(c) else c for c in columns), levels.values[None, :])
-    result: Result = _spread(table, shape, index)
-    return result
+    found: Result = yield from _look_up(function, degrees, (levels.values,), levels.row, levels.position)
+    return found
 
 
-def tabulate_pairs(
+def look_up_pairs(
     function: Callable[..., Result], degrees: tuple[Numeric, ...], first: Numeric, second: Numeric
-) -> Result:
-    """``function(*degrees, first, second)`` at every point, computed once per distinct (degrees, pair).
+) -> Lookups[Result]:
+    """Ask for ``function(*degrees, first, second)`` at every point, computed once per distinct (degrees, pair).
 
-    As ``tabulate`` for a function of two token counts, each a number or of shape (rows, batches).
+    As ``look_up`` for a function of two token counts, each a number or of shape (rows, batches).
     """
     if np.ndim(first) != 2 and np.ndim(second) != 2:
         return function(*degrees, first, second)
     left, right = (Levels(both) for both in np.broadcast_arrays(first, second))
-    pair = left.position * right.values.size + right.position
-    levels = Levels(pair)
-    column, row = np.divmod(levels.values, right.values.size)
+    pairs = Levels(left.position[left.row] * right.values.size + right.position[right.row])
+    column, row = np.divmod(pairs.values, right.values.size)
+    tokens = left.values[column], right.values[row]
+    found: Result = yield from _look_up(function, degrees, tokens, pairs.row, pairs.position)
+    return found
 
-    def of_pair(*arguments: Numeric) -> Result:
-        return function(*arguments[:-1], left.values[None, column], right.values[None, row])
 
-    return tabulate(of_pair, degrees, levels)
+def _look_up(
+    function: Callable[..., Result],
+    degrees: tuple[Numeric, ...],
+    tokens: tuple[Any, ...],
+    level_row: Any,
+    position: Any,
+) -> Lookups[Result]:
+    rows = level_row.size
+    columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
+    first, row = _distinct_rows([column for column in columns if np.ndim(column)], rows)
+    distinct = tuple(column[first] if np.ndim(column) else column for column in columns)
+    lookup = Lookup(function, distinct, tokens, row, level_row, position)
+    (answer,) = yield [lookup]
+    found: Result = lookup.spread(answer)
+    return found
+
+
+def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:
+    """Run functions that ask for tables in step with each other, so that what they ask at the same time is joined.
+
+    Parameters
+    ----------
+    parts
+        Generators, each of which may be one of these itself.
+
+    Returns
+    -------
+    list
+        What each of them returns, in their order.
+
+    Examples
+    --------
+    The function is called once for both:
+
+    >>> squares = lambda count: (count**2,)
+    >>> asked = [look_up(squares, (), Levels(np.array([tokens]))) for tokens in ((1, 2), (2, 3, 3))]
+    >>> evaluate(side_by_side(asked))
+    [(array([[1, 4]]),), (array([[4, 9, 9]]),)]
+    """
+    results: dict[int, T] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(parts)))
+    while answers:
+        asked: dict[int, list[Lookup]] = {}
+        for index, answer in answers.items():
+            try:
+                asked[index] = parts[index].send(answer)
+            except StopIteration as done:
+                results[index] = done.value
+        if not asked:
+            break
+        found = iter((yield [lookup for lookups in asked.values() for lookup in lookups]))
+        answers = {index: [next(found) for _ in lookups] for index, lookups in asked.items()}
+    return [results[index] for index in range(len(parts))]
+
+
+def evaluate(asking: Lookups[T]) -> T:
+    """Run a function that asks for tables to its end, calling each table's function once for all that ask it together.
+
+    Parameters
+    ----------
+    asking
+        One generator; of several make one by ``side_by_side``.
+
+    Returns
+    -------
+    T
+        What it returns.
+
+    Examples
+    --------
+    >>> def squares(tokens):
+    ...     return (yield from look_up(lambda count: (count**2,), (), Levels(np.array(tokens))))
+    >>> evaluate(squares([[1, 2, 2]]))
+    (array([[1, 4, 4]]),)
+    """
+    answers: Any = None
+    while True:
+        try:
+            lookups = asking.send(answers)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        answers = _answers(lookups)
+
+
+def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
+    """``function(*degrees, tokens)`` at every point, as ``look_up`` asks for it."""
+    return evaluate(look_up(function, degrees, levels))
+
+
+def _answers(lookups: list[Lookup]) -> list[_Answer]:
+    """Tables of lookups, in their order: one call for all that join."""
+    if len(lookups) == 1:
+        return [_alone(lookups[0])]
+    joined: dict[Hashable, dict[Hashable, Lookup]] = {}
+    places = [(lookup.joins, lookup.asked) for lookup in lookups]
+    for (joins, asked), lookup in zip(places, lookups, strict=True):
+        joined.setdefault(joins, {})[asked] = lookup
+    found: dict[tuple[Hashable, Hashable], _Answer] = {}
+    for joins, distinct in joined.items():
+        if len(distinct) == 1:
+            found |= {(joins, asked): _alone(lookup) for asked, lookup in distinct.items()}
+            continue
+        flat = [lookup.flat() for lookup in distinct.values()]
+        arguments = [np.concatenate(each) if np.ndim(each[0]) else each[0] for each in zip(*flat, strict=True)]
+        starts = list(accumulate((each[-1].size for each in flat), initial=0))
+        table = next(iter(distinct.values())).function(*arguments)
+        found |= {
+            (joins, asked): _Answer(table, (starts[-1],), start) for asked, start in zip(distinct, starts, strict=False)
+        }
+    return [found[place] for place in places]
+
+
+def _alone(lookup: Lookup) -> _Answer:
+    """The table of one lookup, of shape (distinct degrees, levels)."""
+    degrees = (degree[:, None] if np.ndim(degree) else degree for degree in lookup.degrees)
+    return _Answer(lookup.function(*degrees, *(count[None, :] for count in lookup.tokens)), lookup.shape)
 
 
 def _equal_rows(rows: Any) -> tuple[Any, Any]:
@@ -97,7 +268,7 @@ def _distinct_rows(columns: list[Any], rows: int) -> tuple[Any, Any]:
     return first, row
 
 
-def _spread(table: Any, shape: tuple[int, int], index: Any) -> Any:
+def _spread(table: Any, shape: tuple[int, ...], index: Any) -> Any:
     """Lay every array of a (nested) tuple out over the grid."""
     if isinstance(table, tuple):
         parts = [_spread(part, shape, index) for part in table]

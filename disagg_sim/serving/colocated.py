@@ -14,11 +14,12 @@ from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
-from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import CHUNK_TOKENS, form_code
 from disagg_sim.serving.colocation import (
@@ -134,7 +135,8 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     (0, 3, 3)
     """
     sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
-    parts = [part for own, group in drafted_groups(case, mappings) for part in _search(own, group, sizes)]
+    searches = [_search(own, group, sizes) for own, group in drafted_groups(case, mappings)]
+    parts = [part for of_group in evaluate(side_by_side(searches)) for part in of_group]
     if sizes is not None and not parts:
         raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
     return found(case, Mode.COLOCATED, parts)
@@ -196,26 +198,24 @@ def _cut_sizes(case: Case, group: Group) -> list[tuple[int, str]]:
     return [(0, whole), *((size, each) for size in chunks for each in case.forms)]
 
 
-def _cuts(case: Case, group: Group, passes: Ints) -> list[_Cut]:
-    return [_cut(case, group, passes, size, form) for size, form in _cut_sizes(case, group)]
-
-
-def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> _Cut:
+def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> Lookups[_Cut]:
     """Time the passes of one cut at every prompt that stands for the law."""
     at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
     chunk = np.full((len(group.table), 1), float(size))
 
     timed = PromptPasses(at, mapping, prompts, chunk, form)
 
-    def one(isl: float, past: float, tier: str) -> PrefillPass:
-        return timed.of(isl, past, tier_of(at.system, tier))
+    def one(isl: float, past: float, tier: str) -> Lookups[PrefillPass]:
+        return timed.lookups(isl, past, tier_of(at.system, tier))
 
     mean: Any = 0
     load: Any = np.zeros(1)
     for isl, past, weight, tier in case.lengths.prompt_nodes(size).each():
-        done = one(isl, past, tier)
+        done = yield from one(isl, past, tier)
         mean, load = mean + weight * done.ftl, load + weight * done.load
-    long_time = mean if case.lengths.constant else np.maximum(one(*case.lengths.long_prompt, HBM).ftl, mean)
+    long_time = mean
+    if not case.lengths.constant:
+        long_time = np.maximum((yield from one(*case.lengths.long_prompt, HBM)).ftl, mean)
     return _Cut(size, form, np.asarray(mean), long_time, np.broadcast_to(load, np.shape(mean)))
 
 
@@ -231,7 +231,7 @@ def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
     return np.where((steps <= batch) | (steps == group.dp), np.minimum(steps, batch), 0)
 
 
-def _search(case: Case, group: Group, sizes: Ints | None) -> list[tuple[Chosen, Tally]]:
+def _search(case: Case, group: Group, sizes: Ints | None) -> Lookups[list[tuple[Chosen, Tally]]]:
     """Score every (batch, cut, pass size) of the rows of a group, in blocks, and keep the best."""
     at, prompts = case.at, _pass_sizes(group, sizes)
     batch_index, step = np.nonzero(prompts)
@@ -239,9 +239,10 @@ def _search(case: Case, group: Group, sizes: Ints | None) -> list[tuple[Chosen, 
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
     axis = group.batch[None, :].astype(float)
-    decode = decode_step(at, group.mapping, batch=axis, context=case.lengths.context)
+    asked: list[Lookups[Any]] = [decode_lookups(at, group.mapping, batch=axis, context=case.lengths.context)]
+    asked += [_cut(case, group, passes, size, form) for size, form in _cut_sizes(case, group)]
+    decode, *cuts = yield from side_by_side(asked)
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
-    cuts = _cuts(case, group, passes)
     scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)
     return [scored.block(rows) for rows in group.blocks(batch_index.size * len(cuts))]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +10,12 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.kv_tiers import load_time, tier_of
-from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step
+from disagg_sim.physics.passes.decode import decode_lookups
+from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_lookups
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import form_code
 from disagg_sim.serving.colocation import (
@@ -132,8 +132,8 @@ def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     >>> search_piggyback(case, Mapping()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    parts = [part for own, group in drafted_groups(case, mappings) for part in _search(own, group)]
-    return found(case, Mode.PIGGYBACK, parts)
+    blocks = [block for own, group in drafted_groups(case, mappings) for block in _blocks(own, group)]
+    return found(case, Mode.PIGGYBACK, evaluate(side_by_side(blocks)))
 
 
 def count_piggyback(case: Case, mappings: Mapping) -> int:
@@ -184,7 +184,7 @@ def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
     return batch_index, chunk, balance[batch_index] / chunk
 
 
-def _search(case: Case, group: Group) -> list[tuple[Chosen, Tally]]:
+def _blocks(case: Case, group: Group) -> list[Lookups[tuple[Chosen, Tally]]]:
     """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
     chunks = _chunks(case, group)
     return [_block(case, group, rows, *chunks) for rows in group.blocks(chunks[0].size * len(case.forms))]
@@ -199,21 +199,24 @@ class _Mixed(NamedTuple):
     load: Floats  # of the cached past of a prompt on every rank into HBM, the mean [s]
 
 
-def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> _Mixed:
+def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> Lookups[_Mixed]:
     """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
-    @cache
-    def one(isl: float, past: float) -> MixedStep:
-        return mixed_step(
-            at,
-            mapping,
-            batch=residents,
-            context=lengths.context,
-            chunk=Chunk(chunk[None, :], isl, past=past),
-            mla_form=form,
-            interference=case.options.interference,
-        )
+    known: dict[tuple[float, float], MixedStep] = {}
+
+    def one(isl: float, past: float) -> Lookups[MixedStep]:
+        if (isl, past) not in known:
+            known[isl, past] = yield from mixed_lookups(
+                at,
+                mapping,
+                batch=residents,
+                context=lengths.context,
+                chunk=Chunk(chunk[None, :], isl, past=past),
+                mla_form=form,
+                interference=case.options.interference,
+            )
+        return known[isl, past]
 
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
@@ -221,25 +224,27 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
     load: Any = np.zeros(1)
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
-        step, lies_in = one(isl, past), tier_of(at.system, tier)
+        step, lies_in = (yield from one(isl, past)), tier_of(at.system, tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
         time, sums = time + share * step.time, sums.plus(step.sums, share)
         ftl = ftl + weight * (np.maximum(dp * (isl - past) / chunk, 1.0) * step.time)
-    long_time = time if lengths.constant else np.maximum(one(*lengths.long_prompt).time, time)
+    long_time = time
+    if not lengths.constant:
+        long_time = np.maximum((yield from one(*lengths.long_prompt)).time, time)
     return _Mixed(MixedStep(time, sums), ftl + load, long_time, np.broadcast_to(load, np.shape(time)))
 
 
 def _block(
     case: Case, group: Group, rows: slice, batch_index: Ints, chunk: Floats, share: Floats
-) -> tuple[Chosen, Tally]:
+) -> Lookups[tuple[Chosen, Tally]]:
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part, forms, new = case.at, group.table[rows], case.forms, case.lengths.mean_new
     mapping, axis = part.for_grid(), group.batch[None, :].astype(float)
-    decode = decode_step(at, mapping, batch=axis, context=case.lengths.context)
+    decode = yield from decode_lookups(at, mapping, batch=axis, context=case.lengths.context)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * new)), 1.0)  # in progress, over all DP ranks
     prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
-    under = [_mixed(case, mapping, residents, chunk, group.dp, form) for form in forms]
+    under = yield from side_by_side([_mixed(case, mapping, residents, chunk, group.dp, form) for form in forms])
     mixed = [each.step for each in under]
     memory = [case.memory_bytes(mapping, residents, prefilling, expanded=form == "cached") for form in forms]
     time = np.concatenate([each.time for each in mixed], axis=1)

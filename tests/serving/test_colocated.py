@@ -220,11 +220,15 @@ def test_measured_rows_are_met_within_the_stated_error(tp, isl, osl, batch, meas
 
 
 def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
-    def instant(at, mapping, *, batch, isl, **more):
-        nothing = 0.0 * batch * mapping.gpus
-        return PrefillPass(nothing + 1e-300, nothing + 1e-300, Sums())
+    class Instant:
+        def __init__(self, at, mapping, batch, chunk_tokens, form):
+            self.nothing = 0.0 * batch * mapping.gpus
 
-    monkeypatch.setattr(colocated_module, "prompt_pass", instant)
+        def lookups(self, isl, past, tier):
+            return PrefillPass(self.nothing + 1e-300, self.nothing + 1e-300, Sums())
+            yield
+
+    monkeypatch.setattr(colocated_module, "PromptPasses", Instant)
     table = mappings(R1, 32)
     table = table[table.pp == 1]
     rows = run("colocated", R1, table, prefill_batch=1)

@@ -6,7 +6,8 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +17,12 @@ from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
+from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
     attention_cost,
     attention_side,
-    join_experts,
     stretched,
     with_ends,
 )
@@ -29,7 +30,7 @@ from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Levels, is_one, tabulate
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, is_one, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -63,16 +64,23 @@ class _Cores(NamedTuple):
     sums: Sums  # of every chunk and layer
 
 
-def _chunk_cores(
-    at: Setup,
-    shards: tuple[Numeric, ...],
-    chunk_tokens: Numeric,
-    prompts: Numeric,
-    new: float,
-    prefix: float,
-    form: str,
-) -> _Cores:
-    """Attention on (tp, dcp, pcp) GPUs of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Attention of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
+
+    at: Setup
+    new: float
+    prefix: float
+    form: str
+    most: int  # chunks of a prompt: sizes that cut it into about as many are timed together [1]
+
+    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
+        return _chunk_cores(self, (tp, dcp, pcp), chunk_tokens, prompts)
+
+
+def _chunk_cores(of: _Attention, shards: tuple[Numeric, ...], chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
+    """Attention on (tp, dcp, pcp) GPUs."""
+    at, new, prefix = of.at, of.new, of.prefix
     tp, dcp, pcp = (each if is_one(each) else np.asarray(each)[..., None] for each in shards)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(new, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
@@ -89,7 +97,7 @@ def _chunk_cores(
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
     for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, tp, tokens, form)
+        cost = attention_cost(layer.attention, at, tp, tokens, of.form)
         shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
         every = np.broadcast_to(cost.time, shape)
         times[0].append(np.sum(every * live, axis=-1))
@@ -155,37 +163,74 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
+    return evaluate(
+        chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=mla_form)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The attention ranks' part of a chunk without scores, values and the head, which runs once a pass."""
+
+    at: Setup
+
+    def __call__(self, tp: Numeric, pcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(prompts=sequences, new=new, pcp=pcp)
+        return attention_side(self.at, tp, tokens, "auto", "prefill", core=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The head after the last chunk."""
+
+    at: Setup
+
+    def __call__(self, tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
+        cost = total_cost([head(self.at.model, self.at.precision, tp, sequences)], self.at)
+        return cost.time, cost.sums
+
+
+def chunked_lookups(
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    isl: float,
+    chunk_tokens: Numeric,
+    past: float = 0.0,
+    mla_form: str = "auto",
+) -> Lookups[PrefillPass]:
+    """Ask for what ``chunked_prefill_pass`` needs, to be joined with what others ask for."""
     at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
 
-    def linear(size: Numeric) -> LayerTimes:
-        def side(tp: Numeric, pcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-            tokens = Tokens(prompts=sequences, new=new, pcp=pcp)  # the head runs once, below
-            return attention_side(at, tp, tokens, mla_form, "prefill", core=False)
-
-        return join_experts(
-            at,
-            mapping,
-            tabulate(side, (mapping.tp_attn, pcp, size), levels),
-            phase="prefill",
-            rank=Levels(prompts * size / pcp),
-            total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * size),
+    def linear(size: Numeric) -> Lookups[Any]:
+        side = yield from look_up(_Side(at), (mapping.tp_attn, pcp, size), levels)
+        return (
+            yield from expert_lookups(
+                at,
+                mapping,
+                side,
+                phase="prefill",
+                rank=Levels(prompts * size / pcp),
+                total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * size),
+            )
         )
 
-    def cores(tp: Numeric, dcp: Numeric, pcp: Numeric, size: Numeric, sequences: Numeric) -> _Cores:
-        return _chunk_cores(at, (tp, dcp, pcp), size, sequences, new, past, mla_form)
-
-    def last_token(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
-        cost = total_cost([head(at.model, at.precision, tp, sequences)], at)
-        return cost.time, cost.sums
-
-    full = linear(plan.size)
-    final = linear(plan.last) if np.any(plan.last != plan.size) else full
-    head_time, head_sums = tabulate(last_token, (mapping.tp_attn,), levels)
+    most = 4 ** int(np.ceil(np.log2(np.max(plan.chunks)) / 2))
+    cores = _Attention(at, new, past, mla_form, most)
+    uneven = bool(np.any(plan.last != plan.size))
+    asked: list[Lookups[Any]] = [
+        look_up(_Head(at), (mapping.tp_attn,), levels),
+        look_up(cores, (mapping.tp_attn, dcp, pcp, chunk_tokens), levels),
+        linear(plan.size),
+        *([linear(plan.last)] if uneven else []),
+    ]
+    (head_time, head_sums), attention, full, *rest = yield from side_by_side(asked)
+    final = rest[0] if uneven else full
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
-    attention = tabulate(cores, (mapping.tp_attn, dcp, pcp, chunk_tokens), levels)
     before = plan.chunks - 1
     busy, path = _busy_and_path(at, mapping, before, full, final, attention)
     hop = hop_cost(prompts * plan.size / pcp, mapping.gpus, at) * (pp - 1)

@@ -6,6 +6,7 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,19 +15,13 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.drafting import accepted_length, drafts_of
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.drafts import with_drafts
+from disagg_sim.physics.passes.drafts import draft_lookups
 from disagg_sim.physics.passes.engine_time import host_time, step_time
-from disagg_sim.physics.passes.layers import (
-    AttentionSide,
-    all_stages,
-    attention_side,
-    join_experts,
-    slowest_stage,
-    with_ends,
-)
+from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.layers import AttentionSide, all_stages, attention_side, slowest_stage, with_ends
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up
 from disagg_sim.physics.work import Numeric
 
 
@@ -79,23 +74,60 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
     """
+    return evaluate(decode_lookups(at, mapping, batch=batch, context=context, mla_form=mla_form))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The attention ranks' part of a step."""
+
+    at: Setup
+    context: Numeric
+    form: str
+
+    def __call__(self, tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
+        tokens = Tokens(decodes=sequences, context=self.context, queries=new, emitted=sequences * new, dcp=dcp)
+        return attention_side(self.at, tp, tokens, self.form, "decode")
+
+
+def decode_lookups(
+    at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto"
+) -> Lookups[DecodeStep]:
+    """Time the same step as ``decode_step``, its tables joined with those that others ask for.
+
+    Parameters
+    ----------
+    at, mapping, batch, context, mla_form
+        As in ``decode_step``.
+
+    Returns
+    -------
+    Lookups of DecodeStep
+        For ``tabulate.evaluate``.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.physics.tabulate import side_by_side
+    >>> at, axis = setup("llama_3_1_8b", "h200_sxm", "fp8"), np.array([[1.0, 8.0]])
+    >>> one, two = (Mapping.stack([Mapping(tp_attn=tp, tp_ffn=tp)]).for_grid() for tp in (1, 2))
+    >>> both = side_by_side([decode_lookups(at, each, batch=axis, context=1000.0) for each in (one, two)])
+    >>> [step.ttl.shape for step in evaluate(both)]
+    [(1, 2), (1, 2)]
+    """
     pp, drafts = mapping.pp, drafts_of(at, mapping)
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
     rank = Levels(np.ceil(micro / mapping.dp_attn))
-
     dcp, _ = mapping.shares
-
-    def side(tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
-        return attention_side(at, tp, tokens, mla_form, "decode")
-
-    verified = tabulate(side, (mapping.tp_attn, dcp, queries), rank)
+    verified = yield from look_up(_Side(at, context, mla_form), (mapping.tp_attn, dcp, queries), rank)
     rows = rank.times(queries)
-    times = join_experts(at, mapping, verified, phase="decode", rank=rows, total=Levels(micro * queries))
+    times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=Levels(micro * queries))
     if np.ndim(drafts) or drafts:
-        times = with_drafts(at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form)
+        times = yield from draft_lookups(
+            at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form
+        )
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(rows.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.drafting import joining, of_drafter
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side, join_experts
+from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import Levels, Lookups, look_up
 from disagg_sim.physics.work import Numeric
 
 
-def with_drafts(
+def draft_lookups(
     at: Setup,
     mapping: Mapping,
     times: LayerTimes,
@@ -25,7 +28,7 @@ def with_drafts(
     micro: Numeric,
     drafts: Numeric,
     form: str,
-) -> LayerTimes:
+) -> Lookups[LayerTimes]:
     """Add the draft passes of a step to the end of its last stage.
 
     The passes are serial. The first takes in all 1 + k verified tokens of a sequence, whose cache the drafter needs,
@@ -66,25 +69,38 @@ def with_drafts(
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
     """
-    first = _pass(at, mapping, context, rank, micro, 1.0 + drafts, form, first=True)
-    later = _pass(at, mapping, context, rank, micro, 1.0, form, first=False)
+    first = yield from _pass(at, mapping, context, rank, micro, 1.0 + drafts, form, first=True)
+    later = yield from _pass(at, mapping, context, rank, micro, 1.0, form, first=False)
     passes, drafting = np.maximum(drafts - 1.0, 0.0), np.where(np.asarray(drafts) > 0, 1.0, 0.0)
     head = times.head + drafting * (first.time + passes * later.time)
     sums = times.sums.plus(first.sums, drafting).plus(later.sums, passes)
     return times._replace(head=head, sums=sums)
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The attention ranks' part of a draft pass, and what joins states in front of it."""
+
+    at: Setup
+    own: Setup  # of the drafter
+    context: Numeric
+    form: str
+    first: bool
+
+    def __call__(self, tp: Numeric, queries: Numeric, sequences: Numeric) -> tuple[AttentionSide, Numeric, Sums]:
+        tokens = Tokens(decodes=sequences, context=self.context, queries=queries, emitted=sequences)
+        joined = total_cost(joining(self.at, tp, tokens.linear, first=self.first), self.at)
+        return attention_side(self.own, tp, tokens, self.form, "decode"), joined.time, joined.sums
+
+
 def _pass(
     at: Setup, mapping: Mapping, context: Numeric, rank: Levels, micro: Numeric, new: Numeric, form: str, *, first: bool
-) -> Cost:
+) -> Lookups[Cost]:
     """One draft pass, to which every sequence brings ``new`` tokens."""
     own = of_drafter(at)
-
-    def side(tp: Numeric, queries: Numeric, sequences: Numeric) -> tuple[AttentionSide, Numeric, Sums]:
-        tokens = Tokens(decodes=sequences, context=context, queries=queries, emitted=sequences)
-        joined = total_cost(joining(at, tp, tokens.linear, first=first), at)
-        return attention_side(own, tp, tokens, form, "decode"), joined.time, joined.sums
-
-    layers, joined, sums = tabulate(side, (mapping.tp_attn, new), rank)
-    times = join_experts(own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new))
+    side = _Side(at, own, context, form, first)
+    layers, joined, sums = yield from look_up(side, (mapping.tp_attn, new), rank)
+    times = yield from expert_lookups(
+        own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new)
+    )
     return Cost(all_stages(own.model, times) + joined, times.sums.plus(sums))

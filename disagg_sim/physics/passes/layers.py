@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
+from disagg_sim.physics.blocks import AttentionBlock, elementwise, layers_of
 from disagg_sim.physics.blocks.base import OUTWARD
 from disagg_sim.physics.context import shared_decode, shared_prefill
-from disagg_sim.physics.cost import cheapest, exchange_cost, expert_cost, total_cost
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.cost import cheapest, total_cost
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Levels, is_one, tabulate
+from disagg_sim.physics.tabulate import is_one
 from disagg_sim.physics.work import Numeric
 
 
@@ -165,53 +163,6 @@ def _projections(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tok
     return [*(op for op in wide if op.name not in OUTWARD), *(op for op in operators if op.name in OUTWARD)]
 
 
-def join_experts(
-    at: Setup, mapping: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
-) -> LayerTimes:
-    """Add routed experts and their exchange to the attention side.
-
-    The shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
-
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    side
-        Times of the attention ranks. [s]
-    phase
-        "prefill" or "decode": whose imbalance and whose exchange count.
-    rank, total
-        Tokens of one attention rank, and of all ranks of the stage. [token]
-
-    Returns
-    -------
-    LayerTimes
-        Times of one layer of each kind and sums of all layers, of the broadcast shape of mapping and tokens. [s]
-
-    Examples
-    --------
-    Only the second kind of layers of DeepSeek-R1 has routed experts:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=16, ep=16)
-    >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
-    >>> times = join_experts(at, wide, side, phase="decode", rank=Levels(64.0), total=Levels(1024.0))
-    >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
-    [False, True]
-    """
-    layers, sums = list(side.layers), side.sums
-    for index, (layer, count) in enumerate(layers_of(at.model)):
-        if not layer.ffn.picks:
-            continue
-        routed, routed_sums = routed_time(at, layer.ffn, count, mapping, phase, total)
-        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
-        overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
-        together = overlap(side.shared[index], dispatch)
-        layers[index] = layers[index] + routed + together + combine
-        sums = sums.plus(routed_sums).plus(exchange_sums)
-    return LayerTimes(tuple(layers), side.scores, side.embedding, side.head, sums)
-
-
 def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
     """Stretch all times but scores and sums.
 
@@ -276,43 +227,6 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
         sum_of(own.head, same.head, both.head),
         both.sums,
     )
-
-
-def routed_time(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, total: Levels
-) -> tuple[Numeric, Sums]:
-    """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    profile = at.profile
-    routing = Routing(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
-    if profile.random_routing:
-        routing = Routing(skew=profile.expert_skew)
-
-    def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
-        held = Mapping(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
-        op = ffn.routed(at.model, at.precision, held, tokens, routing)
-        cost = expert_cost(op, ep, tp_ffn, at)
-        return cost.time, Sums().plus(cost.sums, layers)
-
-    return tabulate(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
-
-
-def _exchange(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, rank: Levels
-) -> tuple[Numeric, Numeric, Sums]:
-    """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    if np.all(np.asarray(mapping.token_ranks) == 1):
-        return 0.0, 0.0, Sums()
-
-    def exchange(
-        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
-    ) -> tuple[Numeric, Numeric, Sums]:
-        here = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
-        dispatch, combine = exchange_cost(
-            tokens / tp, here, ffn.picks, phase, at, width=ffn.wire_width(at.model.hidden)
-        )
-        return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
-
-    return tabulate(exchange, (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep), rank)
 
 
 def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:

@@ -18,13 +18,13 @@ from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
+from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
     all_stages,
     attention_cost,
     attention_side,
-    join_experts,
     slowest_stage,
     stretched,
     with_ends,
@@ -32,7 +32,7 @@ from disagg_sim.physics.passes.layers import (
 )
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, tabulate_pairs
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_pairs, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -178,19 +178,58 @@ def mixed_step(
     >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
     ['2.8 ms', '39.5 ms']
     """
+    return evaluate(
+        mixed_lookups(
+            at, mapping, batch=batch, context=context, chunk=chunk, mla_form=mla_form, interference=interference
+        )
+    )
+
+
+def mixed_lookups(
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    context: Numeric,
+    chunk: Chunk,
+    mla_form: str = "auto",
+    interference: Interference = NO_INTERFERENCE,
+) -> Lookups[MixedStep]:
+    """Time the same step as ``mixed_step``, its tables joined with those that others ask for.
+
+    Parameters
+    ----------
+    at, mapping, batch, context, chunk, mla_form, interference
+        As in ``mixed_step``.
+
+    Returns
+    -------
+    Lookups of MixedStep
+        For ``tabulate.evaluate``.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> asked = mixed_lookups(at, Mapping(), batch=64.0, context=1000.0, chunk=Chunk(512.0, isl=8192))
+    >>> f"{1e3 * evaluate(asked).time:.1f} ms"
+    '6.4 ms'
+    """
     microbatches = np.minimum(mapping.pp, np.maximum(batch, 1.0))
     ranks = mapping.dp_attn if chunk.ranks is None else chunk.ranks
     both = _Load(microbatches, batch / microbatches, chunk.tokens / microbatches, ranks, drafts_of(at, mapping))
-    step = _step(at, mapping, both, context, chunk, mla_form)
+    step = yield from _step(at, mapping, both, context, chunk, mla_form)
     if interference == NO_INTERFERENCE or not (_any(batch) and _any(chunk.tokens)):
         return step
     time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
     if interference.minority_efficiency < 1:
-        alone = [
-            _step(at, mapping, load, context, chunk, mla_form).time
-            for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
-        ]
-        added = np.maximum(step.time - np.maximum(*alone), 0.0)
+        alone = yield from side_by_side(
+            [
+                _step(at, mapping, load, context, chunk, mla_form)
+                for load in (replace(both, chunk=0.0), replace(both, decodes=0.0))
+            ]
+        )
+        added = np.maximum(step.time - np.maximum(alone[0].time, alone[1].time), 0.0)
         time = time + added * (1.0 / interference.minority_efficiency - 1.0)
     return MixedStep(time, step.sums)
 
@@ -208,29 +247,32 @@ class _Kernels(NamedTuple):
     sums: Sums  # without host and hops [s]
 
 
-def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> MixedStep:
+def _step(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> Lookups[MixedStep]:
     """The step without interference.
 
     With an engine, what the prefill adds to the decodes alone is stretched, and a step with prefill runs outside CUDA
     graphs.
     """
-    stage, whole, hop, sums = _kernels(at, mapping, load, context, prompts, form)
+    stage, whole, hop, sums = yield from _kernels(at, mapping, load, context, prompts, form)
     prefills = _any(load.chunk)
     time = step_time(at, mapping, load.microbatches, stage, whole, decodes=load.decodes, graphs=not prefills)
     return MixedStep(time + hop.time, with_ends(sums, hop, host_time(at, mapping, load.decodes)))
 
 
-def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str) -> _Kernels:
+def _kernels(
+    at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
+) -> Lookups[_Kernels]:
     """Kernels of a step, those of the phase with more tokens at each point."""
     load = replace(load, decodes=np.ceil(load.decodes))
     prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
     if np.all(prefill_leads):
-        return _stretched_as("prefill", at, mapping, load, context, prompts, form)
-    decode = _stretched_as("decode", at, mapping, load, context, prompts, form)
+        return (yield from _stretched_as("prefill", at, mapping, load, context, prompts, form))
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
-        return decode
-    prefill = _stretched_as("prefill", at, mapping, load, context, prompts, form)
+        return (yield from _stretched_as("decode", at, mapping, load, context, prompts, form))
+    decode, prefill = yield from side_by_side(
+        [_stretched_as(phase, at, mapping, load, context, prompts, form) for phase in ("decode", "prefill")]
+    )
     sums = Sums(*(np.where(prefill_leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
     stage, whole = (
         np.where(prefill_leads, getattr(prefill, name), getattr(decode, name)) for name in ("stage", "whole")
@@ -240,19 +282,23 @@ def _kernels(at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts
 
 def _stretched_as(
     phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
-) -> _Kernels:
+) -> Lookups[_Kernels]:
     """Kernels of a step, of ``phase``; with an engine those of a decode step, and what prefill adds, stretched.
 
     So no step with prefill is faster than its decodes alone, whose exchange of experts lasts longer.
     """
-    times = _times_as(phase, at, mapping, load, context, prompts, form)
-    if at.overheads is not None and _any(load.chunk):
-        stretch, alone = prefill_stretch(at), replace(load, chunk=0.0)
-        if _any(load.decodes):
-            same, own = (_times_as(name, at, mapping, alone, context, prompts, form) for name in (phase, "decode"))
-            times = with_prefill(own, same, times, stretch)
-        else:
-            times = stretched(times, stretch)
+    asked = [_times_as(phase, at, mapping, load, context, prompts, form)]
+    stretches, joins = at.overheads is not None and _any(load.chunk), _any(load.decodes)
+    if stretches and joins:
+        alone = replace(load, chunk=0.0)
+        asked += [
+            _times_as(name, at, mapping, alone, context, prompts, form) for name in dict.fromkeys(("decode", phase))
+        ]
+    times, *alone_as = yield from side_by_side(asked)
+    if alone_as:
+        times = with_prefill(alone_as[0], alone_as[-1], times, prefill_stretch(at))
+    elif stretches:
+        times = stretched(times, prefill_stretch(at))
     pp = mapping.pp
     tokens = np.ceil(load.decodes / mapping.dp_attn) * load.queries + chunk_share(load.chunk, load.chunk_ranks)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if _any(load.decodes) else pp - 1  # decodes return to the first stage
@@ -262,26 +308,57 @@ def _stretched_as(
 
 def _times_as(
     phase: str, at: Setup, mapping: Mapping, load: _Load, context: Numeric, prompts: Chunk, form: str
-) -> LayerTimes:
+) -> Lookups[LayerTimes]:
     """Times of the layers of a step, of ``phase``, its draft passes at the end of the last stage."""
-    times = _layers_as(phase, at, mapping, load, context, prompts, form)
+    times = yield from _layers_as(phase, at, mapping, load, context, prompts, form)
     if at.speculation is None:
         return times
     own = of_drafter(at)
 
-    def draft(part: _Load, *, first: bool) -> Cost:
+    def draft(part: _Load, *, first: bool) -> Lookups[Cost]:
         """A draft pass, of which each sequence and each prompt takes one token further."""
-        layers = _layers_as(phase, own, mapping, part, context, prompts, form, emits_all=False)
+        layers = yield from _layers_as(phase, own, mapping, part, context, prompts, form, emits_all=False)
         tokens = np.ceil(part.decodes / mapping.dp_attn) * part.queries + chunk_share(part.chunk, part.chunk_ranks)
         joined = total_cost(joining(at, mapping.tp_attn, tokens, first=first), at)
         return Cost(all_stages(own.model, layers) + joined.time, layers.sums.plus(joined.sums))
 
-    passes = draft(load, first=True)
+    passes = yield from draft(load, first=True)
     if _any(load.decodes) and _any(load.drafts):
-        later = draft(replace(load, chunk=0.0, drafts=0), first=False)
+        later = yield from draft(replace(load, chunk=0.0, drafts=0), first=False)
         more = np.maximum(load.drafts - 1.0, 0.0)
         passes = Cost(passes.time + more * later.time, passes.sums.plus(later.sums, more))
     return times._replace(head=times.head + passes.time, sums=times.sums.plus(passes.sums))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The attention ranks' part of a step: a share of the prefill tokens, and sequences in decode."""
+
+    phase: str
+    at: Setup
+    context: Numeric
+    new: Numeric  # of a prompt [token]
+    past: Numeric  # cached tokens before them [token]
+    form: str
+    prefills: bool  # whether the step has prefill tokens
+    emits_all: bool  # whether all new tokens of a sequence in decode are sampled, or the last
+
+    def __call__(self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric) -> AttentionSide:
+        at, own = self.at, self.new
+        some, piece = (np.maximum(share / own, 1.0), np.minimum(share, own)) if self.prefills else (0.0, 0.0)
+        latent = self.past * (piece / own)  # a prompt has as many pieces, of which the first up-projects its prefix
+        chunk = Tokens(prompts=some, new=piece, past=self.past + (own - piece) / 2, latent=latent, dcp=dcp)
+        running = Tokens(decodes=sequences, context=self.context, queries=rows, dcp=dcp)
+        emitted = sequences * (rows if self.emits_all else 1.0) + some
+        linear = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
+        ends = attention_side(at, tp, linear, self.form, self.phase, core=False)
+        scores, sums = list(ends.scores), ends.sums
+        for index, (layer, count) in enumerate(layers_of(at.model)):
+            block = layer.attention
+            core = attention_cost(block, at, tp, chunk, self.form) + attention_cost(block, at, tp, running, "auto")
+            scores[index] = core.time
+            sums = sums.plus(core.sums, count)
+        return ends._replace(scores=tuple(scores), sums=sums)
 
 
 def _layers_as(
@@ -294,37 +371,21 @@ def _layers_as(
     form: str,
     *,
     emits_all: bool = True,
-) -> LayerTimes:
+) -> Lookups[LayerTimes]:
     """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
     queries = load.queries
     decodes = np.ceil(load.decodes / mapping.dp_attn)
     share = chunk_share(load.chunk, load.chunk_ranks)
     dcp, _ = mapping.shares
-
-    def side(tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
-        own = prompts.new
-        some, piece = np.maximum(new / own, 1.0), np.minimum(new, own)
-        if not _any(new):
-            some, piece = 0.0, 0.0
-        latent = prompts.past * (piece / own)  # a prompt has as many pieces, of which the first up-projects its prefix
-        chunk = Tokens(prompts=some, new=piece, past=prompts.past + (own - piece) / 2, latent=latent, dcp=dcp)
-        running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
-        emitted = sequences * (rows if emits_all else 1.0) + some
-        linear = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
-        ends = attention_side(at, tp, linear, form, phase, core=False)
-        scores, sums = list(ends.scores), ends.sums
-        for index, (layer, count) in enumerate(layers_of(at.model)):
-            own = layer.attention
-            core = attention_cost(own, at, tp, chunk, form) + attention_cost(own, at, tp, running, "auto")
-            scores[index] = core.time
-            sums = sums.plus(core.sums, count)
-        return ends._replace(scores=tuple(scores), sums=sums)
-
-    return join_experts(
-        at,
-        mapping,
-        tabulate_pairs(side, (mapping.tp_attn, dcp, queries), decodes, share),
-        phase=phase,
-        rank=Levels(decodes * queries + share),
-        total=Levels(load.decodes * queries + load.chunk),
+    side = _Side(phase, at, context, prompts.new, prompts.past, form, _any(load.chunk), emits_all)
+    ends = yield from look_up_pairs(side, (mapping.tp_attn, dcp, queries), decodes, share)
+    return (
+        yield from expert_lookups(
+            at,
+            mapping,
+            ends,
+            phase=phase,
+            rank=Levels(decodes * queries + share),
+            total=Levels(load.decodes * queries + load.chunk),
+        )
     )

@@ -6,6 +6,7 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,11 @@ from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.drafting import with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
+from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     all_stages,
     attention_side,
-    join_experts,
     slowest_stage,
     stretched,
     with_ends,
@@ -27,7 +28,7 @@ from disagg_sim.physics.passes.layers import (
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up
 from disagg_sim.physics.work import Numeric
 
 
@@ -86,21 +87,38 @@ def prefill_pass(
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
+    return evaluate(prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form))
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The attention ranks' part of a pass."""
+
+    at: Setup
+    new: float
+    past: float
+    form: str
+
+    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric) -> AttentionSide:
+        new, past = self.new, self.past
+        tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
+        return attention_side(self.at, tp, tokens, self.form, "prefill")
+
+
+def prefill_lookups(
+    at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, past: float = 0.0, mla_form: str = "auto"
+) -> Lookups[PrefillPass]:
+    """Ask for what ``prefill_pass`` needs, to be joined with what others ask for."""
     at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
-
     dcp, pcp = mapping.shares
-
-    def side(tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
-        return attention_side(at, tp, tokens, mla_form, "prefill")
-
-    times = join_experts(
+    side = _Side(at, new, past, mla_form)
+    times = yield from expert_lookups(
         at,
         mapping,
-        tabulate(side, (mapping.tp_attn, dcp, pcp), Levels(prompts)),
+        (yield from look_up(side, (mapping.tp_attn, dcp, pcp), Levels(prompts))),
         phase="prefill",
         rank=Levels(prompts * new / pcp),
         total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * new),

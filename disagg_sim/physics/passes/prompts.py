@@ -7,10 +7,11 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.kv_tiers import load_time
-from disagg_sim.physics.passes.chunked import chunked_prefill_pass
-from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.passes.chunked import chunked_lookups
+from disagg_sim.physics.passes.prefill import PrefillPass, prefill_lookups
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Lookups, evaluate
 from disagg_sim.physics.work import Numeric
 
 
@@ -76,31 +77,33 @@ class PromptPasses:
 
     def of(self, isl: float, past: float, tier: KvTier | None) -> PrefillPass:
         """See ``prompt_pass``."""
-        found = self._timed(isl, past)
+        return evaluate(self.lookups(isl, past, tier))
+
+    def lookups(self, isl: float, past: float, tier: KvTier | None) -> Lookups[PrefillPass]:
+        """The same, its tables joined with those that others ask for."""
+        found = yield from self._timed(isl, past)
         if tier is None or not past:
             return found
         load = load_time(self._at, self._mapping, batch=self._batch, past=past, tier=tier)
-        again = self._timed(isl, 0.0)
+        again = yield from self._timed(isl, 0.0)
         sooner = np.asarray(again.ftl < found.ftl + load)
         sums = Sums(*(np.where(sooner, new, old) for new, old in zip(again.sums, found.sums, strict=True)))
         ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
         return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
 
-    def _timed(self, isl: float, past: float) -> PrefillPass:
+    def _timed(self, isl: float, past: float) -> Lookups[PrefillPass]:
         if (isl, past) not in self._known:
             rest = self._mapping, self._batch, isl, past, self._chunk_tokens, self._form
-            self._known[isl, past] = _pass(self._at, *rest)
+            self._known[isl, past] = yield from _pass(self._at, *rest)
         return self._known[isl, past]
 
 
 def _pass(
     at: Setup, mapping: Mapping, batch: Numeric, isl: float, past: float, chunk_tokens: Numeric, form: str
-) -> PrefillPass:
+) -> Lookups[PrefillPass]:
     if np.any(np.asarray(chunk_tokens) > 0):
-        return chunked_prefill_pass(
-            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=form
-        )
-    return prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=form)
+        return chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=form)
+    return prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=form)
 
 
 def form_of_whole(form: str, *, reused: bool) -> str:

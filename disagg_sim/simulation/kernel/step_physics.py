@@ -14,12 +14,12 @@ from disagg_sim.physics.drafting import joining, of_drafter, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch, step_time
+from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import (
     LayerTimes,
     all_stages,
     attention_cost,
     attention_side,
-    join_experts,
     slowest_stage,
     stretched,
     with_prefill,
