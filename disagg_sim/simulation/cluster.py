@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from disagg_sim.arrays import Mask
+from disagg_sim.arrays import Floats, Mask
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.failures import Failures
+from disagg_sim.simulation.kernel.entry import COMES
+from disagg_sim.simulation.kernel.feed import Feed, Placing
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
@@ -90,6 +92,7 @@ class Cluster:
         self._clients = clients
         self.outages: Outages | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
+        self._feed: Feed | None = None  # where the kernel places requests by itself
         self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
@@ -106,11 +109,33 @@ class Cluster:
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
         timed = state.arrival_s[np.asarray(clients.timed, dtype=np.intp)] + self._host
-        engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed)  # type: ignore[arg-type]
+        plain = (parts.admission, parts.forming, parts.listener, parts.roles, parts.scaling, self.prefix, failures)
+        placing: Placing | None = getattr(parts.routing, "placing", None)
+        if placing is not None and all(each is None for each in plain) and not clients.hears:
+            self._feed_kernel(timed, placing)
+        else:
+            engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed)  # type: ignore[arg-type]
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
             self._every(parts.scaling.period_s, parts.scaling.resize)
+
+    def _feed_kernel(self, times: Floats, placing: Placing) -> None:
+        """Let the kernel place requests by itself."""
+        state, roster = self.state, self.roster
+        inputs, outputs = state.lengths
+        self._feed = state.feed = Feed(
+            times,
+            inputs,
+            inputs + outputs,
+            placing,
+            roster.prefill,
+            getattr(self.view, placing.served),
+            most=min(*self._tokens, self._largest),
+            emits_late=self._emits_late,
+        )
+        self._next, self._place_in_order = self._feed.skip, self.engine.reserve()
+        self.fleet.take(self._feed)
 
     @property
     def at_work(self) -> bool:
@@ -140,15 +165,20 @@ class Cluster:
         segment = self._told
         if segment < 0:
             instance, there = -2 - segment, len(self.fleet)
-            if instance < there:
+            if segment == COMES:
+                self.engine.at_place(NORMAL, self._place_in_order, self.arrive, self._next(), True)
+            elif instance < there:
                 self.roster.emptied(instance)
             else:
                 self.transfers.stalled(instance - there)
             return
         going = self.going.pop(segment, None)
         if going is None:
-            self.transfers.reserved(segment)
-            return
+            if self._feed is None or self.transfers.waits(segment):
+                self.transfers.reserved(segment)
+                return
+            request, instance = self.fleet.whose(segment)  # it was placed by the kernel
+            going = request, instance, self.prompts[request] + 1, LATER, True
         request, instance, _, _, more = going
         if self._takes:
             self.batches.ended(instance, request)

@@ -182,6 +182,18 @@ class Engine:
             times, range(len(times)) if things is None else things
         )
 
+    def reserve(self) -> int:
+        """A place in the order of events at equal times, as of a feed that is made now, for ``at_place``."""
+        self._serial += 1
+        return self._serial
+
+    def at_place(self, priority: int, place: int, callback: Callable[..., None], *args: Any) -> None:
+        """Call ``callback(*args)`` now: at once where nothing else happens now, else in its reserved place."""
+        if self._heap and self._heap[0][0] <= self.now:
+            heappush(self._heap, (self.now, priority, place, callback, args))
+        else:
+            callback(*args)
+
     def attach(self, source: Source) -> None:
         """Let ``source`` advance between events, beside others that are there."""
         self._sources.append(source)

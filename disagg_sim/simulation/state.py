@@ -14,6 +14,7 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.prefix_cache import PrefixMemory
@@ -71,7 +72,8 @@ class ClusterState:
         self.prompts = array("q", input_tokens.astype(np.int64).tobytes())  # a third of a list, and as fast to look up
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
         self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
-        self.order = array("q")  # requests that have come so far, in the order in which they came
+        self.feed: Feed | None = None  # requests that the kernel places by itself
+        self._order = array("q")
         self.shared = SharedQueue()
         self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
         self.totals = array("q", self._tokens.astype(np.int64).tobytes())  # of prompt and output [token]
@@ -88,6 +90,13 @@ class ClusterState:
         shown["prefill_rate"] = locked(np.array(self.roster.prefill_rate))
         shown["seats"] = locked(np.array(self.roster.seats, dtype=np.int64))
         self.view.__dict__.update(shown)
+
+    @property
+    def order(self) -> array[int]:
+        """Requests that have come so far, in the order in which they came."""
+        if self.feed is not None:
+            self._order.extend(range(len(self._order), self.feed.come))
+        return self._order
 
     def came(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""

@@ -134,6 +134,10 @@ class Transfers:
             handed.held = number[handed.held] if handed.held >= 0 else handed.held
         self._waiting = {handed.segment: handed for handed in self._waiting.values()}
 
+    def waits(self, segment: int) -> bool:
+        """Whether a segment of a receiver waits for blocks or for its cache."""
+        return segment in self._waiting
+
     def promise(self, request: int, origin: int, leg: Leg, have: int) -> None:
         """A sender begins its part; the next instance is known, and reserves blocks where caches are pushed."""
         known = self._ahead.get(request)

@@ -15,6 +15,7 @@ from disagg_sim.simulation import pieces
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import MEASURED, summary
+from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.sketch import RELATIVE_ERROR, Sketch
 from disagg_sim.simulation.totals import Totals, added
@@ -102,6 +103,24 @@ def test_the_kernel_forgets(monkeypatch):
     monkeypatch.setattr(pieces.Pieces, "close", lambda self: kept.append(len(self._cluster.fleet.segments)))
     run(requests(), parts(), "disaggregated", at=AT, slo=SLO, options=RunOptions(sample_s=0.5, records="none"))
     assert kept[0] < 100
+
+
+@pytest.mark.parametrize("policy", ["vllm", "disaggregated", "least_load"])
+def test_the_kernel_places_requests_as_the_policy_does(monkeypatch, policy):
+    """Also where a request comes with a sample, with others, or is too large, and where the run is cut."""
+    trace = requests()
+    arrival = np.round(trace.arrival * 4) / 4
+    inputs = np.where(np.arange(len(trace)) % 50 == 7, 10**6, trace.input_tokens)
+    trace = replace(trace, arrival=arrival, input_tokens=inputs)
+    options = RunOptions(sample_s=0.5, until_s=15.25)
+    fed = run(trace, parts(), policy, at=AT, slo=SLO, options=options)
+    monkeypatch.setattr(loads, "placing_of", lambda choice, whole: None)
+    asked = run(trace, parts(), policy, at=AT, slo=SLO, options=options)
+    for part in ("requests", "samples", "instances"):
+        for each in fields(getattr(fed, part)):
+            a, b = (getattr(getattr(result, part), each.name) for result in (fed, asked))
+            np.testing.assert_array_equal(a, b, err_msg=each.name)
+    assert set(fed.requests.status) == {0, 1, 3}
 
 
 def test_a_window_beyond_what_is_kept_is_refused(monkeypatch):

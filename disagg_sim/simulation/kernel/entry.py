@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.handover import cancel, count, land, recompute, release, sender_done
-from disagg_sim.simulation.kernel.home import queues_at, state_at
+from disagg_sim.simulation.kernel.home import feed_at, next_due, queues_at, ranking_at, state_at, whole_numbers
 from disagg_sim.simulation.kernel.layout import (
     AHEAD,
     BLOCK_TOKENS,
@@ -25,6 +25,7 @@ from disagg_sim.simulation.kernel.layout import (
     NOTIFY,
     PROMPTS,
     RESERVE,
+    Feed,
     Mode,
     Queues,
     Scheduling,
@@ -44,6 +45,7 @@ from disagg_sim.simulation.kernel.queue import (
     remembered,
     unlink,
 )
+from disagg_sim.simulation.kernel.ranking import least_loaded
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
@@ -55,6 +57,9 @@ MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 
 #: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
 IMPOSSIBLE, LATE = 1, 2
+
+#: What ``run_until`` reports where a request of the feed comes that has to be looked at.
+COMES = -(2**62)
 
 #: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
 #: context is elsewhere: nothing comes, the sender is done, compute all of it here.
@@ -82,53 +87,38 @@ def _changed(st: State | Queues, i: int) -> None:
     st.world[0].changes += 1
 
 
-@entry
-def run_until(home: Ints, limit: float) -> tuple[int, float]:
-    """Process events up to ``limit`` in the order of time, or up to the first one to report."""
-    st = state_at(home)
-    inst, seg, here = st.inst, st.seg, st.world[0]
-    here.soonest_s = -math.inf
-    while True:
-        if here.pending_head >= 0:
-            s = here.pending_head
-            here.pending_head = seg[s].next
-            return s, here.now_s
-        if here.notices > 0:
-            for i in range(here.instances):
-                if inst[i].draining == 2:
-                    inst[i].draining = 0
-                    inst[i].active = 0
-                    here.notices -= 1
-                    return -2 - i, here.now_s
-                if inst[i].stalled == 1:
-                    inst[i].stalled = 0
-                    here.notices -= 1
-                    return -2 - here.instances - i, here.now_s
-        now = st.soon[1]
-        if now > limit or now == math.inf:
-            here.soonest_s = now
-            return -1, limit
-        first = least_of(st.soon)
-        here.now_s = now
-        if inst[first].ranks > 1:
-            if settle_together(st, first, now):
-                form_together(st, first, now)
-        elif settle(st, first, now):
-            form(st, first, now)
-        check_drained(st, first)
-        _changed(st, first)
+@inner
+def _close(st: Queues, i: int) -> bool:
+    """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
+    inst, alone = st.inst[i], False
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if rank.first[PROMPTS] >= 0 and st.seg[rank.last[PROMPTS]].closes == 0:
+            st.seg[rank.last[PROMPTS]].closes = 1
+            alone = alone or rank.closed == 0
+            rank.closed += 1
+    return alone
 
 
-@entry
-def submit(
-    home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
+@inner
+def _enqueue(st: Queues, row: int, s: int) -> bool:
+    """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
+    inst, closes = st.inst[row], st.seg[s].closes
+    if st.seg[s].left == 0 or st.seg[s].reserve > 0:
+        enqueue(st, row, s, COMING)
+        return bool(inst.first[COMING] == s)
+    enqueue(st, row, s, PROMPTS)
+    first = inst.first[PROMPTS] == s or (closes == 1 and inst.closed == 0)
+    inst.closed += closes
+    return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
+
+
+@inner
+def _submit(
+    st: Queues, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
 ) -> int:
-    """Queue segment ``s``: instance, request, context, prompt, tokens to generate, tokens found, flags.
-
-    Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
-    """
+    """See ``submit``."""
     i, request, context, prompt, generate, hit, flags = wanted
-    st = queues_at(home)
     inst, seg, world = st.inst, st.seg, st.world
     if inst[i].next_s < now:
         return LATE
@@ -166,29 +156,77 @@ def submit(
 
 
 @inner
-def _close(st: Queues, i: int) -> bool:
-    """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
-    inst, alone = st.inst[i], False
-    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        rank = st.inst[row]
-        if rank.first[PROMPTS] >= 0 and st.seg[rank.last[PROMPTS]].closes == 0:
-            st.seg[rank.last[PROMPTS]].closes = 1
-            alone = alone or rank.closed == 0
-            rank.closed += 1
-    return alone
+def _come(st: Queues, feed: Feed, now: float) -> bool:
+    """The next request of the feed comes, and goes where the load is least; whether it could be placed."""
+    request = feed.next
+    prompt, total = (
+        whole_numbers(feed.prompts_at, feed.requests)[request],
+        whole_numbers(feed.totals_at, feed.requests)[request],
+    )
+    if total > feed.most or feed.submitted == len(st.seg):
+        return False
+    trees, group, present = ranking_at(feed, st.world[0].instances)
+    i = least_loaded(st, trees, group, present, feed.load, prompt if feed.own_tokens == 1 else 1, now)
+    generate = total - prompt if feed.whole == 1 else 1
+    goes_on = feed.whole == 0 and (total > prompt + 1 or feed.kept == 1)
+    flags = feed.hold if goes_on else feed.closes
+    _submit(st, feed.submitted, (i, request, 0, prompt, generate, 0, flags), math.nan, now)
+    feed.next += 1
+    feed.submitted += 1
+    return True
 
 
-@inner
-def _enqueue(st: Queues, row: int, s: int) -> bool:
-    """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
-    inst, closes = st.inst[row], st.seg[s].closes
-    if st.seg[s].left == 0 or st.seg[s].reserve > 0:
-        enqueue(st, row, s, COMING)
-        return bool(inst.first[COMING] == s)
-    enqueue(st, row, s, PROMPTS)
-    first = inst.first[PROMPTS] == s or (closes == 1 and inst.closed == 0)
-    inst.closed += closes
-    return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
+@entry
+def run_until(home: Ints, limit: float) -> tuple[int, float]:
+    """Process events up to ``limit`` in the order of time, or up to the first one to report."""
+    st, queues = state_at(home), queues_at(home)
+    inst, seg, here = st.inst, st.seg, st.world[0]
+    here.soonest_s = -math.inf
+    while True:
+        if here.pending_head >= 0:
+            s = here.pending_head
+            here.pending_head = seg[s].next
+            return s, here.now_s
+        if here.notices > 0:
+            for i in range(here.instances):
+                if inst[i].draining == 2:
+                    inst[i].draining = 0
+                    inst[i].active = 0
+                    here.notices -= 1
+                    return -2 - i, here.now_s
+                if inst[i].stalled == 1:
+                    inst[i].stalled = 0
+                    here.notices -= 1
+                    return -2 - here.instances - i, here.now_s
+        now = st.soon[1]
+        due = next_due(here.feed)
+        if due < now and due <= limit:
+            if due == limit or not _come(queues, feed_at(here.feed), due):
+                return COMES, due
+            continue
+        if now > limit or now == math.inf:
+            here.soonest_s = min(now, due)
+            return -1, limit
+        first = least_of(st.soon)
+        here.now_s = now
+        if inst[first].ranks > 1:
+            if settle_together(st, first, now):
+                form_together(st, first, now)
+        elif settle(st, first, now):
+            form(st, first, now)
+        check_drained(st, first)
+        _changed(st, first)
+
+
+@entry
+def submit(
+    home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
+) -> int:
+    """Queue segment ``s``: instance, request, context, prompt, tokens to generate, tokens found, flags.
+
+    Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
+    """
+    return _submit(queues_at(home), s, wanted, last_token_s, now)
 
 
 @inner

@@ -19,12 +19,13 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, let_idle
+from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
-    IDLE,
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
@@ -43,6 +44,9 @@ from disagg_sim.simulation.kernel.step_table import StepTable, pack_tables
 gap_bin: Callable[[float], int] = getattr(itl_bin, "py_func", itl_bin)
 #: Looked up once: an enum's members are slow to find.
 HELD = int(SegmentStatus.HELD)
+COMES = kernel.COMES
+#: Limits that hold over all attention ranks of an instance, each of which has its share.
+SHARED_LIMITS = ("token_budget", "max_sequences")
 
 #: Rows of records; columns by name, as attributes.
 Columns = Any
@@ -126,6 +130,7 @@ class Fleet:
     ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
+        self._feed: Feed | None = None
         self._ranks: list[int] = []  # of each instance [1]
         self._inst: Columns = np.zeros(0, INSTANCE)
         self._seg: Columns = np.zeros(capacity, SEGMENT)
@@ -165,6 +170,10 @@ class Fleet:
     def start_s(self, segment: int) -> float:
         """When the first step that worked on a segment began; nan = never. [s]"""
         return float(self._start_s[segment])
+
+    def whose(self, segment: int) -> tuple[int, int]:
+        """Request and instance of a segment."""
+        return self._request.item(segment), self._instance.item(segment)
 
     def status_of(self, segment: int) -> SegmentStatus:
         """Where a segment is in its life."""
@@ -245,8 +254,7 @@ class Fleet:
         """
         segment = self._count
         if segment == len(self._seg):
-            self._seg = np.concatenate([self._seg, np.zeros_like(self._seg)])
-            self._bind()
+            self._grow()
         context, prompt, generate = lengths
         wanted = (instance, request, context, prompt, generate, cached, flags)
         error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
@@ -268,12 +276,34 @@ class Fleet:
         (-2 - instances - instance, time): where caches come from elsewhere, work waits there for memory, and nothing
         runs that would free some. A
         segment is reported when it has finished (``NOTIFY``), and when its blocks are reserved (``RESERVE``). Call
-        again with the same limit after a notice.
+        again with the same limit after a notice. (``COMES``, time): a request of the feed comes that has to be placed
+        from outside, since it comes at the limit itself, or is larger than every instance holds.
         """
         if self._soonest_s.item() > limit:
             return -1, limit
-        found: tuple[int, float] = kernel.run_until(self.home, float(limit))
-        return found
+        found: tuple[int, float]
+        feed = self._feed
+        if feed is None:
+            found = kernel.run_until(self.home, float(limit))
+            return found
+        while True:
+            feed.begin(self._count)
+            found = kernel.run_until(self.home, float(limit))
+            self._count = feed.submitted
+            if found[0] != COMES or self._count < len(self._seg):
+                return found
+            self._grow()
+
+    def take(self, feed: Feed) -> None:
+        """Place the requests of a feed as they come, besides those that are submitted."""
+        self._feed = feed
+        self._world["feed"] = feed.row.ctypes.data
+        self._world["soonest_s"] = -np.inf
+
+    def _grow(self) -> None:
+        """Make room for more segments."""
+        self._seg = np.concatenate([self._seg, np.zeros_like(self._seg)])
+        self._bind()
 
     def next_time(self) -> float:
         """Time of the next event of any instance; inf = none. [s]"""
@@ -401,7 +431,7 @@ class Fleet:
             row = self._inst[each]
             for name in HELD_AT_WORK:
                 row[name] = 0
-            _let_idle(row)
+            let_idle(row)
             row["free_blocks"] = row["total_blocks"]
         self._bind()
         return lost
@@ -531,7 +561,7 @@ class Fleet:
             row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
             row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
-            _let_idle(row)
+            let_idle(row)
         for name in ("mode", "step_limit_s", "max_prompts", "least_prefill", *SHARED_LIMITS):
             self._limit(instance, name, getattr(spec, name))
 
@@ -558,36 +588,5 @@ class Fleet:
             array.flags.writeable = False
         self._soonest_s = self._world["soonest_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
+        self._request = self._seg["request"]
         self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]
-
-
-def _let_idle(row: np.void) -> None:
-    """Empty the queues of an instance and end its run."""
-    row["first"] = row["last"] = row["last_admitted"] = -1
-    row["next_s"] = row["run_end_s"] = row["leave_s"] = np.inf
-    row["run_kind"] = IDLE
-
-
-#: Limits that hold over all attention ranks of an instance, each of which has its share.
-SHARED_LIMITS = ("token_budget", "max_sequences")
-#: What an instance has and does: nothing of it is left when it dies.
-HELD_AT_WORK = (
-    "active",
-    "draining",
-    "stalled",
-    "running_requests",
-    "running_tokens",
-    "queued_requests",
-    "queued_prompt_tokens",
-    "queued_context_tokens",
-    "admitted",
-    "run_steps",
-    "pieces",
-    "groups",
-    "closed",
-    "residue",
-    "growing",
-    "promised",
-    "requests",
-    "request_tokens",
-)

@@ -7,23 +7,24 @@ is replaced; ``Fleet`` keeps them alive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Ints
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.extras import extra
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Instance, Queues, Segment, State, World, dtype_of
+from disagg_sim.simulation.kernel.layout import Feed, Instance, Queues, Segment, State, World, dtype_of
 
 with extra("simulate"):
     import numba
     from numba.core import cgutils, types
     from numba.extending import intrinsic
 
-INSTANCE, SEGMENT, WORLD = dtype_of(Instance), dtype_of(Segment), dtype_of(World)
+INSTANCE, SEGMENT, WORLD, FEED = (dtype_of(record) for record in (Instance, Segment, World, Feed))
 _numba: Any = numba  # its stubs know neither ``carray`` nor that the first argument of an intrinsic is not passed
 carray = _numba.carray
 
@@ -89,3 +90,37 @@ def queues_at(home: Ints) -> Queues:
     """Those that change when something comes from outside."""
     st = state_at(home)
     return Queues(st.inst, st.seg, st.values, st.world, st.soon, st.due, st.log, st.priority)
+
+
+@inner
+def feed_at(address: int) -> Feed:
+    """A feed, by its address."""
+    feed: Feed = carray(pointer(address), 1, FEED)[0]
+    return feed
+
+
+@inner
+def whole_numbers(address: int, count: int) -> Ints:
+    """An array of whole numbers, by its address."""
+    numbers: Ints = carray(pointer(address), count, np.int64)
+    return numbers
+
+
+@inner
+def next_due(address: int) -> float:
+    """When the next request of a feed comes; inf = none, or no feed. [s]"""
+    if address == 0:
+        return math.inf
+    feed = feed_at(address)
+    if feed.next >= feed.requests:
+        return math.inf
+    time: float = carray(pointer(feed.times_at), feed.requests, np.float64)[feed.next]
+    return time
+
+
+@inner
+def ranking_at(feed: Feed, instances: int) -> tuple[Floats, Ints, Floats]:
+    """The arrays of its ranking, see ``ranking.ranking``."""
+    trees = carray(pointer(feed.trees_at), (feed.groups, feed.width), np.float64)
+    present = carray(pointer(feed.present_at), instances, np.float64)
+    return trees, whole_numbers(feed.group_at, instances + 1), present

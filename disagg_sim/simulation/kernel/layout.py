@@ -226,6 +226,33 @@ class World:
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
     stream: int  # that drafts are accepted by: each request and place in it has a draw of its own
+    feed: int  # address of the ``Feed``; 0 = none
+
+
+class Feed:
+    """Requests that come at known times and go where a load is least: nobody outside has to be asked.
+
+    The arrays of requests and of the ranking are named by their addresses (``_at``).
+    """
+
+    times_at: int  # (requests) ascending [s]
+    prompts_at: int  # (requests) [token]
+    totals_at: int  # (requests) prompt and output [token]
+    requests: int  # how many [1]
+    next: int  # the first that has not come
+    most: int  # larger ones are reported instead: a place may lack the memory [token]
+    whole: int  # 1 = they stay where they are placed, 0 = they go on after the first token
+    kept: int  # 1 = those with one output token go on, too
+    hold: int  # flags of a segment whose request goes on
+    closes: int  # of one that stays
+    submitted: int  # segments so far [1]
+    load: int  # see ``ranking``
+    own_tokens: int  # 1 = its prompt is added to the load, 0 = one request is
+    trees_at: int  # (groups, width) of the ranking
+    groups: int
+    width: int
+    group_at: int  # (instances + 1)
+    present_at: int  # (instances)
 
 
 class State(NamedTuple):

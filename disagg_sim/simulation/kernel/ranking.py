@@ -59,10 +59,9 @@ def _first(st: Queues, tree: Floats, present: Floats, load: int, now: float) -> 
     return i
 
 
-@entry
-def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
+@inner
+def least_loaded(st: Queues, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
     """See ``Rankings.least``."""
-    st = queues_at(home)
     here, count = st.world[0], len(present)
     if here.changes - group[count] > len(st.log):
         for i in range(count):
@@ -81,6 +80,12 @@ def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, o
         if best < 0 or mine < its or (mine == its and i < best):
             best, fewest, most = i, tokens, served
     return best
+
+
+@entry
+def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, own: int, now: float) -> int:
+    """See ``Rankings.least``."""
+    return least_loaded(queues_at(home), trees, group, present, load, own, now)
 
 
 class Rankings:
@@ -136,14 +141,31 @@ class Rankings:
         if kept is None:
             if len(self._kept) == MOST_KEPT:
                 self._kept.clear()
-            kept = self._kept[key] = (*_ranking(among, served), among, served)  # the last two keep their id
+            kept = self._kept[key] = (*ranking(among, served), among, served)  # the last two keep their id
         found: int = _least(self._home, kept[0], kept[1], kept[2], load, own, now)
         return found
 
 
-def _ranking(among: NDArray[np.intp], served: Floats | Ints) -> tuple[Floats, Ints, Floats]:
-    """Trees of the groups, with what each serves in place 0; the group of each instance, and where the log was read
-    last; when the load of each was the present one.
+def ranking(among: NDArray[np.intp], served: Floats | Ints) -> tuple[Floats, Ints, Floats]:
+    """Make the arrays that ``least_loaded`` keeps.
+
+    Parameters
+    ----------
+    among
+        Instances, one at least.
+    served
+        What each instance of the fleet serves.
+
+    Returns
+    -------
+    array, array, array
+        Trees of the groups, with what each serves in place 0; the group of each instance, and where the log was read
+        last; when the load of each was the present one.
+
+    Examples
+    --------
+    >>> ranking(np.array([0, 2]), np.array([4.0, 1.0, 1.0]))[1].tolist()
+    [1, -1, 0, -4]
     """
     count = len(served)
     values, member = np.unique(np.asarray(served)[among], return_inverse=True)

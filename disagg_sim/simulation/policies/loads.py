@@ -14,6 +14,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry
+from disagg_sim.simulation.kernel.feed import Placing
 from disagg_sim.simulation.kernel.ranking import HELD_TOKENS, PROMPT_TOKENS, REQUESTS
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg, Limits, Role
@@ -40,24 +41,27 @@ class Choice(Protocol):
         ...
 
 
-def fewest_requests(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
-    """The one with the fewest requests, waiting or running, for its seats; the first of several."""
-    return view.least(REQUESTS, among, view.seats, 1)
+@dataclass(frozen=True, slots=True)
+class Least:
+    """The one with the least load for what it serves, now; the first of several."""
+
+    load: int  # of ``kernel.ranking``
+    served: str  # column of the view
+    own_tokens: bool = False  # whether the request counts by its prompt tokens; else as one request
+
+    def __call__(self, view: ClusterView, among: Index, tokens: int = 0) -> int:
+        """See ``Choice``."""
+        return view.least(self.load, among, getattr(view, self.served), tokens if self.own_tokens else 1)
 
 
-def shortest_queue(view: ClusterView, among: Index, tokens: int = 0) -> int:  # noqa: ARG001  counts requests
-    """The one that has prefilled its queue of requests and one more first; the first of several."""
-    return view.least(REQUESTS, among, view.prefill_rate, 1)
-
-
-def least_prefill(view: ClusterView, among: Index, tokens: int = 0) -> int:
-    """The one that has prefilled its prompt tokens first, cache in transfer included; the first of several."""
-    return view.least(PROMPT_TOKENS, among, view.prefill_rate, tokens)
-
-
-def least_decode(view: ClusterView, among: Index, tokens: int = 0) -> int:
-    """The one with the fewest tokens in decode, in transfer and in wait for its seats; the first of several."""
-    return view.least(HELD_TOKENS, among, view.seats, tokens)
+#: The one with the fewest requests, waiting or running, for its seats.
+fewest_requests = Least(REQUESTS, "seats")
+#: The one that has prefilled its queue of requests and one more first.
+shortest_queue = Least(REQUESTS, "prefill_rate")
+#: The one that has prefilled its prompt tokens first, cache in transfer included.
+least_prefill = Least(PROMPT_TOKENS, "prefill_rate", own_tokens=True)
+#: The one with the fewest tokens in decode, in transfer and in wait for its seats.
+least_decode = Least(HELD_TOKENS, "seats", own_tokens=True)
 
 
 def least_uncached(view: ClusterView, request: int) -> int:
@@ -109,11 +113,17 @@ class ByRole:
         return self.prefill if role == Role.PREFILL else self.decode
 
 
+def placing_of(choice: Choice, *, whole: bool) -> Placing | None:
+    """How the kernel makes a choice by itself; None: it cannot."""
+    return Placing(choice.load, choice.served, choice.own_tokens, whole) if isinstance(choice, Least) else None
+
+
 class Whole:
     """Routing of co-located policies: a request stays where it was placed."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
+        self.placing = placing_of(choice, whole=True) if type(self) is Whole else None
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
@@ -137,6 +147,7 @@ class Handover:
 
     def __init__(self, prefill: Choice, decode: Choice, *, early: bool = False) -> None:
         self._prefill, self._decode, self._early = prefill, decode, early
+        self.placing = None if early or type(self) is not Handover else placing_of(prefill, whole=False)
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``; the prefill instance emits the first token."""
