@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from disagg_sim.errors import InputError, StoreError
+from disagg_sim.sweep.backends import on_dask
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -85,9 +86,10 @@ def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[s
 
 @contextmanager
 def ray_cluster() -> Iterator[str]:
-    """A head with two CPUs, started as a command; its address."""
+    """A head with one CPU, started as a command, without what scales it and gathers its logs; its address."""
     address = f"127.0.0.1:{free_port()}"
-    options = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=2", "--include-dashboard=false"]
+    options = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=1", "--include-dashboard=false"]
+    options += ["--no-monitor", "--include-log-monitor=false"]
     with subprocess.Popen(
         [HERE / "ray", "start", "--block", *options, "--disable-usage-stats"],
         stdout=subprocess.PIPE,
@@ -125,26 +127,21 @@ def kill_a_ray_worker() -> None:
     raise AssertionError("no worker of Ray runs")
 
 
-def swept_by_command(root: Path, *options: str, kill: Callable[[subprocess.Popen[bytes]], None]) -> list[str | Path]:
-    """Run the command; when a block is stored, ``kill``; wait for its end, and give the command."""
-    (root / "small.yaml").write_text(SWEEP)
-    command = [HERE / "disagg-sim", "sweep", "small.yaml", "--out", "out", "--no-figures", *options]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
-        deadline = time.monotonic() + START_WITHIN
-        while not list(root.glob("out/*/*/*.parquet")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        kill(first)
-    return command
-
-
 def test_a_sweep_goes_on_after_its_driver_was_killed(
     plan: SweepPlan, alone: dict[str, bytes], dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
     """What the workers stored before is not computed again."""
-    options = ("--backend", "dask", "--address", dask[0])
-    command = swept_by_command(tmp_path, *options, kill=lambda first: first.kill())
-    again = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert 0 < int(again.stderr.partition(" of ")[0]) < len(plan.blocks)
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    options = ["--out", "out", "--no-figures", "--backend", "dask", "--address", dask[0]]
+    command = [HERE / "disagg-sim", "sweep", "small.yaml", *options]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as driver:
+        deadline = time.monotonic() + START_WITHIN
+        while not list(tmp_path.glob("out/*/*/*.parquet")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        driver.kill()
+    listener = Mock()
+    run_sweep(plan, tmp_path / "out", jobs=Workers(backend="dask", address=dask[0]), listener=listener).require()
+    assert 0 < listener.advance.call_count < len(plan.blocks)
     assert {name: (tmp_path / "out" / name).read_bytes() for name in TABLES} == alone
 
 
@@ -156,7 +153,10 @@ def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
 
 
 def test_dask_starts_workers_of_its_own(plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path) -> None:
-    assert swept(plan, tmp_path, Workers(2, "dask")) == alone
+    import dask
+
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):  # imports once for both
+        assert swept(plan, tmp_path, Workers(2, "dask")) == alone
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers of Ray by /proc")
@@ -165,17 +165,15 @@ def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
 ) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # of a cluster that only this machine reaches
 
-    def kill(_: subprocess.Popen[bytes]) -> None:
-        kill_a_ray_worker()
-
     with ray_cluster() as address:
-        swept_by_command(tmp_path, "--backend", "ray", "--address", address, kill=kill)
-    assert len(list(tmp_path.glob("out/*/*/*.parquet"))) == len(plan.blocks)
-    assert {name: (tmp_path / "out" / name).read_bytes() for name in TABLES} == alone
+        assert swept(plan, tmp_path, Workers(backend="ray", address=address), kill_a_ray_worker) == alone
 
 
 @pytest.mark.parametrize(("backend", "address"), [("dask", "tcp://127.0.0.1:9"), ("ray", "127.0.0.1:9")])
-def test_where_no_cluster_answers_one_line_says_so(plan: SweepPlan, tmp_path: Path, backend: str, address: str) -> None:
+def test_where_no_cluster_answers_one_line_says_so(
+    plan: SweepPlan, tmp_path: Path, backend: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_dask, "ANSWER_WITHIN", 0.5)
     with pytest.raises(InputError, match=f"address '{address}': no .* of {backend.title()} answers"):
         swept(plan, tmp_path, Workers(backend=backend, address=address))
 
@@ -199,7 +197,7 @@ def test_a_full_disk_is_one_line_and_the_sweep_goes_on(
         pytest.skip("a small file system cannot be mounted here")
     try:
         with pytest.raises(StoreError, match="No space left"):
-            swept(plan, small, Workers(2))
+            swept(plan, small, Workers(1))
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
         run_sweep(plan, small, jobs=1, listener=Mock())
         assert {name: (small / name).read_bytes() for name in TABLES} == alone
