@@ -256,7 +256,8 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             passes = designs.batch / (designs.prefill_batch * lengths.gaps)
             mean, fed = times.step + passes * times.fill, passes * times.load
             gap = accepted * times.step + np.ceil(accepted * passes) * _long(times.fill, designs, times)
-            mean, tpot = np.maximum(mean, fed), np.maximum(mean - times.fill / lengths.gaps, fed)
+            own = np.minimum(designs.prefill_batch, designs.mapping.dp_attn) / designs.prefill_batch
+            mean, tpot = np.maximum(mean, fed), np.maximum(mean - own * times.fill / lengths.gaps, fed)
         else:
             share = designs.mixed_share
             mean, gap = share * times.busy / accepted + (1.0 - share) * times.step, _long(times.busy, designs, times)

@@ -56,8 +56,12 @@ def colocated(
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}
 
-    This mean counts the pass of the request's own prompt, too. ``ttl_measure="tpot"`` leaves it out, as engines do:
-    :math:`TPOT = T_d + (B-b)\,t_p/(OSL-1)`, which is T_d where all residents start together.
+    This mean is of a slot and counts the prefill of its own prompt, too. A request's tokens come after that: while it
+    decodes, the others of its attention rank are replaced once, over dp ranks
+
+    .. math:: TPOT = T_d + \frac{(B - dp)\,t_p}{OSL-1}
+
+    whatever b is, unless requests of equal length start and end together, which no engine can rely on.
 
     The largest gap between two tokens is T_d and one pass (more where B/b exceeds OSL-1, so that several
     passes fall between two steps); FTL is the pass, without a queue. Searched are every mapping, its
@@ -82,8 +86,8 @@ def colocated(
     Returns
     -------
     DataFrame
-        Columns as ``points.COLUMNS``. One row per (mapping, B) with the b of the lowest mean TTL; under
-        "p99" and "tpot" every b of a (mapping, B) that no other beats in TTL and throughput.
+        Columns as ``points.COLUMNS``. One row per (mapping, B) with the b of the lowest TTL; under "p99" every b of a
+        (mapping, B) that no other beats in TTL and throughput.
 
     Raises
     ------
@@ -272,13 +276,14 @@ class _Scored:
         )
         memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
         passes_per_token = batch[index] / (count * case.lengths.gaps)
+        own = np.minimum(count, self.group.dp) / (count * case.lengths.gaps)  # part of a pass, with a prompt a rank
         fed = passes_per_token * loads  # as fast as pasts are loaded, while decode goes on
         accepted = self.group.accepted(case)
         options = Options(
             batch_index=index,
             ttl_mean=np.maximum(step + passes_per_token * times, fed),
             largest_gap=accepted * step + np.ceil(accepted * passes_per_token) * long_times,
-            tpot=np.maximum(step + (passes_per_token - 1.0 / case.lengths.gaps) * times, fed),
+            tpot=np.maximum(step + (passes_per_token - own) * times, fed),
             ftl=times + loads,
             memory=memory,
             group=count.astype(float),

@@ -35,9 +35,9 @@ from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
 
-#: What ``ttl_s`` means: the mean over the time of a slot, the largest gap between two tokens, or the mean over the
-#: tokens of a request, as engines report TPOT: the prefill of its own prompt, before them, is left out.
-TTL_MEASURES = ("mean", "p99", "tpot")
+#: What ``ttl_s`` means: the mean over the tokens of a request, as engines report TPOT; that over the time of a slot,
+#: which has the prefill of the request's own prompt in it; or the largest gap between two tokens.
+TTL_MEASURES = ("tpot", "mean", "p99")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Colocation:
     # where they exceed it; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
     interference: Interference = NO_INTERFERENCE  # ``piggyback``: what the phases cost each other in a mixed step
-    ttl_measure: str = "mean"  # what ``ttl_s`` is, of ``TTL_MEASURES``
+    ttl_measure: str = "tpot"  # what ``ttl_s`` is, of ``TTL_MEASURES``
     mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
     allow_long_context: bool = False  # score requests beyond the model's context limit instead of refusing them
 
@@ -197,7 +197,7 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
     that start together and the instance's rate X = B/(mean TTL*(OSL-1)).
 
     Of the options of one (mapping, batch) within the limits: those that no other beats in TTL and
-    throughput. With the mean as measure that is one, since throughput is proportional to 1/mean there;
+    throughput. With "tpot" and "mean" that is one: both grow with the time of a prompt, and throughput falls with it;
     equal ones go to the first option.
     """
     fits = options.memory <= case.at.memory_limit
@@ -224,7 +224,7 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
         return padded[:, place]
 
     mean = laid_out(options.ttl_mean)
-    if case.options.ttl_measure == "mean":
+    if case.options.ttl_measure != "p99":
         best = np.argmin(mean, axis=-1)
         row, batch = np.nonzero(np.isfinite(np.take_along_axis(mean, best[..., None], axis=-1)[..., 0]))
         return row, place[batch, best[row, batch]], tally
@@ -294,8 +294,8 @@ class Found:
 
 
 def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: str) -> Ints:
-    """Rows of the lowest mean TTL of each (mapping, batch) over its numbers of drafts, under another measure all."""
-    if measure != "mean":
+    """Rows of the most throughput of each (mapping, batch) over its numbers of drafts; with "p99" all."""
+    if measure == "p99":
         return np.arange(columns["batch"].size)
     keys = [columns["batch"], *(degrees[name] for name in SHARDING)]
     order = np.lexsort((columns["ttl_mean"], *keys))

@@ -49,7 +49,7 @@ from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.colocation import TTL_MEASURES
+from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pools import POOLS
@@ -100,7 +100,7 @@ class Limits:
 class Sharing:
     """How prefill and decode share an instance in the co-located modes."""
 
-    ttl_measure: str = "mean"  # what TTL is, of ``serving.colocation.TTL_MEASURES``
+    ttl_measure: str = Colocation().ttl_measure  # what TTL is, of ``serving.colocation.TTL_MEASURES``
     every_step_mixed: bool = False  # piggyback: chunks of the balance alone, else the best mix
     interference: Interference = field(default_factory=Interference)
 

@@ -47,12 +47,12 @@ W2 = (
 
 
 def w2_row(tp: int, isl: float, osl: float, batch: int) -> tuple[float, float, float]:
-    """Decode step, prefill of one prompt and mean TTL of a co-located instance, at 0.9 of the columns. [s]"""
+    """Decode step, prefill of one prompt and TPOT of a co-located instance, at 0.9 of the columns. [s]"""
     at = bare(setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm"))
     isl, osl = 0.9 * isl, 0.9 * osl
     step = decode_step(at, tensor_parallel(tp), batch=float(batch), context=isl + osl / 2).ttl
     prefill = prefill_pass(at, tensor_parallel(tp), batch=1.0, isl=isl).ftl
-    return float(step), float(prefill), float(step + batch * prefill / (osl - 1))
+    return float(step), float(prefill), float(step + (batch - 1) * prefill / (osl - 1))
 
 
 @quick
@@ -65,10 +65,10 @@ def w2_errors() -> str:
 
 @quick
 def w2_largest_errors() -> str:
-    """The three largest misses of W2. [%]"""
+    """The four largest misses of W2. [%]"""
     errors = sorted(abs(100 * (w2_row(*row)[2] / MS / measured - 1)) for *row, measured in W2)
-    assert errors[2] < 3  # what README says of the other three
-    return f"{errors[3]:.0f}, {errors[4]:.0f} and {errors[5]:.0f}"
+    assert errors[1] < 3  # what README says of the other two
+    return f"{errors[2]:.0f}, {errors[3]:.0f}, {errors[4]:.0f} and {errors[5]:.0f}"
 
 
 @quick

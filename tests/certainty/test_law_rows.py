@@ -26,7 +26,7 @@ def llama():
 
 
 @cache
-def served(mode, measure="mean"):
+def served(mode, measure="tpot"):
     """Designs of Llama 3.1 8B under the shipped log-normal lengths, and what they were made with."""
     lengths, one = ds.lengths(CHAT), ds.Mapping()
     if mode == "disaggregated":
@@ -49,11 +49,11 @@ def seconds(found, latency):
 
 
 MODES = ["disaggregated", "colocated", "piggyback"]
-GAPS = [("colocated", "p99"), ("colocated", "tpot"), ("piggyback", "p99"), ("cpp", "p99")]
+GAPS = [("colocated", "p99"), ("colocated", "mean"), ("piggyback", "p99"), ("cpp", "p99")]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("mode", "measure"), [*((mode, "mean") for mode in MODES), *GAPS])
+@pytest.mark.parametrize(("mode", "measure"), [*((mode, "tpot") for mode in MODES), *GAPS])
 def test_parts_add_up_under_a_shipped_distribution(mode, measure):
     points, origin = served(mode, measure)
     again = ds.rescore(points, origin=origin)

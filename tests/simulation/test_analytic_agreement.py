@@ -187,15 +187,21 @@ def test_in_flight_batching(deployment, together):
     assert throughput / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize(("batch", "together"), [(1, 1), (2, 2), (4, 1), (4, 4)])
 @pytest.mark.parametrize("deployment", ["llama_8b"], indirect=True)
-def test_few_requests_in_flight(deployment, batch):
-    """Measure "tpot": the pass of a request's own prompt lies before its tokens, however few others there are."""
+def test_few_requests_in_flight(deployment, batch, together):
+    """The pass of a request's own prompt lies before its tokens, however few others there are; those of the others lie
+    between, though a pass may have several prompts: slots are free one by one."""
     _, mapping, isl, osl, _, at, _, table = deployment
-    options = Colocation(batch=(batch,), prefill_batch=(1,), ttl_measure="tpot")
+    options = Colocation(batch=(batch,), prefill_batch=(together,))
     exact = colocated(at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=options).iloc[0]
     spec = InstanceSpec(
-        table=table, blocks=10**6, mode=Mode.PREFILL_FIRST, token_budget=10**6, max_prompts=1, max_sequences=batch
+        table=table,
+        blocks=10**6,
+        mode=Mode.PREFILL_FIRST,
+        token_budget=10**6,
+        max_prompts=together,
+        max_sequences=batch,
     )
     fleet = full_queue(spec, (0, isl, osl), residents=batch, requests=40 * batch, waiting=batch)
     segments, rows = steady(fleet, batch)
