@@ -14,8 +14,8 @@ from disagg_sim.cli.tables import table_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.load import list_specs, load_model
-from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.facts.load import list_specs, load_model, load_traffic
+from disagg_sim.facts.traffic import HBM, TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.assurance import assurance
@@ -25,8 +25,10 @@ from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions
+from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
-from disagg_sim.units import GB
+from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.units import GB, parse_quantity
 from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
@@ -46,7 +48,11 @@ def plan(
     trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
     cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     tiers: Annotated[
-        str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
+        str,
+        typer.Option(
+            metavar="TIER[=SHARE,...]",
+            help="Where they are cached: hbm, dram, ssd, remote. Of sessions: 'hbm=20 GB,dram', and no share.",
+        ),
     ] = "",
     speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
     acceptance: Annotated[
@@ -84,11 +90,12 @@ def plan(
 
     Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
+    memory = _memory(traffic, cached, tiers)
     work = work_of(isl, osl, traffic, trace)
     played = work if isinstance(work, Trace) else None
     if played and gpus is None and rate is None and users is None:
         rate = played.rate
-    work = _cached(work, cached, tiers)
+    work = work if memory is not None else _cached(work, cached, tiers)
     options = PlanOptions(
         users=users,
         trace=played,
@@ -104,8 +111,13 @@ def plan(
         speculation=asked_speculation(load_model(model).name, speculate, acceptance),
         availability=availability,
         failures=failures,
+        set_aside=0.0 if memory is None else memory.hbm,
     )
-    found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
+
+    def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
+        return planned(model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
+
+    found = of(work) if memory is None else plan_turns(traffic, memory, of).plan
     told, made = Told(), None
     if found.best is not None:
         if proof:
@@ -191,10 +203,29 @@ def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengt
     return lengths(isl, osl)
 
 
+def _memory(traffic: str, share: float, tiers: str) -> GpuCaches | None:
+    """What GPUs remember between turns of sessions, from ``hbm=20 GB,dram``; None: no sessions, or a stated share."""
+    if not tiers or share or traffic not in list_specs("traffic") or load_traffic(traffic).session is None:
+        return None
+    hbm, below = 0.0, []
+    for part in tiers.split(","):
+        name, _, size = part.strip().partition("=")
+        if name == HBM and size:
+            try:
+                hbm = parse_quantity(size, "B")
+            except ValueError as error:
+                raise InputError(f"--tiers {quoted(part)}: {error}") from None
+        elif name == HBM or size:
+            raise InputError(f"--tiers {quoted(part)} of sessions; allowed: hbm=SIZE, such as 'hbm=20 GB', or a tier")
+        else:
+            below.append(name)
+    return GpuCaches(hbm=hbm, tiers=tuple(below))
+
+
 def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
     """The work with a share of its prompts cached, in tiers."""
     if tiers and not share:
-        raise InputError("--tiers says where prompts are cached; give --cached, too")
+        raise InputError("--tiers says where prompts are cached; give --cached, too, or a --traffic with sessions")
     if not share:
         return work
     reuse = replace(reuse_of(share), tiers=_tiers(tiers))

@@ -53,6 +53,7 @@ class PlanOptions:
     availability: float | None = None  # share of time with full capacity, for which spares are added; None = none [1]
     failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
     speculation: Speculation | None = None  # drafter of prefill and decode pools; instances of both phases have none
+    set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:
@@ -200,10 +201,12 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     drafter = options.speculation
     at = setup(spec, system, recipe, options.profile, options.engine, drafter)
     if options.prefill_system is None:
-        return at, at
+        both = replace(at, set_aside=options.set_aside) if options.set_aside else at
+        return both, both
     sender = load_system(options.prefill_system)
     recipe = options.precision or usual_precision(spec, sender, at.precision.cache.name)
-    return at, setup(spec, sender, recipe, options.profile, options.engine, drafter)
+    sends = setup(spec, sender, recipe, options.profile, options.engine, drafter)
+    return at, replace(sends, set_aside=options.set_aside)
 
 
 def _drafters(asked: Speculation | None) -> tuple[Speculation | None, ...]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.kv_tiers import room_tokens, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
+from disagg_sim.workload.turns import TurnCaches
 
 
 def taken_up(at: Setup, lengths: Lengths) -> Lengths:
@@ -37,6 +44,68 @@ def taken_up(at: Setup, lengths: Lengths) -> Lengths:
     [58976.0, 58688.0]
     """
     return lengths.at_whole(checkpoint_tokens(at.model, at.precision)) if lengths.cached is not None else lengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCaches:
+    """Prefix caches of instances, by what each GPU brings."""
+
+    gpus: int = 1  # of each cache [1]
+    hbm: float = 0.0  # of each GPU, set aside for prompts between requests [B]
+    tiers: tuple[str, ...] = ()  # below it, of ``kv_tiers`` of the system, the fastest first
+    caches: int = 1  # [1]
+    sticky: bool = True
+    back: bool = False
+
+    def met(
+        self,
+        served: tuple[ModelSpec, Precision],
+        system: SystemSpec,
+        prompt: float,
+        *,
+        sessions_per_s: float,
+        tpot_s: float = 0.0,
+    ) -> TurnCaches:
+        """Count the caches in tokens.
+
+        Parameters
+        ----------
+        served, system
+            Model and recipe, and GPUs, of the instances that remember.
+        prompt
+            Tokens of a usual prompt. [token]
+        sessions_per_s
+            Sessions that begin, over all caches. [1/s]
+        tpot_s
+            Of their answers. [s]
+
+        Returns
+        -------
+        TurnCaches
+            Each GPU keeps parts of its own.
+
+        Raises
+        ------
+        InputError
+            A tier that the system has not.
+        """
+        tiers = {name: tier for name in self.tiers if (tier := tier_of(system, name)) is not None}
+        pooled = tuple(name for name, tier in tiers.items() if tier.shared)
+
+        def room(name: str, capacity: float | None) -> float:
+            gpus = self.gpus * (self.caches if name in pooled else 1)
+            return math.inf if capacity is None else float(round(room_tokens(*served, gpus * capacity, prompt)))
+
+        rooms = [(HBM, room(HBM, self.hbm))] if self.hbm else []
+        return TurnCaches(
+            sessions_per_s=sessions_per_s,
+            rooms=(*rooms, *((name, room(name, tier.capacity)) for name, tier in tiers.items())),
+            caches=self.caches,
+            sticky=self.sticky,
+            pooled=pooled,
+            back=self.back,
+            tpot_s=tpot_s,
+        )
 
 
 class TimedPrompts(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -22,21 +21,9 @@ from disagg_sim.facts.schema import (
     schema_of,
 )
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import room_tokens, tier_of
+from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import TB
 from disagg_sim.workload.turns import TurnCaches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuCaches:
-    """Prefix caches of instances: what each GPU brings."""
-
-    gpus: int = 1  # of each cache [1]
-    hbm: float = 0.0  # of each GPU, set aside for prompts between requests [B]
-    tiers: tuple[str, ...] = ()  # below it, of ``kv_tiers`` of the system, the fastest first
-    caches: int = 1  # [1]
-    sticky: bool = True
-    back: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,26 +60,9 @@ class Turns:
         """
         if self.cache is None:
             return self.uncached
-        own, spec = self.cache, load.load_model(model)
-        recipe = load.resolve_precision(precision, spec, system)
-        tiers = {name: tier_of(system, name) for name in own.tiers}
-        pooled = tuple(name for name, tier in tiers.items() if tier is not None and tier.shared)
-
-        def room(name: str, capacity: float | None) -> float:
-            gpus = own.gpus * (own.caches if name in pooled else 1)
-            return math.inf if capacity is None else float(round(room_tokens(spec, recipe, gpus * capacity, prompt)))
-
-        rooms = [(HBM, room(HBM, own.hbm))] if own.hbm else []
-        rooms += [(name, room(name, tier.capacity)) for name, tier in tiers.items() if tier is not None]
-        return TurnCaches(
-            sessions_per_s=self.sessions_per_s,
-            rooms=tuple(rooms),
-            caches=own.caches,
-            sticky=own.sticky,
-            pooled=pooled,
-            back=own.back,
-            tpot_s=self.tpot_s,
-        )
+        spec = load.load_model(model)
+        at = spec, load.resolve_precision(precision, spec, system)
+        return self.cache.met(at, system, prompt, sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
 
 
 class _Cache(Strict):

@@ -147,15 +147,40 @@ def turn_lengths(traffic: str, caches: TurnCaches) -> Lengths:
     >>> [f"{1 - law.mean_new / law.mean_isl:.2f} in {len(law.prompt_nodes().isl)} prompts" for law in laws]
     ['0.51 in 3 prompts', '0.92 in 6 prompts']
     """
+    trace, shared_tokens = _sample(traffic)
+    trace = answered(trace, caches.tpot_s)
+    found, tiers = found_by_tier(trace, caches, mean_turns(traffic) * caches.sessions_per_s, shared_tokens)
+    return joint_lengths(trace.input_tokens, trace.output_tokens, found, tiers)
+
+
+@lru_cache
+def _sample(traffic: str) -> tuple[Trace, int]:
+    """Sessions that stand for a traffic, and the start that all their prompts share. [token]"""
     law = load_traffic(traffic)
     if law.session is None:
         raise InputError(f"traffic {traffic} has no sessions; allowed: one with the key 'session'")
-    trace = session_trace(law, rate=1.0, sessions=SESSIONS, seed=SEED)
-    trace = answered(trace, caches.tpot_s)
-    found, tiers = found_by_tier(
-        trace, caches, len(trace) / SESSIONS * caches.sessions_per_s, law.session.shared_tokens
-    )
-    return joint_lengths(trace.input_tokens, trace.output_tokens, found, tiers)
+    return session_trace(law, rate=1.0, sessions=SESSIONS, seed=SEED), law.session.shared_tokens
+
+
+def mean_turns(traffic: str) -> float:
+    """Count the turns of a session of a traffic, on average.
+
+    Parameters
+    ----------
+    traffic
+        As in ``turn_lengths``.
+
+    Returns
+    -------
+    float
+        [request]
+
+    Examples
+    --------
+    >>> f"{mean_turns('coding_agent'):.1f}"
+    '11.7'
+    """
+    return len(_sample(traffic)[0]) / SESSIONS
 
 
 def answered(trace: Trace, tpot_s: float) -> Trace:

@@ -1,0 +1,93 @@
+"""Plan for turns of sessions, whose hit rate follows from what the planned GPUs remember.
+
+The more is found, the fewer GPUs are needed, and the less they remember: plans are made until the new tokens of a turn
+and the tiers of its past stay. Sessions stick to an instance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.plan import Plan
+from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.turns import TurnCaches, mean_turns, turn_lengths
+
+#: Plans at most: each corrects the hit rate of the one before.
+MOST_PLANS = 6
+#: Changes below which a plan stands: of the new tokens of a turn, over them, and of the share of a tier. [1]
+SETTLED = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnPlan:
+    """A plan, and what the turns that it serves find."""
+
+    plan: Plan
+    caches: TurnCaches  # of its best design
+    lengths: Lengths  # that it was made for
+
+
+def plan_turns(traffic: str, memory: GpuCaches, planned: Callable[[Lengths], Plan]) -> TurnPlan:
+    """Plan for the turns of a traffic's sessions with the caches that the plan itself has.
+
+    Parameters
+    ----------
+    traffic
+        Name of one with sessions.
+    memory
+        What each GPU of an instance that prefills brings; instances and GPUs are those of the plan.
+    planned
+        Makes the plan for some lengths, with ``memory.hbm`` set aside (``PlanOptions.set_aside``).
+
+    Returns
+    -------
+    TurnPlan
+        The last plan where they do not settle, or one without a design.
+
+    Raises
+    ------
+    InputError
+        A traffic without sessions, a tier that a system has not.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.question import PlanOptions
+    >>> def planned(lengths):
+    ...     options = PlanOptions(set_aside=20e9)
+    ...     return ds.plan("llama_3_1_8b", "h200_sxm", lengths, ttft="4 s", tpot="40 ms", rate=20, options=options)
+    >>> found = plan_turns("coding_agent", GpuCaches(hbm=20e9, tiers=("dram",)), planned)
+    >>> [(name, f"{share:.2f}") for name, share in found.lengths.cached.reuse.tiers]
+    [('hbm', '0.88'), ('dram', '0.12')]
+    """
+    caches = TurnCaches(sessions_per_s=1.0, rooms=(("hbm", math.inf),))
+    law = turn_lengths(traffic, caches)
+    for _ in range(MOST_PLANS):
+        plan = planned(law)
+        if plan.best is None:
+            break
+        caches = _met(plan.best, memory, law, plan.best.rate / mean_turns(traffic))
+        found = turn_lengths(traffic, caches)
+        if _alike(found, law):
+            break
+        law = found
+    return TurnPlan(plan=plan, caches=caches, lengths=law)
+
+
+def _alike(found: Lengths, law: Lengths) -> bool:
+    """Whether turns find as much, and in the same tiers."""
+    first, second = (dict(each.cached.reuse.tiers) if each.cached is not None else {} for each in (found, law))
+    apart = [abs(first.get(name, 0.0) - second.get(name, 0.0)) for name in {*first, *second}]
+    return abs(found.mean_new / law.mean_new - 1.0) < SETTLED and max(apart, default=0.0) < SETTLED
+
+
+def _met(design: Design, memory: GpuCaches, law: Lengths, sessions_per_s: float) -> TurnCaches:
+    """The caches of a design, in tokens."""
+    pool = design.pools[0]
+    own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
+    served = pool.setup.model, pool.setup.precision
+    return own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)

@@ -1,0 +1,41 @@
+"""Plans whose hit rate follows from what the planned GPUs remember."""
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.plan import _memory
+from disagg_sim.errors import InputError
+from disagg_sim.planning.question import PlanOptions
+from disagg_sim.planning.turns import plan_turns
+from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.workload.turns import mean_turns, turn_lengths
+
+
+def planned(memory):
+    def of(lengths):
+        options = PlanOptions(set_aside=memory.hbm)
+        return ds.plan("llama_3_1_8b", "h200_sxm", lengths, ttft="4 s", tpot="40 ms", rate=40, options=options)
+
+    return plan_turns("coding_agent", memory, of)
+
+
+def test_what_turns_find_is_what_the_planned_instances_remember():
+    """8 GB of HBM a GPU hold 122,000 tokens of 65,536 B; 40 turns a second are 3.4 sessions."""
+    small, large = planned(GpuCaches(hbm=8e9)), planned(GpuCaches(hbm=8e9, tiers=("dram",)))
+    for found in (small, large):
+        pool = found.plan.best.pools[0]
+        assert found.caches.caches == pool.instances
+        assert dict(found.caches.rooms)["hbm"] == pytest.approx(pool.mapping.gpus * 8e9 / 65_536, rel=1e-3)
+        assert found.caches.sessions_per_s == pytest.approx(40 / mean_turns("coding_agent"))
+        assert turn_lengths("coding_agent", found.caches).mean_new == pytest.approx(found.lengths.mean_new, rel=0.02)
+        assert pool.setup.memory_limit == ds.setup("llama_3_1_8b", "h200_sxm", "fp8").memory_limit - 8e9
+    assert large.plan.best.gpus < small.plan.best.gpus
+
+
+def test_words_of_the_command_are_read():
+    assert _memory("coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
+    assert _memory("coding_agent", 0.9, "dram") is None
+    assert _memory("reasoning", 0.0, "dram") is None
+    for said, fault in (("hbm", "hbm=SIZE"), ("dram=0.5", "hbm=SIZE"), ("hbm=20", "'20' has no unit")):
+        with pytest.raises(InputError, match=fault):
+            _memory("coding_agent", 0.0, said)
