@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
 
 from disagg_sim import domain
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
+from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
 from disagg_sim.simulation.options import MOST_TOKENS
@@ -19,14 +23,16 @@ from disagg_sim.simulation.options import MOST_TOKENS
 PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
 #: Parts whose passes of whole prompts a pipeline may cut into chunks.
 CHUNKING = ("prefill", "colocated")
+#: In the key ``speculation``: no speculative decoding.
+NO_SPECULATION = "none"
 #: Keys that say what instances serve, and on what: of the scenario, and of instances that differ.
-SERVES = ("model", "system", "precision", "profile", "engine")
+SERVES = ("model", "system", "precision", "profile", "engine", "speculation")
 
 _Degree = Annotated[int, Range(1, 1024)]
 
 
 @lru_cache(maxsize=32)
-def setup_named(model: str, system: str, precision: str, profile: str, engine: str) -> Setup:
+def setup_named(model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "") -> Setup:
     """Make the setup of some names, the same object each time.
 
     Parameters
@@ -35,6 +41,8 @@ def setup_named(model: str, system: str, precision: str, profile: str, engine: s
         Names of specs.
     engine
         Name of an engine; "" = the system's own.
+    speculation
+        Name of a curve, or a method and its acceptance; "" and "none" = no speculative decoding.
 
     Returns
     -------
@@ -47,7 +55,34 @@ def setup_named(model: str, system: str, precision: str, profile: str, engine: s
     >>> setup_named(*names) is setup_named(*names)
     True
     """
-    return setup(model, system, precision, profile, engine or None)
+    drafter = load.load_speculation(speculation) if speculation not in ("", NO_SPECULATION) else None
+    return setup(model, system, precision, profile, engine or None, drafter)
+
+
+def speculation_named(word: str) -> str:
+    """Check the word for a drafter and its acceptance, and give its name.
+
+    Parameters
+    ----------
+    word
+        Of a scenario.
+
+    Returns
+    -------
+    str
+        Of a curve, or a method and its acceptance; the word ``none`` itself.
+
+    Raises
+    ------
+    ValueError
+        No such curve and no such method.
+
+    Examples
+    --------
+    >>> speculation_named("mtp 0.80 0.6"), speculation_named("none")
+    ('mtp 0.8 0.6', 'none')
+    """
+    return word if word == NO_SPECULATION else str(expected(load.load_speculation, word).name)
 
 
 class Group(NamedTuple):
@@ -55,6 +90,7 @@ class Group(NamedTuple):
 
     replicas: Replicas
     serves: dict[str, str]  # of ``SERVES``
+    draft_tokens: int | None  # of a decode step; None = as the scenario [token]
 
 
 class _Instances(Strict):
@@ -76,6 +112,8 @@ class _Instances(Strict):
     precision: Annotated[str, load.spec_name("precision")] = ""
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = ""
     engine: Annotated[str, OneOf(engine_names)] = ""
+    speculation: Annotated[str, AfterValidator(speculation_named)] = ""
+    draft_tokens: Annotated[int | None, Range(0, MOST_DRAFTS)] = None
 
 
 def _group(part: str, keys: _Instances) -> Group:
@@ -102,7 +140,7 @@ def _group(part: str, keys: _Instances) -> Group:
     replicas = expected(
         lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
     )
-    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))})
+    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens)
 
 
 def _part(name: str) -> Written:
@@ -119,10 +157,11 @@ class DeploymentKeys(Strict):
     colocated: Annotated[tuple[Group, ...], _part("colocated")] = ()
     pairs: Annotated[tuple[Group, ...], _part("pairs")] = ()
 
-    def served(self, name: str, usual: Mapping[str, str]) -> ServedDeployment:
+    def served(self, name: str, usual: Mapping[str, Any]) -> ServedDeployment:
         """The deployment of a name, with the GPUs of its largest choice of parts where none are given.
 
-        Instances serve the ``usual`` values of ``SERVES`` where they do not say something else.
+        Instances serve the ``usual`` values of ``SERVES``, with its ``draft_tokens``, where they do not say something
+        else.
         """
         groups: dict[str, tuple[Group, ...]] = {part: getattr(self, part) for part in PARTS}
         if not any(groups.values()):
@@ -130,7 +169,7 @@ class DeploymentKeys(Strict):
         sums = {part: sum(each.replicas.gpus for each in groups[part]) for part in PARTS}
         some = any(each.serves for entries in groups.values() for each in entries)
         prefill, decode, colocated, pairs = (
-            tuple(_placed(each, usual) if some else each.replicas for each in groups[part]) for part in PARTS
+            tuple(_placed(each, usual, own=some) for each in groups[part]) for part in PARTS
         )
         return ServedDeployment(
             name=name,
@@ -142,14 +181,16 @@ class DeploymentKeys(Strict):
         )
 
 
-def _placed(group: Group, usual: Mapping[str, str]) -> Replicas:
+def _placed(group: Group, usual: Mapping[str, Any], *, own: bool) -> Replicas:
+    """Instances with their draft tokens and, where some say what they serve, a setup of their ``own``."""
     replicas, names = group.replicas, {**usual, **group.serves}
-    return Replicas(
-        mapping=replicas.mapping,
-        instances=replicas.instances,
-        batch=replicas.batch,
-        token_budget=replicas.token_budget,
-        setup=setup_named(*(names[key] for key in SERVES)),
+    drafts = group.draft_tokens
+    if drafts is None:
+        drafts = 0 if names["speculation"] in ("", NO_SPECULATION) else usual.get("draft_tokens", 0)
+    return replace(
+        replicas,
+        mapping=replace(replicas.mapping, draft_tokens=drafts),
+        setup=setup_named(*(names[key] for key in SERVES)) if own else None,
     )
 
 
@@ -176,7 +217,8 @@ def served_by_name(given: Mapping[str, DeploymentKeys], info: Any) -> tuple[Serv
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> said = {"model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "profile": "measured", "engine": ""}
+    >>> said = {"model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "profile": "measured"}
+    >>> said |= {"engine": "", "speculation": ""}
     >>> keys = DeploymentKeys(colocated=[{"instances": 2}, {"system": "h200_sxm"}])
     >>> served_by_name({"pool": keys}, SimpleNamespace(data=said))[0].systems
     ('h100_sxm', 'h200_sxm')

@@ -177,7 +177,8 @@ def _specs_of(at: Setup | None) -> tuple[Any, ...]:
     if at is None:
         return ()
     fits = load.load_efficiency(at.system.name)
-    return at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads
+    drafter = () if at.speculation is None else (at.speculation,)
+    return (at.model, at.system, at.precision, at.profile, fits, at.engine, at.overheads, *drafter)
 
 
 def _requests(source: TraceSource, seed: int, scale: float | None) -> int:

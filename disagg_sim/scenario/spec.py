@@ -13,6 +13,7 @@ from pydantic import AfterValidator, PlainValidator
 from disagg_sim.domain import MOST_SEED, Slo
 from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
+from disagg_sim.facts.acceptance import check_measured_on
 from disagg_sim.facts.faults import SeveralFaultsError, expected, require_few, told_by
 from disagg_sim.facts.schema import (
     Named,
@@ -27,9 +28,10 @@ from disagg_sim.facts.schema import (
     distinct,
     plain_name,
 )
+from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.setup import Setup, engine_names
-from disagg_sim.scenario.deployments import DeploymentKeys, served_by_name, setup_named
+from disagg_sim.scenario.deployments import DeploymentKeys, served_by_name, setup_named, speculation_named
 from disagg_sim.scenario.failures import read_failures
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
@@ -96,12 +98,14 @@ class Scenario:
     capacity: CapacityAim | None = None  # None = not searched for
     run: RunOptions = field(default_factory=RunOptions)
     policy_files: tuple[str, ...] = ()  # Python files that register policies of the user
+    speculation: str = ""  # drafter and its acceptance; "" = none
+    draft_tokens: int = 0  # of a decode step of parts that do not say it [token]
     sampled: bool = False  # whether the file says how often to sample; else a run has 200 samples
 
     @property
     def setup(self) -> Setup:
         """Model, system, recipe and profile with their rates; the same object each time."""
-        return setup_named(self.model, self.system, self.precision, self.profile, self.engine)
+        return setup_named(self.model, self.system, self.precision, self.profile, self.engine, self.speculation)
 
 
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:
@@ -310,6 +314,8 @@ class _File(Strict):
     precision: Annotated[str, load.spec_name("precision")]
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = "measured"
     engine: Annotated[str, OneOf(engine_names)] = ""
+    speculation: Annotated[str, AfterValidator(speculation_named)] = ""
+    draft_tokens: Annotated[int, Range(0, MOST_DRAFTS)] = 0
     trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
     slo: Annotated[_Promises, Written(_Slo, _promised)]
     deployments: Annotated[Named[PlainName, DeploymentKeys], AfterValidator(served_by_name)]  # after what it serves
@@ -365,6 +371,8 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
     if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
         yield "capacity.criterion: p99 judges by one SLO; with slo.classes allowed: attainment"
+    if drafts := list(_draft_conflicts(scenario, what)):
+        return (yield from drafts)
     for deployment in scenario.deployments:
         for choice in scenario.policies:
             yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))
@@ -372,3 +380,21 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         yield from told_by("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
             yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
+
+
+def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
+    """Curves of other models; a drafter without drafts, and the reverse."""
+    if scenario.draft_tokens and usual.speculation is None:
+        yield "draft_tokens: acts with 'speculation' only"
+    every = [(part, each) for deployment in scenario.deployments for part in PARTS for each in deployment.part(part)]
+    for at in {id(at): at for _, each in every if (at := each.setup or usual).speculation is not None}.values():
+        assert at.speculation is not None
+        yield from told_by("speculation", check_measured_on, at.speculation, at.model.name)
+        drafts = [int(each.mapping.draft_tokens) for _, each in every if (each.setup or usual) is at]
+        yield from told_by("draft_tokens", at.speculation.trying, tuple(drafts))
+        if not any(drafts):
+            most = len(at.speculation.acceptance)
+            yield f"draft_tokens: how many a decode step verifies is not said; allowed: 1 to {most}"
+    for part, each in every:
+        if each.mapping.draft_tokens and (each.setup or usual).speculation is None and not scenario.draft_tokens:
+            yield f"deployments: {part} has draft_tokens {each.mapping.draft_tokens} and no 'speculation'"

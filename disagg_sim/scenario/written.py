@@ -19,7 +19,7 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
 from disagg_sim.physics.setup import Setup
-from disagg_sim.scenario.deployments import PART_LIMITS, SERVES
+from disagg_sim.scenario.deployments import NO_SPECULATION, PART_LIMITS, SERVES
 from disagg_sim.scenario.failures import written_failures
 from disagg_sim.scenario.spec import Scenario, load_scenario
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
@@ -105,9 +105,9 @@ def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]
 
 def _serves(at: Setup) -> dict[str, str]:
     """Names of what instances serve, and on what, by ``SERVES``."""
-    return dict(
-        zip(SERVES, (at.model.name, at.system.name, at.precision.name, at.profile.name, at.engine), strict=True)
-    )
+    drafter = "" if at.speculation is None else at.speculation.name
+    names = (at.model.name, at.system.name, at.precision.name, at.profile.name, at.engine, drafter)
+    return dict(zip(SERVES, names, strict=True))
 
 
 def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str, Any]:
@@ -115,7 +115,10 @@ def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str
 
     def group(each: Replicas) -> dict[str, Any]:
         own = _serves(each.setup) if each.setup is not None else usual
-        return {**{key: name for key, name in own.items() if name != usual[key]}, **_replicas(each)}
+        said = {key: name for key, name in own.items() if name != usual[key]}
+        if said.get("speculation") == "":
+            said["speculation"] = NO_SPECULATION
+        return {**said, **_replicas(each)}
 
     parts = {part: [group(each) for each in getattr(deployment, part)] for part in PARTS}
     return {"gpus": deployment.gpus, **{part: entries for part, entries in parts.items() if entries}}
@@ -130,6 +133,7 @@ def _replicas(replicas: Replicas) -> dict[str, int]:
     return {
         **{key: degree for key, degree in degrees.items() if degree > 1},
         **({"redundant_slots": mapping.redundant_slots} if mapping.redundant_slots else {}),
+        **({"draft_tokens": int(mapping.draft_tokens)} if mapping.draft_tokens else {}),
         "instances": replicas.instances,
         **{key: limit for key, limit in limits.items() if limit},
     }
@@ -214,6 +218,7 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "system": said.system == what.system,
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
+        "speculation": _same_drafter(said, what),
         "deployments": list(map(_told, scenario.deployments)) == [_told(result.deployment)],
         "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
@@ -225,6 +230,12 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     for key, equal in same.items():
         if not equal:
             raise InputError(f"{path}: {key} reads back differently from what was simulated; its runs would differ")
+
+
+def _same_drafter(one: Setup, other: Setup) -> bool:
+    """Whether two setups have the same drafter and acceptance, whatever a search may try of it."""
+    own, its = (at.speculation and at.speculation.trying(()) for at in (one, other))
+    return own == its
 
 
 def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
