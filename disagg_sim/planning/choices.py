@@ -264,18 +264,26 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
 
 
 def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
-    """Configurations of both phases worth sizing, each with every budget of a step; with drafts none are sized."""
-    if grids.decode.setup.speculation is not None:
+    """Configurations of both phases worth sizing, each with every budget of a step.
+
+    With a drafter those that draft: instances without one are sized by themselves.
+    """
+    rows, columns, last = _colocated_rows(grids, work)
+    if not rows.size:
         return []
-    rows, last = _colocated_rows(grids, work)
-    if not rows:
-        return []
-    tables = _mixed_tables(grids.decode, work, np.array(rows), last)
-    return [each for place, row in enumerate(rows) for each in _colocated(grids.decode, work, row, tables[:, place])]
+    grid = grids.decode
+    mappings = grid.chosen(rows, columns)
+    tables = _mixed_tables(grid, work, rows, mappings.for_grid(), last)
+    return [
+        each
+        for place, row in enumerate(rows.tolist())
+        for each in _colocated(grid, work, row, mappings[place], tables[:, place])
+    ]
 
 
-def _colocated_rows(grids: Grids, work: Work) -> tuple[list[int], int]:
-    """Fastest rows of each size, as if prefill stopped decode at the best pass, and the batches that they take.
+def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
+    """Fastest rows of each size and their columns, as if prefill stopped decode at the best pass, and the batches that
+    they take.
 
     ``TTL(B) = T_d(B) + B*t_p/(OSL-1)``.
     """
@@ -284,17 +292,19 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[list[int], int]:
     per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
     time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
     usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)
+    if decode.setup.speculation is not None:
+        usable &= decode.drafts > 0
     flat = (decode.mappings.pp == 1)[:, None]
     usable &= flat | ~np.any(usable & flat)  # pieces of prompts leave gaps in a pipeline of decodes: the last resort
     rate = np.where(usable, decode.batch[None, :] / (gaps * time), 0.0)
-    rows = list(dict.fromkeys(row for row, _ in _best_of_sizes(decode, usable, rate)))
-    return rows, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if rows else 0)
+    best = dict(_best_of_sizes(decode, usable, rate))
+    rows, columns = (np.array(list(each), dtype=np.intp) for each in (best.keys(), best.values()))
+    return rows, columns, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if best else 0)
 
 
-def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, last: int) -> Floats:
+def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, last: int) -> Floats:
     """Times of steps with prefill on every rank, and on one, of shape (2, rows, sizes, batches). [s]"""
     at, lengths = grid.setup, work.lengths
-    mapping = grid.mappings[rows].for_grid()
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
     prompt = float(weights @ new**2) / lengths.mean_new  # that a token of prefill is of, on average
@@ -303,24 +313,30 @@ def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, last: int) -> Floats:
     sizes = np.array(SIZES[1:], dtype=float)
     shape = (rows.size, sizes.size, batch.size)
     decodes = np.broadcast_to(batch, (sizes.size, batch.size)).reshape(1, -1)
-    tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - decodes / mapping.dp_attn, 1.0)
+    verified = decodes * (1.0 + mapping.draft_tokens)
+    tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - verified / mapping.dp_attn, 1.0)
+    alone = grid.latency[rows, :last]
+    if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
+        alone = decode_step(at, mapping, batch=batch[None, :], context=lengths.context).time
 
     def step(ranks: Any) -> Floats:
         chunk = Chunk(tokens * ranks, prompt + past, ranks, past)
         time = mixed_step(at, mapping, batch=decodes, context=lengths.context, chunk=chunk).time
-        table = np.broadcast_to(time, (rows.size, tokens.shape[1])).reshape(shape)
-        return np.concatenate([grid.latency[rows, None, :last], table], axis=1)
+        table = np.broadcast_to(time, (shape[0], tokens.shape[1])).reshape(shape)
+        return np.concatenate([alone[:, None], table], axis=1)
 
     every = step(mapping.dp_attn)
     return np.stack([every, every if np.all(mapping.dp_attn == 1) else step(np.ones_like(mapping.dp_attn))])
 
 
-def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterator[ColocatedChoice]:
-    at, mapping = grid.setup, grid.mappings[row]
+def _colocated(
+    grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats
+) -> Iterator[ColocatedChoice]:
+    at = grid.setup
     ranks, lengths = int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
-    batch, step = grid.batch[: last + 1].astype(float), grid.latency[row, : last + 1]
+    batch, step = grid.batch[: last + 1].astype(float), tables[0, 0, : last + 1]
     prompts = lengths.prompt_nodes()
     nodes, weights = prompts.new, prompts.weight
     load = sum(
@@ -332,7 +348,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
         some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
         prefilling = prefilling_in_pieces(mapping, some, lengths.prompt, chunk, batch)
         memory = colocated_bytes(at, mapping, batch, cached=lengths.resident, prefilling=prefilling)
-        fits = np.flatnonzero((memory <= at.memory_limit) & (batch <= budget / 2))
+        fits = np.flatnonzero((memory <= at.memory_limit) & (batch * (1 + mapping.draft_tokens) <= budget / 2))
         if not fits.size:
             continue
         seats = int(fits[-1])
@@ -354,5 +370,5 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, tables: Floats) -> Iterato
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],
         )
-        if budget >= ranks * (float(nodes.max()) + batch[-1]):
+        if budget >= ranks * (float(nodes.max()) + batch[-1] * (1 + mapping.draft_tokens)):
             break  # a larger one is never full

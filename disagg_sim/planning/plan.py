@@ -148,8 +148,6 @@ def plan(
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
             found = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
             cases.append(replace(found, availability=wanted))
-    if options.speculation is not None:
-        left_out.append("co-located deployments with drafts: they compete without")
     if unpriced:
         left_out.append(f"no price is known of {', '.join(unpriced)}")
     if not cases:

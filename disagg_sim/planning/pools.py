@@ -16,6 +16,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.queueing import (
@@ -226,7 +227,8 @@ class ColocatedChoice:
 
     .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
 
-    TPOT spreads with the sequences in service and with the prompts that a request meets while it decodes.
+    TPOT spreads with the sequences in service and with the prompts that a request meets while it decodes. Where drafts
+    are verified, a step emits AL tokens of a sequence: TPOT is 1/AL of this, and a request takes as many steps fewer.
     """
 
     at: Setup
@@ -252,14 +254,29 @@ class ColocatedChoice:
         return int(self.mapping.dp_attn)
 
     @cached_property
+    def _accepted(self) -> float:
+        """Tokens that a step emits for a sequence, on average. [token]"""
+        return float(accepted_length(self.at.speculation, self.mapping.draft_tokens))
+
+    @cached_property
+    def _verified(self) -> Floats:
+        """Tokens of a step that its sequences bring, drafts with them, (batches,). [token]"""
+        return np.asarray(self.batch * (1.0 + self.mapping.draft_tokens))
+
+    @property
+    def _steps_each(self) -> float:
+        """Decode steps of a request, on average. [1]"""
+        return self.work.lengths.gaps / self._accepted
+
+    @cached_property
     def most(self) -> float:
         """Rate of an instance whose steps are just in time, at the best number of sequences. [request/s]"""
-        gaps = self.work.lengths.gaps
-        low, high = np.zeros_like(self.batch), self.batch / (self.step * gaps)
+        gaps, each = self.work.lengths.gaps, self._steps_each
+        low, high = np.zeros_like(self.batch), self.batch / (self.step * each)
         for _ in range(20):
             middle = (low + high) / 2
             mixing = self._mixing(middle)
-            kept = (mixing.steps * self.batch >= middle * gaps) & (mixing.used < 1.0)
+            kept = (mixing.steps * self.batch >= middle * each) & (mixing.used < 1.0)
             low, high = np.where(kept, middle, low), np.where(kept, high, middle)
         in_time = self.batch <= low * gaps * self.work.tpot.seconds
         return float(low[in_time].max(initial=0.0)) / HEADROOM
@@ -267,7 +284,7 @@ class ColocatedChoice:
     @cached_property
     def _room(self) -> Floats:
         """Prefill tokens of a rank that fit beside the decodes, (batches,). [token]"""
-        return np.maximum((self.budget - self.batch) / self.ranks, 1.0)
+        return np.maximum((self.budget - self._verified) / self.ranks, 1.0)
 
     @cached_property
     def _own(self) -> tuple[Floats, Floats]:
@@ -275,7 +292,7 @@ class ColocatedChoice:
 
         Either its last piece is a step of its own, or other prompts fill that up.
         """
-        prompt, room, decodes = self.work.lengths.mean_new, self._room, self.batch / self.ranks
+        prompt, room, decodes = self.work.lengths.mean_new, self._room, self._verified / self.ranks
         pieces = np.ceil(prompt / room)
         last = prompt - (pieces - 1.0) * room
 
@@ -291,7 +308,7 @@ class ColocatedChoice:
     @cached_property
     def _full(self) -> Floats:
         """Time of a step whose budget is full, (batches,). [s]"""
-        return _between(self.tokens, self.mixed, self._room + self.batch / self.ranks)
+        return _between(self.tokens, self.mixed, self._room + self._verified / self.ranks)
 
     def _mixing(self, each: float | Floats) -> _Mixing:
         """Steps at a rate of one instance, a number or (batches,), by sequences."""
@@ -300,7 +317,7 @@ class ColocatedChoice:
         if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
             for _ in range(3):
                 held = np.clip(each * prompt * time, np.minimum(prompt, room), room)
-                time = _between(self.tokens, self.mixed, held + self.batch)
+                time = _between(self.tokens, self.mixed, held + self._verified)
         under_way = each * prompt / held * time
         share = np.minimum(under_way, 1.0) if ranks == 1 else -np.expm1(-under_way)
         used = each * prompt / (room * ranks) * self._full
@@ -308,7 +325,7 @@ class ColocatedChoice:
 
     def _state(self, rate: float, instances: int) -> tuple[Occupancy, _Mixing]:
         mixing = self._mixing(rate / instances)
-        done = self.batch * mixing.steps / self.work.lengths.gaps
+        done = self.batch * mixing.steps / self._steps_each
         return occupancy(rate, instances, self.seats, self.batch, done), mixing
 
     def _delay(self, rate: float, instances: int, some: float, mixing: _Mixing) -> Delay:
@@ -328,7 +345,8 @@ class ColocatedChoice:
 
     def _tpot(self, each: float, even: float, found: Occupancy, mixing: _Mixing) -> tuple[float, float]:
         """Mean and standard deviation of TPOT over requests. [s]"""
-        mean, wide = found.moments(1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps))
+        each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
+        mean, wide = found.moments(each_step / self._accepted)
         time, share = (float(np.interp(found.mean, self.batch, values)) for values in (mixing.time, mixing.share))
         alone = float(np.interp(found.mean, self.batch, self.step))
         longer = share / time * mean * (time - alone)  # of a token, by prefill [s]

@@ -52,7 +52,7 @@ class PlanOptions:
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
     availability: float | None = None  # share of time with full capacity, for which spares are added; None = none [1]
     failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
-    speculation: Speculation | None = None  # drafter of prefill and decode pools; instances of both phases have none
+    speculation: Speculation | None = None  # drafter of all instances, and the numbers of drafts that compete
     set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 

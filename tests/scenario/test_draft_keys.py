@@ -1,0 +1,77 @@
+"""``speculation`` and ``draft_tokens`` of a scenario: of all instances or of a part, written and read back."""
+
+from pathlib import Path
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import SpecError
+from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.scenario.written import write_scenario
+
+TEXT = """
+name: drafts
+model: deepseek_r1
+system: h200_sxm
+precision: fp8
+speculation: deepseek_r1_mtp
+draft_tokens: 1
+trace: {kind: synthetic, lengths: {isl: 256, osl: 32}, rate_per_s: 4, requests: 10}
+slo: {ttft_s: 5.0, tpot_s: 0.05}
+deployments:
+  two: {prefill: {tp: 8, ep: 8, draft_tokens: 0}, decode: {tp: 8, ep: 8}, colocated: {tp: 8, ep: 8}}
+policies: [vllm, disaggregated]
+"""
+
+
+def read(tmp_path: Path, old: str = "", new: str = ""):
+    assert old in TEXT
+    (tmp_path / "s.yaml").write_text(TEXT.replace(old, new), encoding="utf-8")
+    return load_scenario(str(tmp_path / "s.yaml"))
+
+
+def test_all_parts_draft_that_do_not_say_something_else(tmp_path):
+    scenario = read(tmp_path)
+    (two,) = scenario.deployments
+    assert [getattr(two, part)[0].mapping.draft_tokens for part in ("prefill", "decode", "colocated")] == [0, 1, 1]
+    assert scenario.setup.speculation == ds.load_speculation("deepseek_r1_mtp")
+
+
+def test_a_part_without_a_drafter_does_not_draft(tmp_path):
+    two = read(tmp_path, "colocated: {tp: 8,", "colocated: {speculation: none, tp: 8,").deployments[0]
+    assert two.colocated[0].setup.speculation is None
+    assert two.colocated[0].mapping.draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("draft_tokens: 1", "draft_tokens: 3", "3 draft tokens are out of range; allowed: 0 to 1"),
+        ("draft_tokens: 1\n", "", "how many a decode step verifies is not said; allowed: 1 to 1"),
+        ("speculation: deepseek_r1_mtp\n", "", "draft_tokens: acts with 'speculation' only"),
+        ("deepseek_r1_mtp", "deepseek_v3_mtp", "was measured on deepseek_v3, not on deepseek_r1"),
+        ("deepseek_r1_mtp", "deepsek_r1_mtp", "did you mean 'deepseek_r1_mtp'"),
+        ("deepseek_r1_mtp", "ngram 0.5", "method 'ngram' is not timed; allowed: mtp, eagle3"),
+        ("decode: {tp: 8,", "decode: {speculation: none, tp: 8,", "deepseek_r1_mtp in prefill, none in decode"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(tmp_path, old, new, said):
+    with pytest.raises(SpecError, match=said):
+        read(tmp_path, old, new)
+
+
+def test_a_simulation_with_drafts_is_written_and_read_back(tmp_path):
+    """Draft tokens stand with their part, and speculation beside the model; pools were searched at one number."""
+    said = ds.load_speculation("mtp 0.8 0.6").trying((2,))
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", speculation=said)
+    cut = ds.Mapping(draft_tokens=2)
+    pools = {"prefill": ds.Mapping(), "decode": cut}
+    parts = {part: (ds.Replicas(mapping=mapping, instances=1),) for part, mapping in pools.items()}
+    trace = ds.synthetic_trace(rate=2.0, lengths=(100, 20), requests=5)
+    result = ds.simulate(ds.ServedDeployment(name="two", gpus=2, setup=at, **parts), trace, "disaggregated")
+    again = load_scenario(str(write_scenario(result, tmp_path / "plan.yaml")))
+    assert again.speculation == "mtp 0.8 0.6"
+    assert [each.mapping.draft_tokens for each in (*again.deployments[0].prefill, *again.deployments[0].decode)] == [
+        0,
+        2,
+    ]
