@@ -329,9 +329,7 @@ def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, las
     return np.stack([every, every if np.all(mapping.dp_attn == 1) else step(np.ones_like(mapping.dp_attn))])
 
 
-def _colocated(
-    grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats
-) -> Iterator[ColocatedChoice]:
+def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats) -> Iterator[ColocatedChoice]:
     at = grid.setup
     ranks, lengths = int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
