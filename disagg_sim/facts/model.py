@@ -75,6 +75,12 @@ class ModelSpec(Shown):
         counts = Counter(self.layers)
         return tuple(counts[kind] for kind in self.kinds)
 
+    @cached_property
+    def pattern(self) -> tuple[int, ...]:
+        """Place of each layer's kind in ``kinds``."""
+        place = {kind: index for index, kind in enumerate(self.kinds)}
+        return tuple(place[layer] for layer in self.layers)
+
     @property
     def is_moe(self) -> bool:
         """Whether any layer routes tokens to experts."""

@@ -55,11 +55,9 @@ class StageTable(NamedTuple):
 
 def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
     """Candidate stages for pipeline degrees ``pp`` of any shape; the trailing axis counts kinds."""
-    index = {kind: i for i, kind in enumerate(model.kinds)}
-    pattern = tuple(index[layer] for layer in model.layers)
     degrees = np.asarray(pp)
     values, inverse = np.unique(degrees, return_inverse=True)
-    plans = [stages_of(pattern, len(index), int(value)) for value in values]
+    plans = [stages_of(model.pattern, len(model.kinds), int(value)) for value in values]
     depth = max(len(plan) for plan in plans)
     padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
     where = inverse.reshape(degrees.shape)

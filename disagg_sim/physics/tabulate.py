@@ -31,20 +31,52 @@ def is_one(degree: Numeric) -> bool:
 
 
 class Levels:
-    """The distinct values of a token count of shape (rows, batches), and their positions."""
+    """The distinct values of a token count of shape (rows, batches), and their positions.
 
-    def __init__(self, tokens: Numeric) -> None:
-        self.tokens = tokens
+    With ``row`` the count is given at distinct rows alone, and ``row`` is the place of every row of the grid in these.
+    """
+
+    def __init__(self, tokens: Numeric, row: Any = None) -> None:
+        self.tokens, self.row = tokens, row
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
-            first, self.row = _equal_rows(np.ascontiguousarray(tokens))
-            few = np.asarray(tokens)[first]
-            self.values = np.unique(few)
-            self.position = np.searchsorted(self.values, few)  # of the distinct rows
+            few = np.asarray(tokens)
+            if row is None:
+                first, self.row = _equal_rows(np.ascontiguousarray(few))
+                few = few[first]
+            self.values, place = np.unique(few, return_inverse=True)
+            self.position = place.reshape(few.shape)
+
+    @property
+    def arguments(self) -> tuple[Numeric, ...]:
+        """Token counts as they were given. [token]"""
+        return (self.tokens,)
+
+    @property
+    def counts(self) -> tuple[Any, ...]:
+        """Token counts of every level, of shape (levels,). [token]"""
+        return (self.values,)
 
     def times(self, factor: Numeric) -> Levels:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
         return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor)
+
+
+class Pairs:
+    """The distinct pairs of two token counts, each a number or of shape (rows, batches); else as ``Levels``."""
+
+    def __init__(self, first: Numeric, second: Numeric, row: Any = None) -> None:
+        self.arguments = first, second
+        self.gathers = np.ndim(first) == 2 or np.ndim(second) == 2
+        if self.gathers:
+            left, right = (Levels(both, row) for both in np.broadcast_arrays(first, second))
+            if row is None:
+                pairs = Levels(left.position[left.row] * right.values.size + right.position[right.row])
+            else:
+                pairs = Levels(left.position * right.values.size + right.position, row)
+            column, place = np.divmod(pairs.values, right.values.size)
+            self.counts = left.values[column], right.values[place]
+            self.row, self.position = pairs.row, pairs.position
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -99,7 +131,7 @@ class _Answer(NamedTuple):
 Lookups = Generator[list[Lookup], list[_Answer], T]
 
 
-def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Lookups[Result]:
+def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels | Pairs) -> Lookups[Result]:
     """Ask for ``function(*degrees, tokens)`` at every point, computed once per distinct point.
 
     ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
@@ -107,40 +139,12 @@ def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], level
     called together: one that depends on more than its arguments is a frozen value (a ``NamedTuple`` with ``__call__``).
     """
     if not levels.gathers:
-        return function(*degrees, levels.tokens)
-    found: Result = yield from _look_up(function, degrees, (levels.values,), levels.row, levels.position)
-    return found
-
-
-def look_up_pairs(
-    function: Callable[..., Result], degrees: tuple[Numeric, ...], first: Numeric, second: Numeric
-) -> Lookups[Result]:
-    """Ask for ``function(*degrees, first, second)`` at every point, computed once per distinct (degrees, pair).
-
-    As ``look_up`` for a function of two token counts, each a number or of shape (rows, batches).
-    """
-    if np.ndim(first) != 2 and np.ndim(second) != 2:
-        return function(*degrees, first, second)
-    left, right = (Levels(both) for both in np.broadcast_arrays(first, second))
-    pairs = Levels(left.position[left.row] * right.values.size + right.position[right.row])
-    column, row = np.divmod(pairs.values, right.values.size)
-    tokens = left.values[column], right.values[row]
-    found: Result = yield from _look_up(function, degrees, tokens, pairs.row, pairs.position)
-    return found
-
-
-def _look_up(
-    function: Callable[..., Result],
-    degrees: tuple[Numeric, ...],
-    tokens: tuple[Any, ...],
-    level_row: Any,
-    position: Any,
-) -> Lookups[Result]:
-    rows = level_row.size
+        return function(*degrees, *levels.arguments)
+    rows = levels.row.size
     columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
-    first, row = _distinct_rows([column for column in columns if np.ndim(column)], rows)
+    first, row = distinct_rows([column for column in columns if np.ndim(column)], rows)
     distinct = tuple(column[first] if np.ndim(column) else column for column in columns)
-    lookup = Lookup(function, distinct, tokens, row, level_row, position)
+    lookup = Lookup(function, distinct, levels.counts, row, levels.row, levels.position)
     (answer,) = yield [lookup]
     found: Result = lookup.spread(answer)
     return found
@@ -253,19 +257,21 @@ def _equal_rows(rows: Any) -> tuple[Any, Any]:
 
     Rows that share a degree have the same token counts, so there are few; whole rows compare as bytes.
     """
-    keys = rows.view(np.dtype((np.void, rows.itemsize * rows.shape[1])))[:, 0]
-    _, first, row = np.unique(keys, return_index=True, return_inverse=True)
-    return first, row
+    return _numbered([row.tobytes() for row in rows])
 
 
-def _distinct_rows(columns: list[Any], rows: int) -> tuple[Any, Any]:
-    """First position of every distinct row, and the number of the distinct row at each position."""
-    key = np.zeros(rows, dtype=np.int64)
-    for column in columns:
-        values, place = np.unique(column, return_inverse=True)
-        key = key * values.size + place
-    _, first, row = np.unique(key, return_index=True, return_inverse=True)
-    return first, row
+def distinct_rows(columns: list[Any], rows: int = 0) -> tuple[Any, Any]:
+    """First position of every distinct row, and the number of the distinct row at each position; all of no columns."""
+    return _numbered(list(zip(*(column.tolist() for column in columns), strict=True)) if columns else [()] * rows)
+
+
+def _numbered(keys: list[Hashable]) -> tuple[Any, Any]:
+    """First position of every distinct key, and the number of the distinct key at each position."""
+    number: dict[Hashable, int] = {}
+    places = np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+    first = np.zeros(len(number), dtype=np.int64)
+    first[places[::-1]] = np.arange(places.size)[::-1]
+    return first, places
 
 
 def _spread(table: Any, shape: tuple[int, ...], index: Any) -> Any:

@@ -20,7 +20,8 @@ from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Chunk, mixed_step
+from disagg_sim.physics.passes.mixed import mixed_step
+from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup

@@ -11,7 +11,8 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_lookups
-from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_lookups
+from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
+from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
@@ -199,13 +200,13 @@ class _Mixed(NamedTuple):
     load: Floats  # of the cached past of a prompt on every rank into HBM, the mean [s]
 
 
-def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int, form: str) -> Lookups[_Mixed]:
-    """Mixed steps of one form of MLA; a column is one (batch, chunk)."""
+def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int) -> Lookups[list[_Mixed]]:
+    """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
-    known: dict[tuple[float, float], MixedStep] = {}
+    known: dict[tuple[float, float], list[MixedStep]] = {}
 
-    def one(isl: float, past: float) -> Lookups[MixedStep]:
+    def every(isl: float, past: float) -> Lookups[list[MixedStep]]:
         if (isl, past) not in known:
             known[isl, past] = yield from mixed_lookups(
                 at,
@@ -213,25 +214,33 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
                 batch=residents,
                 context=lengths.context,
                 chunk=Chunk(chunk[None, :], isl, past=past),
-                mla_form=form,
+                forms=case.forms,
                 interference=case.options.interference,
             )
         return known[isl, past]
 
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
-    time, ftl, sums = np.zeros(1), np.zeros(1), Sums()
+    time: list[Any] = [np.zeros(1)] * len(case.forms)
+    ftl, sums = time, [Sums()] * len(case.forms)
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
     load: Any = np.zeros(1)
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
-        step, lies_in = (yield from one(isl, past)), tier_of(at.system, tier)
+        steps, lies_in = (yield from every(isl, past)), tier_of(at.system, tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
-        time, sums = time + share * step.time, sums.plus(step.sums, share)
-        ftl = ftl + weight * (np.maximum(dp * (isl - past) / chunk, 1.0) * step.time)
+        in_chunks = weight * np.maximum(dp * (isl - past) / chunk, 1.0)
+        time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
+        sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
+        ftl = [before + in_chunks * step.time for before, step in zip(ftl, steps, strict=True)]
     long_time = time
     if not lengths.constant:
-        long_time = np.maximum((yield from one(*lengths.long_prompt)).time, time)
-    return _Mixed(MixedStep(time, sums), ftl + load, long_time, np.broadcast_to(load, np.shape(time)))
+        long_steps = yield from every(*lengths.long_prompt)
+        long_time = [np.maximum(step.time, mean) for step, mean in zip(long_steps, time, strict=True)]
+    loads = np.broadcast_to(load, np.shape(time[0]))
+    return [
+        _Mixed(MixedStep(mean, total), first + load, longest, loads)
+        for mean, total, first, longest in zip(time, sums, ftl, long_time, strict=True)
+    ]
 
 
 def _block(
@@ -244,7 +253,7 @@ def _block(
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * new)), 1.0)  # in progress, over all DP ranks
     prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
-    under = yield from side_by_side([_mixed(case, mapping, residents, chunk, group.dp, form) for form in forms])
+    under = yield from _mixed(case, mapping, residents, chunk, group.dp)
     mixed = [each.step for each in under]
     memory = [case.memory_bytes(mapping, residents, prefilling, expanded=form == "cached") for form in forms]
     time = np.concatenate([each.time for each in mixed], axis=1)

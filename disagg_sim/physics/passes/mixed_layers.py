@@ -1,0 +1,270 @@
+"""Time the layers of a mixed step: decodes and a chunk of prefill in one linear pass, their scores one after the other.
+
+Physics page, sections 7 (Mixed) and 8 (piggyback).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.cost import total_cost
+from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
+from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_cost, attention_side
+from disagg_sim.physics.roofline import Cost, Sums
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Levels, Lookups, Pairs, distinct_rows, look_up, side_by_side
+from disagg_sim.physics.work import Numeric
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The prefill that rides along with the decodes of a step.
+
+    Parameters
+    ----------
+    tokens
+        New tokens over all DP ranks. [token]
+    isl
+        Length of the prompts that they are cut from; a share of a rank above it is several prompts. [token]
+    ranks
+        DP ranks that take an even share each, from a prompt of its own; None = all. [1]
+    past
+        Tokens of each prompt whose cache is there already; the others are cut. [token]
+    """
+
+    tokens: Numeric
+    isl: Numeric
+    ranks: Numeric | None = None
+    past: Numeric = 0.0
+
+    @property
+    def new(self) -> Numeric:
+        """Tokens of a prompt that are computed. [token]"""
+        return self.isl - self.past
+
+
+def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
+    """Prefill tokens of the fullest DP rank in a micro-batch: an even share of ``chunk_tokens``, at least 1. [token]"""
+    share = chunk_tokens / dp
+    return np.where(share > 0, np.maximum(share, 1.0), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What every micro-batch of a step carries, at the distinct rows of a grid: those of one depth and DP degree."""
+
+    row: Ints | None  # (rows of the grid,) place of each in these; None = they are its rows [1]
+    columns: tuple[Ints, Ints] | None  # first column of every batch, and place of each column in these [1]
+    dp: Numeric  # [1]
+    microbatches: Numeric  # [1]
+    decodes: Numeric  # sequences in decode, over all DP ranks, the mean [1]
+    chunk: Numeric  # prefill tokens, over all DP ranks [token]
+    chunk_ranks: Numeric  # DP ranks that share them [1]
+    drafts: Numeric = 0  # of each sequence in decode [token]
+
+    @classmethod
+    def of(cls, at: Setup, mapping: Mapping, batch: Numeric, chunk: Chunk) -> Load:
+        """The load of ``batch`` sequences and a chunk."""
+        pp, dp, drafts, row = mapping.pp, mapping.dp_attn, drafts_of(at, mapping), None
+        given: list[Any] = [batch, chunk.tokens, 0 if chunk.ranks is None else chunk.ranks]
+        if np.ndim(pp) == 2 and all(np.ndim(each) < 2 or len(each) == 1 for each in given):
+            degrees = [np.broadcast_to(each, np.shape(pp))[:, 0] for each in (pp, dp, drafts)]
+            first, row = distinct_rows(degrees)
+            pp, dp, drafts = (each[first] if np.ndim(each) == 2 else each for each in (pp, dp, drafts))
+        columns: tuple[Ints, Ints] | None = None
+        if np.ndim(batch) == 2 and len(batch) == 1:
+            values, where, place = np.unique(batch[0], return_index=True, return_inverse=True)
+            columns = (where, place) if values.size < place.size else None
+        microbatches = np.minimum(pp, np.maximum(batch, 1.0))
+        return cls(
+            row=row,
+            columns=columns,
+            dp=dp,
+            microbatches=microbatches,
+            decodes=batch / microbatches,
+            chunk=chunk.tokens / microbatches,
+            chunk_ranks=dp if chunk.ranks is None else chunk.ranks,
+            drafts=drafts,
+        )
+
+    @property
+    def joins(self) -> bool:
+        """Whether there are decodes."""
+        return bool(np.any(np.asarray(self.decodes) > 0))
+
+    @property
+    def prefills(self) -> bool:
+        """Whether there are prefill tokens."""
+        return bool(np.any(np.asarray(self.chunk) > 0))
+
+    @property
+    def fullest(self) -> Load:
+        """The same for the micro-batch with most sequences."""
+        return replace(self, decodes=np.ceil(self.decodes))
+
+    @property
+    def without_chunk(self) -> Load:
+        """Decodes alone."""
+        return replace(self, chunk=0.0)
+
+    @property
+    def queries(self) -> Numeric:
+        """New tokens of each sequence in decode. [token]"""
+        return 1.0 + self.drafts
+
+    @property
+    def sequences(self) -> Numeric:
+        """In decode, of the fullest rank. [1]"""
+        return np.ceil(self.decodes / self.dp)
+
+    @property
+    def share(self) -> Numeric:
+        """Prefill tokens of the fullest rank. [token]"""
+        return chunk_share(self.chunk, self.chunk_ranks)
+
+    @property
+    def tokens(self) -> Numeric:
+        """New tokens of the fullest rank. [token]"""
+        return self.sequences * self.queries + self.share
+
+    @property
+    def distinct_decodes(self) -> Load:
+        """Decodes alone, one column for each batch."""
+        alone = self.without_chunk
+        if self.columns is None:
+            return alone
+        first, _ = self.columns
+        named = ((name, getattr(self, name)) for name in ("microbatches", "decodes"))
+        return replace(alone, columns=None, **{name: each[:, first] for name, each in named})
+
+    def over_columns(self, times: LayerTimes) -> LayerTimes:
+        """Times of ``distinct_decodes`` at every column; not their scores and sums."""
+        if self.columns is None:
+            return times
+        _, place = self.columns
+
+        def spread(values: Numeric) -> Numeric:
+            return np.take(values, place, axis=1) if np.ndim(values) == 2 else values
+
+        layers = tuple(spread(each) for each in times.layers)
+        return times._replace(layers=layers, embedding=spread(times.embedding), head=spread(times.head))
+
+    def over_rows(self, values: Numeric) -> Numeric:
+        """Values of the distinct rows at every row of the grid."""
+        return values if self.row is None or np.ndim(values) < 2 or len(values) == 1 else values[self.row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """The attention ranks' part of a step without scores and values."""
+
+    at: Setup
+    phase: str
+    new: Numeric  # of a prompt [token]
+    prefills: bool  # whether the step has prefill tokens
+    emits_all: bool  # whether all new tokens of a sequence in decode are sampled, or the last
+
+    def __call__(self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric) -> AttentionSide:
+        some, piece = _prompts(share, self.new) if self.prefills else (0.0, 0.0)
+        emitted = sequences * (rows if self.emits_all else 1.0) + some
+        tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
+        return attention_side(self.at, tp, tokens, "auto", self.phase, core=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """Scores and values of one layer of each kind, and the sums of all layers: of the chunk, then of the decodes."""
+
+    at: Setup
+    context: Numeric
+    new: Numeric  # of a prompt [token]
+    past: Numeric  # cached tokens before them [token]
+    form: str
+    prefills: bool
+
+    def __call__(
+        self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric
+    ) -> tuple[tuple[Numeric, ...], Sums]:
+        at, new = self.at, self.new
+        some, piece = _prompts(share, new) if self.prefills else (0.0, 0.0)
+        latent = self.past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
+        chunk = Tokens(prompts=some, new=piece, past=self.past + (new - piece) / 2, latent=latent, dcp=dcp)
+        running = Tokens(decodes=sequences, context=self.context, queries=rows, dcp=dcp)
+        found: dict[Any, Cost] = {}
+        for layer, _ in layers_of(at.model):
+            block = layer.attention
+            if block not in found:
+                of_chunk = attention_cost(block, at, tp, chunk, self.form)
+                found[block] = of_chunk + attention_cost(block, at, tp, running, "auto")
+        scores, sums = [], Sums()
+        for layer, count in layers_of(at.model):
+            scores.append(found[layer.attention].time)
+            sums = sums.plus(found[layer.attention].sums, count)
+        return tuple(scores), sums
+
+
+def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
+    """Prompts that a share of a rank is cut from, and the tokens of each."""
+    return np.maximum(share / new, 1.0), np.minimum(share, new)
+
+
+def mixed_layers(
+    phase: str, at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
+) -> Lookups[list[LayerTimes]]:
+    """Times of the layers of a step in the kernels of ``phase``, its draft passes at the end of the last stage.
+
+    Of each form of MLA; forms differ in ``scores`` and ``sums`` alone, unless draft passes make the head longer.
+    """
+    times = yield from _layers(phase, at, mapping, load, context, prompts, forms)
+    if at.speculation is None:
+        return times
+    own = of_drafter(at)
+
+    def draft(part: Load, *, first: bool) -> Lookups[list[Cost]]:
+        """A draft pass, of which each sequence and each prompt takes one token further."""
+        layers = yield from _layers(phase, own, mapping, part, context, prompts, forms, emits_all=False)
+        joined = total_cost(joining(at, mapping.tp_attn, part.over_rows(part.tokens), first=first), at)
+        return [Cost(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in layers]
+
+    passes = yield from draft(load, first=True)
+    if load.joins and np.any(np.asarray(load.drafts) > 0):
+        later = yield from draft(replace(load.without_chunk, drafts=0), first=False)
+        more = np.maximum(load.over_rows(load.drafts) - 1.0, 0.0)
+        both = zip(passes, later, strict=True)
+        passes = [Cost(one.time + more * two.time, one.sums.plus(two.sums, more)) for one, two in both]
+    return [
+        one._replace(head=one.head + drafted.time, sums=one.sums.plus(drafted.sums))
+        for one, drafted in zip(times, passes, strict=True)
+    ]
+
+
+def _layers(
+    phase: str,
+    at: Setup,
+    mapping: Mapping,
+    load: Load,
+    context: Numeric,
+    prompts: Chunk,
+    forms: tuple[str, ...],
+    *,
+    emits_all: bool = True,
+) -> Lookups[list[LayerTimes]]:
+    """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
+    dcp, _ = mapping.shares
+    degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
+    pairs, new, prefills = Pairs(load.sequences, load.share, load.row), prompts.new, load.prefills
+    cores = [_Core(at, context, new, prompts.past, form if prefills else "auto", prefills) for form in forms]
+    asked: list[Lookups[Any]] = [look_up(_Linear(at, phase, new, prefills, emits_all), degrees, pairs)]
+    asked += [look_up(core, degrees, pairs) for core in cores]
+    side, *scores = yield from side_by_side(asked)
+    rank, total = Levels(load.tokens, load.row), Levels(load.decodes * load.queries + load.chunk, load.row)
+    times = yield from expert_lookups(at, mapping, side, phase=phase, rank=rank, total=total)
+    return [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores]
