@@ -98,7 +98,8 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     -------
     Series
         Index of ``points``. Operators of less than 1 % of every pass are left out. Under a distribution of lengths what
-        an operator takes beyond the range counts, over all lengths; told is the length that takes most of it.
+        an operator takes beyond the range counts, over all lengths; told is the length that takes most of it. The words
+        of a case do not depend on other cases in the table.
 
     Raises
     ------
@@ -117,10 +118,27 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     ['GEMM: m 1e+05', 'prefill attention: prompt 1e+05']
     """
     words = np.full(len(points), "", dtype=object)
+    case = pd.factorize(points["case"])[0] if "case" in points else np.zeros(len(points), dtype=np.int64)
     for designs in designs_of(points, replace(origin, exact=False)):
-        times = times_of(designs)
-        words[designs.rows] = words_of(contributions_of(designs, _doubtful), times)
+        times, parts = times_of(designs), contributions_of(designs, _doubtful)
+        for number in np.unique(case[designs.rows]).tolist():
+            mine = case[designs.rows] == number
+            own = [_rows_of(part, mine) for part in parts]
+            words[designs.rows[mine]] = words_of([part for part in own if _takes_time(part)], _of_rows(times, mine))
     return pd.Series(words, index=points.index, name="outside_calibration")
+
+
+def _rows_of(part: Contribution, mine: Mask) -> Contribution:
+    sizes = {size: (low[mine], high[mine]) for size, (low, high) in part.sizes.items()}
+    return replace(part, seconds=_of_rows(part.seconds, mine), sizes=sizes)
+
+
+def _of_rows(times: Times, mine: Mask) -> Times:
+    return Times(*(part[mine] for part in times))
+
+
+def _takes_time(part: Contribution) -> bool:
+    return any(np.any(seconds) for seconds in part.seconds)
 
 
 def _doubtful(operator: Contribution) -> bool:

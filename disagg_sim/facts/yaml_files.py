@@ -228,8 +228,10 @@ def find_file(kind: str, name: str | Path) -> Path:
     """
     if is_path(name):
         return Path(name)
+    key, roots = canonical_name(str(name)), spec_roots()
+    if len(roots) == 1 and (shipped := roots[0] / DIRECTORIES[kind] / (key + _SUFFIXES[0])).is_file():
+        return shipped  # the name of a shipped file is canonical, and no directory comes before it
     known = spec_files(kind)
-    key = canonical_name(str(name))
     if key not in known:
         noun = NOUNS.get(kind, kind)
         names = ", ".join(known) if len(known) <= MOST_NAMED else f"those of 'disagg-sim specs list {kind}'"

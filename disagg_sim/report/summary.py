@@ -162,7 +162,7 @@ def _overview(result: SweepResult) -> str:
         systems = pools_text(case.pools) + (" \\*" if item.inherited_fits else "")
         first = [case.model, systems, str(case.traffic), *[tags_text(case)] * tagged]
         for mode in item.modes:
-            best = (_best(mode), *(_at(mode, x) for x in INTERACTIVITIES))
+            best = (mode.at(0.0), *(mode.at(x) for x in INTERACTIVITIES))
             rows.append([*first, MODE_TEXT[mode.mode], *(_throughput(point, per) for point in best)])
     title = f"Throughput [{UNITS[per]}], best and at 20, 50 and 100 tokens/s/user:"
     return f"{title}\n\n{_table(head, rows, numbers=4)}"
@@ -182,7 +182,7 @@ def _without_one_gpu_stages(result: SweepResult) -> str:
         for mode in item.found:
             pair = next((each for each in other.found if each.mode == mode.mode), None)
             if pair is not None:
-                points = [(_at(mode, x), _at(pair, x)) for x in (0.0, *INTERACTIVITIES)]
+                points = [(mode.at(x), pair.at(x)) for x in (0.0, *INTERACTIVITIES)]
                 rows.append([case.model, pools_text(case.pools), str(case.traffic), MODE_TEXT[mode.mode]])
                 rows[-1] += [_share(mine, theirs, throughput_column(case.per)) for mine, theirs in points]
     head = ["model", "systems and precision", "ISL/OSL", "mode", "best", *(f"at {x:g}" for x in INTERACTIVITIES)]
@@ -243,7 +243,7 @@ def _gain(item: CaseResult) -> str:
         return ""
     column, told = throughput_column(item.plan.case.per), []
     for x in (0.0, *INTERACTIVITIES):
-        ours, others = _at(pools[0], x), [point for mode in shared if (point := _at(mode, x)) is not None]
+        ours, others = pools[0].at(x), [point for mode in shared if (point := mode.at(x)) is not None]
         if ours is not None and others:
             gain = ours[column] / max(point[column] for point in others)
             told.append(f"{f'at {x:g} tokens/s/user' if x else 'at best'} {gain:.2f}")
@@ -285,8 +285,8 @@ def _extrapolated(fidelity: CaseFidelity) -> str:
 
 
 def _mode_table(item: ModeResult, per: str) -> str:
-    points = [("best throughput", _best(item)), *((f"≥ {x:g} tokens/s/user", _at(item, x)) for x in INTERACTIVITIES)]
-    points.append(("best interactivity", item.best[-1]))
+    points = [("best throughput", item.at(0.0)), *((f"≥ {x:g} tokens/s/user", item.at(x)) for x in INTERACTIVITIES)]
+    points.append(("best interactivity", item.at(math.inf)))
     own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
     rows = [
         [name, "not reached", *[""] * (len(own) + 1)]
@@ -342,15 +342,6 @@ def _shared_cells(point: Mapping[str, Any]) -> list[str]:
 def _deployment_cells(point: Mapping[str, Any]) -> tuple[str, str]:
     """GPUs of the deployment, both pools together, and the requests that it serves a second."""
     return f"{int(point['total_gpus'])}", f"{point['request_rate_per_s']:.3g}"
-
-
-def _best(item: ModeResult) -> dict[str, Any] | None:
-    return _at(item, 0.0)
-
-
-def _at(item: ModeResult, interactivity: float) -> dict[str, Any] | None:
-    """The frontier point of highest throughput with at least this interactivity [token/s]; None if none has."""
-    return next((point for point in item.best if point[X] >= interactivity), None)
 
 
 def _throughput(point: Mapping[str, Any] | None, per: str) -> str:

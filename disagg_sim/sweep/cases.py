@@ -30,6 +30,9 @@ from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
+#: Traffic that stands for any.
+_ANY = Traffic(isl=1, osl=2)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -295,6 +298,12 @@ _DEFAULTS = Case(
     per="gpu",
     prices=(),
 )
+
+
+def kin(case: Case) -> Case:
+    """The case without what none of its setups depends on; equal of cases whose setups are."""
+    traffic = case.traffic if case.traffic.turns else _ANY
+    return replace(case, tags=(), matching="", ctx_gen_ratio=None, per="", prices=(), traffic=traffic, limits=Limits())
 
 
 def origin_of(case: Case) -> Origin:

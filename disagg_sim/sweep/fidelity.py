@@ -20,6 +20,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.cases import origin_of, throughput_column
+from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 
@@ -27,6 +28,7 @@ from disagg_sim.sweep.store import Store
 GAIN_AT = (10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0)
 #: Draws of an error bar. [1]
 SAMPLES = 1000
+_NOTHING = pd.DataFrame()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +69,16 @@ def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int 
     ('demo', 0, 0)
     """
     store = Store(root)
-    return tuple(_of_case(case, store, error_bars=error_bars, seed=seed) for case in result.cases)
+    fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
+    fronts = [(case.plan.case, mode.frontier) for case in fitted for mode in case.found]
+    words = iter(labels(fronts, outside_calibration))
+    told = {case.plan.case.name: [next(words) for _ in case.found] for case in fitted}
+    return tuple(
+        _of_case(case, store, pd.concat(told[case.plan.case.name], ignore_index=True), error_bars=error_bars, seed=seed)
+        if case.plan.case.name in told
+        else CaseFidelity(case=case.plan.case.name, outside=_NOTHING, bands=_NOTHING, gain=_NOTHING)
+        for case in result.cases
+    )
 
 
 def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
@@ -108,28 +119,25 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _of_case(item: CaseResult, store: Store, *, error_bars: bool, seed: int) -> CaseFidelity:
-
-    case, nothing = item.plan.case, pd.DataFrame()
-    if not item.found or not load_profile(case.profile).fitted:
-        return CaseFidelity(case=case.name, outside=nothing, bands=nothing, gain=nothing)
+def _of_case(item: CaseResult, store: Store, words: pd.Series, *, error_bars: bool, seed: int) -> CaseFidelity:
+    """What the frontiers of a case, one below another, rest on, in ``words``; and their error bars."""
+    case = item.plan.case
     column = throughput_column(case.per)
-    origin = origin_of(case)
-    front = pd.concat([mode.frontier for mode in item.found], ignore_index=True)
-    words = outside_calibration(front, origin=origin)
-    outside = front[["mode", INTERACTIVITY, column]].assign(outside_calibration=words)
-    if not error_bars:
-        return CaseFidelity(case=case.name, outside=outside, bands=nothing, gain=nothing)
-    found = uncertainty(candidates(item, store, column), samples=SAMPLES, seed=seed, throughput=column, origin=origin)
     keys: list[str] = ["mode", INTERACTIVITY]
+    front = pd.concat([mode.frontier[[*keys, column, "ttl_s", "ftl_s"]] for mode in item.found], ignore_index=True)
+    outside = front[[*keys, column]].assign(outside_calibration=words)
+    if not error_bars:
+        return CaseFidelity(case=case.name, outside=outside, bands=_NOTHING, gain=_NOTHING)
+    near = candidates(item, store, column)
+    found = uncertainty(near, samples=SAMPLES, seed=seed, throughput=column, origin=origin_of(case))
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)
     bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]
-    told = front[[*keys, column, "ttl_s", "ftl_s"]].astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
+    told = front.astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
     told = told.merge(envelope.drop(columns=column), on=keys)
     both = len(item.found) > 1 and item.found[0].mode == Mode.DISAGGREGATED
     return CaseFidelity(
-        case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else nothing
+        case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else _NOTHING
     )
 
 

@@ -11,19 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from disagg_sim.arrays import Ints
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.facts import load
-from disagg_sim.physics.setup import engine_name
 from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
-from disagg_sim.search.layouts import CHECKED
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
+from disagg_sim.sweep.common import Common
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
 from disagg_sim.sweep.keys import Key
@@ -71,6 +67,7 @@ class CasePlan:
 
     case: Case
     digest: str
+    specs: dict[str, str]  # digest of each spec that it depends on, by ``kind/name``
     modes: tuple[ModePlan, ...]
     left_out: tuple[tuple[str, str], ...] = ()  # (mode, why): asked for, and not to be had in this case
     pools: tuple[Block, ...] = ()  # one, which makes the frontier over further pools where these are asked for
@@ -135,37 +132,32 @@ def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     """
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
-    cases = cases_of(spec)
-    specs = dict.fromkeys(name for case in cases for name, value in _specs(case).items() if value is not None)
+    cases, common = cases_of(spec), Common()
+    specs = dict.fromkeys(name for case in cases for name, value in common.specs(case).items() if value is not None)
     inputs, sources = inputs_of(specs)  # before the digests, so that a change in between is seen
-    planned = tuple(_plan_case(case, spec, keep) for case in cases)
+    planned = tuple(_plan_case(case, spec, keep, common) for case in cases)
     return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources, keep=keep)
 
 
-def spec_digests(case: Case) -> dict[str, str]:
-    """Digest of each spec that the case depends on, by ``kind/name``."""
-    return {name: digest_of(spec) for name, spec in _specs(case).items()}
-
-
-def _plan_case(case: Case, spec: SweepSpec, keep: str) -> CasePlan:
-    digest = digest_of((case, _specs(case), version("disagg-sim"), code_digest(ROOMS)))
+def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePlan:
+    specs = common.digests(case)
+    digest = digest_of((case, specs, version("disagg-sim"), code_digest(ROOMS)))
     of_points = digest if keep == EVERYTHING else digest_of((digest, keep))
     served = modes_of(case, spec.modes)
     modes = (
-        _plan_pools(case, digest, of_points, spec.block_points)
+        _plan_pools(case, digest, of_points, spec.block_points, common)
         if mode == Mode.DISAGGREGATED
-        else _plan_shared(case, mode, of_points, spec.block_points)
+        else _plan_shared(case, mode, of_points, spec.block_points, common)
         for mode in served
     )
     left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
-    pools = () if {*case.pool_names} == {*TWO} else (_plan_many(case, digest),)
-    return CasePlan(case=case, digest=digest, modes=tuple(modes), left_out=left_out, pools=pools)
+    pools = () if {*case.pool_names} == {*TWO} else (_plan_many(case, digest, common),)
+    return CasePlan(case=case, digest=digest, specs=specs, modes=tuple(modes), left_out=left_out, pools=pools)
 
 
-def _plan_many(case: Case, digest: str) -> Block:
+def _plan_many(case: Case, digest: str, common: Common) -> Block:
     """The block of the frontier over further pools."""
-    table = case.limits.mappings(case.decode_setup)
-    batches = batch_axis(case.decode_setup, table, case.lengths, phase="decode").size
+    table, batches = common.mappings(case), common.batch(case).size
     return Block(
         key=Key(POOLS, case.name, "frontier", digest_of((digest, POOLS))),
         case=case,
@@ -176,11 +168,10 @@ def _plan_many(case: Case, digest: str) -> Block:
     )
 
 
-def _plan_pools(case: Case, digest: str, of_points: str, block_points: int) -> ModePlan:
+def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, common: Common) -> ModePlan:
     """Prefill and decode blocks."""
-    prefill_at, at = case.prefill_setup, case.decode_setup
-    prefill_table, table = case.limits.mappings(prefill_at, prefill=True), case.limits.mappings(at)
-    prefill_batch = batch_axis(prefill_at, prefill_table, case.lengths, phase="prefill")
+    prefill_table, prefill_batch = common.mappings(case, prefill=True), common.batch(case, prefill=True)
+    table, batch = common.mappings(case), common.batch(case)
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(
         case,
@@ -192,7 +183,6 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int) -> M
         table=PREFILL,
         points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
     )
-    batch = batch_axis(at, table, case.lengths, phase="decode")
     decode = _blocks(
         case,
         Mode.DISAGGREGATED,
@@ -206,15 +196,15 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int) -> M
     return ModePlan(mode=Mode.DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
 
 
-def _plan_shared(case: Case, mode: str, digest: str, block_points: int) -> ModePlan:
+def _plan_shared(case: Case, mode: str, digest: str, block_points: int, common: Common) -> ModePlan:
     """Blocks of a co-located mode: one instance is the whole deployment, so the GPU cap binds it."""
-    at = case.decode_setup
-    table = case.limits.mappings(at)
+    table = common.mappings(case)
     within = table.gpus <= case.limits.gpu_cap
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
     count = partial(count_colocated if mode == Mode.COLOCATED else count_piggyback, case.shared)
-    batches = batch_axis(at, table, case.lengths, phase="decode").size
+    whole = common.batch(case) if within.all() else batch_axis(case.decode_setup, table, case.lengths, phase="decode")
+    batches = whole.size
     blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)
     return ModePlan(mode=mode, prefill=(), points=blocks, mappings=len(table), refused=refused)
 
@@ -257,23 +247,3 @@ def _cut(points: list[int], block_points: int) -> list[tuple[int, int]]:
             start, held = row, 0
         held += size
     return [*cuts, (start, len(points))] if points else []
-
-
-def _specs(case: Case) -> dict[str, Any]:
-    model, pools, engines = load.load_model(case.model), case.pools, load.list_specs("engine")
-    specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
-    specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
-    specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
-    if case.speculation and (curve := load.load_speculation(case.speculation)).model:  # a stated one has no file
-        specs[f"speculation/{case.speculation}"] = curve
-    if case.traffic.law:
-        specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
-    for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
-        specs[f"hardware/{name}"] = load.load_system(name)
-        specs[f"efficiency/{name}"] = load.load_efficiency(name)
-        if case.per == JOULE:
-            specs[f"power/{name}"] = load.load_power(name)
-        if (engine := engine_name(load.load_profile(case.profile), load.load_system(name), case.engine)) in engines:
-            specs[f"engine/{engine}"] = load.load_engine(engine)
-        specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))
-    return specs

@@ -7,28 +7,30 @@ import io
 import json
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.physics.rates import Taken
-from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
-from disagg_sim.sweep.cases import Case, axis_columns, origin_of
+from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.sweep.cases import Case, axis_columns
 from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
-from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan, spec_digests
+from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.tally import Tally, add_up
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
@@ -54,10 +56,24 @@ class ModeResult:
         """Name of the mode."""
         return self.plan.mode
 
+    def at(self, interactivity: float) -> dict[str, Any] | None:
+        """The point of highest throughput with at least this interactivity, by column name; None where none has it.
+
+        Parameters
+        ----------
+        interactivity
+            inf = the point of highest interactivity. [token/s]
+        """
+        if not len(self.frontier):
+            return None
+        reached = self.frontier[INTERACTIVITY].to_numpy()  # rises
+        place = len(reached) - 1 if math.isinf(interactivity) else int(np.searchsorted(reached, interactivity))
+        return self._row(place) if place < len(reached) else None
+
     @cached_property
-    def best(self) -> list[dict[str, Any]]:
-        """Points of the frontier by column name, highest throughput first."""
-        return [{str(name): value for name, value in row.items()} for row in self.frontier.to_dict("records")]
+    def _row(self) -> Callable[[int], dict[str, Any]]:
+        columns = {str(name): values.array for name, values in self.frontier.items()}
+        return cache(lambda place: {name: values[place] for name, values in columns.items()})
 
     @property
     def total(self) -> Tally:
@@ -168,8 +184,16 @@ class SweepResult:
 
 def collect(plan: SweepPlan, gathered: Gathered, failed: Mapping[Key, str]) -> SweepResult:
     """Label what the blocks of a sweep add up to, but for modes with a block that was given up."""
-    cases = tuple(_collect_case(case, gathered, failed) for case in plan.cases)
-    return SweepResult(plan=plan, cases=cases, failed=failed)
+    found = [_frontiers(case, gathered, failed) for case in plan.cases]
+    fronts = [(case.case, front) for case, mine in zip(plan.cases, found, strict=True) for front in mine.values()]
+    told = iter(labels(fronts, trust.rests_on))
+    cases = [
+        _collect_case(
+            case, gathered, failed, {mode: front.assign(**{trust.COLUMN: next(told)}) for mode, front in mine.items()}
+        )
+        for case, mine in zip(plan.cases, found, strict=True)
+    ]
+    return SweepResult(plan=plan, cases=tuple(cases), failed=failed)
 
 
 def fits_used(case: Case) -> tuple[UsedFit, ...]:
@@ -213,18 +237,28 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))
 
 
-def _collect_case(plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str]) -> CaseResult:
-    fits = fits_used(plan.case)
-    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits)) or NOTHING}
+def _frontiers(plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str]) -> dict[str, pd.DataFrame]:
+    """Frontiers of a case by mode, those with points, with how far their layouts have been checked."""
+    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits_used(plan.case))) or NOTHING}
     setups = plan.case.decode_setup, plan.case.prefill_setup
+    whole = [mode for mode in plan.modes if failed.keys().isdisjoint(block.key for block in mode.blocks)]
+    found = {mode.mode: front for mode in whole if len(front := gathered.front(mode.points))}
+    return {
+        mode: pd.concat([front, pd.DataFrame({**own, COLUMN: layout_evidence(front, *setups)}, front.index)], axis=1)
+        for mode, front in found.items()
+    }
+
+
+def _collect_case(
+    plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], fronts: Mapping[str, pd.DataFrame]
+) -> CaseResult:
     modes = tuple(
         _not_computed(mode, failed)
         if any(block.key in failed for block in mode.blocks)
-        else _collect_mode(plan.case, mode, gathered, own, setups)
+        else _collect_mode(plan.case, mode, gathered, fronts.get(mode.mode, pd.DataFrame()))
         for mode in plan.modes
     )
-    pools = gathered.table(plan.pools)
-    return CaseResult(plan=plan, modes=modes, fits=fits, pools=pools)
+    return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
 
 
 def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
@@ -238,25 +272,10 @@ def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:
     return tuple(fit.text for fit in fits if fit.taken.inherited)
 
 
-def _collect_mode(
-    case: Case, plan: ModePlan, gathered: Gathered, own: dict[str, Any], setups: tuple[Setup, Setup]
-) -> ModeResult:
-    front = gathered.front(plan.points)
+def _collect_mode(case: Case, plan: ModePlan, gathered: Gathered, front: pd.DataFrame) -> ModeResult:
     prefill, points = (gathered.tally(blocks) for blocks in (plan.prefill, plan.points))
-    found = bool(len(front))
-    return ModeResult(
-        plan=plan,
-        frontier=_told(front.assign(**own), case, setups) if found else front,
-        prefill=prefill,
-        points=points,
-        verdict="" if found else verdict(case, plan, prefill, points),
-    )
-
-
-def _told(front: pd.DataFrame, case: Case, setups: tuple[Setup, Setup]) -> pd.DataFrame:
-    """The frontier with how far its layouts have been checked and what its throughput rests on, in words."""
-    told: dict[str, Any] = {COLUMN: layout_evidence(front, *setups)}
-    return front.assign(**told, **{trust.COLUMN: trust.rests_on(front, origin=origin_of(case))})
+    said = "" if len(front) else verdict(case, plan, prefill, points)
+    return ModeResult(plan=plan, frontier=front, prefill=prefill, points=points, verdict=said)
 
 
 def _infeasible_csv(result: SweepResult) -> str:
@@ -291,7 +310,7 @@ def _manifest_text(result: SweepResult, tables: Mapping[str, str], effort: Effor
     spec, total = result.plan.spec, result.total
     specs: dict[str, str] = {}
     for case in result.cases:
-        specs |= spec_digests(case.plan.case)
+        specs |= case.plan.specs
     versions = {name: version(name) for name in ("disagg-sim", "numpy", "pandas", "duckdb")}
     head = {
         "name": spec.name,
