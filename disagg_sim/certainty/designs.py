@@ -24,8 +24,10 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Interference, mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.passes.prompts import prompt_pass
+from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PHASES
+from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in Mode)
@@ -51,6 +53,7 @@ class Prompt(NamedTuple):
     long: Any = 0.0  # [1]
     load: Any = 0.0  # [1]
     tier: str = HBM  # where its past lies
+    waits: bool = False  # whether it stands for the prompts that DP ranks wait for
 
 
 class Scores(NamedTuple):
@@ -91,6 +94,11 @@ class Designs:
     def shared(self) -> bool:
         """Whether one instance does both phases."""
         return self.mode in MODES[1:]
+
+    @property
+    def load(self) -> RankLoad:
+        """What the DP ranks hold that a decode step waits for."""
+        return self.lengths.on_ranks(self.batch, self.mapping.dp_attn)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -149,12 +157,23 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
         in_ftl, shares = weights.tolist(), weights
     counts = zip(nodes.each(), in_ftl, shares.tolist(), strict=True)
     found = [Prompt(isl, past, fill, busy, load=weight, tier=tier) for (isl, past, weight, tier), fill, busy in counts]
+    if _unequal(designs):
+        alone = np.asarray(designs.prefill_mapping.dp_attn == 1, dtype=float)
+        found = [one._replace(fill=one.fill * alone, busy=one.busy * alone) for one in found]
+        found.append(Prompt(lengths.mean_isl, fill=1.0 - alone, busy=1.0 - alone, waits=True))
     if ftl_quantile is not None and not designs.shared:
         found = [prompt._replace(fill=0.0) for prompt in found]
         found.append(Prompt(*lengths.prompt_quantile(ftl_quantile), fill=1.0, busy=0.0))
     if designs.shared and not lengths.constant and designs.by_gap.any():
         found.append(Prompt(*lengths.long_prompt, fill=0.0, busy=0.0, long=1.0))
     return tuple(found)
+
+
+def _unequal(designs: Designs) -> bool:
+    """Whether passes of prefill wait for the slowest of unequal DP ranks."""
+    whole = designs.mode != "piggyback" and not designs.chunk_tokens[0]
+    ranks = designs.prefill_mapping.dp_attn
+    return whole and designs.lengths.prompts_on_ranks(designs.prefill_batch, ranks) is not None
 
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
@@ -184,7 +203,10 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     zero = np.zeros(designs.rows.size)
     decode, first, busy, long, load = zero, zero, zero, zero, zero
     if step:
-        decode = decode_step(designs.at, designs.mapping, batch=designs.batch, context=designs.lengths.context).ttl
+        held = designs.load
+        decode = decode_step(
+            designs.at, designs.mapping, batch=designs.batch, context=held.context, rank_batch=held.batch
+        ).ttl
     for prompt in designs.prompts if fill else ():
         whole, often, loaded = _fill(designs, prompt)
         first, busy, long = first + prompt.fill * whole, busy + prompt.busy * often, long + prompt.long * whole
@@ -202,13 +224,18 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
             at,
             designs.mapping,
             batch=designs.batch,
-            context=designs.lengths.context,
+            context=designs.load.context,
             chunk=Chunk(designs.mixed_chunk, prompt.isl, past=prompt.past),
             mla_form=form,
             interference=designs.interference,
+            rank_batch=designs.load.batch,
         )
         return step.time, step.time, prompt.load * load
     mapping, batch = designs.prefill_mapping, designs.prefill_batch
+    if prompt.waits:
+        waits = uneven_pass(at, designs.lengths, mapping, batch, form)
+        assert waits is not None
+        return waits.ftl, waits.busy, 0.0
     done = prompt_pass(
         at,
         mapping,

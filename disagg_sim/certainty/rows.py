@@ -30,8 +30,8 @@ from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.search.prefixes import taken_up
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
-from disagg_sim.workload.lengths import Lengths, lengths_at, with_cached
-from disagg_sim.workload.named import lengths_named
+from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths_at, uneven, with_cached
+from disagg_sim.workload.named import lengths_named, ranks_parted
 from disagg_sim.workload.prefixes import constant_named, parted
 
 #: Relative difference up to which two times are the same: tables are written with ten digits. [1]
@@ -205,9 +205,11 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
 def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     """Lengths of rows: given, or of the traffic that they name, else their constant ones."""
     isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
-    traffic, reuse = parted(name) if isinstance(name, str) else ("0/", None)
+    plain, rank_imbalance = ranks_parted(name) if isinstance(name, str) else ("0/", EVEN_RANKS)
+    traffic, reuse = parted(plain)
     if origin.lengths is None and constant_named(traffic):  # a sweep writes constant lengths as ISL/OSL
-        return lengths_at(isl, osl) if reuse is None else with_cached(lengths_at(isl, osl), reuse)
+        same = lengths_at(isl, osl) if reuse is None else with_cached(lengths_at(isl, osl), reuse)
+        return uneven(same, rank_imbalance)
     found = lengths_named(str(name)) if origin.lengths is None else origin.lengths
     if (round(found.mean_isl), round(found.mean_osl)) != (round(isl), round(osl)):
         raise InputError(

@@ -49,7 +49,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven
 from disagg_sim.workload.named import lengths_named
 
 #: What ``--phase`` may say.
@@ -100,6 +100,10 @@ def explain(
             help="Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.",
         ),
     ] = "",
+    rank_imbalance: Annotated[
+        str,
+        typer.Option(metavar="ROUTING", help=f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}."),
+    ] = EVEN_RANKS,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
@@ -114,6 +118,8 @@ def explain(
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
     asked = lengths_named(traffic) if traffic else None
     if results is not None:
+        if rank_imbalance != EVEN_RANKS:
+            raise InputError("--rank-imbalance is of a design by hand; a table says how its ranks were counted")
         table = read_points(results, case)
         chosen = chosen_row(table, row, at_interactivity, best=best)
         design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
@@ -122,7 +128,8 @@ def explain(
         drafter = asked_speculation(load_model(model).name, speculate, acceptance)
         at, chosen = setup(model, *named, profile, engine or None, drafter), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
-        design = by_hand(at, mapping, asked or lengths(isl, osl), phase, batch)
+        asked = uneven(asked or lengths(isl, osl), rank_imbalance)
+        design = by_hand(at, mapping, asked, phase, batch)
     found = breakdown(design, origin=Origin(lengths=asked))
     watts = energy_parts(design, origin=Origin(lengths=asked)) if energy else None
     if figure is not None:

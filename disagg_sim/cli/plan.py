@@ -29,7 +29,7 @@ from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import GB, parse_quantity
-from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, reuse_of, with_cached
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
@@ -54,6 +54,10 @@ def plan(
             help="Where they are cached: hbm, dram, ssd, remote. Of sessions: 'hbm=20 GB,dram', and no share.",
         ),
     ] = "",
+    rank_imbalance: Annotated[
+        str,
+        typer.Option(metavar="ROUTING", help=f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}."),
+    ] = EVEN_RANKS,
     speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
     acceptance: Annotated[
         str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
@@ -109,6 +113,7 @@ def plan(
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
         speculation=asked_speculation(load_model(model).name, speculate, acceptance),
+        rank_imbalance=rank_imbalance,
         availability=availability,
         failures=failures,
         set_aside=0.0 if memory is None else memory.hbm,

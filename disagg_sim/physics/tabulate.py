@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -62,21 +62,20 @@ class Levels:
         return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor)
 
 
-class Pairs:
-    """The distinct pairs of two token counts, each a number or of shape (rows, batches); else as ``Levels``."""
+class Counts:
+    """The distinct combinations of token counts, each a number or of shape (rows, batches); else as ``Levels``."""
 
-    def __init__(self, first: Numeric, second: Numeric, row: Any = None) -> None:
-        self.arguments = first, second
-        self.gathers = np.ndim(first) == 2 or np.ndim(second) == 2
+    def __init__(self, *arguments: Numeric, row: Any = None) -> None:
+        self.arguments = arguments
+        self.gathers = any(np.ndim(each) == 2 for each in arguments)
         if self.gathers:
-            left, right = (Levels(both, row) for both in np.broadcast_arrays(first, second))
-            if row is None:
-                pairs = Levels(left.position[left.row] * right.values.size + right.position[right.row])
-            else:
-                pairs = Levels(left.position * right.values.size + right.position, row)
-            column, place = np.divmod(pairs.values, right.values.size)
-            self.counts = left.values[column], right.values[place]
-            self.row, self.position = pairs.row, pairs.position
+            each = [Levels(both, row) for both in np.broadcast_arrays(*arguments)]
+            places = [levels.position if row is not None else levels.position[levels.row] for levels in each]
+            sizes = [levels.values.size for levels in each]
+            together = Levels(np.ravel_multi_index(places, sizes), row)
+            found = np.unravel_index(together.values, sizes)
+            self.counts = tuple(levels.values[place] for levels, place in zip(each, found, strict=True))
+            self.row, self.position = together.row, together.position
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,7 +84,7 @@ class Lookup:
 
     function: Callable[..., Any]
     degrees: tuple[Numeric, ...]  # columns of shape (distinct,), or the number 1
-    tokens: tuple[Any, ...]  # one or two counts, of shape (levels,) [token]
+    tokens: tuple[Any, ...]  # counts, each of shape (levels,) [token]
     row: Any  # (rows,) place in the degrees
     level_row: Any  # (rows,) place in the positions
     position: Any  # (distinct rows, batches) place in the levels
@@ -131,7 +130,7 @@ class _Answer(NamedTuple):
 Lookups = Generator[list[Lookup], list[_Answer], T]
 
 
-def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels | Pairs) -> Lookups[Result]:
+def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels | Counts) -> Lookups[Result]:
     """Ask for ``function(*degrees, tokens)`` at every point, computed once per distinct point.
 
     ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
@@ -148,6 +147,27 @@ def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], level
     (answer,) = yield [lookup]
     found: Result = lookup.spread(answer)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Generic[Result]):
+    """A function whose last argument is given."""
+
+    function: Callable[..., Result]
+    last: Numeric
+
+    def __call__(self, *arguments: Numeric) -> Result:
+        """The function at the other arguments."""
+        return self.function(*arguments, self.last)
+
+
+def look_up_at(
+    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels, context: Numeric
+) -> Lookups[Result]:
+    """Ask for ``function(*degrees, tokens, context)``, the context a number or of shape (rows, batches)."""
+    if levels.gathers and np.ndim(context) == 2:
+        return (yield from look_up(function, degrees, Counts(levels.tokens, context)))
+    return (yield from look_up(Given(function, context), degrees, levels))
 
 
 def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:

@@ -28,6 +28,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.workload.prefixes import Prompts
 
@@ -200,6 +201,9 @@ def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple
             )
             ftl[place, some] = done.ftl + done.load
             busy[place, some] = np.maximum(done.busy, done.load)
+        waits = None if deep else uneven_pass(grid.setup, grid.lengths, mapping, batch[None, :], form)
+        if waits is not None:  # short prompts wait for the longest of other ranks
+            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], waits.ftl), ftl[:, some])
     return ftl, busy
 
 
@@ -249,7 +253,8 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
     batch = grid.batch[: column + 1].astype(float)
     at, mapping, step = grid.setup, grid.chosen(row, column), grid.latency[row, : column + 1]
     if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
-        step = decode_step(at, mapping, batch=batch, context=work.lengths.context).ttl
+        load = work.lengths.on_ranks(batch, mapping.dp_attn)
+        step = decode_step(at, mapping, batch=batch, context=load.context, rank_batch=load.batch).ttl
     return DecodeChoice(
         at=at,
         mapping=mapping,
@@ -316,13 +321,15 @@ def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, las
     decodes = np.broadcast_to(batch, (sizes.size, batch.size)).reshape(1, -1)
     verified = decodes * (1.0 + mapping.draft_tokens)
     tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - verified / mapping.dp_attn, 1.0)
+    held = lengths.on_ranks(decodes, mapping.dp_attn)
     alone = grid.latency[rows, :last]
     if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
-        alone = decode_step(at, mapping, batch=batch[None, :], context=lengths.context).time
+        load = lengths.on_ranks(batch[None, :], mapping.dp_attn)
+        alone = decode_step(at, mapping, batch=batch[None, :], context=load.context, rank_batch=load.batch).time
 
     def step(ranks: Any) -> Floats:
         chunk = Chunk(tokens * ranks, prompt + past, ranks, past)
-        time = mixed_step(at, mapping, batch=decodes, context=lengths.context, chunk=chunk).time
+        time = mixed_step(at, mapping, batch=decodes, context=held.context, chunk=chunk, rank_batch=held.batch).time
         table = np.broadcast_to(time, (shape[0], tokens.shape[1])).reshape(shape)
         return np.concatenate([alone[:, None], table], axis=1)
 

@@ -24,7 +24,7 @@ from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import costs_of_gpus
-from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
 
@@ -121,6 +121,7 @@ def plan(
         raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
     size = Size(rate=rate, gpus=gpus, users=options.users)
     law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
+    law = law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance)
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))

@@ -13,6 +13,7 @@ from disagg_sim.facts.load import list_specs, load_model, load_precision, load_s
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.workload.lengths import EVEN_RANKS
 from disagg_sim.workload.trace import Trace
 
 #: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, or power at the TDP.
@@ -54,6 +55,7 @@ class PlanOptions:
     failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
     speculation: Speculation | None = None  # drafter of all instances, and the numbers of drafts that compete
     set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
+    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import Trust, added
 from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.units import GB, MS, US
+from disagg_sim.workload.named import ranks_parted
 from disagg_sim.workload.prefixes import constant_named, parted, reuse_text
 
 #: Resources as people read them.
@@ -114,10 +115,12 @@ def heading(point: Mapping[str, Any]) -> str:
         how = f"{of['decode']}, {prefill_text(point)}"
     lengths = f"{point['isl']:,.0f} tokens in, {point['osl']:,.0f} out"
     if isinstance(named := point.get("traffic"), str):
-        law, reuse = parted(named)
+        plain, rank_imbalance = ranks_parted(named)
+        law, reuse = parted(plain)
         if not constant_named(law):
             lengths = f"{law} ({lengths} on average)"
         lengths += "" if reuse is None else f", {reuse_text(reuse)}"
+        lengths += "" if plain == named else f", DP ranks by {rank_imbalance}"
     return f"{where}: {MODE_TEXT.get(mode, mode)}, {lengths}; {how}"
 
 

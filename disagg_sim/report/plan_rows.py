@@ -65,6 +65,8 @@ def question_line(plan: Plan) -> str:
         means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if share < 1.0]
         means += f" ({', '.join(tiers)})" if tiers else ""
+    if law.rank_imbalance:
+        means += f", DP ranks by {law.rank_imbalance}"
     size = plan.size
     many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
     limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"

@@ -53,7 +53,7 @@ from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.prefixes import TimedPrompts, taken_up
+from disagg_sim.search.prefixes import TimedPrompts, one_of, taken_up, uneven_pass
 from disagg_sim.workload.lengths import Lengths
 
 #: Chunk sizes that CPP tries. [token]
@@ -307,8 +307,10 @@ def decode_grid(
         best: Drafted | None = None
         for tried in draft_choices(at):
             own, mapping = drafting(at, table[rows].for_grid(), tried)
-            step = decode_step(own, mapping, batch=axis, context=lengths.context, mla_form=mla_form)
-            held = decode_bytes(own, mapping, axis, cached=lengths.resident, mla_form=mla_form)
+            load = lengths.on_ranks(axis, mapping.dp_attn)
+            step = decode_step(own, mapping, batch=axis, context=load.context, mla_form=mla_form, rank_batch=load.batch)
+            seats = load.seats(axis, mapping.dp_attn)
+            held = decode_bytes(own, mapping, seats, cached=lengths.resident, mla_form=mla_form)
             found = Drafted(step.ttl, held, step.microbatches, bound_codes(step.sums), np.int8(tried))
             best = found if best is None else best.or_faster(found, at.memory_limit)
         assert best is not None
@@ -449,15 +451,19 @@ def _score(
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens
 
+    uneven = None
     if not chunk[0, 0]:
         form = form_of_whole(form, reused=lengths.cached is not None)
+        uneven = uneven_pass(at, lengths, mapping, axis, form)
     passes = PromptPasses(at, mapping, axis, chunk, form)
 
     def one(isl: float, past: float, tier: str) -> PrefillPass:
         return passes.of(isl, past, tier_of(at.system, tier))
 
     held = prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
-    return timed.expected(one), held, form_code(at, form)
+    even = timed.expected(one)
+    done = one_of(even, uneven, mapping.dp_attn)
+    return done if timed.counted is None else done._replace(ftl=even.ftl), held, form_code(at, form)
 
 
 def best_form(

@@ -7,18 +7,87 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from disagg_sim.domain import Mapping
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import room_tokens, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
-from disagg_sim.physics.passes.prefill import PrefillPass
+from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 from disagg_sim.workload.turns import TurnCaches
+
+
+def uneven_pass(at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, form: str) -> PrefillPass | None:
+    """Time passes of whole prompts whose DP ranks wait for each other.
+
+    Parameters
+    ----------
+    at, lengths, mapping
+        Setup, lengths of requests, and sharding of the instances.
+    batch
+        Prompts of a pass over all DP ranks. [request]
+    form
+        Of MLA.
+
+    Returns
+    -------
+    PrefillPass or None
+        None where prompts of a pass count as alike. [s]
+
+    Examples
+    --------
+    Eight ranks with a prompt each wait for the longest of the eight:
+
+    >>> import disagg_sim as ds
+    >>> at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
+    >>> chat = ds.lengths("log_normal_4096_512", rank_imbalance="least_load")
+    >>> even = ds.prefill_grid(at, wide, ds.lengths("log_normal_4096_512"), batch=[8])
+    >>> f"{uneven_pass(at, chat, wide, 8.0, 'naive').busy / (8.0 / even.request_rate[0, 0]):.1f} times as long"
+    '3.3 times as long'
+    """
+    load = lengths.prompts_on_ranks(batch, mapping.dp_attn)
+    if load is None:
+        return None
+    return prefill_pass(at, mapping, batch=batch, isl=lengths.mean_isl, mla_form=form, slowest=load)
+
+
+def one_of(even: PrefillPass, uneven: PrefillPass | None, ranks: Numeric) -> PrefillPass:
+    """Take the pass of unequal ranks where there are several.
+
+    Parameters
+    ----------
+    even
+        Passes of prompts of one length each, the mean over the lengths.
+    uneven
+        From ``uneven_pass``.
+    ranks
+        DP ranks. [1]
+
+    Returns
+    -------
+    PrefillPass
+        Point by point one of the two. [s]
+
+    Examples
+    --------
+    >>> even, uneven = (PrefillPass(time, time, Sums()) for time in (np.array([1.0, 1.0]), np.array([1.0, 1.5])))
+    >>> one_of(even, uneven, np.array([1, 8])).busy.tolist()
+    [1.0, 1.5]
+    """
+    if uneven is None:
+        return even
+    several = np.asarray(ranks) > 1
+    sums = Sums(*(np.where(several, new, old) for new, old in zip(uneven.sums, even.sums, strict=True)))
+    ftl, busy = np.where(several, uneven.ftl, even.ftl), np.where(several, uneven.busy, even.busy)
+    return PrefillPass(ftl, busy, sums, even.load)
 
 
 def taken_up(at: Setup, lengths: Lengths) -> Lengths:

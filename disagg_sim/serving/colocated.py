@@ -22,6 +22,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import CHUNK_TOKENS, form_code
+from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.serving.colocation import (
     Case,
     Chosen,
@@ -217,6 +218,8 @@ def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> Lookup
     for isl, past, weight, tier in case.lengths.prompt_nodes(size).each():
         done = yield from one(isl, past, tier)
         mean, load = mean + weight * done.ftl, load + weight * done.load
+    if not size and (waits := uneven_pass(at, case.lengths, mapping, prompts, form)) is not None:
+        mean = np.where(mapping.dp_attn > 1, waits.ftl, mean)
     long_time = mean
     if not case.lengths.constant:
         long_time = np.maximum((yield from one(*case.lengths.long_prompt, HBM)).ftl, mean)
@@ -243,7 +246,10 @@ def _search(case: Case, group: Group, sizes: Ints | None) -> Lookups[list[tuple[
         return []
     passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
     axis = group.batch[None, :].astype(float)
-    asked: list[Lookups[Any]] = [decode_lookups(at, group.mapping, batch=axis, context=case.lengths.context)]
+    load = case.lengths.on_ranks(axis, group.mapping.dp_attn)
+    asked: list[Lookups[Any]] = [
+        decode_lookups(at, group.mapping, batch=axis, context=load.context, rank_batch=load.batch)
+    ]
     asked += [_cut(case, group, passes, size, form) for size, form in _cut_sizes(case, group)]
     decode, *cuts = yield from side_by_side(asked)
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)

@@ -204,6 +204,7 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths = case.at, case.lengths
 
+    held = lengths.on_ranks(residents, mapping.dp_attn)
     known: dict[tuple[float, float], list[MixedStep]] = {}
 
     def every(isl: float, past: float) -> Lookups[list[MixedStep]]:
@@ -212,10 +213,11 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
                 at,
                 mapping,
                 batch=residents,
-                context=lengths.context,
+                context=held.context,
                 chunk=Chunk(chunk[None, :], isl, past=past),
                 forms=case.forms,
                 interference=case.options.interference,
+                rank_batch=held.batch,
             )
         return known[isl, past]
 
@@ -249,7 +251,8 @@ def _block(
     """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
     at, part, forms, new = case.at, group.table[rows], case.forms, case.lengths.mean_new
     mapping, axis = part.for_grid(), group.batch[None, :].astype(float)
-    decode = yield from decode_lookups(at, mapping, batch=axis, context=case.lengths.context)
+    load = case.lengths.on_ranks(axis, mapping.dp_attn)
+    decode = yield from decode_lookups(at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
     step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
     prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * new)), 1.0)  # in progress, over all DP ranks
     prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)

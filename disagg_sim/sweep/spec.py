@@ -57,6 +57,7 @@ from disagg_sim.sweep.pool_spec import TWO, Images, ImagesKeys, images_of, pool_
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 
 #: The first has two pools; in the others every instance does both phases.
 MODES = tuple(mode.value for mode in Mode)
@@ -323,6 +324,7 @@ class _File(Strict):
     speculation: Axis[Annotated[str, AfterValidator(_speculation), Unless("none", "")]] = ("",)
     draft_tokens: Axis[Annotated[int, Range(0, MOST_DRAFTS)]] = ()
     kv_tiers: TierKeys = ()
+    rank_imbalance: Axis[Annotated[str, OneOf(RANK_IMBALANCES)]] = (EVEN_RANKS,)
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -332,7 +334,7 @@ class _File(Strict):
             name=self.name,
             models=self.models,
             pools=self.systems,
-            traffic=self.traffic,
+            traffic=tuple(replace(each, rank_imbalance=word) for each in self.traffic for word in self.rank_imbalance),
             recipes=self.recipes,
             modes=self.modes,
             limits=self.limits,

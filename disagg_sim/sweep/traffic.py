@@ -13,7 +13,8 @@ from disagg_sim.facts.faults import expected
 from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, told_apart
 from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
 from disagg_sim.sweep.turns import TurnKeys, Turns
-from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
+from disagg_sim.workload.named import RANKS_SUFFIX
 from disagg_sim.workload.prefixes import reuse_text
 from disagg_sim.workload.turns import TurnCaches, turn_lengths, turns_text
 
@@ -32,6 +33,7 @@ class Traffic:
     cached: Reuse | None = None  # what caches hold of the prompts; None = what the law says, or nothing
     turns: Turns | None = None  # sessions of the law, whose turns are the requests
     met: TurnCaches | None = None  # the caches of ``turns``, counted in tokens of a model
+    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,7 +46,11 @@ class Traffic:
 
     @property
     def requests(self) -> Lengths:
-        """Lengths of the requests, with what is cached of them."""
+        """Lengths of the requests, with what is cached of them, and how they find their rank."""
+        return uneven(self._requests, self.rank_imbalance)
+
+    @property
+    def _requests(self) -> Lengths:
         if self.turns is not None:
             return turn_lengths(self.law, self.met or self.turns.uncached)
         if self.law:
@@ -52,7 +58,11 @@ class Traffic:
         return lengths(self.isl, self.osl, cached=self.cached)
 
     def __str__(self) -> str:
-        """``16384/2048``, or the name of the distribution; behind it what is cached: ``16384/2048/cached0.9``."""
+        """``16384/2048``, or the name of the distribution; what is cached, and how ranks are found, behind it."""
+        return self._name + ("" if self.rank_imbalance == EVEN_RANKS else f"{RANKS_SUFFIX}{self.rank_imbalance}")
+
+    @property
+    def _name(self) -> str:
         if self.turns is not None:
             return f"{self.law}{turns_text(self.met or self.turns.uncached)}"
         plain = f"{self.law}{f'_{self.part}' if self.part else ''}" if self.law else f"{self.isl}/{self.osl}"

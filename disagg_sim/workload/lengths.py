@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, overload
 
@@ -36,10 +37,12 @@ from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ByValue
-from disagg_sim.errors import InputError, quoted, whole_number
+from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.rank_load import PromptLoad, RankLoad, RankLoads
+from disagg_sim.physics.rank_sums import RANDOM, RANK_ROUTINGS, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
 from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
@@ -52,6 +55,9 @@ SCORE_LIMIT = 6.0
 SCORES = 2049
 #: Classes of prompts in which the turns of sessions are kept.
 CLASSES = 64
+#: Where DP ranks count as even, and all words for how unequal they are.
+EVEN_RANKS = "even"
+RANK_IMBALANCES = (EVEN_RANKS, *RANK_ROUTINGS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,7 +73,9 @@ class Lengths(ByValue, Shown):
     mean_osl: float  # [token]
     median_osl: float  # [token]
     resident: CachedTokens  # cache of a request in flight, in decode
+    requests: RequestLaw  # joint distribution of input and output, of fewer points
     cached: CachedPrefixes | None = None  # what prefill finds of prompts; None = nothing
+    rank_imbalance: str = ""  # how requests find their DP rank, of ``RANK_ROUTINGS``; "" = all ranks count as even
 
     @property
     def constant(self) -> bool:
@@ -98,6 +106,66 @@ class Lengths(ByValue, Shown):
     def context(self) -> float:
         """Mean cache of a request in flight, at which a decode step is timed. [token]"""
         return self.resident.mean
+
+    @cached_property
+    def rank_loads(self) -> RankLoads | None:
+        """How unequal the DP ranks of an instance are; None where they count as even, or are."""
+        if not self.rank_imbalance or (self.requests.even and self.rank_imbalance != RANDOM):
+            return None
+        return RankLoads(self.requests, self.rank_imbalance)
+
+    def on_ranks(self, batch: Any, ranks: Any) -> RankLoad:
+        """Find what the DP ranks hold that a decode step waits for.
+
+        Parameters
+        ----------
+        batch : array_like
+            Requests in flight of an instance. [request]
+        ranks : array_like
+            DP ranks of its attention. [1]
+
+        Returns
+        -------
+        RankLoad
+            Mean context, and an even share of the requests, unless ``rank_imbalance`` says how requests are routed.
+
+        Examples
+        --------
+        >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
+        >>> load = chat.on_ranks(512.0, 8.0)
+        >>> f"{load.context / chat.context:.2f}", load.batch is None
+        ('1.22', True)
+        """
+        return RankLoad(self.context) if self.rank_loads is None else self.rank_loads.decode(batch, ranks, self.context)
+
+    def prompts_on_ranks(self, batch: Any, ranks: Any) -> PromptLoad | None:
+        """Find the prompts that the DP ranks of a pass wait for, all of them whole.
+
+        Parameters
+        ----------
+        batch : array_like
+            Prompts of a pass of an instance. [request]
+        ranks : array_like
+            DP ranks of its attention. [1]
+
+        Returns
+        -------
+        PromptLoad or None
+            None where ranks count as even, prompts have one length, or caches hold their starts: then the prompts of a
+            pass count as alike.
+
+        Examples
+        --------
+        The longest of eight prompts has three mean lengths:
+
+        >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
+        >>> load = chat.prompts_on_ranks(8.0, 8.0)
+        >>> f"{load.prompts * load.new / chat.mean_isl:.1f}"
+        '3.0'
+        """
+        if self.rank_loads is None or self.constant or self.cached is not None:
+            return None
+        return self.rank_loads.prefill(batch, ranks)
 
     @property
     def gaps(self) -> float:
@@ -208,7 +276,7 @@ class Lengths(ByValue, Shown):
 
     def at(self, isl: float, osl: float) -> Lengths:
         """Constant lengths of which caches hold the same share, on average. [token]"""
-        plain = lengths_at(isl, osl)
+        plain = replace(lengths_at(isl, osl), rank_imbalance=self.rank_imbalance)
         if self.cached is None:
             return plain
         share = ConstantShare(share=1.0 - self.mean_new / self.mean_isl)
@@ -225,10 +293,14 @@ class Lengths(ByValue, Shown):
 
 
 @overload
-def lengths(isl: str | TrafficCase | Trace, *, cached: float | Reuse | ArrayLike | None = None) -> Lengths: ...
+def lengths(
+    isl: str | TrafficCase | Trace, *, cached: float | Reuse | ArrayLike | None = None, rank_imbalance: str = ...
+) -> Lengths: ...
 @overload
-def lengths(isl: ArrayLike, osl: ArrayLike, *, cached: float | Reuse | ArrayLike | None = None) -> Lengths: ...
-def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
+def lengths(
+    isl: ArrayLike, osl: ArrayLike, *, cached: float | Reuse | ArrayLike | None = None, rank_imbalance: str = ...
+) -> Lengths: ...
+def lengths(isl: Any, osl: Any = None, *, cached: Any = None, rank_imbalance: str = EVEN_RANKS) -> Lengths:
     """Make the distribution of the lengths of requests, from numbers, a traffic or a trace.
 
     Parameters
@@ -248,6 +320,8 @@ def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
         nothing. [1]
     cached : array, shape (requests,)
         Beside lengths of every request, or a trace: the tokens of each that are found, fewer than its input. [token]
+    rank_imbalance : str
+        How a request finds its DP rank, for how long ranks wait for each other: as in ``uneven``.
 
     Returns
     -------
@@ -266,12 +340,16 @@ def lengths(isl: Any, osl: Any = None, *, cached: Any = None) -> Lengths:
     >>> round(chat.mean_isl), round(chat.mean_osl), round(chat.context)
     (6653, 740, 7428)
     """
+    return uneven(_lengths(isl, osl, cached), rank_imbalance)
+
+
+def _lengths(isl: Any, osl: Any, cached: Any) -> Lengths:
     if np.ndim(cached):
         if isinstance(isl, Trace):
             isl, osl = isl.input_tokens, isl.output_tokens
         return observed_lengths(isl, osl, cached)
     if cached is not None:
-        return with_cached(lengths(isl, osl), reuse_of(cached))
+        return with_cached(_lengths(isl, osl, None), reuse_of(cached))
     if osl is not None:
         return observed_lengths(isl, osl) if np.ndim(isl) or np.ndim(osl) else constant_lengths(isl, osl)
     if isinstance(isl, Trace):
@@ -343,6 +421,39 @@ def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
     return replace(plain, cached=None if reuse.off else cached_share(plain.isl, plain.isl_weight, reuse))
 
 
+def uneven(plain: Lengths, rank_imbalance: str) -> Lengths:
+    """Let DP ranks be as unequal as their requests make them.
+
+    Parameters
+    ----------
+    plain
+        Lengths of the requests.
+    rank_imbalance
+        How a request finds its DP rank: ``least_load`` (the rank with the fewest, as vLLM), ``round_robin`` (as
+        SGLang), ``random``, or ``even``: all ranks count as equally full.
+
+    Returns
+    -------
+    Lengths
+        The same requests.
+
+    Raises
+    ------
+    InputError
+        Another word.
+
+    Examples
+    --------
+    >>> uneven(lengths(1024, 128), "random").rank_imbalance
+    'random'
+    """
+    if rank_imbalance not in RANK_IMBALANCES:
+        known = ", ".join(RANK_IMBALANCES)
+        said = f"rank_imbalance {quoted(rank_imbalance)} is unknown{nearest(rank_imbalance, RANK_IMBALANCES)}"
+        raise InputError(f"{said}; allowed: {known}")
+    return replace(plain, rank_imbalance="" if rank_imbalance == EVEN_RANKS else rank_imbalance)
+
+
 def constant_lengths(isl: int, osl: int) -> Lengths:
     """The distribution of one point. [token]"""
     return lengths_at(whole_number("isl", isl), whole_number("osl", osl, 2, ": one output token is prefill only"))
@@ -372,6 +483,7 @@ def lengths_at(isl: float, osl: float) -> Lengths:
         mean_osl=float(osl),
         median_osl=float(osl),
         resident=decode_residents(isl, osl),
+        requests=request_law(np.array([float(isl)]), np.array([float(osl)])),
     )
 
 
@@ -393,6 +505,7 @@ def independent_lengths(isl: LengthDistribution, osl: LengthDistribution) -> Len
         resident=CachedTokens(
             mean=mean_isl + first / 2, deviation=math.sqrt(variance), most=float(inputs[-1] + outputs[-1])
         ),
+        requests=RequestLaw(isl=inputs, isl_weight=weight, osl=outputs, osl_weight=share),
     )
 
 
@@ -415,6 +528,7 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
         mean_osl=mean_osl,
         median_osl=float(np.median(outputs)),
         resident=CachedTokens(mean=context, deviation=math.sqrt(variance), most=float(np.max(inputs + outputs))),
+        requests=request_law(inputs, outputs),
         cached=None if past is None else prefixes_of(inputs, past),
     )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import TrafficCase
-from disagg_sim.workload.lengths import Lengths, constant_lengths, lengths, with_cached
+from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, constant_lengths, lengths, uneven, with_cached
 from disagg_sim.workload.prefixes import parted
 from disagg_sim.workload.turns import turn_lengths, turns_of
+
+#: Between the name of a traffic and the way its requests find their DP rank.
+RANKS_SUFFIX = "/ranks_"
 
 
 def lengths_named(name: str) -> Lengths:
@@ -16,7 +19,8 @@ def lengths_named(name: str) -> Lengths:
     ----------
     name
         The traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that may stand
-        what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet (``turns.turns_text``).
+        what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet (``turns.turns_text``),
+        and last ``RANKS_SUFFIX`` and one of ``rank_sums.RANK_ROUTINGS``.
 
     Returns
     -------
@@ -31,12 +35,35 @@ def lengths_named(name: str) -> Lengths:
     >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
     [16384.0, 2048.0]
     """
+    name, rank_imbalance = ranks_parted(name)
     if (turns := turns_of(name)) is not None:
-        return turn_lengths(*turns)
+        return uneven(turn_lengths(*turns), rank_imbalance)
     name, reuse = parted(name)
     isl, slash, osl = name.partition("/")
     plain = constant_lengths(int(isl), int(osl)) if slash else lengths(traffic_case(name))
-    return plain if reuse is None else with_cached(plain, reuse)
+    return uneven(plain if reuse is None else with_cached(plain, reuse), rank_imbalance)
+
+
+def ranks_parted(name: str) -> tuple[str, str]:
+    """Part the name of a traffic in the tables of a sweep from how unequal its ranks are.
+
+    Parameters
+    ----------
+    name
+        As in ``lengths_named``.
+
+    Returns
+    -------
+    str, str
+        The traffic without it, and of ``lengths.RANK_IMBALANCES``.
+
+    Examples
+    --------
+    >>> ranks_parted("16384/2048/cached0.9/ranks_random"), ranks_parted("chat")
+    (('16384/2048/cached0.9', 'random'), ('chat', 'even'))
+    """
+    plain, _, routing = name.partition(RANKS_SUFFIX)
+    return plain, routing or EVEN_RANKS
 
 
 def traffic_case(name: str) -> TrafficCase:

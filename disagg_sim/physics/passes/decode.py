@@ -21,7 +21,7 @@ from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, all_stages, attention_side, slowest_stage, with_ends
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -34,7 +34,15 @@ class DecodeStep(NamedTuple):
     time: Numeric  # of the step, in which a sequence gets ``ttl`` times its accepted tokens [s]
 
 
-def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto") -> DecodeStep:
+def decode_step(
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    context: Numeric,
+    mla_form: str = "auto",
+    rank_batch: Numeric | None = None,
+) -> DecodeStep:
     """Time one decode step of ``batch`` sequences (over all DP ranks) at mean length ``context``.
 
     ``TTL = max(m*max_s t_s, sum_s t_s) + host + p*hop`` over the stages s of m = min(pp, B)
@@ -54,9 +62,11 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     batch
         Sequences over all DP ranks, a number or of shape (1, batches). [request]
     context
-        Cached tokens of each, the mean. [token]
+        Cached tokens of each, the mean, on the rank with the most; a number or of shape (rows, batches). [token]
     mla_form
         ``auto`` (absorbed), or one form forced; without effect where there is no MLA.
+    rank_batch
+        Sequences of the fullest DP rank, of the shape of ``context``; None = an even share, rounded up. [request]
 
     Returns
     -------
@@ -74,7 +84,7 @@ def decode_step(at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
     """
-    return evaluate(decode_lookups(at, mapping, batch=batch, context=context, mla_form=mla_form))
+    return evaluate(decode_lookups(at, mapping, batch=batch, context=context, mla_form=mla_form, rank_batch=rank_batch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +92,27 @@ class _Side:
     """The attention ranks' part of a step."""
 
     at: Setup
-    context: Numeric
     form: str
 
-    def __call__(self, tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=self.context, queries=new, emitted=sequences * new, dcp=dcp)
+    def __call__(self, tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric) -> AttentionSide:
+        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
         return attention_side(self.at, tp, tokens, self.form, "decode")
 
 
 def decode_lookups(
-    at: Setup, mapping: Mapping, *, batch: Numeric, context: Numeric, mla_form: str = "auto"
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    context: Numeric,
+    mla_form: str = "auto",
+    rank_batch: Numeric | None = None,
 ) -> Lookups[DecodeStep]:
     """Time the same step as ``decode_step``, its tables joined with those that others ask for.
 
     Parameters
     ----------
-    at, mapping, batch, context, mla_form
+    at, mapping, batch, context, mla_form, rank_batch
         As in ``decode_step``.
 
     Returns
@@ -119,9 +134,9 @@ def decode_lookups(
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
-    rank = Levels(np.ceil(micro / mapping.dp_attn))
+    rank = Levels(np.ceil(micro / mapping.dp_attn) if rank_batch is None else rank_batch / microbatches)
     dcp, _ = mapping.shares
-    verified = yield from look_up(_Side(at, context, mla_form), (mapping.tp_attn, dcp, queries), rank)
+    verified = yield from look_up_at(_Side(at, mla_form), (mapping.tp_attn, dcp, queries), rank, context)
     rows = rank.times(queries)
     times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=Levels(micro * queries))
     if np.ndim(drafts) or drafts:

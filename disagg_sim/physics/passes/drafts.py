@@ -14,7 +14,7 @@ from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, look_up
+from disagg_sim.physics.tabulate import Levels, Lookups, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -83,12 +83,13 @@ class _Side:
 
     at: Setup
     own: Setup  # of the drafter
-    context: Numeric
     form: str
     first: bool
 
-    def __call__(self, tp: Numeric, queries: Numeric, sequences: Numeric) -> tuple[AttentionSide, Numeric, Sums]:
-        tokens = Tokens(decodes=sequences, context=self.context, queries=queries, emitted=sequences)
+    def __call__(
+        self, tp: Numeric, queries: Numeric, sequences: Numeric, context: Numeric
+    ) -> tuple[AttentionSide, Numeric, Sums]:
+        tokens = Tokens(decodes=sequences, context=context, queries=queries, emitted=sequences)
         joined = total_cost(joining(self.at, tp, tokens.linear, first=self.first), self.at)
         return attention_side(self.own, tp, tokens, self.form, "decode"), joined.time, joined.sums
 
@@ -98,8 +99,8 @@ def _pass(
 ) -> Lookups[Cost]:
     """One draft pass, to which every sequence brings ``new`` tokens."""
     own = of_drafter(at)
-    side = _Side(at, own, context, form, first)
-    layers, joined, sums = yield from look_up(side, (mapping.tp_attn, new), rank)
+    side = _Side(at, own, form, first)
+    layers, joined, sums = yield from look_up_at(side, (mapping.tp_attn, new), rank, context)
     times = yield from expert_lookups(
         own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new)
     )

@@ -17,6 +17,7 @@ from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import LayerTimes, all_stages, slowest_stage, stretched, with_ends, with_prefill
 from disagg_sim.physics.passes.mixed_layers import Chunk, Load, mixed_layers
+from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
@@ -70,6 +71,7 @@ def mixed_step(
     chunk: Chunk,
     mla_form: str = "auto",
     interference: Interference = NO_INTERFERENCE,
+    rank_batch: Numeric | None = None,
 ) -> MixedStep:
     """Time one step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
 
@@ -99,6 +101,8 @@ def mixed_step(
         Of the chunk; ``auto`` is the faster of ``naive`` and ``absorbed``.
     interference
         What the phases cost each other beyond the sum of their work.
+    rank_batch
+        As in ``decode_step``, whose context on the rank with the most this one takes, too. [request]
 
     Returns
     -------
@@ -118,7 +122,14 @@ def mixed_step(
     """
     (step,) = evaluate(
         mixed_lookups(
-            at, mapping, batch=batch, context=context, chunk=chunk, forms=(mla_form,), interference=interference
+            at,
+            mapping,
+            batch=batch,
+            context=context,
+            chunk=chunk,
+            forms=(mla_form,),
+            interference=interference,
+            rank_batch=rank_batch,
         )
     )
     return step
@@ -133,12 +144,13 @@ def mixed_lookups(
     chunk: Chunk,
     forms: tuple[str, ...] = ("auto",),
     interference: Interference = NO_INTERFERENCE,
+    rank_batch: Numeric | None = None,
 ) -> Lookups[list[MixedStep]]:
     """Time the same step as ``mixed_step`` under several forms, its tables joined with those that others ask for.
 
     Parameters
     ----------
-    at, mapping, batch, context, chunk, interference
+    at, mapping, batch, context, chunk, interference, rank_batch
         As in ``mixed_step``.
     forms
         Of MLA, of the chunk.
@@ -157,13 +169,13 @@ def mixed_lookups(
     >>> [f"{1e3 * step.time:.1f} ms" for step in evaluate(asked)]
     ['28.5 ms', '24.4 ms', '24.3 ms']
     """
-    both = Load.of(at, mapping, batch, chunk)
+    both = Load.of(at, mapping, batch, chunk, RankLoad(context, rank_batch))
     steps = yield from _steps(at, mapping, both, context, chunk, forms)
     if interference == NO_INTERFERENCE or not (both.joins and both.prefills):
         return steps
     alone: list[Numeric] = []
     if interference.minority_efficiency < 1:
-        parts = both.without_chunk, replace(both, decodes=0.0)
+        parts = both.without_chunk, replace(both, decodes=0.0, most=None)
         asked = [_steps(at, mapping, load, context, chunk, forms) for load in parts]
         decodes, prefills = yield from side_by_side(asked)
         alone = [np.maximum(one.time, other.time) for one, other in zip(decodes, prefills, strict=True)]

@@ -18,9 +18,10 @@ from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_cost, attention_side
+from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, Pairs, distinct_rows, look_up, side_by_side
+from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, distinct_rows, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -69,16 +70,20 @@ class Load:
     chunk: Numeric  # prefill tokens, over all DP ranks [token]
     chunk_ranks: Numeric  # DP ranks that share them [1]
     drafts: Numeric = 0  # of each sequence in decode [token]
+    most: Numeric | None = None  # sequences of the fullest rank; None = an even share, rounded up [1]
+    uneven: Numeric | None = None  # mean cache on the rank with the most, (rows, batches); None = as on all [token]
 
     @classmethod
-    def of(cls, at: Setup, mapping: Mapping, batch: Numeric, chunk: Chunk) -> Load:
-        """The load of ``batch`` sequences and a chunk."""
+    def of(cls, at: Setup, mapping: Mapping, batch: Numeric, chunk: Chunk, held: RankLoad) -> Load:
+        """The load of ``batch`` sequences, ``held`` by the ranks, and a chunk."""
         pp, dp, drafts, row = mapping.pp, mapping.dp_attn, drafts_of(at, mapping), None
+        uneven, most = held.context if np.ndim(held.context) == 2 else None, held.batch
         given: list[Any] = [batch, chunk.tokens, 0 if chunk.ranks is None else chunk.ranks]
         if np.ndim(pp) == 2 and all(np.ndim(each) < 2 or len(each) == 1 for each in given):
             degrees = [np.broadcast_to(each, np.shape(pp))[:, 0] for each in (pp, dp, drafts)]
             first, row = distinct_rows(degrees)
             pp, dp, drafts = (each[first] if np.ndim(each) == 2 else each for each in (pp, dp, drafts))
+            uneven, most = (each if each is None or len(each) == 1 else each[first] for each in (uneven, most))
         columns: tuple[Ints, Ints] | None = None
         if np.ndim(batch) == 2 and len(batch) == 1:
             values, where, place = np.unique(batch[0], return_index=True, return_inverse=True)
@@ -93,6 +98,8 @@ class Load:
             chunk=chunk.tokens / microbatches,
             chunk_ranks=dp if chunk.ranks is None else chunk.ranks,
             drafts=drafts,
+            most=None if most is None else most / microbatches,
+            uneven=uneven,
         )
 
     @property
@@ -123,7 +130,7 @@ class Load:
     @property
     def sequences(self) -> Numeric:
         """In decode, of the fullest rank. [1]"""
-        return np.ceil(self.decodes / self.dp)
+        return np.ceil(self.decodes / self.dp) if self.most is None else self.most
 
     @property
     def share(self) -> Numeric:
@@ -142,8 +149,9 @@ class Load:
         if self.columns is None:
             return alone
         first, _ = self.columns
-        named = ((name, getattr(self, name)) for name in ("microbatches", "decodes"))
-        return replace(alone, columns=None, **{name: each[:, first] for name, each in named})
+        named = ((name, getattr(self, name)) for name in ("microbatches", "decodes", "most", "uneven"))
+        found = {name: each if each is None else each[:, first] for name, each in named}
+        return replace(alone, columns=None, **found)
 
     def over_columns(self, times: LayerTimes) -> LayerTimes:
         """Times of ``distinct_decodes`` at every column; not their scores and sums."""
@@ -184,20 +192,19 @@ class _Core:
     """Scores and values of one layer of each kind, and the sums of all layers: of the chunk, then of the decodes."""
 
     at: Setup
-    context: Numeric
     new: Numeric  # of a prompt [token]
     past: Numeric  # cached tokens before them [token]
     form: str
     prefills: bool
 
     def __call__(
-        self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric
+        self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric, context: Numeric
     ) -> tuple[tuple[Numeric, ...], Sums]:
         at, new = self.at, self.new
         some, piece = _prompts(share, new) if self.prefills else (0.0, 0.0)
         latent = self.past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
         chunk = Tokens(prompts=some, new=piece, past=self.past + (new - piece) / 2, latent=latent, dcp=dcp)
-        running = Tokens(decodes=sequences, context=self.context, queries=rows, dcp=dcp)
+        running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
         found: dict[Any, Cost] = {}
         for layer, _ in layers_of(at.model):
             block = layer.attention
@@ -260,10 +267,14 @@ def _layers(
     """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
-    pairs, new, prefills = Pairs(load.sequences, load.share, load.row), prompts.new, load.prefills
-    cores = [_Core(at, context, new, prompts.past, form if prefills else "auto", prefills) for form in forms]
+    pairs, new, prefills = Counts(load.sequences, load.share, row=load.row), prompts.new, load.prefills
+    cores = [_Core(at, new, prompts.past, form if prefills else "auto", prefills) for form in forms]
     asked: list[Lookups[Any]] = [look_up(_Linear(at, phase, new, prefills, emits_all), degrees, pairs)]
-    asked += [look_up(core, degrees, pairs) for core in cores]
+    if load.uneven is None:
+        asked += [look_up(Given(core, context), degrees, pairs) for core in cores]
+    else:
+        triples = Counts(load.sequences, load.share, load.uneven, row=load.row)
+        asked += [look_up(core, degrees, triples) for core in cores]
     side, *scores = yield from side_by_side(asked)
     rank, total = Levels(load.tokens, load.row), Levels(load.decodes * load.queries + load.chunk, load.row)
     times = yield from expert_lookups(at, mapping, side, phase=phase, rank=rank, total=total)

@@ -26,9 +26,10 @@ from disagg_sim.physics.passes.layers import (
     with_ends,
 )
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
+from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up
+from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -42,7 +43,14 @@ class PrefillPass(NamedTuple):
 
 
 def prefill_pass(
-    at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, past: float = 0.0, mla_form: str = "auto"
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    isl: float,
+    past: float = 0.0,
+    mla_form: str = "auto",
+    slowest: PromptLoad | None = None,
 ) -> PrefillPass:
     """Time the prefill of ``batch`` prompts of ``isl`` tokens, unchunked.
 
@@ -65,6 +73,9 @@ def prefill_pass(
     mla_form
         ``auto`` (up-projected; after a past the faster of that and latent), or one form forced; without effect where
         there is no MLA.
+    slowest
+        Equal prompts that stand for those of the ranks that the others wait for, of shape (rows, batches); ``isl`` is
+        then the mean length. None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
 
     Returns
     -------
@@ -87,7 +98,7 @@ def prefill_pass(
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
-    return evaluate(prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form))
+    return evaluate(prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form, slowest=slowest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +106,47 @@ class _Side:
     """The attention ranks' part of a pass."""
 
     at: Setup
-    new: float
     past: float
     form: str
 
-    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric) -> AttentionSide:
-        new, past = self.new, self.past
+    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
+        past = self.past
         tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
         return attention_side(self.at, tp, tokens, self.form, "prefill")
 
 
 def prefill_lookups(
-    at: Setup, mapping: Mapping, *, batch: Numeric, isl: float, past: float = 0.0, mla_form: str = "auto"
+    at: Setup,
+    mapping: Mapping,
+    *,
+    batch: Numeric,
+    isl: float,
+    past: float = 0.0,
+    mla_form: str = "auto",
+    slowest: PromptLoad | None = None,
 ) -> Lookups[PrefillPass]:
     """Ask for what ``prefill_pass`` needs, to be joined with what others ask for."""
     at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
+    total = Levels(np.minimum(prompts * mapping.dp_attn, batch) * new)
+    each: Numeric = new
+    if slowest is not None:
+        prompts, each = slowest.prompts / microbatches, slowest.new
     dcp, pcp = mapping.shares
-    side = _Side(at, new, past, mla_form)
+    side = _Side(at, past, mla_form)
     times = yield from expert_lookups(
         at,
         mapping,
-        (yield from look_up(side, (mapping.tp_attn, dcp, pcp), Levels(prompts))),
+        (yield from look_up_at(side, (mapping.tp_attn, dcp, pcp), Levels(prompts), each)),
         phase="prefill",
-        rank=Levels(prompts * new / pcp),
-        total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * new),
+        rank=Levels(prompts * each / pcp),
+        total=total,
     )
     times = stretched(times, prefill_stretch(at))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(prompts * new / pcp, mapping.gpus, at) * (pp - 1)
+    hop = hop_cost(prompts * each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)
     stage, whole = np.maximum(stage, launch), np.maximum(whole, launch * pp)
     busy = microbatches * stage + prefill_host(at, mapping, microbatches)

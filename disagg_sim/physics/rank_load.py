@@ -1,0 +1,213 @@
+r"""Say how unequal the attention ranks of an instance are: requests and cached tokens of the rank that all wait for.
+
+With DP attention a rank holds the caches of its own requests, and all ranks step together: scores and values take as
+long as on the rank with the most cached tokens, what is linear in tokens as long as on the one with the most requests.
+How a request finds its rank says how far the numbers of requests differ, by a share g of each rank's n requests that
+are as if they had come at random, their number Poisson, while the others are always there:
+
+* ``least_load``: g = 0, all ranks have as many;
+* ``round_robin``: requests come to a rank at even intervals, and one of age t is still there with the chance S(t) that
+  its answer is longer. The number has the variance :math:`n (1 - \int S^2/E[O]) = n\,Gini(O)`, so g = Gini(O): 0 for
+  answers of one length, 1/2 for exponential ones;
+* ``random``: g = 1.
+
+With the characteristic function :math:`\varphi` of the cache of a request at a random step, that of a rank is
+
+.. math:: \exp\bigl(n\,[(1-g)\ln\varphi(\omega) + g\,(\varphi(\omega) - 1)]\bigr)
+
+and the largest of R independent ranks has the mean :math:`\int 1 - F^R`. That all ranks together hold a fixed number
+leaves the excess over the mean as it is. Answers of one length that come in turn keep their ages, which are alike on
+all ranks. Source: serving facts page, section 5.4; H. A. David, H. N. Nagaraja, Order Statistics, 3rd edition, 2003,
+section 2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.physics.expert_load import fullest_of_random
+from disagg_sim.physics.rank_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random
+from disagg_sim.physics.work import Numeric
+
+
+class RankLoad(NamedTuple):
+    """What the ranks are given that a step waits for."""
+
+    context: Numeric  # mean cache of requests, were all ranks as the slowest [token]
+    batch: Numeric | None = None  # requests of the fullest rank; None = an even share, rounded up [request]
+
+    def seats(self, batch: Numeric, ranks: Numeric) -> Numeric:
+        """Requests that an instance has room for, where all ranks have as much as the fullest needs. [request]"""
+        return batch if self.batch is None else ranks * self.batch
+
+
+class PromptLoad(NamedTuple):
+    """Equal prompts that stand for those of the slowest ranks of a pass."""
+
+    prompts: Numeric  # as many tokens as the rank with the most, with the prompts' length [1]
+    new: Numeric  # length with which they have the query-key pairs of the rank with the most [token]
+
+
+def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
+    """Spread requests over ranks as evenly as whole numbers allow.
+
+    Parameters
+    ----------
+    batch, ranks
+        Requests over all ranks, and ranks. [request], [1]
+
+    Returns
+    -------
+    tuple of (float, int)
+        Requests of a rank, and ranks with so many, the fuller ones first; none without requests.
+
+    Examples
+    --------
+    >>> even_groups(10.0, 8), even_groups(3.0, 8)
+    (((2.0, 2), (1.0, 6)), ((1.0, 3),))
+    """
+    least, more = divmod(int(batch), ranks)
+    return tuple(each for each in ((least + 1.0, more), (float(least), ranks - more)) if all(each))
+
+
+def at_each(
+    function: Callable[[float, int], tuple[float, float]], batch: Numeric, ranks: Numeric
+) -> tuple[Floats, Floats]:
+    """Evaluate a function of requests and ranks once for every pair that there is.
+
+    Parameters
+    ----------
+    function
+        Of two values.
+    batch, ranks
+        Requests over all ranks, and ranks; arrays that broadcast. [request], [1]
+
+    Returns
+    -------
+    tuple of two arrays
+        Of the broadcast shape.
+
+    Examples
+    --------
+    >>> [found.tolist() for found in at_each(lambda held, ranks: (held, held / ranks), np.array([[2.0, 4.0]]), 2.0)]
+    [[[2.0, 4.0]], [[1.0, 2.0]]]
+    """
+    batch, ranks = np.broadcast_arrays(np.asarray(batch, dtype=float), np.asarray(ranks, dtype=float))
+    pairs, place = np.unique(np.stack([batch.ravel(), ranks.ravel()]), axis=1, return_inverse=True)
+    found = np.array([function(held, int(count)) for held, count in pairs.T])
+    first, second = (column[place.ravel()].reshape(batch.shape) for column in found.T)
+    return first, second
+
+
+@dataclass(frozen=True, eq=False)
+class RankLoads:
+    """Unequal ranks of instances that serve requests of one law, routed one way.
+
+    Parameters
+    ----------
+    law
+        Lengths of the requests.
+    routing
+        Of ``RANK_ROUTINGS``.
+    """
+
+    law: RequestLaw
+    routing: str
+    _largest: dict[tuple[tuple[float, int], ...], float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def at_random(self) -> float:
+        """Share of the requests of a rank whose number is as at random. [1]"""
+        return share_at_random(self.law, self.routing)
+
+    @cached_property
+    def _caches(self) -> RankSum:
+        return cache_sum(self.law, self.at_random)
+
+    @cached_property
+    def _prompts(self) -> tuple[RankSum, RankSum]:
+        return prompt_sum(self.law, 1), prompt_sum(self.law, 2)
+
+    def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
+        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
+
+        Parameters
+        ----------
+        batch
+            Prompts of a pass over all ranks. [request]
+        ranks
+            DP ranks of attention. [1]
+
+        Returns
+        -------
+        PromptLoad
+            Of the broadcast shape of ``batch`` and ``ranks``.
+
+        Examples
+        --------
+        Of two ranks with a prompt of 100 or 300 tokens each the fuller has 250 on average, and squares of 70,000:
+
+        >>> from disagg_sim.physics.rank_sums import request_law
+        >>> load = RankLoads(request_law(np.array([100.0, 300.0]), np.ones(2)), "random").prefill(2.0, 2.0)
+        >>> f"{load.prompts * load.new:.0f}, {load.prompts * load.new**2:.3g}"
+        '250, 7e+04'
+        """
+
+        def largest(held: float, count: int) -> tuple[float, float]:
+            groups = even_groups(held, count)
+            return self._prompts[0].largest(groups), self._prompts[1].largest(groups)
+
+        tokens, squares = at_each(largest, batch, ranks)
+        return PromptLoad(tokens**2 / squares, squares / tokens)
+
+    def _most_tokens(self, groups: tuple[tuple[float, int], ...]) -> float:
+        """Expected cache of the rank with the most, over the mean of a request; each is found once."""
+        if groups not in self._largest:
+            self._largest[groups] = self._caches.largest(groups) / self._caches.mean
+        return self._largest[groups]
+
+    def decode(self, batch: Numeric, ranks: Numeric, context: float) -> RankLoad:
+        """Find what the ranks hold that a decode step waits for.
+
+        Parameters
+        ----------
+        batch
+            Requests in flight over all ranks. [request]
+        ranks
+            DP ranks of attention. [1]
+        context
+            Mean cache of a request. [token]
+
+        Returns
+        -------
+        RankLoad
+            Of the broadcast shape of ``batch`` and ``ranks``; the context times the batch of the fullest rank is the
+            expected cache of the rank with the most.
+
+        Examples
+        --------
+        Two ranks take 512 requests at random, 256 +- 16 each: the fuller of them has 0.564 deviations more.
+
+        >>> from disagg_sim.physics.rank_sums import request_law
+        >>> law = request_law(np.array([1000.0]), np.array([1000.0]))
+        >>> float(RankLoads(law, "random").decode(512.0, 2.0, 2000.0).batch.round(1))
+        265.0
+        """
+        most, tokens = at_each(self._fullest, batch, ranks)
+        return RankLoad(context * (tokens / most), most if self.at_random else None)
+
+    def _fullest(self, batch: float, ranks: int) -> tuple[float, float]:
+        """Requests of the fullest rank, and tokens of the one with the most over the mean cache of a request."""
+        if ranks == 1:
+            return batch, batch
+        mean, random = batch / ranks, self.at_random
+        if not random:
+            return float(np.ceil(mean)), self._most_tokens(even_groups(batch, ranks))
+        most = mean * (1.0 - random + random * float(fullest_of_random(random * mean, ranks)))
+        return max(most, 1.0), max(self._most_tokens(((mean, ranks),)), 1.0)

@@ -1,0 +1,68 @@
+"""Ranks that wait for each other: the fullest of several, by hand and against draws."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from disagg_sim.physics.expert_load import largest_normal
+from disagg_sim.physics.rank_load import RankLoads, even_groups
+from disagg_sim.physics.rank_sums import RANK_ROUTINGS, prompt_sum, request_law
+
+#: Prompts of 1000 or 5000 tokens, answers of 200 or 1000, independent.
+LAW = request_law(np.array([1000.0, 1000.0, 5000.0, 5000.0]), np.array([200.0, 1000.0, 200.0, 1000.0]))
+
+
+def test_the_longest_of_two_prompts():
+    """Both short with chance 1/4, else the longest has 5000: 4000 of a mean of 3000."""
+    assert prompt_sum(LAW, 1).largest(((1.0, 2),)) == pytest.approx(4000, rel=2e-3)
+    assert prompt_sum(LAW, 1).largest(((1.0, 1),)) == pytest.approx(3000, rel=1e-3)
+
+
+def test_a_remainder_fills_some_ranks_alone():
+    """Three prompts on two ranks: the fuller one has two. It is behind the other only with 1000 and 1000 against 5000:
+    chances 1/8; so E[max] = E[two] + 1/8*(5000 - 2000).
+    """
+    assert even_groups(3.0, 2) == ((2.0, 1), (1.0, 1))
+    assert prompt_sum(LAW, 1).largest(even_groups(3.0, 2)) == pytest.approx(6000 + 375, rel=2e-3)
+
+
+def test_many_requests_are_nearly_normal():
+    """Residents weigh answers by their steps: 1000 tokens with 999/1198. Var = 2000^2 + Var(age) of a cache."""
+    share = 999.0 / 1198.0
+    age = share * 500 + (1 - share) * 100
+    square = (share * 1000**2 + (1 - share) * 200**2) / 3
+    mean, deviation = 3000 + age, np.sqrt(2000**2 + square - age**2)
+    load = RankLoads(LAW, "least_load").decode(8 * 400.0, 8.0, mean)
+    assert load.batch is None
+    assert load.context / mean == pytest.approx(1 + largest_normal(8) * deviation / (mean * 20), rel=2e-3)
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(16, 8), (64, 8), (256, 64)])
+def test_random_ranks_against_draws(batch, ranks):
+    rng = np.random.default_rng(3)
+    steps = np.array([199.0, 999.0, 199.0, 999.0])
+    place = rng.choice(4, size=(3000, batch), p=steps / steps.sum())
+    held = LAW.isl[place] + LAW.osl[place] * rng.random(place.shape)
+    rank = rng.integers(0, ranks, place.shape)
+    tokens = np.array([np.bincount(r, h, minlength=ranks).max() for r, h in zip(rank, held, strict=True)])
+    load = RankLoads(LAW, "random").decode(float(batch), float(ranks), held.mean())
+    assert load.context * load.batch == pytest.approx(tokens.mean(), rel=0.02)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 20_000), st.integers(2, 4_000)), min_size=1, max_size=6),
+    batch=st.integers(1, 300),
+    ranks=st.sampled_from([1, 2, 8, 64]),
+)
+def test_the_more_chance_the_fuller_the_fullest_rank(lengths, batch, ranks):
+    """Tokens of the rank with the most: never below an even share, and more in turn than by load, most at random."""
+    isl, osl = (np.array(values, dtype=float) for values in zip(*lengths, strict=True))
+    loads = [RankLoads(request_law(isl, osl), each).decode(float(batch), float(ranks), 1.0) for each in RANK_ROUTINGS]
+    most = [float(each.context * (np.ceil(batch / ranks) if each.batch is None else each.batch)) for each in loads]
+    assert most[0] >= batch / ranks * (1 - 1e-3)
+    if batch >= 4 * ranks:
+        assert most[0] <= most[1] * 1.05 <= most[2] * 1.1
+    if ranks == 1:
+        assert most == [batch] * 3
