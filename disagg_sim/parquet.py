@@ -65,7 +65,9 @@ def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapp
     _copy(run, "frame", path, {_CATEGORIES: json.dumps(of), _TEXTS: json.dumps(texts), **metadata})
 
 
-def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
+def join_parquet(
+    parts: Sequence[str | PathLike[str]], path: str | PathLike[str], metadata: Mapping[str, str], *, by: str = ""
+) -> None:
     """Write the tables of several files below one another into one, without holding them in memory.
 
     Parameters
@@ -76,6 +78,8 @@ def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str]
         The file, which is replaced.
     metadata : mapping of str to str
         Kept in the file, as ``write_parquet`` does; that of the parts is not.
+    by : str
+        Column of whole numbers by which rows are sorted, in at most 1 GB and files beside ``path``; "" = as they come.
 
     Returns
     -------
@@ -104,8 +108,9 @@ def join_parquet(parts: Sequence[str | PathLike[str]], path: str | PathLike[str]
         raise ValueError(f"{path}: the columns or categories of its {len(parts)} parts differ")
     ((of, texts, _),) = types
     names = ", ".join(_text(_literal(part)) for part in parts)
-    joined = f"(FROM read_parquet([{names}], hive_partitioning = false))"
-    _copy(_duckdb(), joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
+    order = f" ORDER BY {_name(by)}" if by else ""
+    joined = f"(FROM read_parquet([{names}], hive_partitioning = false){order})"
+    _copy(_sorting(Path(path).parent) if by else _duckdb(), joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
 
 
 def read_parquet(
@@ -229,6 +234,13 @@ def _connection() -> duckdb.DuckDBPyConnection:
     made = duckdb.connect(config=_SETTINGS)
     made.execute("SET pandas_analyze_sample = 1000000000")  # every row of a column of objects says what it holds
     return made
+
+
+def _sorting(folder: Path) -> duckdb.DuckDBPyConnection:
+    """One that sorts in a bounded memory, and in files of a folder."""
+    import duckdb
+
+    return duckdb.connect(config=_SETTINGS | {"memory_limit": "1GB", "temp_directory": str(folder / ".sorting.tmp")})
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:

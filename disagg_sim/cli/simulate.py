@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,9 @@ from disagg_sim.report.simulation import draw_simulation
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.simulation.run import NONE
 from disagg_sim.sweep.backends.workers import Workers
+from disagg_sim.workload.trace import MOST_REQUESTS
 
 
 def simulate(
@@ -32,6 +35,10 @@ def simulate(
     backend: Backend = "",
     address: Address = "",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_REQUESTS, help="Requests, or sessions, of each trace; overrides the scenario."),
+    ] = None,
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write a Perfetto/Chrome trace of every run.")
     ] = False,
@@ -43,7 +50,10 @@ def simulate(
 ) -> None:
     """Simulate every policy, deployment, trace and rate of a scenario: latencies, attainment, goodput, GPU-hours."""
     try:
-        plan = plan_scenario(load_scenario(name, trace=trace, seed=seed))
+        scenario = load_scenario(name, trace=trace, seed=seed)
+        if requests is not None:
+            scenario = replace(scenario, traces=tuple(each.of_length(requests) for each in scenario.traces))
+        plan = plan_scenario(scenario)
         result = _simulate(
             plan,
             out,
@@ -70,6 +80,9 @@ def _simulate(
     """Simulate every run, and draw them."""
     told = listener("requests", "simulated")
     result = run_scenario(plan, out, jobs=workers, listener=told, overwrite=overwrite)
+    if plan.scenario.run.records == NONE and (perfetto or figures):
+        told.note("records: none leaves no requests to draw")
+        return result
     if perfetto:
         told.note(f"{write_perfetto(result, out)} Perfetto traces written into {out / 'perfetto'}")
     if figures:

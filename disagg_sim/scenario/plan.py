@@ -17,6 +17,7 @@ from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.run import NONE
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.keys import Key
 from disagg_sim.workload import scaling
@@ -64,7 +65,8 @@ class Run:
     @property
     def blocks(self) -> tuple[Key, ...]:
         """Its blocks of all tables."""
-        tables = (CAPACITY,) if self.rate_scale is None else (REQUESTS, SAMPLES, DECISIONS, RUNS)
+        kept = (REQUESTS,) if self.scenario.run.records != NONE else ()
+        tables = (CAPACITY,) if self.rate_scale is None else (*kept, SAMPLES, DECISIONS, RUNS)
         return tuple(self.key(table) for table in tables)
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
+from disagg_sim.scenario.pieces import piece_folder, simulated, write_requests
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import Scenario
@@ -27,9 +28,10 @@ from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilat
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import FULL, NONE, STREAM
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
+from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.store import Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
@@ -68,6 +70,7 @@ class RunTask:
 
     store: Store
     run: Run
+    jobs: int = 1  # processes for its cells [1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,9 @@ def compute_run(task: RunTask) -> Done:
         if run.rate_scale is None:
             _search(task)
         else:
-            result = _simulated(run, run.rate_scale)
-            _write_records(task, result)
+            with piece_folder(task.store, run) as folder:
+                result = _simulated(run, run.rate_scale, folder=folder, jobs=task.jobs)
+                _write_records(task, result, folder)
             row = _summarised(run, result, run.rate_scale)
             log_timing(task.store.root, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
@@ -121,7 +125,9 @@ def compute_run(task: RunTask) -> Done:
         raise  # what cannot be written ends all runs
     except DisaggSimError as error:
         kept = ""
-        if isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
+        options = run.scenario.run
+        whole = options.records == FULL and options.cells == 1
+        if whole and isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))
             kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
         return Done(run.name, run.requests, f"{run.name}: {error}{kept}")
@@ -193,7 +199,10 @@ def run_scenario(
             faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
 
         there = Store(root.absolute())  # workers of a cluster run in directories of their own
-        for done in run_tasks(compute_run, [RunTask(there, run) for run in lacking], jobs=jobs, given_up=give_up):
+        alone = len(lacking) == 1 and not (isinstance(jobs, Workers) and jobs.backend in CLUSTERS)
+        processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1
+        tasks = [RunTask(there, run, processes) for run in lacking]
+        for done in run_tasks(compute_run, tasks, jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
             faults += [done.fault] if done.fault else []
         listener.finish()
@@ -231,23 +240,17 @@ def require_no_faults(result: ScenarioResult) -> None:
         raise DisaggSimError("\n".join(result.faults))
 
 
-def _simulated(run: Run, scale: float) -> RunResult:
+def _simulated(run: Run, scale: float, *, folder: Path | None = None, jobs: int = 1) -> RunResult:
     scenario = run.scenario
     replayed = run.source.at_rate(scenario.seed, scale)
     period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
     least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
-    result = simulate(
-        replayed,
-        run.deployment,
-        run.choice.policy,
-        at=scenario.setup,
-        slo=scenario.slo,
-        seed=scenario.seed,
-        options=replace(
-            scenario.run, sample_s=max(period, least), admission=run.choice.admission or scenario.run.admission
-        ),
+    options = replace(
+        scenario.run, sample_s=max(period, least), admission=run.choice.admission or scenario.run.admission
     )
-    return _named(result, run)
+    if folder is None and options.records == STREAM:  # a search looks at the summaries alone
+        options = replace(options, records=NONE)
+    return _named(simulated(run, scale, options, folder=folder, jobs=jobs), run)
 
 
 def _summarised(run: Run, result: RunResult, scale: float) -> Summary:
@@ -285,14 +288,17 @@ def _search(task: RunTask) -> None:
     task.store.write(run.key(run.table), _frame(found.runs), note)
 
 
-def _write_records(task: RunTask, result: RunResult) -> None:
+def _write_records(task: RunTask, result: RunResult, folder: Path | None = None) -> None:
     """All that does not depend on the machine."""
 
     store, run, samples = task.store, task.run, result.samples
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
-    trace = run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0)
-    store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")
+    if run.scenario.run.records == STREAM and folder is not None:
+        write_requests(store, run, folder)
+    elif run.scenario.run.records == FULL:
+        trace = run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0)
+        store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")
 
 
 def _note(result: RunResult) -> str:
@@ -346,7 +352,7 @@ def _class_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
     for run in runs:
         scenario = run.scenario
         trace = run.source.load(scenario.seed)
-        if trace.classes is None or run.rate_scale is None:
+        if trace.classes is None or run.rate_scale is None or scenario.run.records == NONE:
             continue
         trace = run.source.at_rate(scenario.seed, run.rate_scale)
         rows = by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
@@ -451,7 +457,7 @@ def warm_up(runs: Sequence[Run], listener: Listener) -> None:
                     at=scenario.setup,
                     slo=scenario.slo,
                     seed=scenario.seed,
-                    options=scenario.run,
+                    options=replace(scenario.run, records=FULL, cells=1),
                 )
 
 

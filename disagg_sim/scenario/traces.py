@@ -132,6 +132,14 @@ class TraceSource:
         scaled = at_rate(self.load(seed), scale, self.scale_by, seed=seed, shift_s=self.shift_s)
         return replace(scaled, name=self.name)
 
+    def of_length(self, count: int) -> TraceSource:
+        """The same with so many requests, or sessions where it draws sessions; the first so many of a file."""
+        if isinstance(self.synthetic, Synthetic):
+            return replace(self, requests=count, synthetic=replace(self.synthetic, requests=count, duration=None))
+        if self.synthetic is not None:
+            return replace(self, synthetic=replace(self.synthetic, sessions=count, duration=None))
+        return replace(self, requests=count)
+
     def content(self) -> str:
         """Digest of what the file holds; empty for a synthetic trace, whose values say all."""
         return _content(self.path, _version(self.path)) if self.path else ""

@@ -53,6 +53,30 @@ class Requests:
     migrations: Ints  # times that it began again elsewhere, its instance gone [1]
 
 
+def frame_of(requests: Requests) -> pd.DataFrame:
+    """Tabulate requests.
+
+    Parameters
+    ----------
+    requests
+        Records.
+
+    Returns
+    -------
+    DataFrame
+        A row a request, the columns of ``Requests``; ``status`` in words.
+
+    Examples
+    --------
+    >>> one = {field.name: np.array([1]) for field in fields(Requests)}
+    >>> frame_of(Requests(**one))["status"].tolist()
+    ['rejected']
+    """
+    words = np.array([outcome.name.lower() for outcome in Outcome])
+    columns = {field.name: getattr(requests, field.name) for field in fields(requests)}
+    return pd.DataFrame(columns | {"status": words[requests.status]})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
     """The state at times a fixed period apart; shape (samples,) each."""
@@ -164,8 +188,6 @@ class RunResult(Shown):
 
     def frame(self) -> pd.DataFrame:
         """The requests as a table; ``status`` in words, and ``model`` or loads where there are several, or tiers."""
-        columns = {field.name: getattr(self.requests, field.name) for field in fields(self.requests)}
-        words = np.array([outcome.name.lower() for outcome in Outcome])
         model = {} if self.models is None else {"model": np.array(self.models.names)[self.models.request]}
         loads = {} if self.tier_loads is None else self.tier_loads.columns
-        return pd.DataFrame(columns | {"status": words[self.requests.status]} | model | loads)
+        return frame_of(self.requests).assign(**model | loads)

@@ -11,6 +11,7 @@ from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
+from disagg_sim.simulation.cells import cell_of, into_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -100,6 +101,12 @@ class RunOptions:
         "order in which engines serve what waits: as it came, or classes of a higher priority first; where blocks "
         "lack, the newest request is preempted, or the newest of the lowest priority",
         choices=tuple(each.name.lower() for each in Scheduling),
+    )
+    cells: int = option(
+        1,
+        "equal groups of instances, each with a router and every so-many-th request, or session, of its own",
+        low=1,
+        high=MOST,
     )
     records: str = option(
         FULL,
@@ -198,6 +205,8 @@ def run(
     (array([ True, False]), 7)
     """
     options.check_samples(trace)
+    if options.cells > 1:
+        return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
     if (options.records == STREAM) != (sink is not None):
         raise InputError(
             f"records {options.records!r} {'with' if sink else 'without'} a sink; allowed: a sink with 'stream', none "
@@ -229,6 +238,26 @@ def run(
         Served(each.model, each.rows.tolist(), each.trace, site) for each, site in zip(shares, sites, strict=True)
     ]
     return serve_models(trace, policy, models, deployment, Engine(seed), options)
+
+
+def _in_cells(
+    trace: Trace,
+    deployment: ServedDeployment,
+    policy: Policy | str,
+    *,
+    at: Setup,
+    slo: Slo,
+    seed: int,
+    options: RunOptions,
+    sink: Sink | None,
+) -> RunResult:
+    """One cell after the other."""
+    found, cells = [], options.cells
+    parts = [cell_of(trace, deployment, options, seed, cell) for cell in range(cells)]
+    for cell, (rows, own, part, rest, stream) in enumerate(parts):
+        into = None if sink is None else into_whole(sink, rows, cell, cells)
+        found.append(run(own, part, policy, at=at, slo=slo, seed=stream, options=rest, sink=into))
+    return joined_cells(found, [each.rows for each in parts], seed)
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:

@@ -109,6 +109,13 @@ class Store:
             write_parquet(frame, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
 
+    def write_parts(self, key: Key, parts: Sequence[Path], note: str, *, by: str = "") -> None:
+        """Write a block whose rows are in several files, one after the other, or sorted ``by`` a column."""
+        own = {_SCHEMA: str(SCHEMA), _DIGEST: key.digest, _NOTE: note, _HEADER: "", _SEAL: OPEN_SEAL}
+        with written(self.path(key)) as handle:
+            join_parquet(parts, handle.name, own, by=by)
+            handle.write(sealed(Path(handle.name).read_bytes()))
+
     def join(self, keys: Sequence[Key]) -> None:
         """Make one file of stored blocks with consecutive numbers, each in a file of its own, which is removed.
 

@@ -1,0 +1,48 @@
+"""A scenario whose requests leave in pieces, cell by cell, has the tables of one that keeps everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pandas as pd
+import pytest
+
+from disagg_sim.scenario.plan import plan_scenario
+from disagg_sim.scenario.run import ScenarioResult, run_scenario
+from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.simulation import pieces
+from disagg_sim.simulation.metrics import MEASURED
+
+TEXT = """{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
+trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 20, requests: 300,
+        classes: {chat: 0.5, batch: 0.5}},
+deployments: {four: {gpus: 4, colocated: {tp: 1, instances: 4}}}, policies: [vllm], run: RUN}"""
+
+
+def result_of(folder: Path, run: str) -> ScenarioResult:
+    path = folder / "tiny.yaml"
+    path.write_text(TEXT.replace("RUN", run))
+    plan = plan_scenario(load_scenario(str(path)))
+    result = run_scenario(plan, folder / f"out{len(list(folder.glob('out*')))}", jobs=1, listener=Mock())
+    assert not result.faults
+    return result
+
+
+def test_tables_are_the_same_whatever_is_kept(tmp_path, monkeypatch):
+    """Rows of requests, classes and samples; no piece is left over. With ``none`` there is no table of requests."""
+    monkeypatch.setattr(pieces, "PIECE", 20)
+    for cells in (1, 2):
+        runs = (f"{{cells: {cells}, records: {kept}, sample_s: 0.5}}" for kept in ("full", "stream", "none"))
+        full, stream, none = (result_of(tmp_path, each) for each in runs)
+        (run,) = full.plan.runs
+        pd.testing.assert_frame_equal(full.requests(run), stream.requests(stream.plan.runs[0]))
+        pd.testing.assert_frame_equal(full.classes, stream.classes)
+        assert len(stream.classes) == 2
+        assert not list(stream.store.root.glob("pieces/**/*"))
+        drop = [*MEASURED, *(name for name in full.summary if name.startswith(("ttft", "tpot")))]
+        for other in (stream, none):
+            pd.testing.assert_frame_equal(full.summary.drop(columns=drop), other.summary.drop(columns=drop))
+            pd.testing.assert_frame_equal(full.samples(run), other.samples(other.plan.runs[0]))
+            assert other.summary["ttft_p90_s"][0] == pytest.approx(full.summary["ttft_p90_s"][0], rel=0.005)
+        assert not list(none.store.root.glob("requests/**/*"))
