@@ -77,7 +77,8 @@ def _compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, ove
         for mode, verdict in case.verdicts:
             told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
     if figures:
-        pictures = draw_figures(result, out, jobs=workers.jobs, bands={each.case: each.bands for each in fidelity})
+        jobs = 1 if workers.backend == "serial" else workers.jobs
+        pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
         told.note(f"{pictures} figures drawn")
     total = result.total
     return (

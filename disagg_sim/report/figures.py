@@ -231,7 +231,7 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
 def save_png(figure: Any, path: Path) -> None:
     """Write a picture so that it is there whole or not at all."""
     with written(path) as handle:
-        figure.savefig(handle, format="png", metadata={"Software": None})
+        figure.canvas.print_png(handle, metadata={"Software": None})  # draws once; ``savefig`` draws twice
 
 
 def _pareto(task: CaseFigures) -> None:
@@ -267,6 +267,7 @@ def _pareto(task: CaseFigures) -> None:
         axes.legend(loc="upper right")
         others = [curve[[X, y]].to_numpy() for _, curve in task.fronts[1:]]
         place_labels(figure, axes, [(row[X], row[y], _label(row, first)) for row in records(front)], others=others)
+        figure.set_layout_engine("none")  # laid out for the labels already
         save_png(figure, task.folder / "pareto.png")
 
 
