@@ -94,8 +94,8 @@ def plan(
 
     Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
-    memory = _memory(traffic, cached, tiers)
     work = work_of(isl, osl, traffic, trace)
+    memory = _memory(work, traffic, cached, tiers)
     played = work if isinstance(work, Trace) else None
     if played and gpus is None and rate is None and users is None:
         rate = played.rate
@@ -122,7 +122,7 @@ def plan(
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
         return planned(model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
 
-    found = of(work) if memory is None else plan_turns(traffic, memory, of).plan
+    found = of(work) if memory is None else plan_turns(played or traffic, memory, of).plan
     told, made = Told(), None
     if found.best is not None:
         if proof:
@@ -208,9 +208,13 @@ def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengt
     return lengths(isl, osl)
 
 
-def _memory(traffic: str, share: float, tiers: str) -> GpuCaches | None:
-    """What GPUs remember between turns of sessions, from ``hbm=20 GB,dram``; None: no sessions, or a stated share."""
-    if not tiers or share or traffic not in list_specs("traffic") or load_traffic(traffic).session is None:
+def _memory(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
+    """What GPUs remember between requests, from ``hbm=20 GB,dram``; None: a stated share, or nothing to remember by."""
+    if isinstance(work, Trace):
+        known = work.prefix is not None
+    else:
+        known = traffic in list_specs("traffic") and load_traffic(traffic).session is not None
+    if not tiers or share or not known:
         return None
     hbm, below = 0.0, []
     for part in tiers.split(","):
@@ -230,7 +234,9 @@ def _memory(traffic: str, share: float, tiers: str) -> GpuCaches | None:
 def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
     """The work with a share of its prompts cached, in tiers."""
     if tiers and not share:
-        raise InputError("--tiers says where prompts are cached; give --cached, too, or a --traffic with sessions")
+        raise InputError(
+            "--tiers says where prompts are cached; give --cached, too, or sessions, or a trace with blocks"
+        )
     if not share:
         return work
     reuse = replace(reuse_of(share), tiers=_tiers(tiers))

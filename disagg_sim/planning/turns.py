@@ -14,7 +14,8 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.plan import Plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.lengths import Lengths
-from disagg_sim.workload.turns import TurnCaches, mean_turns, turn_lengths
+from disagg_sim.workload.trace import Trace
+from disagg_sim.workload.turns import TurnCaches, mean_turns, trace_lengths, turn_lengths
 
 #: Plans at most: each corrects the hit rate of the one before.
 MOST_PLANS = 6
@@ -31,13 +32,13 @@ class TurnPlan:
     lengths: Lengths  # that it was made for
 
 
-def plan_turns(traffic: str, memory: GpuCaches, planned: Callable[[Lengths], Plan]) -> TurnPlan:
-    """Plan for the turns of a traffic's sessions with the caches that the plan itself has.
+def plan_turns(traffic: str | Trace, memory: GpuCaches, planned: Callable[[Lengths], Plan]) -> TurnPlan:
+    """Plan for the turns of a traffic's sessions, or a trace, with the caches that the plan itself has.
 
     Parameters
     ----------
     traffic
-        Name of one with sessions.
+        Name of one with sessions, or a trace with block ids.
     memory
         What each GPU of an instance that prefills brings; instances and GPUs are those of the plan.
     planned
@@ -65,17 +66,23 @@ def plan_turns(traffic: str, memory: GpuCaches, planned: Callable[[Lengths], Pla
     [('hbm', '0.88'), ('dram', '0.12')]
     """
     caches = TurnCaches(sessions_per_s=1.0, rooms=(("hbm", math.inf),))
-    law = turn_lengths(traffic, caches)
+    law = _law(traffic, caches)
     for _ in range(MOST_PLANS):
         plan = planned(law)
         if plan.best is None:
             break
-        caches = _met(plan.best, memory, law, plan.best.rate / mean_turns(traffic))
-        found = turn_lengths(traffic, caches)
+        caches = _met(
+            plan.best, memory, law, plan.best.rate / (mean_turns(traffic) if isinstance(traffic, str) else 1.0)
+        )
+        found = _law(traffic, caches)
         if _alike(found, law):
             break
         law = found
     return TurnPlan(plan=plan, caches=caches, lengths=law)
+
+
+def _law(traffic: str | Trace, caches: TurnCaches) -> Lengths:
+    return turn_lengths(traffic, caches) if isinstance(traffic, str) else trace_lengths(traffic, caches)
 
 
 def _alike(found: Lengths, law: Lengths) -> bool:

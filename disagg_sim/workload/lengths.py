@@ -172,7 +172,7 @@ class Lengths(ByValue, Shown):
         """Expected output tokens after the first, which decode makes: ``E[OSL] - 1``. [token]"""
         return self.mean_osl - 1
 
-    @property
+    @cached_property
     def prompt(self) -> CachedTokens:
         """Cache of a prompt in prefill, counted whole from its start. [token]"""
         whole = CachedTokens(mean=self.mean_isl, deviation=self.isl_deviation, most=float(self.isl[-1]))
@@ -552,7 +552,7 @@ def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, floa
     --------
     >>> turns = joint_lengths(np.array([900, 1000, 1100]), np.array([9, 9, 9]), np.array([0, 880, 1000]))
     >>> round(turns.mean_isl), turns.prompt_nodes().new.round().tolist()
-    (1000, [100.0, 120.0, 900.0])
+    (1000, [110.0, 900.0])
     """
     found = observed_lengths(isl, osl)
     order = np.argsort(isl, kind="stable")

@@ -69,8 +69,8 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
     return nodes, np.bincount(place, np.concatenate(weights)).astype(np.float64)
 
 
-def gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
-    """Gauss quadrature of a discrete distribution in the logarithm of the length (Stieltjes, Golub and Welsch).
+def gauss(lengths: Floats, weight: Floats, count: int, *, log: bool = True) -> tuple[Floats, Floats]:
+    """Gauss quadrature of a discrete distribution of lengths (Stieltjes, Golub and Welsch).
 
     The recurrence of orthonormal polynomials stops early where fewer points carry the law.
 
@@ -80,6 +80,8 @@ def gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
         As in ``nodes_of``. [token], [1]
     count
         Most nodes. [1]
+    log
+        Whether polynomials are those of the logarithm of the length, else of the length itself.
 
     Returns
     -------
@@ -88,16 +90,17 @@ def gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
 
     Examples
     --------
-    >>> nodes, weights = gauss(np.arange(1.0, 101.0), np.full(100, 0.01), 3)
-    >>> nodes.size, f"{weights @ np.log(nodes) ** 5 / np.mean(np.log(np.arange(1, 101)) ** 5):.6f}"
-    (3, '1.000000')
+    >>> lengths, weight = np.arange(1.0, 101.0), np.full(100, 0.01)
+    >>> nodes, weights = gauss(lengths, weight, 2, log=False)
+    >>> nodes.size, f"{weights @ nodes**3 / (weight @ lengths**3):.6f}"
+    (2, '1.000000')
     """
-    log = np.log(lengths)
-    centre = float(weight @ log)
-    spread = math.sqrt(float(weight @ (log - centre) ** 2))
-    if spread <= NO_SPREAD:
+    at = np.log(lengths) if log else lengths
+    centre = float(weight @ at)
+    spread = math.sqrt(float(weight @ (at - centre) ** 2))
+    if spread <= NO_SPREAD * (1.0 if log else centre):
         return lengths[:1], np.ones(1)  # as it is: a tile more or less may hang on its last digit
-    x = (log - centre) / spread
+    x = (at - centre) / spread
     diagonal, side = [], []
     previous, current, norm = np.zeros_like(x), np.ones_like(x), 0.0
     for _ in range(count):
@@ -110,4 +113,5 @@ def gauss(lengths: Floats, weight: Floats, count: int) -> tuple[Floats, Floats]:
         previous, current = current, following / norm
     jacobi = np.diag(diagonal) + np.diag(side[: len(diagonal) - 1], 1) + np.diag(side[: len(diagonal) - 1], -1)
     nodes, vectors = np.linalg.eigh(jacobi)
-    return np.exp(centre + spread * nodes), vectors[0] ** 2
+    found = centre + spread * nodes
+    return np.exp(found) if log else found, vectors[0] ** 2

@@ -13,6 +13,7 @@ forgets. Source: physics page, section 8 (Prefix reuse).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -21,7 +22,7 @@ import numpy as np
 from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.hit_rates import routed
+from disagg_sim.workload.hit_rates import hit_curve, routed
 from disagg_sim.workload.lengths import Lengths, joint_lengths
 from disagg_sim.workload.session_reuse import session_found
 from disagg_sim.workload.session_traces import session_trace
@@ -145,7 +146,7 @@ def turn_lengths(traffic: str, caches: TurnCaches) -> Lengths:
     >>> two = replace(one, rooms=(*one.rooms, ("dram", 1e7)))
     >>> laws = [turn_lengths("coding_agent", each) for each in (one, two)]
     >>> [f"{1 - law.mean_new / law.mean_isl:.2f} in {len(law.prompt_nodes().isl)} prompts" for law in laws]
-    ['0.51 in 3 prompts', '0.92 in 6 prompts']
+    ['0.51 in 4 prompts', '0.92 in 8 prompts']
     """
     trace, shared_tokens = _sample(traffic)
     trace = answered(trace, caches.tpot_s)
@@ -227,6 +228,41 @@ def answered(trace: Trace, tpot_s: float) -> Trace:
     )
 
 
+def trace_lengths(trace: Trace, caches: TurnCaches) -> Lengths:
+    """Make the joint law of the requests of a trace, with what an exact replay of its blocks finds.
+
+    Parameters
+    ----------
+    trace
+        With block ids.
+    caches
+        What its requests meet, whatever their rate. Without sessions that could stick, sticky requests go to the cache
+        that knows their prompt: all are as one.
+
+    Returns
+    -------
+    Lengths
+        Of few prompts, as of ``turn_lengths``.
+
+    Examples
+    --------
+    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=1)
+    >>> law = trace_lengths(trace, TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("dram", 1e7)), caches=2))
+    >>> [(name, f"{share:.2f}") for name, share in law.cached.reuse.tiers]
+    [('hbm', '0.74'), ('dram', '0.26')]
+    """
+    one = caches.sticky and trace.sessions is None
+    number = 1 if one else caches.caches
+    more = caches.caches / number
+    rooms = tuple((name, tokens if name in caches.pooled else tokens * more) for name, tokens in caches.rooms)
+    which = None if number == 1 else routed(trace, number, sticky=caches.sticky, seed=SEED)
+    curves = {False: hit_curve(trace, which)}
+    curves[True] = hit_curve(trace) if caches.pooled and which is not None else curves[False]
+    own = replace(caches, rooms=rooms, caches=number)
+    found, tiers = _in_tiers(own, lambda room, pooled: curves[pooled].found(room), len(trace))
+    return joint_lengths(trace.input_tokens, trace.output_tokens, found, tiers)
+
+
 def found_by_tier(
     trace: Trace, caches: TurnCaches, rate: float, shared_tokens: int = 0
 ) -> tuple[Ints, tuple[tuple[str, float], ...]]:
@@ -259,16 +295,27 @@ def found_by_tier(
     [('hbm', '0.28'), ('dram', '0.72')]
     """
     which = routed(trace, caches.caches, sticky=caches.sticky, seed=SEED)
-    held, served, above = np.zeros(len(trace), dtype=np.int64), [], 0.0
+
+    def found(room: float, pooled: bool) -> Ints:
+        if room <= shared_tokens:
+            return np.zeros(len(trace), dtype=np.int64)
+        where = None if pooled else which
+        return session_found(trace, room, shared_tokens=shared_tokens, caches=where, rate=rate)
+
+    return _in_tiers(caches, found, len(trace))
+
+
+def _in_tiers(
+    caches: TurnCaches, found: Callable[[float, bool], Ints], requests: int
+) -> tuple[Ints, tuple[tuple[str, float], ...]]:
+    """Differences of what caches find as the tiers add up, by room of a cache, or of all together."""
+    held, served, above = np.zeros(requests, dtype=np.int64), [], 0.0
     for name, tokens in caches.rooms:
         pooled = name in caches.pooled
         room = tokens + (above * (caches.caches if pooled else 1) if caches.back else 0.0)
         above = above if pooled else above + tokens
         before = int(held.sum())
-        if room > shared_tokens:
-            where = None if pooled else which
-            found = session_found(trace, room, shared_tokens=shared_tokens, caches=where, rate=rate)
-            held = np.maximum(held, found)
+        held = np.maximum(held, found(room, pooled))
         served.append((name, int(held.sum()) - before))
     total = int(held.sum())
     return held, tuple((name, tokens / total) for name, tokens in served if tokens) if total else ()

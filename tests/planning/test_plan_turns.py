@@ -33,9 +33,12 @@ def test_what_turns_find_is_what_the_planned_instances_remember():
 
 
 def test_words_of_the_command_are_read():
-    assert _memory("coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
-    assert _memory("coding_agent", 0.9, "dram") is None
-    assert _memory("reasoning", 0.0, "dram") is None
+    work = ds.lengths(1024, 64)
+    assert _memory(work, "coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
+    assert _memory(work, "coding_agent", 0.9, "dram") is None
+    assert _memory(work, "reasoning", 0.0, "dram") is None
+    trace = ds.synthetic_trace(rate=1.0, requests=5, lengths=(1024, 64))
+    assert _memory(trace, "", 0.0, "dram") is None  # without blocks
     for said, fault in (("hbm", "hbm=SIZE"), ("dram=0.5", "hbm=SIZE"), ("hbm=20", "'20' has no unit")):
         with pytest.raises(InputError, match=fault):
-            _memory("coding_agent", 0.0, said)
+            _memory(work, "coding_agent", 0.0, said)
