@@ -112,8 +112,38 @@ def fullest_share(experts: int, slots: int, ranks: int, skew: float) -> float:
         variation = float(share.std() / share.mean())
         spread = np.sqrt(ranks / experts) * np.sqrt((experts - experts / ranks) / (experts - 1.0))
         return float(min(1.0 + largest_normal(float(ranks)) * variation * spread, ranks))
-    copies = np.ones(experts)
-    for _ in range(slots - experts):
+    return packed_share(share, slots, ranks)
+
+
+def packed_share(share: NDArray[np.float64], slots: int, ranks: int) -> float:
+    """Find the picks of the fullest rank over the mean, where copies of experts are packed as the engines' EPLB does.
+
+    Each spare slot takes a copy of the expert with the most picks a copy, one after the other; then each copy goes to
+    the emptiest rank with room, the heaviest first.
+
+    Parameters
+    ----------
+    share
+        Of all picks that each expert gets, sum 1; shape (experts,). [1]
+    slots, ranks
+        Places for experts over all ranks, as many on each, and ranks. [1]
+
+    Returns
+    -------
+    float
+        From 1. [1]
+
+    Examples
+    --------
+    An expert with half of the picks, four that share the rest: on two ranks of three slots its copies take 1/4 each,
+    beside two others, where it had 3/4 with one copy.
+
+    >>> share = np.array([4.0, 1.0, 1.0, 1.0, 1.0]) / 8
+    >>> packed_share(share, 6, 2)
+    1.0
+    """
+    copies = np.ones(share.size)
+    for _ in range(slots - share.size):
         copies[np.argmax(share / copies)] += 1
     loads = np.sort(np.repeat(share / copies, copies.astype(int)))[::-1]
     filled, room = np.zeros(ranks), np.full(ranks, slots // ranks)
@@ -122,6 +152,37 @@ def fullest_share(experts: int, slots: int, ranks: int, skew: float) -> float:
         filled[place] += load
         room[place] -= 1
     return float(filled.max() * ranks)
+
+
+def rebalance_time(expert_bytes: Numeric, layers: Numeric, slots: Numeric, *, bandwidth: Numeric) -> Numeric:
+    """Find how long ranks take to fetch all experts that they hold anew: the most that a rebalance moves. [s]
+
+    Steps wait meanwhile. Engines rebalance every 3000 steps (vLLM, ``step_interval``) or 1000 passes (SGLang,
+    ``--eplb-rebalance-num-iterations``). Source: serving facts page, section 5.3.
+
+    Parameters
+    ----------
+    expert_bytes
+        Weights of one expert of one layer. [B]
+    layers, slots
+        Layers with experts, and experts of a layer on one rank. [1]
+    bandwidth
+        Of a GPU's link, one way. [B/s]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape. [s]
+
+    Examples
+    --------
+    DeepSeek-V3 in fp8 on 32 ranks with 9 slots each, over 400 Gbit/s: 23 GB, once in 3000 steps of 30 ms.
+
+    >>> time = rebalance_time(44.0e6, 58, 9, bandwidth=50e9)
+    >>> f"{time:.2f} s, {time / (3000 * 30e-3):.1%} of the time"
+    '0.46 s, 0.5% of the time'
+    """
+    return expert_bytes * layers * slots / bandwidth
 
 
 def expected_distinct(tokens: Numeric, experts: int, top_k: int, skew: float) -> tuple[Numeric, Numeric]:

@@ -103,6 +103,7 @@ def enumerate_mappings(
     one_gpu_stages: bool = True,
     max_dcp: int = 1,
     max_pcp: int = 1,
+    max_redundant_experts: int = 0,
 ) -> Mapping:
     """Mappings of one instance of a model on a system (physics page, section 3).
 
@@ -127,6 +128,9 @@ def enumerate_mappings(
     max_dcp, max_pcp : int
         Most GPUs that share the cached tokens of a KV head, of decode and of instances that do both phases; most
         attention ranks that share a prompt, of prefill. [1]
+    max_redundant_experts : int
+        Most slots over all EP ranks that hold copies of experts, to even out their loads: tried are one, two, four,
+        ... a rank beside the fewest. [1]
 
     Returns
     -------
@@ -152,7 +156,8 @@ def enumerate_mappings(
     rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
     refused: Counter[str] = Counter()
     most = whole_number("max_dcp", max_dcp), whole_number("max_pcp", max_pcp)
-    for one, reason in _candidates(at, max_gpus, most, tp_over_nics=tp_over_nics):
+    copies = whole_number("max_redundant_experts", max_redundant_experts, 0)
+    for one, reason in _candidates(at, max_gpus, most, copies, tp_over_nics=tp_over_nics):
         if one is None or reason:
             refused[reason] += 1
         else:
@@ -169,7 +174,7 @@ def enumerate_mappings(
 
 
 def _candidates(
-    at: Setup, max_gpus: int | None, most: tuple[int, int], *, tp_over_nics: bool
+    at: Setup, max_gpus: int | None, most: tuple[int, int], copies: int, *, tp_over_nics: bool
 ) -> Iterator[tuple[Mapping | None, str]]:
     """Every mapping to be tried with the reason that refuses it, "" for none; None where its size or depth does."""
     model, system = at.model, at.system
@@ -195,10 +200,20 @@ def _candidates(
             one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp, pcp=pcp)
             if ep == gpus and (slots := least_redundant_slots(model, ep)):
                 one = replace(one, redundant_slots=slots)
-            for dcp in dcps:
+            for dcp, slots in product(dcps, _slots(model, one, copies)):
                 if tp_attn % dcp == 0:
-                    shared = one if dcp == 1 else replace(one, dcp=dcp)
+                    shared = replace(one, dcp=dcp, redundant_slots=slots)
                     yield shared, _stage_refusal(at, shared, tp_over_nics=tp_over_nics) or ""
+
+
+def _slots(model: ModelSpec, mapping: Mapping, most: int) -> tuple[int, ...]:
+    """Redundant slots to try: those of the mapping, and one, two, four, ... a rank above the least, up to ``most``."""
+    ep, own = mapping.ep, mapping.redundant_slots
+    least = least_redundant_slots(model, ep) if ep > 1 else None
+    if least is None:
+        return (own,)
+    more = (least + ep * 2**k for k in range(max(most // ep, 0).bit_length()))
+    return (own, *(slots for slots in more if slots <= most))
 
 
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:

@@ -225,6 +225,7 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "one_gpu_stages": "one_gpu_stages" if limits.one_gpu_stages else "larger_stages",
         "max_dcp": f"dcp{limits.max_dcp}",
         "max_pcp": f"pcp{limits.max_pcp}",
+        "max_redundant_experts": f"redundant{limits.max_redundant_experts}",
         "matching": case.matching,
         "ctx_gen_ratio": f"ratio{'_' * (case.ctx_gen_ratio is None)}{ratio_text(case.ctx_gen_ratio)}",
         "nvlink_domain": f"domain{case.nvlink_domain or '_own'}",

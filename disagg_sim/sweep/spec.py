@@ -79,6 +79,7 @@ class Limits:
     one_gpu_stages: bool = True  # whether a pipeline may have stages of one GPU
     max_dcp: int = 1  # GPUs that share the cached tokens of a KV head, of instances that decode [1]
     max_pcp: int = 1  # attention ranks that share a prompt, of prefill pools [1]
+    max_redundant_experts: int = 0  # slots for copies of experts, over all EP ranks [1]
 
     def of(self, traffic: Traffic) -> Limits:
         """These limits with the first-token latency of a traffic that has its own."""
@@ -94,6 +95,7 @@ class Limits:
             one_gpu_stages=self.one_gpu_stages,
             max_dcp=1 if prefill else self.max_dcp,
             max_pcp=self.max_pcp if prefill else 1,
+            max_redundant_experts=self.max_redundant_experts,
         )
 
 
@@ -254,13 +256,15 @@ class _Limits(Strict):
     one_gpu_stages: Axis[bool] = (Limits().one_gpu_stages,)
     max_dcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_dcp,)
     max_pcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_pcp,)
+    max_redundant_experts: Axis[Annotated[int, Range(0, 1024)]] = (Limits().max_redundant_experts,)
 
 
 def _combined(limits: _Limits) -> tuple[Limits, ...]:
     latency = (limits.ftl_s, limits.ttl_s)
     axes = (*latency, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
-    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages, limits.max_dcp, limits.max_pcp)
-    require_few("", *map(len, (*axes, *kinds)))
+    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages)
+    most_of = (limits.max_dcp, limits.max_pcp, limits.max_redundant_experts)
+    require_few("", *map(len, (*axes, *kinds, *most_of)))
     return tuple(
         Limits(
             ftl_s=ftl,
@@ -273,8 +277,11 @@ def _combined(limits: _Limits) -> tuple[Limits, ...]:
             one_gpu_stages=single,
             max_dcp=dcp,
             max_pcp=pcp,
+            max_redundant_experts=copies,
         )
-        for ftl, ttl, cap, most, nic, layouts, over, single, dcp, pcp in product(*axes, *kinds)
+        for ftl, ttl, cap, most, nic, layouts, over, single, (dcp, pcp, copies) in product(
+            *axes, *kinds, tuple(product(*most_of))
+        )
     )
 
 

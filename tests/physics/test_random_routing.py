@@ -1,6 +1,7 @@
 """Fullest expert rank under random picks, against the draw itself."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,10 +15,12 @@ from disagg_sim.physics.expert_load import (
     fullest_of_random,
     fullest_share,
     largest_normal,
+    packed_share,
     popularity,
 )
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
+from disagg_sim.search.mappings import enumerate_mappings
 
 
 @pytest.mark.parametrize(("mean", "ranks"), [(4, 8), (16, 8), (64, 8), (8, 2), (32, 64)])
@@ -104,6 +107,56 @@ def test_no_rank_has_fewer_than_the_mean_or_more_than_it_can(tokens, ep, skew):
 def test_one_rank_and_many_picks_are_balanced():
     assert fullest_of_random(3.0, 1) == 1.0
     assert float(fullest_of_random(1e8, 64)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_copies_of_the_heaviest_expert_by_hand():
+    """Loads 4, 2, 1, 1 on two ranks. Two slots each: 4 + 1 against 2 + 1, 5/4 of the mean. One more slot each: both
+    spare ones take copies of the first; 2 + 4/3 + 1 = 13/3 against 3*4/3 - 4/3 + 1 = 11/3.
+    """
+    share = np.array([4.0, 2.0, 1.0, 1.0]) / 8
+    assert packed_share(share, 4, 2) == 5 / 4
+    assert packed_share(share, 6, 2) == pytest.approx(13 / 12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(loads=st.lists(st.integers(1, 30), min_size=4, max_size=4), more=st.sampled_from([0, 2, 4]))
+def test_packing_is_near_the_best_of_all_packings(loads, more):
+    """Every way to fill two ranks with these copies: the greedy one is never better, and within 4/3 of the best."""
+    share = np.sort(np.array(loads, dtype=float))[::-1] / sum(loads)
+    copies = np.ones(4)
+    for _ in range(more):
+        copies[np.argmax(share / copies)] += 1
+    each = np.repeat(share / copies, copies.astype(int))
+    half = each.size // 2
+    best = 2.0 * min(max(sum(part), 1.0 - sum(part)) for part in combinations(each.tolist(), half))
+    found = packed_share(share, each.size, 2)
+    assert best * (1 - 1e-9) <= found <= best * 4 / 3
+    assert found >= max(1.0, 2.0 * each.max()) * (1 - 1e-9)
+
+
+def test_uniform_routing_gains_nothing_from_copies():
+    assert fullest_share(256, 288, 32, 0.0) == 1.0
+    picks = [float(fullest_load(2048, experts=256, top_k=8, ep=32.0, skew=0.0, redundant=r).picks) for r in (0, 32)]
+    assert picks[0] == picks[1]
+
+
+def test_redundant_experts_are_searched_for_every_mapping():
+    """R1 (256 experts) with at most 32 copies: one, two and four on each of 8 ranks, one and two on each of 16.
+
+    Copies pay where some experts are popular, and cost memory alone where all are alike.
+    """
+    at = setup("deepseek_r1", "h200_sxm", "fp8")
+    without, some = (enumerate_mappings(at, max_gpus=16, max_redundant_experts=most) for most in (0, 32))
+    tried = {(m.ep, m.redundant_slots) for m in some}
+    assert {slots for ep, slots in tried if ep == 8} == {0, 8, 16, 32}
+    assert {slots for ep, slots in tried if ep == 16} == {0, 16, 32}
+    assert {*without} <= {*some}
+    assert {m.redundant_slots for m in without} == {0}
+    skewed = at.changed(profile=replace(at.profile, expert_skew=1.0))
+    wide = [Mapping(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8)]
+    for one, gains in ((at, False), (skewed, True)):
+        plain, copied = (float(decode_step(one, each, batch=4096.0, context=2000.0).ttl) for each in wide)
+        assert (copied < plain) == gains
 
 
 def test_random_routing_slows_small_batches_most():
