@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,16 +29,113 @@ class Sums(NamedTuple):
     communication: Numeric = 0.0  # message/(eta*BW_link)
     latency: Numeric = 0.0  # t0 + a + host
 
-    def plus(self, other: Sums, times: Numeric = 1.0) -> Sums:
+    def plus(self, other: AnySums, times: Numeric = 1.0) -> Any:
         """These and ``times`` times the others."""
         if other is NO_SUMS:
             return self
+        if isinstance(other, GridSums):
+            return other.after(self, times)
         return Sums(
             _add(self.compute, other.compute, times),
             _add(self.memory, other.memory, times),
             _add(self.communication, other.communication, times),
             _add(self.latency, other.latency, times),
         )
+
+
+#: Places of points of a grid, (rows, columns); None = all points.
+Points = tuple[Any, Any] | None
+
+
+class GridSums:
+    """Sums of the points of a grid, added up where they are asked for; else as ``Sums``.
+
+    A search asks for those of the few points that it chooses.
+    """
+
+    def __init__(self, at: Callable[[Points], Sums]) -> None:
+        self.at = at
+
+    def plus(self, other: AnySums, times: Numeric = 1.0) -> GridSums:
+        """These and ``times`` times the others."""
+        return GridSums(lambda points: self.at(points).plus(sums_at(other, points), picked(times, points)))
+
+    def after(self, first: Sums, times: Numeric) -> GridSums:
+        """The others and ``times`` times these."""
+        return GridSums(lambda points: sums_at(first, points).plus(self.at(points), picked(times, points)))
+
+    def __iter__(self) -> Iterator[Numeric]:
+        """The four of all points. [s]"""
+        return iter(self.at(None))
+
+    def __getattr__(self, name: str) -> Numeric:
+        """One of the four, of all points. [s]"""
+        if name not in Sums._fields:
+            raise AttributeError(name)
+        return getattr(self.at(None), name)
+
+
+AnySums = Sums | GridSums
+
+
+def picked(values: Numeric, points: Points) -> Numeric:
+    """Values of a grid at points of it; numbers and axes are the same at all of their rows or columns."""
+    if points is None or np.ndim(values) == 0:
+        return values
+    return values[tuple(place if size > 1 else 0 for place, size in zip(points, np.shape(values), strict=True))]
+
+
+def sums_at(sums: AnySums, points: Points) -> Sums:
+    """Sums at points of a grid.
+
+    Parameters
+    ----------
+    sums
+        Of the grid, of the broadcast shape (rows, columns). [s]
+    points
+        Rows and columns of the points, each of shape (points,); None = all.
+
+    Returns
+    -------
+    Sums
+        Numbers, or arrays of shape (points,). [s]
+
+    Examples
+    --------
+    >>> found = sums_at(Sums(compute=np.array([[1.0, 2.0]]), memory=np.array([[5.0], [6.0]])), ([1, 0], [1, 1]))
+    >>> found.compute.tolist(), found.memory.tolist()
+    ([2.0, 2.0], [6.0, 5.0])
+    """
+    return sums.at(points) if isinstance(sums, GridSums) else Sums(*(picked(part, points) for part in sums))
+
+
+def chosen_sums(first: Numeric, yes: AnySums, no: AnySums) -> AnySums:
+    """Choose between the sums of two ways to do the same, point by point.
+
+    Parameters
+    ----------
+    first
+        Whether the first way is taken, of the shape of the grid.
+    yes, no
+        Sums of both ways. [s]
+
+    Returns
+    -------
+    Sums or GridSums
+        Of the taken ways. [s]
+
+    Examples
+    --------
+    >>> chosen_sums(np.array([True, False]), Sums(memory=1.0), Sums(memory=2.0)).memory.tolist()
+    [1.0, 2.0]
+    """
+
+    def at(points: Points) -> Sums:
+        here = picked(first, points)
+        both = zip(sums_at(yes, points), sums_at(no, points), strict=True)
+        return Sums(*(np.where(here, one, other) for one, other in both))
+
+    return GridSums(at) if isinstance(yes, GridSums) or isinstance(no, GridSums) else at(None)
 
 
 def _add(mine: Numeric, theirs: Numeric, times: Numeric) -> Numeric:

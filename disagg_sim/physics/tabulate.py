@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from disagg_sim.physics.roofline import GridSums, Points, Sums
 from disagg_sim.physics.work import Numeric
 
 T = TypeVar("T")
@@ -113,9 +114,29 @@ class Lookup:
         return [*degrees, *(np.tile(count, rows) for count in self.tokens)]
 
     def spread(self, answer: _Answer) -> Any:
-        """The table laid out over the grid."""
-        index = (self.row * self.tokens[0].size + answer.start)[:, None] + self.position[self.level_row]
-        return _spread(answer.table, answer.shape, index)
+        """The table laid out over the grid; its sums where they are asked for."""
+        index = self._index(answer, None)
+
+        def sums_of(table: Sums, places: Any) -> Sums:
+            return Sums(*(answer.take(part, places) for part in table))
+
+        def lay(table: Any) -> Any:
+            if isinstance(table, Sums):
+                return GridSums(lambda points: sums_of(table, self._index(answer, points)))
+            if isinstance(table, tuple):
+                parts = [lay(part) for part in table]
+                return type(table)(*parts) if hasattr(table, "_fields") else tuple(parts)
+            return answer.take(table, index)
+
+        return lay(answer.table)
+
+    def _index(self, answer: _Answer, points: Points) -> Any:
+        """Place of points of the grid in the table."""
+        first = self.row * self.tokens[0].size + answer.start
+        if points is None:
+            return first[:, None] + self.position[self.level_row]
+        rows, columns = points
+        return first[rows] + self.position[self.level_row[rows], columns]
 
 
 class _Answer(NamedTuple):
@@ -124,6 +145,12 @@ class _Answer(NamedTuple):
     table: Any
     shape: tuple[int, ...]
     start: int = 0
+
+    def take(self, values: Any, index: Any) -> Any:
+        """An array of the table at places of it; a number is the same at all."""
+        if np.ndim(values) == 0:
+            return values
+        return (values if np.shape(values) == self.shape else np.broadcast_to(values, self.shape)).ravel().take(index)
 
 
 #: A function that asks for tables, and returns T.
@@ -292,11 +319,3 @@ def _numbered(keys: list[Hashable]) -> tuple[Any, Any]:
     first = np.zeros(len(number), dtype=np.int64)
     first[places[::-1]] = np.arange(places.size)[::-1]
     return first, places
-
-
-def _spread(table: Any, shape: tuple[int, ...], index: Any) -> Any:
-    """Lay every array of a (nested) tuple out over the grid."""
-    if isinstance(table, tuple):
-        parts = [_spread(part, shape, index) for part in table]
-        return type(table)(*parts) if hasattr(table, "_fields") else tuple(parts)
-    return table if np.ndim(table) == 0 else np.broadcast_to(table, shape).ravel().take(index)

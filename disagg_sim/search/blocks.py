@@ -8,7 +8,7 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError, whole_number
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums
 
 #: Design points scored at once: small enough for the cache, large enough to hide numpy's overhead.
 BLOCK_POINTS = 32_768
@@ -36,7 +36,7 @@ def row_blocks(rows: int, columns: int) -> list[slice]:
     return [slice(i, min(i + step, rows)) for i in range(0, rows, step)]
 
 
-def bound_codes(sums: Sums) -> Any:
+def bound_codes(sums: AnySums) -> Any:
     """Find the index of the largest of the four sums (order of ``BOUNDS``).
 
     Parameters
@@ -54,6 +54,7 @@ def bound_codes(sums: Sums) -> Any:
     Memory binds the small batch and compute the large one:
 
     >>> from disagg_sim.domain import BOUNDS
+    >>> from disagg_sim.physics.roofline import Sums
     >>> codes = bound_codes(Sums(compute=np.array([1e-3, 9e-3]), memory=2e-3, communication=1e-3, latency=0.0))
     >>> [BOUNDS[code] for code in codes]
     ['memory', 'compute']

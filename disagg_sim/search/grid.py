@@ -46,7 +46,7 @@ from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
@@ -475,7 +475,7 @@ def best_form(
         return best, memory, code
     scored, held, cached = score("cached")
     take = (held <= at.memory_limit) & (scored.busy < best.busy)
-    sums = Sums(*(np.where(take, new, old) for new, old in zip(scored.sums, best.sums, strict=True)))
+    sums = chosen_sums(take, scored.sums, best.sums)
     ftl, busy, load = (np.where(take, getattr(scored, name), getattr(best, name)) for name in ("ftl", "busy", "load"))
     best = PrefillPass(ftl, busy, sums, load)
     return best, np.where(take, held, memory), np.where(take, cached, code)

@@ -14,7 +14,7 @@ from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import bound_codes
@@ -276,12 +276,10 @@ def _block(
     )
     row, column, tally = choose(case, group.batch, options)
     of_mixed, of_decode = np.divmod(column, batch_index.size), (row, index[column])
-    sums = []
-    for name in Sums._fields:
-        parts = [np.broadcast_to(getattr(each.sums, name), each.time.shape) for each in mixed]
-        inside = np.stack(parts)[of_mixed[0], row, of_mixed[1]]
-        outside = np.broadcast_to(getattr(decode.sums, name), decode.ttl.shape)[of_decode]
-        sums.append(share[column] * inside + (1.0 - share[column]) * outside)
+    inside: AnySums = sums_at(mixed[0].sums, (row, of_mixed[1]))
+    for form, each in enumerate(mixed[1:], start=1):
+        inside = chosen_sums(of_mixed[0] == form, sums_at(each.sums, (row, of_mixed[1])), inside)
+    sums = Sums().plus(inside, share[column]).plus(sums_at(decode.sums, of_decode), 1.0 - share[column])
     batch = group.batch[index[column]]
     chosen = Chosen(
         mapping=part[row],
@@ -298,7 +296,7 @@ def _block(
         memory=options.memory[row, column],
         prefill_rate=chunk[column] / (new * time[row, column]),
         decode_rate=case.lengths.request_rate(batch, step[row, column]),
-        bound=bound_codes(Sums(*sums)),
+        bound=bound_codes(sums),
         mla_form=np.array([form_code(at, form) for form in forms])[of_mixed[0]],
     )
     return chosen, tally

@@ -19,7 +19,7 @@ from disagg_sim.physics.passes.drafts import draft_lookups
 from disagg_sim.physics.passes.engine_time import host_time, step_time
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, all_stages, attention_side, slowest_stage, with_ends
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
 from disagg_sim.physics.work import Numeric
@@ -30,7 +30,7 @@ class DecodeStep(NamedTuple):
 
     ttl: Numeric  # token-to-token latency [s]
     microbatches: Numeric  # [1]
-    sums: Sums  # of the whole pass; the largest names its bound [s]
+    sums: AnySums  # of the whole pass; the largest names its bound [s]
     time: Numeric  # of the step, in which a sequence gets ``ttl`` times its accepted tokens [s]
 
 

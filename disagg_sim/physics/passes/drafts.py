@@ -12,7 +12,7 @@ from disagg_sim.physics.drafting import joining, of_drafter
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side
-from disagg_sim.physics.roofline import Cost, Sums
+from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, Lookups, look_up_at
 from disagg_sim.physics.work import Numeric
@@ -69,11 +69,11 @@ def draft_lookups(
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
     """
-    first = yield from _pass(at, mapping, context, rank, micro, 1.0 + drafts, form, first=True)
-    later = yield from _pass(at, mapping, context, rank, micro, 1.0, form, first=False)
+    first, first_sums = yield from _pass(at, mapping, context, rank, micro, 1.0 + drafts, form, first=True)
+    later, later_sums = yield from _pass(at, mapping, context, rank, micro, 1.0, form, first=False)
     passes, drafting = np.maximum(drafts - 1.0, 0.0), np.where(np.asarray(drafts) > 0, 1.0, 0.0)
-    head = times.head + drafting * (first.time + passes * later.time)
-    sums = times.sums.plus(first.sums, drafting).plus(later.sums, passes)
+    head = times.head + drafting * (first + passes * later)
+    sums = times.sums.plus(first_sums, drafting).plus(later_sums, passes)
     return times._replace(head=head, sums=sums)
 
 
@@ -96,7 +96,7 @@ class _Side:
 
 def _pass(
     at: Setup, mapping: Mapping, context: Numeric, rank: Levels, micro: Numeric, new: Numeric, form: str, *, first: bool
-) -> Lookups[Cost]:
+) -> Lookups[tuple[Numeric, AnySums]]:
     """One draft pass, to which every sequence brings ``new`` tokens."""
     own = of_drafter(at)
     side = _Side(at, own, form, first)
@@ -104,4 +104,4 @@ def _pass(
     times = yield from expert_lookups(
         own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new)
     )
-    return Cost(all_stages(own.model, times) + joined, times.sums.plus(sums))
+    return all_stages(own.model, times) + joined, times.sums.plus(sums)

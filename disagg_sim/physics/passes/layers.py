@@ -16,7 +16,7 @@ from disagg_sim.physics.blocks.base import OUTWARD
 from disagg_sim.physics.context import shared_decode, shared_prefill
 from disagg_sim.physics.cost import cheapest, total_cost
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
-from disagg_sim.physics.roofline import NOTHING, Cost, Sums
+from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import is_one
@@ -33,7 +33,7 @@ class LayerTimes(NamedTuple):
     scores: tuple[Numeric, ...]
     embedding: Numeric
     head: Numeric
-    sums: Sums
+    sums: AnySums
 
 
 class AttentionSide(NamedTuple):
@@ -44,7 +44,7 @@ class AttentionSide(NamedTuple):
     shared: tuple[Numeric, ...]
     embedding: Numeric
     head: Numeric
-    sums: Sums
+    sums: AnySums
 
 
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
@@ -293,6 +293,6 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     return total
 
 
-def with_ends(sums: Sums, hop: Cost, host: Numeric) -> Sums:
+def with_ends(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
     """Add host [s] and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=host))

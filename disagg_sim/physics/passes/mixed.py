@@ -18,7 +18,7 @@ from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, st
 from disagg_sim.physics.passes.layers import LayerTimes, all_stages, slowest_stage, stretched, with_ends, with_prefill
 from disagg_sim.physics.passes.mixed_layers import Chunk, Load, mixed_layers
 from disagg_sim.physics.rank_load import RankLoad
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.physics.work import Numeric
@@ -59,7 +59,7 @@ class MixedStep(NamedTuple):
     """One step of B decodes and a chunk of prefill."""
 
     time: Numeric  # [s]
-    sums: Sums  # of the whole pass; the largest names its bound [s]
+    sums: AnySums  # of the whole pass; the largest names its bound [s]
 
 
 def mixed_step(
@@ -194,7 +194,7 @@ class _Kernels(NamedTuple):
 
     stage: Numeric  # [s]
     whole: Numeric  # [s]
-    sums: Sums  # of the pass, without host and hops [s]
+    sums: AnySums  # of the pass, without host and hops [s]
 
 
 def _steps(
@@ -233,7 +233,7 @@ def _kernels(
     leads = load.over_rows(prefill_leads)
     found = []
     for decode, prefill in zip(*by_phase, strict=True):
-        sums = Sums(*(np.where(leads, p, d) for p, d in zip(prefill.sums, decode.sums, strict=True)))
+        sums = chosen_sums(leads, prefill.sums, decode.sums)
         stage, whole = (np.where(leads, p, d) for p, d in zip(prefill[:2], decode[:2], strict=True))
         found.append(_Kernels(stage, whole, sums))
     return found

@@ -19,7 +19,7 @@ from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_cost, attention_side
 from disagg_sim.physics.rank_load import RankLoad
-from disagg_sim.physics.roofline import Cost, Sums
+from disagg_sim.physics.roofline import AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, distinct_rows, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
@@ -235,21 +235,21 @@ def mixed_layers(
         return times
     own = of_drafter(at)
 
-    def draft(part: Load, *, first: bool) -> Lookups[list[Cost]]:
+    def draft(part: Load, *, first: bool) -> Lookups[list[tuple[Numeric, AnySums]]]:
         """A draft pass, of which each sequence and each prompt takes one token further."""
         layers = yield from _layers(phase, own, mapping, part, context, prompts, forms, emits_all=False)
         joined = total_cost(joining(at, mapping.tp_attn, part.over_rows(part.tokens), first=first), at)
-        return [Cost(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in layers]
+        return [(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in layers]
 
     passes = yield from draft(load, first=True)
     if load.joins and np.any(np.asarray(load.drafts) > 0):
         later = yield from draft(replace(load.without_chunk, drafts=0), first=False)
         more = np.maximum(load.over_rows(load.drafts) - 1.0, 0.0)
         both = zip(passes, later, strict=True)
-        passes = [Cost(one.time + more * two.time, one.sums.plus(two.sums, more)) for one, two in both]
+        passes = [(time + more * again, sums.plus(others, more)) for (time, sums), (again, others) in both]
     return [
-        one._replace(head=one.head + drafted.time, sums=one.sums.plus(drafted.sums))
-        for one, drafted in zip(times, passes, strict=True)
+        one._replace(head=one.head + time, sums=one.sums.plus(sums))
+        for one, (time, sums) in zip(times, passes, strict=True)
     ]
 
 

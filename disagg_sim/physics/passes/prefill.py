@@ -27,7 +27,7 @@ from disagg_sim.physics.passes.layers import (
 )
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.rank_load import PromptLoad
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
 from disagg_sim.physics.work import Numeric
@@ -38,7 +38,7 @@ class PrefillPass(NamedTuple):
 
     ftl: Numeric  # first-token latency, no queue [s]
     busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
-    sums: Sums  # of the whole pass [s]
+    sums: AnySums  # of the whole pass [s]
     load: Numeric = 0.0  # before it, until cached pasts are in HBM; hides behind the pass before [s]
 
 

@@ -9,7 +9,7 @@ from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_lookups
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_lookups
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate
 from disagg_sim.physics.work import Numeric
@@ -87,7 +87,7 @@ class PromptPasses:
         load = load_time(self._at, self._mapping, batch=self._batch, past=past, tier=tier)
         again = yield from self._timed(isl, 0.0)
         sooner = np.asarray(again.ftl < found.ftl + load)
-        sums = Sums(*(np.where(sooner, new, old) for new, old in zip(again.sums, found.sums, strict=True)))
+        sums = chosen_sums(sooner, again.sums, found.sums)
         ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
         return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
 
