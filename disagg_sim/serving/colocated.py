@@ -280,7 +280,7 @@ class _Scored:
             np.concatenate([getattr(cut, name)[rows][:, self.which] for cut in cuts], axis=1)
             for name in ("time", "long_time", "load")
         )
-        memory = np.concatenate([self._memory(part, cut) for cut in cuts], axis=1)
+        memory = np.concatenate(self._memory(part), axis=1)
         passes_per_token = batch[index] / (count * case.lengths.gaps)
         own = np.minimum(count, self.group.dp) / (count * case.lengths.gaps)  # part of a pass, with a prompt a rank
         fed = passes_per_token * loads  # as fast as pasts are loaded, while decode goes on
@@ -316,10 +316,19 @@ class _Scored:
         )
         return chosen, tally
 
-    def _memory(self, part: Mapping, cut: _Cut) -> Floats:
+    def _memory(self, part: Mapping) -> list[Floats]:
+        """Bytes of some rows under each cut: residents and prompts are the same, an axis in front holds the chunks."""
         mapping, together = part.for_grid(), self.together.astype(float)[None, :]
         prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
-        prefilling = prefilling_in_passes(mapping, together, prompt, cut.chunk_tokens, deviations)
         batch = self.group.batch[self.batch_index].astype(float)[None, :]
-        held: Floats = self.case.memory_bytes(mapping, batch, prefilling, expanded=cut.expanded)
-        return held
+        held: dict[int, Floats] = {}
+        for expanded in (False, True):
+            alike = [place for place, cut in enumerate(self.cuts) if cut.expanded == expanded]
+            if not alike:
+                continue
+            chunks = np.array([self.cuts[place].chunk_tokens for place in alike])[:, None, None]
+            prefilling = prefilling_in_passes(mapping, together, prompt, chunks, deviations)
+            sizes = self.case.memory_bytes(mapping, batch, prefilling, expanded=expanded)
+            shape = len(alike), len(part), self.together.size
+            held |= dict(zip(alike, np.broadcast_to(sizes, shape), strict=True))
+        return [held[place] for place in range(len(self.cuts))]
