@@ -21,11 +21,9 @@ from every_command import LEAVES, command_of
 from inputs import KINDS, spoilt
 from worker import judged
 
-from disagg_sim.facts.yaml_files import spec_files
-
 pytestmark = pytest.mark.long
 
-INPUTS = int(os.environ.get("DISAGG_SIM_FUZZ", "400"))
+INPUTS = int(os.environ.get("DISAGG_SIM_FUZZ", "200"))
 FIRST = int(os.environ.get("DISAGG_SIM_FUZZ_FIRST", "0"))
 WORKERS = 2
 #: Commands that are met by their arguments alone, and why; all others are run to an answer, too.
@@ -47,17 +45,7 @@ def _started(first: int, count: int, folder: Path) -> tuple[subprocess.Popen[byt
         return subprocess.Popen(command, stdout=output, stderr=errors, env=env), out, err
 
 
-def _compile(folder: Path) -> None:
-    """Run every serving system once, so that no input has to wait for its machine code."""
-    scenario = spec_files("scenario")["azure_conv_on_h100"].read_text(encoding="utf-8")
-    (folder / "few.yaml").write_text(scenario.replace("requests: 2000", "requests: 20"), encoding="utf-8")
-    code = "from disagg_sim.cli.main import main; main()"
-    arguments = ["simulate", "few.yaml", "--out", "few", "--no-figures", "--jobs", "1"]
-    subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, check=True, capture_output=True)
-
-
 def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) -> None:
-    _compile(tmp_path)
     share = -(-INPUTS // WORKERS)
     running = [_started(FIRST + i * share, min(share, INPUTS - i * share), tmp_path) for i in range(WORKERS)]
     told, broken = [], []
@@ -72,7 +60,7 @@ def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) ->
     assert not broken, "\n".join(broken)
     assert not faulty, f"{len(faulty)} of {len(told)} commands\n{shown}"
     assert len({line["seed"] for line in told}) == INPUTS
-    if INPUTS >= 400:  # fewer may leave one out
+    if INPUTS >= 200:  # fewer may leave one out
         assert {command_of(line["arguments"]) for line in told} >= {*LEAVES}
         answered = {command_of(line["arguments"]) for line in told if line["code"] in (0, 1)}
         assert not (silent := {*LEAVES} - answered - {*ARGUMENTS_ALONE}), silent
@@ -83,8 +71,8 @@ def test_spoilt_inputs_end_in_an_answer_or_in_one_clear_error(tmp_path: Path) ->
 
 
 def test_equal_seeds_give_equal_inputs_and_all_kinds_are_met() -> None:
-    made = [spoilt(seed) for seed in range(200)]
-    assert made == [spoilt(seed) for seed in range(200)]
+    made = [spoilt(seed) for seed in range(100)]
+    assert made == [spoilt(seed) for seed in range(100)]
     assert len({each.kind.split()[0] for each in made}) >= len(KINDS) - 2
 
 

@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from inputs import SCENARIO, SWEEP, TRACES, Spoilt, _dump, spoil_store, spoilt
+from inputs import SCENARIO, SWEEP, SYNTHETIC, TRACES, Spoilt, _dump, spoil_store, spoilt
 from spoiling import CANARY
 
 from disagg_sim.cli.main import run
@@ -149,14 +149,16 @@ def laid_out(said: Spoilt, where: Path, stores: Path, rng: Random) -> None:
 
 
 def make_stores(root: Path) -> None:
-    """One finished sweep and one finished scenario."""
+    """One finished sweep and one finished scenario; another one, so that no input waits for machine code."""
     (root / "s.yaml").write_bytes(_dump(SWEEP))
     (root / "sc.yaml").write_bytes(_dump(SCENARIO))
+    (root / "sy.yaml").write_bytes(_dump(SYNTHETIC))
     (root / "trace.csv").write_text(TRACES["csv"])
     os.chdir(root)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         assert run(["sweep", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"]) == 0
         assert run(["simulate", "sc.yaml", "--out", "runs", "--jobs", "1", "--no-figures"]) == 0
+        assert run(["simulate", "sy.yaml", "--out", "others", "--jobs", "1", "--no-figures"]) == 0
 
 
 def main(first: int, count: int, keep: Path | None) -> None:
