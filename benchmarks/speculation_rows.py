@@ -81,6 +81,9 @@ def main(paths: list[str]) -> None:
     gain = (table["without"] / table["predicted"]) / (table["measured_without"] / table["measured"]) - 1.0
     print(told("TPOT", table["error"], table["held_out"]))
     print(told("gain over no speculation", gain, table["held_out"]))
+    for engine in ("trt", "sglang"):
+        own = table[table["framework"].str.contains(engine)]
+        print(told(f"TPOT of {engine}", own["error"], own["held_out"]))
     print(table.groupby(["system", "framework", "mode"])["error"].agg(["count", "median"]).round(2).to_string())
 
 
