@@ -84,7 +84,27 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
 
 
 def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
-    """Cost of operators run one after the other."""
+    """Cost of operators run one after the other.
+
+    Parameters
+    ----------
+    operators, at
+        Kernels of one GPU, and the setup whose rates they have.
+
+    Returns
+    -------
+    Cost
+        Sum of their times, and of what each takes in arithmetic, memory and links. [s]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.operators import embedding
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
+    >>> one = embedding(at.model, at.precision, 64.0)
+    >>> bool(total_cost([one, one], at).time == 2 * total_cost([one], at).time)
+    True
+    """
     total = NOTHING
     for op in operators:
         total = total + kernel_cost(op, at)

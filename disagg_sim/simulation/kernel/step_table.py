@@ -140,7 +140,6 @@ class StepTable:
         per_routed: float = 0.0,
         ranks: int = 1,
         max_sequences: int = 256,
-        max_context: int = 131_072,
         accepted: Sequence[float] = (),
     ) -> StepTable:
         """A table that is exactly ``step + per_sequence*n + per_context*n*c + per_token*p + per_routed*(N + P)``. [s]
@@ -157,16 +156,16 @@ class StepTable:
             For each token of all ranks, in routed experts. [s]
         ranks
             Attention ranks. [1]
-        max_sequences, max_context
-            Range of the table; the formula holds beyond ``max_context``.
+        max_sequences
+            Range of the table. [1]
         accepted
             Marginal acceptance of as many drafts. [1]
         """
         queries = 1 + len(accepted)
         most = ranks * -(-max_sequences // ranks)
-        decodes, knots = np.arange(1.0, most + 1), np.array([1.0, float(max_context)])
+        decodes, knots = np.arange(1.0, most + 1), np.array([1.0, 131_072.0])  # it holds beyond them, too
         scores = per_context * decodes[:, None] * knots / ranks
-        pasts, lengths = np.array([0.0, float(max_context)]), np.array([1.0, 2.0])
+        pasts, lengths = np.array([0.0, knots[-1]]), np.array([1.0, 2.0])
         tokens = _token_axis(2 * k.FINE_END)
 
         def linear(_phase: str, n: Floats, p: Floats) -> Floats:
