@@ -21,6 +21,7 @@ from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import flips
+from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
@@ -62,8 +63,12 @@ def plan(
     acceptance: Annotated[
         str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
     ] = "",
-    ttft: Annotated[str, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said.")] = "2 s",
-    tpot: Annotated[str, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said.")] = "50 ms",
+    ttft: Annotated[
+        str | None, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]")
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]")
+    ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Serve the most with so many GPUs.")] = None,
     rate: Annotated[float | None, typer.Option(help="Serve so many requests a second with the least.")] = None,
     users: Annotated[int | None, typer.Option(min=1, help="Serve so many users, a request each in flight.")] = None,
@@ -120,7 +125,8 @@ def plan(
     )
 
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
-        return planned(model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
+        limits = {"ttft": TTFT if ttft is None else ttft, "tpot": TPOT if tpot is None else tpot}
+        return planned(model, system, lengths, **limits, rate=rate, gpus=gpus, options=options)
 
     found = of(work) if memory is None else plan_turns(played or traffic, memory, of).plan
     told, made = Told(), None

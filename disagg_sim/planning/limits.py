@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from disagg_sim.errors import InputError, above_zero, quoted
 from disagg_sim.units import MS
@@ -20,11 +20,16 @@ class Limit:
 
     seconds: float  # inclusive [s]
     share: float = 0.9  # of the requests [1]
+    default: bool = field(default=False, compare=False, repr=False)  # whether nobody asked for it
 
     @property
     def percentile(self) -> str:
         """Its share as the field says it: ``p90``."""
         return f"p{self.share * 100:g}"
+
+
+#: Limits of a plan that names none.
+TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)
 
 
 def limit_of(text: object, name: str) -> Limit:

@@ -19,7 +19,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
-from disagg_sim.planning.limits import Work, limit_of
+from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
 from disagg_sim.planning.spares import Availability
@@ -70,8 +70,8 @@ def plan(
     system: str | SystemSpec | Sequence[str | SystemSpec],
     lengths: Lengths | Trace | TrafficCase,
     *,
-    ttft: Any = "2 s@p90",
-    tpot: Any = "50 ms@p90",
+    ttft: Any = TTFT,
+    tpot: Any = TPOT,
     rate: float | None = None,
     gpus: int | None = None,
     options: PlanOptions = USUAL,
@@ -91,7 +91,7 @@ def plan(
         Of the requests, from ``ds.lengths``; of a trace its lengths and how unevenly its requests come; a case of
         ``ds.load_traffic(name).cases``.
     ttft, tpot : float or str
-        Limits of requests: seconds, or ``"500 ms@p99"``; p90 where no percentile is said.
+        Limits of requests: seconds, or ``"500 ms@p99"``; p90 where no percentile is said, 2 s and 50 ms where none is.
     rate : float, optional
         Request rate to serve with the least. [request/s]
     gpus : int, optional

@@ -103,7 +103,7 @@ def _other(mode: Mode) -> Mode:
 
 
 def _limit(limit: Limit) -> str:
-    return f"{seconds_text(limit.seconds)} ({limit.percentile})"
+    return f"{seconds_text(limit.seconds)} ({limit.percentile}{', default' * limit.default})"
 
 
 def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:

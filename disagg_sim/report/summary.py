@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.extrapolation import tally_of
@@ -17,6 +17,8 @@ from disagg_sim.domain import Mode
 from disagg_sim.report.words import (
     MODE_TEXT,
     case_title,
+    decode_parts_text,
+    drafts_text,
     mapping_text,
     overview_name,
     pools_text,
@@ -28,12 +30,16 @@ from disagg_sim.report.words import (
 from disagg_sim.search.layouts import EVIDENCE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
+from disagg_sim.serving.pool_frontier import GPUS
 from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult
 from disagg_sim.sweep.spec import Limits, SweepSpec
 from disagg_sim.sweep.tally import ABOVE_NIC
 from disagg_sim.units import GB, MS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Cell of a table where a frontier does not reach so far.
 NOT_REACHED = "–"
@@ -209,6 +215,9 @@ def _share(mine: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, col
 def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) -> str:
     case = item.plan.case
     parts = [f"## {case_title(case)}"]
+    if case.speculation:
+        tried = f", {' or '.join(map(str, case.draft_tokens))} drafts a step" if case.draft_tokens else ""
+        parts.append(f"Decode speculates: `{case.speculation}`{tried}.")
     if item.inherited_fits:
         parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
     parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
@@ -221,6 +230,8 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
     if fidelity is not None:
         parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
     parts += [_mode_table(mode, case.per) for mode in item.found]
+    if len(item.pools):
+        parts.append(_pools_table(item.pools))
     if figures and item.found:
         names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == Mode.DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
@@ -302,10 +313,30 @@ def _mode_table(item: ModeResult, per: str) -> str:
     return f"{table}\n\n{counted}."
 
 
+def _pools_table(front: pd.DataFrame) -> str:
+    """The frontier over further pools at the same interactivities, GPUs of every pool that some design has."""
+    rows = records(front.sort_values(Y, ascending=False))
+    used = [name for name in GPUS if front[name].any()]
+    points = [("best throughput", 0.0), *((f"≥ {x:g} tokens/s/user", x) for x in INTERACTIVITIES)]
+    head = ["all pools", "tokens/s/user", UNITS["gpu"], *(f"{name.removesuffix('_gpus')} GPUs" for name in used)]
+    head += ["prefill", "decode", "decode batch", "FTL [s]", "TTL [ms]"]
+    cells = []
+    for name, least in points:
+        point = next((row for row in rows if row[X] >= least), None)
+        if point is None:
+            cells.append([name, "not reached", *[""] * (len(head) - 2)])
+            continue
+        gpus = [f"{int(point[each])}" for each in used]
+        cells.append([name, f"{point[X]:.1f}", _throughput(point, "gpu"), *gpus, mapping_text(point, "prefill")])
+        cells[-1] += [decode_parts_text(point), f"{int(point['decode_batch'])}"]
+        cells[-1] += [f"{point['ftl_s']:.2f}", f"{point['ttl_s'] / MS:.1f}"]
+    return f"{_table(head, cells, numbers=0)}\n\n{len(front)} points on the frontier over all pools (`pools.csv`)."
+
+
 def _pool_cells(point: Mapping[str, Any]) -> list[str]:
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     return [
-        mapping_text(point, "decode"),
+        mapping_text(point, "decode") + drafts_text(point),
         f"{int(point['decode_batch'])}",
         mapping_text(point, "prefill") + chunk,
         f"{int(point['prefill_batch'])}",
@@ -325,7 +356,7 @@ def _pool_cells(point: Mapping[str, Any]) -> list[str]:
 
 def _shared_cells(point: Mapping[str, Any]) -> list[str]:
     return [
-        mapping_text(point, "decode"),
+        mapping_text(point, "decode") + drafts_text(point),
         f"{int(point['decode_batch'])}",
         prefill_text(point),
         *_deployment_cells(point),

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from disagg_sim.errors import InputError
-from disagg_sim.report.words import MODE_TEXT, mapping_text, prefill_text, ratio_text, records
+from disagg_sim.report.words import MODE_TEXT, drafts_text, mapping_text, prefill_text, ratio_text, records
 from disagg_sim.serving.points import CASE_COLUMNS, INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB, MS
 
@@ -76,7 +76,7 @@ def _row(point: Mapping[str, Any], case: Sequence[str]) -> dict[str, Any]:
         "tokens/s/GPU": _rounded(point[THROUGHPUT]),
         "FTL [s]": _rounded(point["ftl_s"]),
         "TTL [ms]": _rounded(point["ttl_s"] / MS),
-        "decode": mapping_text(point, "decode"),
+        "decode": mapping_text(point, "decode") + drafts_text(point),
         "decode batch": int(point["decode_batch"]),
         "prefill": mapping_text(point, "prefill") + chunk if split else prefill_text(point),
         "prefill batch": int(point["prefill_batch"]),

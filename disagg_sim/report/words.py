@@ -146,6 +146,59 @@ def overview_name(case: Case) -> str:
 MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggyback": "piggybacked"}
 
 
+def drafts_text(point: Mapping[str, Any]) -> str:
+    """Write what a point speculates, behind its decode mapping; nothing where it does not.
+
+    Parameters
+    ----------
+    point
+        A row of a table of points.
+
+    Returns
+    -------
+    str
+        Drafts of a step and the tokens that it emits for a sequence.
+
+    Examples
+    --------
+    >>> drafts_text({"decode_draft_tokens": 2, "accepted_tokens_per_step": 2.38})
+    ', 2 drafts (2.38 tokens a step)'
+    >>> drafts_text({"decode_draft_tokens": 0})
+    ''
+    """
+    drafts = int(point.get("decode_draft_tokens", 0))
+    if not drafts:
+        return ""
+    return f", {drafts} draft{'s' * (drafts > 1)} ({point['accepted_tokens_per_step']:.3g} tokens a step)"
+
+
+def decode_parts_text(point: Mapping[str, Any]) -> str:
+    """Write the decode side of a frontier over pools: one mapping, or that of attention and of feed-forward ranks.
+
+    Parameters
+    ----------
+    point
+        A row of a frontier over pools.
+
+    Returns
+    -------
+    str
+        Each half with its own degrees where they are apart.
+
+    Examples
+    --------
+    >>> cut = {"tp_attn": 1, "dp_attn": 1, "tp_ffn": 1, "ep": 1, "pp": 1, "redundant_slots": 0}
+    >>> attention = {f"decode_{name}": value for name, value in cut.items()} | {"decode_dp_attn": 16}
+    >>> experts = {f"ffn_{name}": value for name, value in cut.items()} | {"ffn_ep": 8, "ffn_gpus": 8}
+    >>> decode_parts_text(attention | experts | {"microbatches": 3})
+    'attention DP16, experts EP8, 3 micro-batches'
+    """
+    if not point["ffn_gpus"]:
+        return mapping_text(point, "decode")
+    halves = f"attention {mapping_text(point, 'decode')}, experts {mapping_text(point, 'ffn')}"
+    return f"{halves}, {int(point['microbatches'])} micro-batches"
+
+
 def ratio_text(point: Mapping[str, Any]) -> str:
     """Prefill to decode: instances and GPUs, ``3x8 : 2x16``."""
     prefill = f"{int(point['prefill_instances'])}×{int(point['prefill_gpus'])}"

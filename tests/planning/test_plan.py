@@ -16,6 +16,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
+from disagg_sim.report.plan_rows import question_line
 
 LENGTHS = ds.lengths(4096, 512)
 ASK = {"ttft": "2 s", "tpot": "30 ms"}
@@ -260,3 +261,8 @@ def test_a_trace_takes_more_than_its_mean_rate():
     bursty = ds.plan("llama_3_1_70b", "h200_sxm", trace, rate=20, **ASK)
     even = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 256), rate=20, **ASK)
     assert bursty.best.gpus > 1.5 * even.best.gpus
+
+
+def test_limits_that_nobody_asked_for_are_told_as_such():
+    line = question_line(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="50 ms", rate=10))
+    assert "TTFT 2 s (p90, default), TPOT 50 ms (p90), 10 requests/s" in line

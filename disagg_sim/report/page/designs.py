@@ -10,10 +10,11 @@ from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import SHARDING, UNSAID
 from disagg_sim.report.sources import entries_of
-from disagg_sim.report.words import MODE_TEXT, degrees_text
+from disagg_sim.report.words import MODE_TEXT, decode_parts_text, degrees_text, mapping_text, records
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
+from disagg_sim.serving.pool_frontier import GPUS
 from disagg_sim.sweep.backends.run import run_tasks
 
 #: Columns of points that a page shows as they are. SI units.
@@ -49,6 +50,8 @@ AS_THEY_ARE = (
 #: Of a throughput per USD or joule, where a table has it.
 COSTS: tuple[str, ...] = ("usd_per_hour", "tokens_per_usd", "tdp_watts", "tokens_per_joule")
 COSTS += ("drawn_watts", "joules_per_request", "facility_watts", "tokens_per_drawn_joule")
+#: Of speculative decoding, shown where some design has drafts.
+DRAFTS = ("decode_draft_tokens", "accepted_tokens_per_step")
 #: Columns of a point that its page needs, of a table of points.
 NEEDED: tuple[str, ...] = (
     *AS_THEY_ARE,
@@ -85,7 +88,7 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``AS_THEY_ARE``, and words for mode, system, mappings, layouts.
+        ``AS_THEY_ARE``, and words for mode, system, mappings, layouts; ``DRAFTS`` where some point speculates.
 
     Examples
     --------
@@ -96,7 +99,8 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
     >>> shown[["mode", "system", "decode"]].values.tolist()
     [['co-located', 'h100_sxm', 'TP2']]
     """
-    table = points[[*AS_THEY_ARE, *(name for name in COSTS if name in points)]].reset_index(drop=True)
+    drafts = DRAFTS if DRAFTS[0] in points and points[DRAFTS[0]].any() else ()
+    table = points[[*AS_THEY_ARE, *(name for name in COSTS if name in points), *drafts]].reset_index(drop=True)
     words = {name: points[name].astype(str).to_numpy() for name in ("mode", "system", "prefill_system")}
     alike = words["system"] == words["prefill_system"]
     systems = np.where(alike, words["system"], words["prefill_system"] + " to " + words["system"])
@@ -113,6 +117,32 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
         layouts=[level(each) or "not judged" for each in evidence],
         evidence=evidence.to_numpy(),
     )
+
+
+def shown_pools(front: pd.DataFrame) -> pd.DataFrame:
+    """Make the table of a frontier over further pools that a page shows.
+
+    Parameters
+    ----------
+    front
+        Of ``pools.csv``; without rows where no sweep asked for one.
+
+    Returns
+    -------
+    DataFrame
+        Speed, throughput, latencies (SI units), GPUs of the pools that some design has, and mappings in words.
+
+    Examples
+    --------
+    >>> shown_pools(pd.DataFrame()).empty
+    True
+    """
+    if front.empty:
+        return front
+    rows = records(front)
+    used = [name for name in GPUS if front[name].any()]
+    words = {"prefill": [mapping_text(row, "prefill") for row in rows], "decode": [*map(decode_parts_text, rows)]}
+    return front[["case", INTERACTIVITY, THROUGHPUT, "ftl_s", "ttl_s", *used, "decode_batch"]].assign(**words)
 
 
 def _lengths(points: pd.DataFrame) -> pd.Series:

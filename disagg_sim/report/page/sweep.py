@@ -15,7 +15,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.report.page.designs import BANDS, COSTS, NEEDED, shown_points, taken_apart
+from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, shown_points, shown_pools, taken_apart
 from disagg_sim.report.page.reading import faults_told, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
@@ -23,6 +23,7 @@ from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
+from disagg_sim.sweep.results import POOLS_FILE
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000
@@ -90,8 +91,10 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
         "memory": PART_TEXT,
         "trust": {str(label): said for label, said in MEANING.items()},
     }
+    with faults_told(root / POOLS_FILE, "a frontier over pools"):
+        pools = shown_pools(read_table(root / POOLS_FILE, texts=["case"]))
     rejected = read_table(root / "infeasible.csv", numbers=["count"], texts=REJECTED)
-    tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, counted)}
+    tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, counted), "pools": pools}
     tables["rejected"] = rejected[rejected["count"] > 0] if len(rejected) else rejected
     return Content(kind="sweep", title=f"Sweep {facts['name']}", facts=facts, tables=tables)
 
@@ -145,7 +148,7 @@ def _cloud(root: Path, front: pd.DataFrame, stored: int, most: int) -> pd.DataFr
         return pd.DataFrame()
     step = max(1, math.ceil(stored / most))
     traffic = front.drop_duplicates("case").set_index("case")["traffic"]
-    wanted = [name for name in (*NEEDED, *COSTS) if name in front and name not in ("case", "traffic")]
+    wanted = [name for name in (*NEEDED, *COSTS, *DRAFTS) if name in front and name not in ("case", "traffic")]
     parts, before = [], 0
     for path in sorted(root.glob("points/*/*.parquet")):
         if path.parent.name not in traffic.index:

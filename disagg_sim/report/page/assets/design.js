@@ -1,6 +1,14 @@
 // One design: its tooltip, and its card with pools, error bands, breakdown, memory and commands.
 "use strict";
 
+/** What a design speculates, behind its batch; nothing where it does not. */
+function draftsOf(p) {
+  const drafts = p.decode_draft_tokens;
+  return drafts
+    ? `, ${count(drafts)} draft${drafts > 1 ? "s" : ""} a step (${plain(p.accepted_tokens_per_step)} tokens)`
+    : "";
+}
+
 /** The pools of a design as [role, words]. */
 function poolsOf(p) {
   if (p.mode === "disaggregated") {
@@ -12,14 +20,14 @@ function poolsOf(p) {
       ],
       [
         "decode",
-        `${count(p.decode_instances)} × ${p.decode} (${gpus(p.decode_gpus)} each), batch ${count(p.decode_batch)}`,
+        `${count(p.decode_instances)} × ${p.decode} (${gpus(p.decode_gpus)} each), batch ${count(p.decode_batch)}${draftsOf(p)}`,
       ],
     ];
   }
   const prompts = p.mixed_chunk_tokens
     ? `${count(p.mixed_chunk_tokens)} prompt tokens in ${percent(p.mixed_step_share)} of the steps`
     : `prefill passes of ${count(p.prefill_batch)}`;
-  return [["instance", `${p.decode} (${gpus(p.decode_gpus)}), batch ${count(p.decode_batch)}, ${prompts}`]];
+  return [["instance", `${p.decode} (${gpus(p.decode_gpus)}), batch ${count(p.decode_batch)}${draftsOf(p)}, ${prompts}`]];
 }
 
 const gpus = (number) => `${count(number)} GPU${number === 1 ? "" : "s"}`;
@@ -52,6 +60,9 @@ function designCard(number, p, data, close) {
     ["tokens/s/user", withBand(plain, p.tokens_per_s_per_user, 1 / bands[0][1], 1 / bands[0][0])],
     ["TTL", withBand(seconds, p.ttl_s, ...bands[0])],
     ["FTL", withBand(seconds, p.ftl_s, ...bands[1])],
+    ...Object.values(UNITS)
+      .filter((other) => other !== unit && other.column in p && known(p[other.column]))
+      .map((other) => [other.name, plain(p[other.column])]),
     ["requests/s", plain(p.request_rate_per_s)],
     ["GPUs", count(p.total_gpus)],
     p.mode === "disaggregated" && ["prefill : decode GPUs", plain(p.ctx_gen_gpu_ratio)],

@@ -118,6 +118,7 @@ class SweepPage {
         "Throughput of the disaggregated frontier over the best co-located one, at interactivities of so many tokens/s/user; below it the probability that it is the better one, where error bars were computed.",
         this.gains.node,
       ),
+      poolsSection(this.data.tables.pools, this.titles),
       section("points", "Points", "All points of the figure. Sort by a head; click a row to pin it.", this.table.node),
       rejectedSection(this.data.tables.rejected),
       provenanceSection(told.provenance),

@@ -69,6 +69,35 @@ const VIEWS = (unit) => [
   { key: "gpus", words: "GPUs", column: "total_gpus", label: "GPUs of the deployment", log: true },
 ];
 
+/** Frontiers over further pools, where a sweep has them. */
+function poolsSection(pools, titles) {
+  if (!pools || !pools.length) return null;
+  const column = (key, label, show) => ({ key, label, numeric: true, value: (row) => pools.at(key, row), show });
+  const word = (key, label) => ({ key, label, value: (row) => pools.at(key, row) });
+  const parts = ["encode", "prefill", "decode", "attention", "ffn"].filter((name) => pools.has(`${name}_gpus`));
+  const table = new TableView({
+    label: "Designs of all pools",
+    columns: [
+      ...(pools.words("case").length > 1
+        ? [{ key: "case", label: "case", value: (row) => titles.get(pools.at("case", row)) || pools.at("case", row) }]
+        : []),
+      column(X, "tokens/s/user", (value) => plain(value)),
+      column(UNITS.gpu.column, UNITS.gpu.short, (value) => plain(value)),
+      ...parts.map((name) => column(`${name}_gpus`, `${name} GPUs`, (value) => count(value))),
+      word("prefill", "prefill"),
+      word("decode", "decode"),
+      column("decode_batch", "batch", (value) => count(value)),
+      column("ttl_s", "TTL", (value) => seconds(value)),
+      column("ftl_s", "FTL", (value) => seconds(value)),
+    ],
+    sortBy: UNITS.gpu.column,
+    rising: false,
+  });
+  table.show([...Array(pools.length).keys()]);
+  const intro = "Frontiers over encode, prefill, attention and feed-forward pools (pools.csv); the figure above has two pools.";
+  return section("pools", "More pools", intro, table.node);
+}
+
 /** The table of points; `pick` is told of the row of one. */
 function pointsTable(points, unit, pick) {
   const number = (key, label, show = plain) => ({
@@ -91,6 +120,7 @@ function pointsTable(points, unit, pick) {
     number("ftl_s", "FTL", seconds),
     text("decode", "decode"),
     number("decode_batch", "batch", count),
+    ...(points.has("decode_draft_tokens") ? [number("decode_draft_tokens", "drafts", count)] : []),
     text("prefill", "prefill"),
     number("prefill_batch", "batch", count),
     number("total_gpus", "GPUs", count),
