@@ -358,11 +358,11 @@ def test_naive_chunks_of_mla_cost_most_and_kept_keys_take_memory():
 
 
 @settings(max_examples=4, deadline=None)
-@given(st.floats(0.2, 1.0), st.floats(0.0, 1.0))
-def test_interference_never_raises_the_throughput(efficiency, loss):
+@given(st.floats(0.2, 1.0), st.floats(0.0, 1.0), st.booleans())
+def test_interference_never_raises_the_throughput(efficiency, loss, every):
     knobs = Interference(minority_efficiency=efficiency, overlap_loss=loss)
     free, slow = (
-        run("piggyback", batch=[4, 64], every_step_mixed=True, interference=i, ftl_limit=100.0)
+        run("piggyback", batch=[4, 64], every_step_mixed=every, interference=i, ftl_limit=100.0)
         for i in (Interference(), knobs)
     )
     assert (slow.tokens_per_s_per_gpu <= free.tokens_per_s_per_gpu).all()

@@ -150,7 +150,7 @@ class Load:
             return alone
         first, _ = self.columns
         named = ((name, getattr(self, name)) for name in ("microbatches", "decodes", "most", "uneven"))
-        found = {name: each if each is None else each[:, first] for name, each in named}
+        found = {name: each[:, first] if np.ndim(each) == 2 else each for name, each in named}
         return replace(alone, columns=None, **found)
 
     def over_columns(self, times: LayerTimes) -> LayerTimes:
