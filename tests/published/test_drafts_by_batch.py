@@ -4,8 +4,12 @@ Accepted lengths are the published ones. Known misses: SGLang's page states neit
 requests a rank LMSYS still gained 14 %, of which the model counts 1 %.
 """
 
+from dataclasses import replace
+
 import pytest
 
+import disagg_sim as ds
+from disagg_sim.physics.passes.decode import decode_step
 from docs.computed import speculation
 from docs.computed.speculation import LMSYS, NVIDIA, SGLANG, STATEMENTS, gain_of
 
@@ -35,6 +39,15 @@ def test_the_gain_of_a_large_batch_is_smaller_and_counted_too_small():
     assert STATEMENTS[-1].who == LMSYS
     assert 1.0 < large < few
     assert -0.15 < MISS[STATEMENTS[-1]] < -0.05
+
+
+def test_half_of_that_step_is_exchange_which_a_draft_doubles():
+    said = STATEMENTS[-1]
+    at = ds.setup(*said.setup, speculation="deepseek_v3_mtp")
+    load = {"batch": float(said.batch), "context": float(said.context)}
+    plain, drafted = (decode_step(at, replace(said.mapping, draft_tokens=k), **load) for k in (0, 1))
+    assert plain.sums.communication > 0.5 * plain.time
+    assert drafted.sums.communication == pytest.approx(2 * plain.sums.communication, rel=0.05)
 
 
 def test_drafts_stop_paying_where_the_step_is_bound_by_arithmetic():
