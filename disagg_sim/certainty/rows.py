@@ -49,6 +49,8 @@ _NUMBERS = (
 )
 #: Columns of a sweep's frontier that say what its rows assume beside their specs; all rows of a case agree.
 ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic")
+#: Columns beside the system that name the setup of a pool.
+_OF_SIDE = ("precision", "profile", "engine")
 #: Columns of a row that stay the same in every row of ``Designs``.
 _SHARED = (*(name for name in CASE_COLUMNS if name != "matching"), "prefill_mla_form")
 
@@ -169,22 +171,23 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             raise InputError(f"the table's column {name!r} has a value below 1")
     marked = points.assign(_place=np.arange(len(points)))
     keys = [*_SHARED, *(name for name in ASSUMED if name in points)]
+    known: dict[tuple[object, ...], Setup] = {}
     for key, rows in marked.groupby(keys, sort=False, observed=True, dropna=False):
         words = dict(zip(keys, key, strict=False))
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
-        sides = [
-            setup(
-                origin.models.get(str(words["model"]), str(words["model"])),
-                system,
-                str(words[f"{side}precision"]),
-                str(words[f"{side}profile"]),
-                _engine(str(words[f"{side}engine"])),
-                _speculation(words["speculation"]),
-            )
-            for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True)
-        ]
+        sides = []
+        for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True):
+            own = [str(words[name]) for name in ("model", *(f"{side}{name}" for name in _OF_SIDE), "speculation")]
+            place = system.name, system.nvlink_domain, *own
+            if place not in known:
+                model, precision, profile, engine, _ = own
+                drafter = _speculation(words["speculation"])
+                known[place] = setup(
+                    origin.models.get(model, model), system, precision, profile, _engine(engine), drafter
+                )
+            sides.append(known[place])
         interference = origin.interference
         if ASSUMED[1] in words:
             efficiency, loss = (float(str(words[name])) for name in ASSUMED[1:3])
@@ -194,8 +197,8 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
         for (drafted, _), alike in rows.groupby(
             [rows["decode_draft_tokens"] > 0, chunks > 0 if lengths.constant else chunks], sort=False
         ):
-            own = sides if drafted else [_undrafted(sides[0]), sides[1] if mode == MODES[0] else _undrafted(sides[1])]
-            designs = _read(alike, words, own, interference, lengths)
+            pair = sides if drafted else [_undrafted(sides[0]), sides[1] if mode == MODES[0] else _undrafted(sides[1])]
+            designs = _read(alike, words, pair, interference, lengths)
             designs = designs.of_prompts(*timed_prompts(designs, origin.ftl_quantile))
             if origin.exact:
                 _check(designs, points)
