@@ -271,6 +271,12 @@ class TestSearch:
         with pytest.raises(InputError, match=r"differ in speculation: none and mtp 0\.8 0\.6 0\.45"):
             ds.disaggregated(prefill_grid(plain, WIDE, lens, batch=[1]), decode_grid(at, WIDE, lens, batch=[8]))
 
+    def test_prompts_in_halves_over_nodes_know_no_drafts_of_decode(self):
+        """An instance of both phases that drafts in decode prefills as one that does not."""
+        at, wide = drafted("deepseek_r1"), Mapping(dp_attn=16, ep=16)
+        one, other = (prefill_pass(at, replace(wide, draft_tokens=k), batch=16.0, isl=2048.0).ftl for k in (0, 2))
+        assert float(one) == float(other)
+
     def test_drafts_need_a_drafter(self):
         at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
         with pytest.raises(InputError, match="2 draft tokens and its setup no speculation"):

@@ -101,7 +101,8 @@ def overlapped_prefill(
     >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
     '0.6'
     """
-    half = mixed_step(of_halves(at), mapping, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
+    prompts = replace(mapping, draft_tokens=0)  # those of decode steps
+    half = mixed_step(of_halves(at), prompts, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
     return in_halves(at, mapping, half.time, half.sums.communication)
 
 
