@@ -225,6 +225,13 @@ def test_all_faults_are_told_at_once(written):
             "run.failures.events[0].share: 7 is out of range; allowed: from 0 to 1",
         ),
         ({"run": {"failures": {"events": [{"gpu": 1}]}}}, "says not what fails when; allowed: at_s and one of gpu,"),
+        (
+            {"run": {"prefix_cache": True, "tiers": "dran"}},
+            "run.tiers: h100_sxm has no tier 'dran', did you mean 'dram'?",
+        ),
+        ({"run": {"tiers": ["dram"]}}, "tiers dram below instances that remember nothing; allowed: beside"),
+        ({"run": {"prefix_cache": True, "tiers": {"dram": 1}}}, "run.tiers: {'dram': 1} is no list of tiers, such as"),
+        ({"run": {"prefix_cache": True, "tiers": "dram", "tier_writes": "up"}}, "run.tier_writes: 'up' is unknown"),
         ({"run": {"failures": ["gpu"]}}, "run.failures: ['gpu'] is not a mapping of keys such as events"),
         ({"run": {"sample": 1.0}}, "run: unknown key 'sample', did you mean 'sample_s'?"),
         ({"trace": {"path": "short.csv", "kind": "azur"}}, "did you mean 'azure'?"),

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
@@ -14,7 +16,10 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import tier_use
+from disagg_sim.simulation.prefix_tiers import Stores
+from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, run, serve
 from disagg_sim.workload.hit_rates import hit_curve
 from disagg_sim.workload.lengths import lengths
@@ -103,6 +108,64 @@ def test_tiers_that_are_written_back_serve_what_the_hit_curve_gains_from_their_r
     shares = [curve.share(size) for size in (60_000, 260_000, 660_000)]
     assert np.cumsum(found["share"])[:3].tolist() == pytest.approx(shares, abs=0.002)
     assert found["share"].iloc[1:3].min() > 0.05
+
+
+class Stack:
+    """What tiers that are written back hold, the short way: one list, the newest first."""
+
+    def __init__(self, rooms):
+        self.rooms, self.blocks = rooms, []
+
+    def used(self, block):
+        self.blocks = [block, *(each for each in self.blocks if each != block)][: sum(self.rooms)]
+
+    def tier_of(self, block):
+        place = self.blocks.index(block) if block in self.blocks else sum(self.rooms)
+        return next((tier for tier, room in enumerate(np.cumsum(self.rooms)) if place < room), -1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 12), max_size=40), st.lists(st.integers(1, 4), min_size=2, max_size=4))
+def test_tiers_that_are_written_back_are_one_lru_stack(blocks, rooms):
+    """The first of the rooms is HBM, simple enough to stand here."""
+    below = [room * BLOCK for room in rooms[1:]]
+    stores, stack, hbm = Stores([False] * len(below), lambda _: below, block_tokens=BLOCK, back=True), Stack(rooms), []
+    for block in blocks:
+        stores.used(0, [block])
+        hbm = [block, *(each for each in hbm if each != block)]
+        if len(hbm) > rooms[0]:
+            stores.forgotten(0, hbm.pop())
+        stack.used(block)
+    for each in range(13):
+        here = 0 if each in hbm else stores.tier_of(0, each) + 1 or -1
+        assert here == stack.tier_of(each)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 12)), max_size=40), st.integers(1, 6))
+def test_a_shared_tier_keeps_the_newest_blocks_of_all_instances(uses, room):
+    """Each instance that has stored something brings its share of the room."""
+    stores, newest = Stores([True], lambda _: [room * BLOCK], block_tokens=BLOCK, back=False), []
+    for instance, block in uses:
+        stores.used(instance, [block])
+        newest = [block, *(each for each in newest if each != block)]
+    held = {each for each in range(13) if stores.tier_of(0, each) == 0}
+    assert held == {each for each in range(13) if stores.tier_of(1, each) == 0}
+    assert set(newest[:room]) <= held
+    assert len(held) <= room * len({instance for instance, _ in uses})
+
+
+def test_what_fails_loses_its_tiers_and_its_requests_end_once():
+    """The load of the third prompt is under way when its instance fails; it begins again, with nothing remembered."""
+    trace = alike([0.0, 1.0, 2.0, 6.0], 1600, 800)
+    event = FailureEvent(at_s=2.02, kind="instance", number=0)
+    options = RunOptions(
+        prefix_cache_tokens=1, tiers=("dram",), failures=Failures(events=(event,), restart_s=1.0, migration_limit=1)
+    )
+    found = small(trace, options, dram=KvTier(bandwidth=1.4e4 * TOKEN, latency_s=0.0))  # 57 ms, of 80 to compute
+    assert (found.requests.status == Outcome.COMPLETED).all()
+    assert found.requests.cached_tokens.tolist() == [0, 800, 0, 800]
+    assert found.requests.migrations.tolist() == [0, 0, 1, 0]
 
 
 AT = {
