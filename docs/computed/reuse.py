@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -9,9 +10,11 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.physics.kv_tiers import break_even_bandwidth, load_time, tier_of
+from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.hit_rates import routed
 from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.turns import turn_lengths
 from docs.computed import quick, slow, table
 
 #: Title, setup, largest instance and limit of the cases.
@@ -112,6 +115,50 @@ def reuse_tiers() -> str:
         least = break_even_bandwidth(at, past, whole) / GB * batch / 8
         rows.append([case, *(f"{each / MS:.0f} ms" for each in loads), f"{whole:.1f} s", f"{least:.2g}"])
     header = ["58,976 tokens a prompt", "DRAM", "remote", "SSD", "computed again", "load wins above [GB/s a GPU]"]
+    return table(header, rows)
+
+
+#: Memory that each of four instances of eight GPUs gives to the prompts of agents: words, HBM of a GPU, tiers, whether
+#: sessions stick.
+ROOMS = (
+    ("none", 0.0, (), True),
+    ("10 GB of HBM", 10 * GB, (), True),
+    ("10 GB of HBM, DRAM", 10 * GB, ("dram",), True),
+    ("10 GB of HBM, DRAM, turns go anywhere", 10 * GB, ("dram",), False),
+    ("10 GB of HBM, DRAM, remote, turns go anywhere", 10 * GB, ("dram", "remote"), False),
+)
+#: Sessions that begin. [1/s]
+SESSIONS_PER_S = 0.5
+
+
+@slow
+def reuse_rooms() -> str:
+    """Coding agents on Llama-3.1-70B by what their instances remember, hit rates from capacities."""
+    names, most = CASES["Llama-3.1-70B, H200"]
+    plain = ds.setup(*names)
+    mappings, rows = ds.enumerate_mappings(plain, max_gpus=most), []
+    for words, hbm, tiers, sticky in ROOMS:
+        at = replace(plain, set_aside=hbm)
+        cache = GpuCaches(gpus=8, hbm=hbm, tiers=tiers, caches=4, sticky=sticky)
+        met = cache.met((at.model, at.precision), at.system, 33_000, sessions_per_s=SESSIONS_PER_S)
+        law = turn_lengths("coding_agent", met)
+        grids = ds.prefill_grid(at, mappings, law), ds.decode_grid(plain, mappings, law)
+        points = ds.disaggregated(*grids, ftl_limit=FTL_LIMIT)
+        shared = [mode(at, mappings, law, ftl_limit=FTL_LIMIT) for mode in (ds.colocated, ds.piggyback)]
+        front = ds.pareto_front(points)
+        best = front[front["tokens_per_s_per_user"] >= AT].iloc[0]
+        found = 1 - law.mean_new / law.mean_isl
+        tiers_of = ", ".join(f"{name} {100 * found * share:.0f}" for name, share in law.cached.reuse.tiers)
+        rows.append(
+            [
+                words,
+                f"{100 * found:.0f} %" + (f" ({tiers_of})" if found else ""),
+                f"{at_speed(points):.0f}",
+                f"{at_speed(points) / max(map(at_speed, shared)):.2f}",
+                f"{best['ctx_gen_gpu_ratio']:.2g}",
+            ]
+        )
+    header = ["memory for prompts", "found (in)", "disaggregated [tokens/s/GPU]", "over co-located", "P:D [GPUs]"]
     return table(header, rows)
 
 

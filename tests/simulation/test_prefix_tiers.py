@@ -1,5 +1,6 @@
 """Tiers below HBM: what they hold, what a load costs, and the analytic model at constant lengths and a full queue."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,8 @@ from disagg_sim.facts.load import load_system, load_traffic
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
+from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import FailureEvent, Failures
@@ -168,20 +171,21 @@ def test_what_fails_loses_its_tiers_and_its_requests_end_once():
     assert found.requests.migrations.tolist() == [0, 0, 1, 0]
 
 
-AT = {
-    "h100_sxm": ("llama_3_1_70b", Mapping(tp_attn=4, tp_ffn=4)),
-    "h200_sxm": ("deepseek_r1", Mapping(dp_attn=8, ep=8)),
-}
+ONE_RANK, TWO_RANKS = Mapping(tp_attn=4, tp_ffn=4), Mapping(dp_attn=2, ep=2)
 
 
 @pytest.mark.parametrize(
-    ("system", "bandwidth"),
-    [("h100_sxm", 50e9), ("h100_sxm", 1e9), pytest.param("h200_sxm", 50e9, marks=pytest.mark.long)],
+    ("model", "mapping", "bandwidth", "limits"),
+    [
+        ("llama_3_1_70b", ONE_RANK, 1e9, True),
+        pytest.param("llama_3_1_70b", ONE_RANK, 50e9, False, marks=pytest.mark.long),
+        pytest.param("qwen3_30b_a3b", TWO_RANKS, 10e9, True, marks=pytest.mark.long),
+    ],
 )
-def test_a_full_queue_of_loads_is_the_analytic_model(system, bandwidth):
-    """At 1 GB/s a GPU the link is the limit, at 50 the pass; two prompts of a rank load one after the other."""
-    (model, mapping), isl, share = AT[system], 8192, 0.9
-    at = setup(model, with_tiers(system, dram=KvTier(bandwidth=bandwidth, latency_s=20e-6)), "fp8")
+def test_a_full_queue_of_loads_is_the_analytic_model(model, mapping, bandwidth, limits):
+    """The link is the limit, or the pass; each rank loads its own prompts one after the other."""
+    isl, share = 8192, 0.9
+    at = setup(model, with_tiers("h100_sxm", dram=KvTier(bandwidth=bandwidth, latency_s=20e-6)), "fp8")
     ranks = int(mapping.dp_attn)
     law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=share), tiers=(("dram", 1.0),)))
     exact = prefill_grid(at, mapping, law, batch=[ranks])
@@ -199,12 +203,37 @@ def test_a_full_queue_of_loads_is_the_analytic_model(system, bandwidth):
         exact.request_rate[0, 0]
         < 0.9 * prefill_grid(at, mapping, lengths(isl, 2, cached=share), batch=[ranks]).request_rate[0, 0]
     )
-    assert limited == (bandwidth < 2e9)
+    assert limited == limits
+
+
+@pytest.mark.long
+def test_loads_beside_the_steps_of_a_piggybacked_instance():
+    """Half of every prompt comes from DRAM while other prompts and answers go on: none of their steps waits."""
+    mapping, isl, osl, batch = ONE_RANK, 8192, 481, 32
+    at = setup("llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=2e9, latency_s=20e-6)), "fp8")
+    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=0.5), tiers=(("dram", 1.0),)))
+    options = Colocation(batch=(batch,), every_step_mixed=True)
+    exact = piggyback(at, mapping, law, ftl_limit=math.inf, options=options).iloc[0]
+    trace = alike(np.zeros(12 * batch), isl, int(law.cached.mean_past), outputs=osl)
+    budget = batch + 1 + round(exact["mixed_chunk_tokens"])
+    part = Replicas(mapping=mapping, instances=1, batch=batch + 1, token_budget=budget)
+    served = ServedDeployment(name="one", gpus=4, colocated=(part,))
+    options = RunOptions(concurrency=2 * batch, prefix_cache_tokens=1, tiers=("dram",))
+    found = run(trace, served, "vllm", at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
+    steady, done = slice(4 * batch, -2 * batch), found.requests
+    per_token = ((done.finish_s - done.first_token_s) / (osl - 1))[steady]
+    assert np.mean(per_token) == pytest.approx(exact["ttl_mean_s"], rel=0.02)
+    ends = np.sort(done.finish_s)[steady]
+    rate = (ends.size - 1) / (ends[-1] - ends[0])
+    assert rate * osl / 4 == pytest.approx(exact["tokens_per_s_per_gpu"], rel=0.02)
+    assert found.tier_loads.tokens[batch:].min() == int(law.cached.mean_past)
 
 
 def test_one_prompt_at_a_time_has_the_first_token_of_the_analytic_model():
-    (model, mapping), isl = AT["h100_sxm"], 8192
-    at = setup(model, with_tiers("h100_sxm", dram=KvTier(bandwidth=4e9, latency_s=20e-6)), "fp8", engine="kernels")
+    mapping, isl = ONE_RANK, 8192
+    at = setup(
+        "llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=4e9, latency_s=20e-6)), "fp8", engine="kernels"
+    )
     law = lengths(isl, 2, cached=Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),)))
     exact = float(prefill_grid(at, mapping, law, batch=[1]).latency[0, 0])
     trace = alike(5.0 * np.arange(4), isl, int(law.cached.mean_past))
