@@ -448,6 +448,11 @@ def schema_of(*targets: type, kind: str = "") -> type[Strict]:
     kind : str
         Tag of the schema in a union.
 
+    Returns
+    -------
+    type of Strict
+        That refuses keys without a field.
+
     Examples
     --------
     >>> @dataclasses.dataclass(frozen=True)

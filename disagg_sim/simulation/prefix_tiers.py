@@ -350,7 +350,29 @@ def tiered(
 
 
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
-    """Tiers of a system below HBM, by their names."""
+    """Find tiers of a system below HBM.
+
+    Parameters
+    ----------
+    system, names
+        Whose tiers, and which.
+
+    Returns
+    -------
+    list of KvTier
+        In the order of the names.
+
+    Raises
+    ------
+    InputError
+        A tier that the system has not, or HBM.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_system
+    >>> [f"{tier.bandwidth / 1e9:.0f} GB/s" for tier in below(load_system("h200_sxm"), ("dram", "ssd"))]
+    ['50 GB/s', '5 GB/s']
+    """
     found = [tier_of(system, name) for name in names]
     if None in found:
         raise InputError(f"tiers {', '.join(names)}: hbm is above them all; allowed: {', '.join(system.kv_tiers)}")

@@ -35,7 +35,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
@@ -53,8 +53,6 @@ from disagg_sim.workload.trace import Trace
 SCORE_LIMIT = 6.0
 #: ... at this many places.
 SCORES = 2049
-#: Classes of prompts in which the turns of sessions are kept.
-CLASSES = 64
 #: Where DP ranks count as even, and all words for how unequal they are.
 EVEN_RANKS = "even"
 RANK_IMBALANCES = (EVEN_RANKS, *RANK_ROUTINGS)
@@ -530,38 +528,6 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
         resident=CachedTokens(mean=context, deviation=math.sqrt(variance), most=float(np.max(inputs + outputs))),
         requests=request_law(inputs, outputs),
         cached=None if past is None else prefixes_of(inputs, past),
-    )
-
-
-def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, float], ...] = ()) -> Lengths:
-    """Take turns of sessions as one joint law, of few prompts that stand for all.
-
-    Parameters
-    ----------
-    isl, osl, past
-        Prompt, answer and cached start of every turn; arrays of shape (requests,). [token]
-    tiers
-        Share of the cached tokens by tier; none = all in HBM. [1]
-
-    Returns
-    -------
-    Lengths
-        Prompts in ``CLASSES`` classes of equal numbers, with their means.
-
-    Examples
-    --------
-    >>> turns = joint_lengths(np.array([900, 1000, 1100]), np.array([9, 9, 9]), np.array([0, 880, 1000]))
-    >>> round(turns.mean_isl), turns.prompt_nodes().new.round().tolist()
-    (1000, [110.0, 900.0])
-    """
-    found = observed_lengths(isl, osl)
-    order = np.argsort(isl, kind="stable")
-    parts = [part for part in np.array_split(isl[order].astype(np.float64), CLASSES) if part.size]
-    return replace(
-        found,
-        isl=np.array([part.mean() for part in parts]),
-        isl_weight=np.array([part.size / isl.size for part in parts]),
-        cached=prefixes_of(isl.astype(np.float64), past, tiers, few=True),
     )
 
 

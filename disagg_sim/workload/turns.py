@@ -23,7 +23,8 @@ from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.workload.hit_rates import hit_curve, routed
-from disagg_sim.workload.lengths import Lengths, joint_lengths
+from disagg_sim.workload.lengths import Lengths, observed_lengths
+from disagg_sim.workload.prefixes import prefixes_of
 from disagg_sim.workload.session_reuse import session_found
 from disagg_sim.workload.session_traces import session_trace
 from disagg_sim.workload.trace import Trace
@@ -32,6 +33,8 @@ from disagg_sim.workload.trace import Trace
 SESSIONS = 400
 #: Their seed: the law is the same each time.
 SEED = 0
+#: Classes of prompts in which the turns of sessions are kept.
+CLASSES = 64
 #: What stands between the name of a traffic and its caches.
 MARK = "/turns"
 
@@ -182,6 +185,38 @@ def mean_turns(traffic: str) -> float:
     '11.7'
     """
     return len(_sample(traffic)[0]) / SESSIONS
+
+
+def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, float], ...] = ()) -> Lengths:
+    """Take turns of sessions as one joint law, of few prompts that stand for all.
+
+    Parameters
+    ----------
+    isl, osl, past
+        Prompt, answer and cached start of every turn; arrays of shape (requests,). [token]
+    tiers
+        Share of the cached tokens by tier; none = all in HBM. [1]
+
+    Returns
+    -------
+    Lengths
+        Prompts in ``CLASSES`` classes of equal numbers, with their means.
+
+    Examples
+    --------
+    >>> turns = joint_lengths(np.array([900, 1000, 1100]), np.array([9, 9, 9]), np.array([0, 880, 1000]))
+    >>> round(turns.mean_isl), turns.prompt_nodes().new.round().tolist()
+    (1000, [110.0, 900.0])
+    """
+    found = observed_lengths(isl, osl)
+    order = np.argsort(isl, kind="stable")
+    parts = [part for part in np.array_split(isl[order].astype(np.float64), CLASSES) if part.size]
+    return replace(
+        found,
+        isl=np.array([part.mean() for part in parts]),
+        isl_weight=np.array([part.size / isl.size for part in parts]),
+        cached=prefixes_of(isl.astype(np.float64), past, tiers, few=True),
+    )
 
 
 def answered(trace: Trace, tpot_s: float) -> Trace:
