@@ -56,13 +56,24 @@ class StageTable(NamedTuple):
 def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
     """Candidate stages for pipeline degrees ``pp`` of any shape; the trailing axis counts kinds."""
     degrees = np.asarray(pp)
-    values, inverse = np.unique(degrees, return_inverse=True)
-    plans = [stages_of(model.pattern, len(model.kinds), int(value)) for value in values]
+    return _table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
+
+
+@lru_cache(maxsize=256)
+def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
+    """The table of ``stage_table``; what passes and memory of one grid ask for is the same."""
+    values, inverse = np.unique(np.array(pp), return_inverse=True)
+    plans = [stages_of(layers, kinds, int(value)) for value in values]
     depth = max(len(plan) for plan in plans)
     padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
-    where = inverse.reshape(degrees.shape)
-    layers = np.array([[s.layers for s in plan] for plan in padded], dtype=float)  # (values, candidates, kinds)
+    where = inverse.reshape(shape)
+    counts = np.array([[s.layers for s in plan] for plan in padded], dtype=float)  # (values, candidates, kinds)
     ends = np.array([[(s.first, s.last) for s in plan] for plan in padded], dtype=float)
-    return StageTable(
-        np.moveaxis(layers[where], -2, 0), np.moveaxis(ends[where, :, 0], -1, 0), np.moveaxis(ends[where, :, 1], -1, 0)
+    columns = (
+        np.moveaxis(counts[where], -2, 0),
+        np.moveaxis(ends[where, :, 0], -1, 0),
+        np.moveaxis(ends[where, :, 1], -1, 0),
     )
+    for each in columns:
+        each.setflags(write=False)
+    return StageTable(*columns)

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
+import numpy as np
 import pandas as pd
 
 from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER, with_energy
@@ -255,7 +256,8 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "prefill_engine": prefill_engine,
         "speculation": case.speculation or NO_SPECULATION,
     }
-    words = {name: pd.Categorical([value] * len(frame), categories=[value]) for name, value in constant.items()}
+    codes = np.zeros(len(frame), dtype=np.int8)
+    words = {name: pd.Categorical.from_codes(codes, categories=pd.Index([value])) for name, value in constant.items()}
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
     form = frame["prefill_mla_form"].astype(pd.CategoricalDtype(list(CHOSEN_FORMS)))
     columns = ["case", *(column.name for column in _columns(case))]

@@ -255,10 +255,11 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     """
     table = stage_table(model, pp)
     slowest: Numeric = 0.0
+    of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
         time = first * times.embedding + last * times.head
-        for index, (one, scores) in enumerate(zip(times.layers, times.scores, strict=True)):
-            time = time + counts[..., index] * (one + scores)
+        for index, one in enumerate(of_kind):
+            time = time + counts[..., index] * one
         slowest = np.maximum(slowest, time)
     return slowest
 
