@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from disagg_sim.calibration.kernels.tables import spec_name
-from disagg_sim.calibration.power.fit import calibrate_power
+from disagg_sim.calibration.power.fit import calibrate_power, compare_forms
 from disagg_sim.calibration.power.power_yaml import power_text, write_power
 from disagg_sim.calibration.power.table import read_power_table
 from disagg_sim.cli.tables import print_table
@@ -21,6 +21,9 @@ def power(
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Hold 30 % of the shapes out of the fits, or fit all rows.")
     ] = True,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare the forms of the law, on shapes that are not held out.")
+    ] = False,
     data: Annotated[str, typer.Option(help="Name of the data set, written into the file.")] = "own measurements",
     date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
 ) -> None:
@@ -28,7 +31,14 @@ def power(
 
     The same data give the same file; the date in it is that of --date.
     """
-    fit = calibrate_power(read_power_table(file, spec_name(system)), split=split)
+    table = read_power_table(file, spec_name(system))
+    if compare:
+        judged = [
+            (one.form, str(one.rows), f"{one.median:.1%}", f"{one.p90:.1%}")
+            for one in compare_forms(table).itertuples()
+        ]
+        print_table(judged, header=("form", "rows that chose", "median", "p90"), numeric=(1, 2, 3))
+    fit = calibrate_power(table, split=split)
     write_power(out, power_text(fit, data=data, date=date, split=split))
     rows = fit.rows.assign(error=(fit.rows["predicted"] / fit.rows["watts"] - 1.0).abs())
     rows["part"] = rows["held_out"].map({True: "held out", False: "fitted"})

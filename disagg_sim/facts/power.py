@@ -20,6 +20,8 @@ from disagg_sim.notebook import Shown
 POWER_KINDS = ("gemm", "prefill_attention", "decode_attention", "attention_part", "experts", "elementwise")
 #: Kind whose laws stand for a kind that no table holds.
 STAND_IN = "gemm"
+#: Form of attention over sliding windows; where a system has none, that of whole contexts stands for it.
+WINDOWED = "gqa_window"
 
 _Share = Annotated[float, Range(0.0, 20.0)]
 _Exponent = Annotated[float, Range(0.05, 3.0)]

@@ -24,6 +24,7 @@ from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.efficiency import CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP, LIBRARIES, SCAN, STEP
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
+from disagg_sim.facts.power import WINDOWED
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
@@ -136,6 +137,11 @@ def _format(rows: pd.DataFrame) -> pd.Series:
     return rows["dtype"].map(FORMAT_OF)
 
 
+def _windowed(rows: pd.DataFrame) -> pd.Series:
+    """Kernels of sliding windows have laws of their own."""
+    return pd.Series(np.where(_numbers(rows, "window_size") > 0, WINDOWED, "gqa"), index=rows.index)
+
+
 def _part(rows: pd.DataFrame) -> pd.Series:
     return rows["kernel_source"].map(_PARTS)
 
@@ -147,8 +153,8 @@ _EXPERTS = ("num_tokens", "hidden", "inter", "topk", "num_experts", "tp", "ep")
 #: Kind of a row -> how it is read.
 KINDS = {
     "gemm": Kind("gemm", ("m", "n", "k"), _format, _gemm),
-    "context_attention": Kind("prefill_attention", _HEADS, _named("gqa"), _attention),
-    "generation_attention": Kind("decode_attention", _HEADS, _named("gqa"), _attention),
+    "context_attention": Kind("prefill_attention", _HEADS, _windowed, _attention),
+    "generation_attention": Kind("decode_attention", _HEADS, _windowed, _attention),
     "context_mla": Kind("prefill_attention", ("batch", "seq_len", "q_heads"), _named("mla"), _mla),
     "generation_mla": Kind("decode_attention", ("batch", "seq_len", "q_heads"), _named("mla"), _mla),
     "moe": Kind("experts", _EXPERTS, _format, _experts),
@@ -167,7 +173,8 @@ class PowerTable:
 
     ``rows`` has ``kind`` of the row, ``law`` and ``form`` of its law, ``framework``, ``version``, ``time`` [s],
     ``watts``, ``compute`` and ``memory`` (shares of the peaks that it reaches [1], 0 where no work is counted),
-    ``dropped`` (a reason, "" where there is none) and ``held_out``.
+    ``dropped`` (a reason, "" where there is none), ``held_out``, and ``chooses``: of the shapes that are not held out
+    those that judge forms (``calibration.power.forms``).
     """
 
     name: str
@@ -250,7 +257,8 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     found["time"], found["watts"] = (rows["latency_us"] * US).astype(float), rows["power_w"].astype(float)
     flags = rows["flag"].fillna("") if "flag" in rows else pd.Series("", index=rows.index)
     found["dropped"] = flags.map(DROPPED).fillna("") if kind else NO_LAW[str(name)]
-    found["law"], found["form"], found["compute"], found["memory"], found["held_out"] = "", "", 0.0, 0.0, False
+    found["law"], found["form"], found["compute"], found["memory"] = "", "", 0.0, 0.0
+    found["held_out"], found["chooses"] = False, False
     if kind is None:
         return found
     needed = [size for size in kind.sizes if size not in rows and size not in ("past_tokens", "window_size")]
@@ -262,6 +270,7 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     sizes = [_numbers(rows, size).astype(int).astype(str) for size in kind.sizes]
     keys = pd.Series(["|".join((str(name), *each)) for each in zip(*sizes, strict=True)], index=rows.index)
     found["held_out"] = keys.map({key: kept_from_fits(f"power|{key}") for key in keys.unique()}).astype(bool)
+    found["chooses"] = keys.map({key: kept_from_fits(f"form of power|{key}") for key in keys.unique()}).astype(bool)
     used = found["dropped"] == ""
     if kind.work and used.any():
         work, time = kind.work(rows[used]), found.loc[used, "time"].to_numpy()
