@@ -58,26 +58,26 @@ def inferencex():
     return power - 1, energy - 1
 
 
-def test_power_of_r1_on_mi355x_is_forecast_within_17_percent_and_always_above(inferencex):
+def test_power_of_r1_on_mi355x_is_forecast_within_18_percent_and_always_above(inferencex):
     errors = inferencex[0]
-    assert np.median(errors) == pytest.approx(0.104, abs=0.02)
+    assert np.median(errors) == pytest.approx(0.127, abs=0.02)
     assert errors.min() > 0
-    assert errors.max() < 0.18
+    assert errors.max() < 0.19
 
 
-def test_joules_of_a_token_of_r1_on_mi355x_are_forecast_within_7_percent_in_the_median(inferencex):
+def test_joules_of_a_token_of_r1_on_mi355x_are_forecast_within_5_percent_in_the_median(inferencex):
     errors = np.abs(inferencex[1])
-    assert np.median(errors) == pytest.approx(0.066, abs=0.02)
+    assert np.median(errors) == pytest.approx(0.045, abs=0.02)
     # a known miss: with 8192 prompt tokens the forecast throughput is 27 to 46 % too high, and the energy too low
-    assert errors.max() == pytest.approx(0.233, abs=0.03)
+    assert errors.max() == pytest.approx(0.205, abs=0.03)
 
 
 @pytest.mark.long
-def test_power_of_llama_2_on_a100_is_forecast_within_12_percent():
+def test_power_of_llama_2_on_a100_is_forecast_within_11_percent():
     at = ds.setup("llama_2_70b", "a100_sxm_80gb", "bf16", engine="vllm_eager")
     rows = [forecast(at, gpus, isl, 128, batch, batch) for gpus, isl, batch, _ in SPLITWISE]
     errors = [
         row["drawn_watts"] / row["tdp_watts"] / share - 1 for row, (*_, share) in zip(rows, SPLITWISE, strict=True)
     ]
-    assert np.median(np.abs(errors)) < 0.08
-    assert np.max(np.abs(errors)) < 0.13
+    assert np.median(np.abs(errors)) < 0.06
+    assert np.max(np.abs(errors)) < 0.12
