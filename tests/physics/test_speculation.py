@@ -26,6 +26,7 @@ from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.overlap import overlaps
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.work import decode_pairs
@@ -273,7 +274,8 @@ class TestSearch:
 
     def test_prompts_in_halves_over_nodes_know_no_drafts_of_decode(self):
         """An instance of both phases that drafts in decode prefills as one that does not."""
-        at, wide = drafted("deepseek_r1"), Mapping(dp_attn=16, ep=16)
+        at, wide = drafted("deepseek_r1", profile="measured", engine="sglang"), Mapping(dp_attn=16, ep=16)
+        assert overlaps(at, wide)
         one, other = (prefill_pass(at, replace(wide, draft_tokens=k), batch=16.0, isl=2048.0).ftl for k in (0, 2))
         assert float(one) == float(other)
 
