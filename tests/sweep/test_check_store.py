@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -31,13 +32,20 @@ def table(number: int) -> pd.DataFrame:
     return pd.DataFrame({"weight": np.arange(rows) + 10.0 * number, "kind": words})
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    held = Store(tmp_path)
-    write_index(tmp_path, "scenario", KEYS)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store as it was written; not to be changed."""
+    root = tmp_path_factory.mktemp("whole")
+    write_index(root, "scenario", KEYS)
     for number, key in enumerate(KEYS):
-        held.write(key, table(number), f"note {number}", f"header {number}")
-    return held
+        Store(root).write(key, table(number), f"note {number}", f"header {number}")
+    return root
+
+
+@pytest.fixture
+def store(whole: Path, tmp_path: Path) -> Store:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    return Store(tmp_path)
 
 
 def all_rows(root: Path) -> list[tuple[float, str]]:
