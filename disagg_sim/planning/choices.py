@@ -26,10 +26,12 @@ from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.serving.candidates import fastest_points
+from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 
 #: Shares of the TTFT limit that a pass may take; the rest is for the queue. [1]
@@ -298,6 +300,9 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
     per_prompt = np.where(prefill.feasible, 1.0 / prefill.request_rate, np.inf)[whole].min(axis=1)
     time = decode.latency + decode.batch[None, :] * per_prompt[:, None] / gaps
     usable = decode.feasible & (time <= work.tpot.seconds) & np.isfinite(time)
+    if longer_than_steps(work.lengths):  # one request at a time waits for no other's prompt
+        alone = ((decode.mappings.dp_attn == 1) & (decode.mappings.pp == 1) & np.isfinite(per_prompt))[:, None]
+        usable |= decode.feasible & (decode.latency <= work.tpot.seconds) & alone & (decode.batch == 1)[None, :]
     if decode.setup.speculation is not None:
         usable &= decode.drafts > 0
     flat = (decode.mappings.pp == 1)[:, None]
@@ -306,6 +311,11 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
     best = dict(_best_of_sizes(decode, usable, rate))
     rows, columns = (np.array(list(each), dtype=np.intp) for each in (best.keys(), best.values()))
     return rows, columns, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if best else 0)
+
+
+def longer_than_steps(lengths: Lengths) -> bool:
+    """Whether prompts take several of the largest steps: then instances of one request at a time are worth trying."""
+    return lengths.mean_new > BUDGETS[-1]
 
 
 def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, last: int) -> Floats:
@@ -358,7 +368,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
         if not fits.size:
             continue
         seats = int(fits[-1])
-        yield ColocatedChoice(
+        made = ColocatedChoice(
             at=at,
             mapping=mapping,
             work=work,
@@ -376,5 +386,8 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],
         )
+        yield made
+        if budget == BUDGETS[-1] and ranks == mapping.pp == 1 and longer_than_steps(lengths):
+            yield OneByOne.of(made)
         if budget >= ranks * (float(nodes.max()) + batch[-1] * (1 + mapping.draft_tokens)):
             break  # a larger one is never full

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode
+from disagg_sim.domain import Mode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.planning.design import Design, Percentiles
@@ -249,7 +249,9 @@ class _Runs:
             tiers = _below(cached.reuse)
             kept = 1 if tiers else int(trace.input_tokens.max())  # [token], or the start that all share
             options = replace(options, prefix_cache_tokens=kept, tiers=tiers)
-        result = simulate(deployed(design), trace, POLICIES[design.mode], seed=self.seed, options=options)
+        work = self.plan.work
+        slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
+        result = simulate(deployed(design), trace, POLICIES[design.mode], slo=slo, seed=self.seed, options=options)
         table = result.frame()
         table = table[table["arrival_s"] >= begin]
         done = table[table["status"] == "completed"]
@@ -257,7 +259,6 @@ class _Runs:
         ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
         gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
         tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
-        work = self.plan.work
         return Run(
             counts=tuple(pool.instances for pool in design.pools),
             rate=design.rate,

@@ -111,7 +111,7 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
     for pool in design.pools:
         system, choice = pool.setup.system, pool.choice
         prefill = pool.role == "prefill"
-        batch = f"{pool.batch} prompt{'s' * (pool.batch > 1)}" if prefill else f"{pool.batch} seats"
+        batch = f"{pool.batch} {'prompt' if prefill else 'seat'}{'s' * (pool.batch > 1)}"
         busy = "" if prefill else f" ({pool.sequences:.0f} taken)"
         budget = getattr(choice, "budget", 0)
         yield (

@@ -1,0 +1,81 @@
+"""Size instances that serve one request at a time: the co-located layout of very long prompts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.planning.pools import HEADROOM, ColocatedChoice
+from disagg_sim.planning.queueing import Delay, Occupancy, Service, share_that_waits, shortest_queue_delay
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneByOne(ColocatedChoice):
+    r"""An instance of one attention rank and one seat: a request is prefilled and decoded before the next one starts.
+
+    No prompt delays the tokens of another request, so TPOT is the decode step alone; all waiting is before the first
+    token. With P = m T_mix of a prompt of m pieces, the seat is taken for
+
+    .. math:: S = P + (OSL-1)\,T_d(1)
+
+    and c instances are a queue of c servers (``planning.queueing``). Engines: ``max-num-seqs 1``.
+    """
+
+    @classmethod
+    def of(cls, shared: ColocatedChoice) -> OneByOne:
+        """The same instance with one seat."""
+        values = {each.name: getattr(shared, each.name) for each in fields(shared)}
+        first = {name: values[name][..., :1] for name in ("batch", "step", "mixed", "single")}
+        return cls(**values | first | {"seats": 1})
+
+    @cached_property
+    def _passes(self) -> Floats:
+        """Prefill of each prompt, (lengths,). [s]"""
+        held, time = (float(each[0]) for each in self._own)
+        return np.asarray(self.host + np.ceil(self.nodes / held) * time)
+
+    @property
+    def _step(self) -> float:
+        """Time of a token. [s]"""
+        return float(self.step[0]) / self._accepted
+
+    @cached_property
+    def service(self) -> Service:
+        """How long requests take the seat."""
+        taken = self._passes + self.work.lengths.gaps * self._step
+        mean = float(self.weights @ taken)
+        return Service(mean, float(self.weights @ (taken - mean) ** 2) / mean**2, self.work.dispersion)
+
+    @cached_property
+    def most(self) -> float:
+        """Rate of an instance that is never idle; 0 where a token alone is too late. [request/s]"""
+        return 1.0 / (self.service.mean * HEADROOM) if self._step <= self.work.tpot.seconds else 0.0
+
+    def delay(self, rate: float, instances: int) -> Delay:
+        """Time to the first token of all requests. [s]"""
+        used = rate * self.service.mean / instances
+        return shortest_queue_delay(self._passes, self.weights, instances, used, self.service)
+
+    def holds(self, rate: float, instances: int) -> bool:
+        """See ``Choice``."""
+        sized, ttft = rate * HEADROOM * self.work.surge, self.work.ttft
+        if self._step > self.work.tpot.seconds or sized * self.service.mean >= instances:
+            return False
+        return self.delay(sized, instances).late(ttft.seconds) <= 1.0 - ttft.share
+
+    def ttft(self, rate: float, instances: int, share: float) -> float:
+        """TTFT that a share of the requests does not exceed. [s]"""
+        return self.delay(rate, instances).at(share)
+
+    def tpot(self, rate: float, instances: int, share: float) -> float:  # noqa: ARG002 - the same for all requests
+        """TPOT that a share of the requests does not exceed. [s]"""
+        return self._step if rate * self.service.mean < instances else math.inf
+
+    def occupied(self, rate: float, instances: int) -> Occupancy:
+        """Sequences of an instance over time: one or none."""
+        used = min(rate * self.service.mean / instances, 1.0)
+        return Occupancy(np.array([0.0, 1.0]), np.array([1.0 - used, used]), share_that_waits(instances, used))
