@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,36 +10,56 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
-from disagg_sim.simulation.cells import cell_of, into_whole, joined_cells
-from disagg_sim.simulation.pieces import Sink
+from disagg_sim.scenario.signed import read_signed, write_signed
+from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
-from disagg_sim.simulation.run import STREAM, RunOptions
+from disagg_sim.simulation.run import FULL, STREAM, RunOptions
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
-from disagg_sim.workload.request_columns import Labels
+from disagg_sim.workload.trace import Trace
 
 #: Directory of a scenario in which requests wait for the end of their run.
 PIECES = "pieces"
+#: Time between two states of a run that are kept. [s]
+EVERY_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PieceFiles:
-    """Writes requests that have left a run into a file a piece, named after the first of them."""
+    """Keeps a cell of a run in a directory: its requests, in a file a piece, and its newest state."""
 
     folder: Path
-    classes: Labels | None  # of every request of the run
+    trace: Trace  # of the whole run
+    rows: NDArray[np.intp] | None  # of the trace, that the cell serves; None = all
+    cell: int
+    cells: int
+    kept: bool  # whether its requests are
+    every_s: float = EVERY_S
 
     def __call__(self, piece: Requests) -> None:
         """See ``pieces.Sink``."""
-        frame = frame_of(piece)
-        if self.classes is not None:
-            frame["class"] = np.array(self.classes.names)[self.classes.number[piece.request]]
+        if not self.kept:
+            return
+        if self.rows is not None:
+            piece = in_whole(piece, self.rows, self.cell, self.cells)
+        frame, classes = frame_of(piece), self.trace.classes
+        if classes is not None:
+            frame["class"] = np.array(classes.names)[classes.number[piece.request]]
         write_parquet(frame, self.folder / f"{int(piece.request[0]):010d}.parquet", {})
+
+    def keep(self, state: bytes) -> None:
+        """See ``pieces.Keeper``."""
+        write_signed(self.folder / "state", state)
+
+    def state(self) -> bytes | None:
+        """See ``pieces.Keeper``."""
+        return read_signed(self.folder / "state")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,26 +70,32 @@ class CellTask:
     scale: float  # of the rate of its trace [1]
     options: RunOptions  # of the whole run
     cell: int
-    folder: Path | None  # of its pieces; None = they are dropped, or kept
+    folder: Path | None  # where the cell is kept; None = nowhere
 
 
 def compute_cell(task: CellTask) -> RunResult:
-    """Simulate one cell of a run; a run without cells is one."""
-    run, options, scenario = task.run, task.options, task.run.scenario
+    """Simulate one cell of a run, from where it was cut off; a run without cells is one."""
+    run, options, scenario, folder = task.run, task.options, task.run.scenario, task.folder
     for path in scenario.policy_files:
         load_policies(path)
-    trace, deployment, seed = run.source.at_rate(scenario.seed, task.scale), run.deployment, scenario.seed
-    sink: Sink | None = None
-    if options.records == STREAM and task.folder is not None:
-        task.folder.mkdir(parents=True, exist_ok=True)
-        sink = PieceFiles(task.folder, trace.classes)
+    whole = trace = run.source.at_rate(scenario.seed, task.scale)
+    rows, deployment, seed, sink = None, run.deployment, scenario.seed, None
     if options.cells > 1:
         rows, trace, deployment, own, seed = cell_of(trace, deployment, options, seed, task.cell)
-        sink = into_whole(sink, rows, task.cell, options.cells) if sink is not None else None
-        options = own
-    return simulate(
-        trace, deployment, run.choice.policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=options, sink=sink
+    else:
+        own = options
+    if folder is not None and options.records != FULL:
+        if (done := read_signed(folder / "result")) is not None:
+            found: RunResult = pickle.loads(done)
+            return found
+        folder.mkdir(parents=True, exist_ok=True)
+        sink = PieceFiles(folder, whole, rows, task.cell, options.cells, options.records == STREAM)
+    result = simulate(
+        trace, deployment, run.choice.policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=own, sink=sink
     )
+    if sink is not None:
+        write_signed(sink.folder / "result", pickle.dumps(result))
+    return result
 
 
 def simulated(run: Run, scale: float, options: RunOptions, *, folder: Path | None = None, jobs: int = 1) -> RunResult:
@@ -104,10 +131,13 @@ def _numbered(task: CellTask) -> tuple[int, RunResult]:
 
 @contextmanager
 def piece_folder(store: Store, run: Run) -> Iterator[Path]:
-    """The directory for the pieces of a run, which is removed at the end."""
-    folder = store.root / PIECES / run.deployment.name / run.key(REQUESTS).name
-    shutil.rmtree(folder, ignore_errors=True)
-    yield folder
+    """The directory in which a run is kept while it goes on; it is removed at the end."""
+    key = run.key(REQUESTS)
+    folder = store.root / PIECES / key.group / key.name
+    for old in folder.glob("*"):
+        if old.name != key.digest:
+            shutil.rmtree(old, ignore_errors=True)
+    yield folder / key.digest
     shutil.rmtree(folder, ignore_errors=True)
     for above in (folder.parent, folder.parent.parent):
         if above.is_dir() and not any(above.iterdir()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from functools import partial, reduce
+from functools import reduce
 from heapq import merge
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +20,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.joined import OF_INSTANCES, joined_requests
-from disagg_sim.simulation.pieces import Sink
 from disagg_sim.simulation.records import Decision, Instances, Requests, RunResult, Samples
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.trace import Trace
@@ -99,13 +98,13 @@ def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, see
     )
 
 
-def into_whole(sink: Sink, rows: NDArray[np.intp], cell: int, cells: int) -> Sink:
-    """Let a sink of the whole run take the requests of a cell.
+def in_whole(piece: Requests, rows: NDArray[np.intp], cell: int, cells: int) -> Requests:
+    """Write requests of a cell as those of the whole run.
 
     Parameters
     ----------
-    sink
-        Takes records.
+    piece
+        Records of some requests of a cell.
     rows
         Number in the trace of each request of the cell.
     cell, cells
@@ -113,26 +112,21 @@ def into_whole(sink: Sink, rows: NDArray[np.intp], cell: int, cells: int) -> Sin
 
     Returns
     -------
-    callable
-        For the cell: hands requests on with their numbers in the whole run, where instance i of a cell has the number
-        ``cells * i + cell``.
+    Requests
+        The same requests, with their numbers in the whole run, where instance i of a cell is ``cells * i + cell``.
 
     Examples
     --------
     Of the second of two cells, which has requests 1, 3 and 5; its instance 0 is number 1:
 
     >>> columns = {field.name: np.zeros(1, np.int64) for field in fields(Requests)}
-    >>> shown = lambda piece: print(piece.request, piece.decode_instance)
-    >>> into_whole(shown, np.array([1, 3, 5]), 1, 2)(Requests(**columns | {"request": np.array([2])}))
-    [5] [1]
+    >>> found = in_whole(Requests(**columns | {"request": np.array([2])}), np.array([1, 3, 5]), 1, 2)
+    >>> found.request.tolist(), found.decode_instance.tolist()
+    ([5], [1])
     """
-    return partial(_in_whole, sink, rows, cell, cells)
-
-
-def _in_whole(sink: Sink, rows: NDArray[np.intp], cell: int, cells: int, piece: Requests) -> None:
     columns = {name: getattr(piece, name) for name in OF_INSTANCES}
     columns = {name: np.where(column < 0, -1, cells * column + cell) for name, column in columns.items()}
-    sink(replace(piece, request=rows[piece.request], **columns))
+    return replace(piece, request=rows[piece.request], **columns)
 
 
 def joined_cells(results: Sequence[RunResult], rows: Sequence[NDArray[np.intp]], seed: int) -> RunResult:

@@ -100,7 +100,7 @@ class Streams:
 class _Feed:
     """A sorted array of times; the next one is on the heap."""
 
-    __slots__ = ("callback", "fire", "heap", "priority", "serial", "things", "times")
+    __slots__ = ("callback", "fire", "heap", "next", "priority", "serial", "things", "times")
 
     def __init__(self, heap: list[Any], rank: tuple[int, int], callback: Callable[[Any], None]) -> None:
         self.heap, self.callback = heap, callback
@@ -108,17 +108,18 @@ class _Feed:
         self.fire = self._fire
 
     def begin(self, times: Sequence[float], things: Sequence[Any]) -> None:
-        self.times, self.things = iter(times), iter(things)
+        self.times, self.things, self.next = times, things, 0
         self.await_next()
 
     def await_next(self) -> None:
-        for time in self.times:
-            heappush(self.heap, (time, self.priority, self.serial, self.fire, ()))
-            return
+        if self.next < len(self.times):
+            heappush(self.heap, (self.times[self.next], self.priority, self.serial, self.fire, ()))
+            self.next += 1
 
     def _fire(self) -> None:
+        thing = self.things[self.next - 1]
         self.await_next()
-        self.callback(next(self.things))
+        self.callback(thing)
 
 
 class Engine:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
@@ -11,7 +15,7 @@ from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
-from disagg_sim.simulation.cells import cell_of, into_whole, joined_cells
+from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -24,7 +28,7 @@ from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.pieces import Pieces, Sink
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.records import Requests, RunResult
 from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
@@ -207,10 +211,10 @@ def run(
     options.check_samples(trace)
     if options.cells > 1:
         return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
-    if (options.records == STREAM) != (sink is not None):
+    if options.records == (FULL if sink is not None else STREAM):
         raise InputError(
-            f"records {options.records!r} {'with' if sink else 'without'} a sink; allowed: a sink with 'stream', none "
-            "with others"
+            f"records {options.records!r} {'with' if sink else 'without'} a sink; allowed: one with 'stream' or "
+            "'none', and none with 'full'"
         )
     policy = policy_named(policy) if isinstance(policy, str) else policy
     shares = shares_of(trace, deployment, policy.needs, at)
@@ -255,9 +259,13 @@ def _in_cells(
     found, cells = [], options.cells
     parts = [cell_of(trace, deployment, options, seed, cell) for cell in range(cells)]
     for cell, (rows, own, part, rest, stream) in enumerate(parts):
-        into = None if sink is None else into_whole(sink, rows, cell, cells)
+        into = None if sink is None else partial(_handed_on, sink, rows, cell, cells)
         found.append(run(own, part, policy, at=at, slo=slo, seed=stream, options=rest, sink=into))
     return joined_cells(found, [each.rows for each in parts], seed)
+
+
+def _handed_on(sink: Sink, rows: NDArray[np.intp], cell: int, cells: int, piece: Requests) -> None:
+    sink(in_whole(piece, rows, cell, cells))
 
 
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
+from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import clients_of
 from disagg_sim.simulation.cluster import Cluster
@@ -124,16 +125,22 @@ def serve_models(
         raise InputError(
             f"concurrency {options.concurrency} with {len(models)} models; allowed: 0, the arrivals of the trace"
         )
-    budget, clusters = GpuBudget(deployment), []
-    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
-    with faults():
-        for each in models:
-            clusters.append(_opened(name, policy, each, budget, engine, options))
-    outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
-    if pieces is not None:
-        pieces.attach(clusters[0])
-    sampler = Sampler(clusters, options.sample_s, pieces)
-    wall, cpu = time.perf_counter(), time.process_time()
+    running: Running | None = None
+
+    def present() -> float:
+        return engine.now if running is None else running.engine.now
+
+    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, present)
+    running = _going_on(pieces, models, trace) or _begun(
+        name, policy, models, deployment, engine, options, pieces, faults
+    )
+    engine, clusters, budget, outages, sampler, pieces, spent = running
+    wall, cpu = time.perf_counter() - spent[0], time.process_time() - spent[1]
+    if pieces is not None and pieces.keeper is not None:
+        given = _given(pieces, models, trace)
+        pieces.guard(
+            lambda: frozen(running._replace(spent=(time.perf_counter() - wall, time.process_time() - cpu)), given)
+        )
     failure: PolicyError | None = None
     try:
         with faults(), rare_collections():
@@ -177,6 +184,56 @@ def serve_models(
     if failure is not None:
         raise PolicyError(str(failure), result) from failure.__cause__ or failure
     return result
+
+
+class Running(NamedTuple):
+    """A run in progress: all that it needs to go on."""
+
+    engine: Engine
+    clusters: list[Cluster]
+    budget: GpuBudget
+    outages: Outages | None
+    sampler: Sampler
+    pieces: Pieces | None
+    spent: tuple[float, float]  # so far: time, and of it time of the processor [s]
+
+
+def _begun(
+    name: str,
+    policy: Policy,
+    models: Sequence[Served],
+    deployment: ServedDeployment,
+    engine: Engine,
+    options: RunOptions,
+    pieces: Pieces | None,
+    faults: Callable[[], AbstractContextManager[None]],
+) -> Running:
+    """A run at its start."""
+    budget, clusters = GpuBudget(deployment), []
+    with faults():
+        for each in models:
+            clusters.append(_opened(name, policy, each, budget, engine, options))
+    outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
+    if pieces is not None:
+        pieces.attach(clusters[0])
+    return Running(engine, clusters, budget, outages, Sampler(clusters, options.sample_s, pieces), pieces, (0.0, 0.0))
+
+
+def _given(pieces: Pieces, models: Sequence[Served], trace: Trace) -> dict[str, Any]:
+    """What a run is given and does not change."""
+    site = models[0].site
+    columns = {name: getattr(trace, name) for name in ("arrival", "input_tokens", "output_tokens")}
+    functions = {"sink": pieces.sink, "tables": site.tables, "blocks": site.blocks}
+    return {**functions, "limits": pieces.limits, "setup": site.setup, **columns}
+
+
+def _going_on(pieces: Pieces | None, models: Sequence[Served], trace: Trace) -> Running | None:
+    """A run where it was cut off, if somebody has kept it."""
+    state = pieces.keeper.state() if pieces is not None and pieces.keeper is not None else None
+    if state is None or pieces is None:
+        return None
+    found: Running = thawed(state, _given(pieces, models, trace))
+    return found
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, run_scenario
+from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.metrics import MEASURED
@@ -46,3 +47,13 @@ def test_tables_are_the_same_whatever_is_kept(tmp_path, monkeypatch):
             pd.testing.assert_frame_equal(full.samples(run), other.samples(other.plan.runs[0]))
             assert other.summary["ttft_p90_s"][0] == pytest.approx(full.summary["ttft_p90_s"][0], rel=0.005)
         assert not list(none.store.root.glob("requests/**/*"))
+
+
+def test_a_state_of_another_account_is_none(tmp_path):
+    """It was changed by a byte, or is no state at all."""
+    path = tmp_path / "state"
+    write_signed(path, b"of mine")
+    assert read_signed(path) == b"of mine"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert read_signed(path) is None
+    assert read_signed(tmp_path / "none") is None

@@ -12,6 +12,9 @@ from disagg_sim.simulation.kernel.home import FEED
 from disagg_sim.simulation.kernel.layout import CLOSES, HOLD, NOTIFY
 from disagg_sim.simulation.kernel.ranking import ranking
 
+#: Fields of ``layout.Feed`` with the addresses of its arrays.
+ADDRESSES = ("times_at", "prompts_at", "totals_at", "trees_at", "group_at", "present_at")
+
 
 class Placing(NamedTuple):
     """How a policy places prompts that looks at nothing but a load."""
@@ -67,31 +70,35 @@ class Feed:
         emits_late: bool,
     ) -> None:
         lengths = (np.ascontiguousarray(each, np.int64) for each in (prompts, totals))
-        columns: list[NDArray[Any]] = [np.ascontiguousarray(times, np.float64), *lengths, *ranking(among, served)]
-        self._kept = columns  # alive as long as the kernel knows where they are
-        trees, keep = columns[3], NOTIFY | HOLD | CLOSES
-        self.row = np.zeros(1, FEED)
+        #: Alive as long as the kernel knows where they are.
+        self._columns: list[NDArray[Any]] = [np.ascontiguousarray(times, np.float64), *lengths, *ranking(among, served)]
+        trees, self.row = self._columns[3], np.zeros(1, FEED)
         values = {
-            "times_at": columns[0].ctypes.data,
-            "prompts_at": columns[1].ctypes.data,
-            "totals_at": columns[2].ctypes.data,
-            "requests": columns[0].size,
+            "requests": len(times),
             "most": most,
             "whole": placing.whole,
             "kept": emits_late,
-            "hold": keep,
+            "hold": NOTIFY | HOLD | CLOSES,
             "closes": CLOSES,
             "load": placing.load,
             "own_tokens": placing.own_tokens,
-            "trees_at": trees.ctypes.data,
             "groups": trees.shape[0],
             "width": trees.shape[1],
-            "group_at": columns[4].ctypes.data,
-            "present_at": columns[5].ctypes.data,
         }
         for name, value in values.items():
             self.row[name] = value
+        self._bind()
+
+    def _bind(self) -> None:
+        """Say where the arrays are."""
+        for name, column in zip(ADDRESSES, self._columns, strict=True):
+            self.row[name] = column.ctypes.data
         self._next, self._submitted = self.row["next"], self.row["submitted"]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on in another process, where they lie elsewhere."""
+        self.__dict__.update(state)
+        self._bind()
 
     @property
     def come(self) -> int:
