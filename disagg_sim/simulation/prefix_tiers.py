@@ -373,6 +373,8 @@ def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
     >>> [f"{tier.bandwidth / 1e9:.0f} GB/s" for tier in below(load_system("h200_sxm"), ("dram", "ssd"))]
     ['50 GB/s', '5 GB/s']
     """
+    if len(set(names)) < len(names):
+        raise InputError(f"tiers {', '.join(names)}: one stands there twice; allowed: each once")
     found = [tier_of(system, name) for name in names]
     if None in found:
         raise InputError(f"tiers {', '.join(names)}: hbm is above them all; allowed: {', '.join(system.kv_tiers)}")

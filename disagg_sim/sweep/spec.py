@@ -482,6 +482,10 @@ def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
         system = replace(system, kv_tiers={**system.kv_tiers, **dict(spec.kv_tiers)})
         for tier in sorted(named):
             yield from told_by("traffic", tier_of, system, tier)
+        hbm = max((each.turns.cache.hbm for each in spec.traffic if each.turns and each.turns.cache), default=0.0)
+        if hbm >= system.hbm_reported:
+            held = f"{system.hbm_reported / GB:.0f} GB"
+            yield f"traffic: hbm {hbm / GB:g} GB set aside of each GPU, and {name} has {held}; allowed: less"
 
 
 def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:

@@ -7,19 +7,7 @@ from typing import Annotated, Any
 
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import WRITES, KvTier, SystemSpec
-from disagg_sim.facts.schema import (
-    Axis,
-    Named,
-    OneOf,
-    PlainName,
-    Quantity,
-    Range,
-    Several,
-    Strict,
-    Unless,
-    Written,
-    schema_of,
-)
+from disagg_sim.facts.schema import Axis, Named, OneOf, PlainName, Quantity, Range, Strict, Unless, Written, schema_of
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import TB
@@ -70,7 +58,7 @@ class _Cache(Strict):
 
     gpus: Annotated[int, Range(1, 10**5)] = 1
     hbm: Annotated[float, Quantity("B", 0.0, TB)] = 0.0
-    tiers: Several[str] = ()
+    tiers: Axis[str] = ()
     caches: Annotated[int, Range(1, 10**5)] = 1
     sticky: bool = True
     writes: Annotated[str, OneOf(WRITES)] = WRITES[0]

@@ -249,6 +249,7 @@ def test_one_prompt_at_a_time_has_the_first_token_of_the_analytic_model():
         ("remember nothing; allowed: beside prefix_cache or", {"tiers": ("dram",)}),
         ("back' with prefix_cache true: .*; allowed: prefix_cache_tokens", {"tiers": ("dram",), "prefix_cache": True}),
         ("no tier 'dran', did you mean 'dram'", {"tiers": ("dran",), "prefix_cache_tokens": 1}),
+        ("dram, dram: one stands there twice", {"tiers": ("dram", "dram"), "prefix_cache_tokens": 1}),
         ("hbm is above them all; allowed: dram", {"tiers": ("hbm",), "prefix_cache_tokens": 1}),
     ],
 )

@@ -49,6 +49,8 @@ def test_tiers_of_a_sweep_stand_in_place_of_those_of_a_system(tmp_path):
         ("{tiers: dran}", "", "h200_sxm has no tier 'dran', did you mean 'dram'"),
         ("{tiers: hbm}", "", "tiers hbm: hbm has a key of its own, hbm: 20 GB"),
         ("{hbm: 20}", "", "cache.*hbm: 20 has no unit; allowed: B, kB"),
+        ("{tiers: [dram, dram]}", "", "cache.*dram"),
+        ("{hbm: 300 GB}", "", "hbm 300 GB set aside of each GPU, and h200_sxm has 150 GB; allowed: less"),
         ("{writes: behind}", "", "'behind' is unknown; allowed: through, back"),
         ("{tier: dram}", "", "unknown key 'tier', did you mean 'tiers'"),
         ("none", "kv_tiers: {dram: {bandwidth: 1 GB/s, latency_s: 0}}\n", "kv_tiers.dram: no traffic keeps prompts"),
