@@ -286,11 +286,12 @@ MAY_RUN = {("scenario/policy_files.py", "exec_module"), ("re", "compile")}
 
 
 def test_nothing_from_outside_becomes_code():
-    """The one exception is the policy files that a scenario names; see docs/security.md."""
+    """Exceptions: policy files that a scenario names, and states of runs, which are signed; see docs/security.md."""
     for path in MODULES:
         where = str(path.relative_to(ROOT))
         source = source_of(path)
-        assert not {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"} & source.imports, where
+        risky = {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"}
+        assert risky & source.imports == ({"pickle"} if where == "simulation/checkpoint.py" else set()), where
         for line, name, owner in source.calls:
             allowed = name not in RUNS_CODE or (where, name) in MAY_RUN or (owner, name) in MAY_RUN
             assert allowed, f"{where}:{line} calls {name}"

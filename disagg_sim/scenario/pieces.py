@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
+from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
 from disagg_sim.simulation.run import FULL, STREAM, RunOptions
 from disagg_sim.simulation.run import run as simulate
@@ -86,7 +86,7 @@ def compute_cell(task: CellTask) -> RunResult:
         own = options
     if folder is not None and options.records != FULL:
         if (done := read_signed(folder / "result")) is not None:
-            found: RunResult = pickle.loads(done)
+            found: RunResult = thawed(done, {})
             return found
         folder.mkdir(parents=True, exist_ok=True)
         sink = PieceFiles(folder, whole, rows, task.cell, options.cells, options.records == STREAM)
@@ -94,7 +94,7 @@ def compute_cell(task: CellTask) -> RunResult:
         trace, deployment, run.choice.policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=own, sink=sink
     )
     if sink is not None:
-        write_signed(sink.folder / "result", pickle.dumps(result))
+        write_signed(sink.folder / "result", frozen(result, {}))
     return result
 
 

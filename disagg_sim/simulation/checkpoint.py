@@ -109,7 +109,7 @@ def frozen(state: Any, given: Mapping[str, Any]) -> bytes:
 
 
 def thawed(data: bytes, given: Mapping[str, Any]) -> Any:
-    """Read a state that ``frozen`` wrote; whoever wrote it can make this process do anything.
+    """Read a state that ``frozen`` wrote. Whoever wrote it can make this process do anything: check who it was.
 
     Parameters
     ----------
