@@ -2,8 +2,9 @@
 
     python benchmarks/composed_power.py ../shared/data/power/kernel_power.parquet
 
-The table has a row ``mla_generation_module`` for each batch and past: DeepSeek's attention in decode, projections included, in BF16.
-Its forecast is the energy of these operators in a decode step of DeepSeek-R1 (one attention rank a GPU) over their time.
+The table has a row ``mla_generation_module`` for each batch and past: DeepSeek's attention in decode, projections
+included, in BF16. Its forecast is the energy of these operators in a decode step of DeepSeek-R1 (one attention rank a
+GPU) over their time.
 Prints forecast over measured power by system and engine: rows, median, 10 % and 90 % quantile.
 """
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from disagg_sim.atomic import written
 
@@ -23,24 +24,29 @@ def kept_from_fits(key: str) -> bool:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2.0**64 < HELD_OUT_SHARE
 
 
-def write_sound(path: Path, text: str, read: Callable[[Path], Spec]) -> Spec:
-    """Write ``text`` if ``read`` reads it back without a fault; returns the value read.
+@dataclass(frozen=True, slots=True)
+class Writer(Generic[Spec]):
+    """Writes specifications of one kind if they read back without a fault: ``writer(path, text)`` returns the value.
 
     Parameters
     ----------
-    path
-        Where the file shall stand; its directory is made.
-    text
-        What it shall hold.
     read
-        Reads the file from a place beside it; what it raises is passed on, and nothing is written.
+        Reads the file that shall stand at the first path from the second one beside it; what it raises, such as
+        ``SpecError``, is passed on, and nothing is written.
 
-    Raises
-    ------
-    StoreError
-        When the file cannot be written.
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Writer(lambda path, part: (path.stem, part.read_text()))(Path(root, "mine.yaml"), "name: mine")
+    ('mine', 'name: mine')
     """
-    with written(path) as handle:
-        handle.write(text.encode())
-        handle.flush()
-        return read(Path(handle.name))
+
+    read: Callable[[Path, Path], Spec]
+
+    def __call__(self, path: Path, text: str) -> Spec:
+        """Write a text, its directory being made; ``StoreError`` where it cannot be written."""
+        with written(path) as handle:
+            handle.write(text.encode())
+            handle.flush()
+            return self.read(path, Path(handle.name))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.calibration.files import write_sound
+from disagg_sim.calibration.files import Writer
 from disagg_sim.calibration.kernels.fit import DIGITS, Calibration
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.efficiency import (
@@ -141,37 +141,6 @@ def efficiency_text(
     return "\n".join(lines) + "\n"
 
 
-def write_efficiency(path: Path, text: str) -> EfficiencySpec:
-    """Write an efficiency file if it reads back without a fault.
-
-    Parameters
-    ----------
-    path, text
-        Where it shall stand, its directory being made, and what it shall hold.
-
-    Returns
-    -------
-    EfficiencySpec
-        What the file says.
-
-    Raises
-    ------
-    SpecError
-        Faults of the text; nothing is written.
-    StoreError
-        When the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from disagg_sim.facts.yaml_files import find_file
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_efficiency(Path(root, "h100_sxm.yaml"), find_file("efficiency", "h100_sxm").read_text()).system
-    'h100_sxm'
-    """
-    return write_sound(path, text, lambda part: efficiency_of(path, read_mapping(part), _parent))
-
-
 def _parent(name: str) -> EfficiencySpec:
     spec = load_efficiency(name)
     if spec is None:
@@ -241,3 +210,7 @@ def plain_word(text: str) -> str:
 
 def _flow(pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in dict(pairs).items()) + "}"
+
+
+#: Writes an efficiency file.
+write_efficiency = Writer(lambda path, part: efficiency_of(path, read_mapping(part), _parent))

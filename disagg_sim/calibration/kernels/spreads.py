@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.calibration.files import write_sound
+from disagg_sim.calibration.files import Writer
 from disagg_sim.calibration.kernels.judge import judge_kernels
 from disagg_sim.calibration.kernels.registry import OPERATORS
 from disagg_sim.calibration.kernels.residuals import part_of
@@ -25,7 +25,7 @@ from disagg_sim.calibration.kernels.tables import KernelTable, read_exclusions, 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency, load_system
-from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, UncertaintySpec, uncertainty_of
+from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, uncertainty_of
 from disagg_sim.facts.yaml_files import canonical_name, read_mapping
 
 #: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
@@ -255,32 +255,5 @@ SOURCES = {
 }
 
 
-def write_spreads(path: Path, text: str) -> UncertaintySpec:
-    """Write an uncertainty file if it reads back without a fault.
-
-    Parameters
-    ----------
-    path, text
-        Where it shall stand, its directory being made, and what it shall hold.
-
-    Returns
-    -------
-    UncertaintySpec
-        What the file says.
-
-    Raises
-    ------
-    SpecError
-        Faults of the text; nothing is written.
-    StoreError
-        When the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from disagg_sim.facts.yaml_files import find_file
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_spreads(Path(root, "mine.yaml"), find_file("uncertainty", "measured").read_text()).name
-    'mine'
-    """
-    return write_sound(path, text, lambda part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))
+#: Writes an uncertainty file.
+write_spreads = Writer(lambda path, part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from disagg_sim.calibration.files import write_sound
+from disagg_sim.calibration.files import Writer
 from disagg_sim.calibration.kernels.efficiency_yaml import file_line, fit_line, number_text, plain_word
 from disagg_sim.calibration.power.fit import PowerFit
 from disagg_sim.errors import StoreError
@@ -63,39 +61,12 @@ def power_text(fit: PowerFit, *, data: str, date: str, split: bool = True) -> st
     return "\n".join(lines) + "\n"
 
 
-def write_power(path: Path, text: str) -> PowerSpec:
-    """Write a power file if it reads back without a fault.
-
-    Parameters
-    ----------
-    path, text
-        Where it shall stand, its directory being made, and what it shall hold.
-
-    Returns
-    -------
-    PowerSpec
-        What the file says.
-
-    Raises
-    ------
-    SpecError
-        Faults of the text; nothing is written.
-    StoreError
-        When the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from disagg_sim.facts.yaml_files import find_file
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_power(Path(root, "h200_sxm.yaml"), find_file("power", "h200_sxm").read_text()).system
-    'h200_sxm'
-    """
-    return write_sound(path, text, lambda part: power_of(path, read_mapping(part), _parent))
-
-
 def _parent(name: str) -> PowerSpec:
     spec = load_power(name)
     if spec is None:
         raise StoreError(f"no power file of {name!r}, whose laws should be inherited")
     return spec
+
+
+#: Writes a power file.
+write_power = Writer(lambda path, part: power_of(path, read_mapping(part), _parent))

@@ -6,11 +6,10 @@ The same data give the same bytes: nothing of the clock, the user or the directo
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from disagg_sim.calibration.files import write_sound
+from disagg_sim.calibration.files import Writer
 from disagg_sim.calibration.served.engine_fit import EngineFit
-from disagg_sim.facts.engine import EngineSpec, engine_of
+from disagg_sim.facts.engine import engine_of
 from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.units import MS, US
 
@@ -67,31 +66,5 @@ def engine_text(fit: EngineFit, *, date: str) -> str:
     return text
 
 
-def write_engine(path: Path, text: str) -> EngineSpec:
-    """Write an engine profile if it reads back without a fault.
-
-    Parameters
-    ----------
-    path, text
-        Where it shall stand, its directory being made, and what it shall hold.
-
-    Returns
-    -------
-    EngineSpec
-        What the file says.
-
-    Raises
-    ------
-    SpecError
-        Faults of the text; nothing is written.
-    StoreError
-        When the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_engine(Path(root, "mine.yaml"), find_file("engine", "vllm").read_text()).name
-    'mine'
-    """
-    return write_sound(path, text, lambda part: engine_of(path, read_mapping(part), path.stem))
+#: Writes an engine profile.
+write_engine = Writer(lambda path, part: engine_of(path, read_mapping(part), path.stem))

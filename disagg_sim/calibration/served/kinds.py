@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from disagg_sim.calibration.files import write_sound
+from disagg_sim.calibration.files import Writer
 from disagg_sim.calibration.served.rows import ServingRow
-from disagg_sim.facts.layouts import JUDGED_BY, CheckedKind, EvidenceSpec, evidence_of
+from disagg_sim.facts.layouts import JUDGED_BY, CheckedKind, evidence_of
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.search.layouts import class_of, family_of, layouts_of
@@ -114,37 +113,6 @@ def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_evidence(path: Path, text: str) -> EvidenceSpec:
-    """Write an evidence file if it reads back without a fault.
-
-    Parameters
-    ----------
-    path, text
-        Where it shall stand, its directory being made, and what it shall hold.
-
-    Returns
-    -------
-    EvidenceSpec
-        What the file says.
-
-    Raises
-    ------
-    SpecError
-        Faults of the text; nothing is written.
-    StoreError
-        When the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from disagg_sim.facts.yaml_files import find_file
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_evidence(Path(root, "mine.yaml"), find_file("evidence", "measured").read_text()).title
-    'Layouts with measured runs'
-    """
-    return write_sound(path, text, lambda part: evidence_of(path, read_mapping(part), path.stem))
-
-
 def _sides(rows: Sequence[ServingRow]) -> Iterator[tuple[object, ...]]:
     """File and row, kind and GPUs of each side of every run."""
     for row in rows:
@@ -170,3 +138,7 @@ def _judged(lines: pd.DataFrame) -> tuple[str, float | None]:
 
 def _number(value: float | None) -> str:
     return "null" if value is None else f"{value:g}"
+
+
+#: Writes an evidence file.
+write_evidence = Writer(lambda path, part: evidence_of(path, read_mapping(part), path.stem))

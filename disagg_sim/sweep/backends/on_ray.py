@@ -21,26 +21,7 @@ IN_FLIGHT = 4
 
 @contextmanager
 def on_ray(where: Workers) -> Iterator[Engine]:
-    """Attempt tasks on the workers of a running cluster, or of one that is started on this machine.
-
-    Ray itself tries a task whose worker died on other workers.
-
-    Parameters
-    ----------
-    where
-        Address of a cluster's head, or workers on this machine.
-
-    Yields
-    ------
-    callable
-        Attempts tasks.
-
-    Raises
-    ------
-    InputError
-        No cluster answers at the address.
-    MissingExtraError
-        Ray is not installed.
+    """As ``on_dask``, on a running cluster of Ray or one that is started here; ``where.address`` is that of its head.
 
     Examples
     --------
