@@ -162,7 +162,7 @@ def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], level
 
     ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
     and return a tuple, nested if it likes, of arrays. Scalar input is handed through. Functions that are equal are
-    called together: one that depends on more than its arguments is a frozen value (a ``NamedTuple`` with ``__call__``).
+    called together: one that depends on more than its arguments is a frozen dataclass with ``__call__``.
     """
     if not levels.gathers:
         return function(*degrees, *levels.arguments)
