@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.workload.named import lengths_named
 
 BOUND = 0.02
 EIGHT = Mapping(dp_attn=8, ep=8)
@@ -85,3 +88,24 @@ def test_one_rank_and_equal_requests_are_as_ever():
             assert np.array_equal(even.latency, uneven.latency)
             assert np.array_equal(even.memory_bytes, uneven.memory_bytes)
             assert np.array_equal(even.request_rate, uneven.request_rate)
+
+
+@pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback, "disaggregated"])
+def test_a_table_is_timed_again_as_it_was(serve):
+    """The traffic of a row says how its ranks were counted; timing its designs again gives its numbers."""
+    at, word = setup("mixtral_8x7b", "h100_sxm", "bf16"), "log_normal_4096_512/ranks_random"
+    lengths, some = lengths_named(word), [Mapping(dp_attn=4, ep=4), Mapping(tp_attn=4, ep=4)]
+    assert lengths == ds.lengths("log_normal_4096_512", rank_imbalance="random")
+    if serve == "disaggregated":
+        points = ds.disaggregated(ds.prefill_grid(at, some, lengths), ds.decode_grid(at, some, lengths))
+    else:
+        points = serve(at, some, lengths, options=ds.Colocation(batch=(32, 128)))
+    timed = sum(designs.rows.size for designs in designs_of(points.assign(traffic=word), Origin(exact=True)))
+    assert timed == len(points)
+
+
+def test_an_unknown_routing_is_one_line():
+    with pytest.raises(
+        InputError, match=r"^rank_imbalance 'randon' is unknown, did you mean 'random'\?; allowed: even,"
+    ):
+        ds.lengths(1024, 128, rank_imbalance="randon")
