@@ -78,7 +78,8 @@ def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], wo
     Grids
         Latency of prefill is that of the prompt at the percentile of the TTFT limit. [s]
     """
-    if not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
+    even = work.lengths.rank_loads is None  # else requests of one length say nothing of how long ranks wait
+    if even and not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
         rough = replace(work, lengths=work.lengths.at_means())
         mappings, axes = _worth(_scored(at, prefill_at, mappings, rough), rough, alike=prefill_at is at)
     return _scored(at, prefill_at, mappings, work, axes)
