@@ -132,9 +132,10 @@ def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     """
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
-    cases, common = cases_of(spec), Common()
-    specs = dict.fromkeys(name for case in cases for name, value in common.specs(case).items() if value is not None)
-    inputs, sources = inputs_of(specs)  # before the digests, so that a change in between is seen
+    cases, named = cases_of(spec), Common()
+    specs = dict.fromkeys(name for case in cases for name, value in named.specs(case).items() if value is not None)
+    inputs, sources = inputs_of(specs)
+    common = Common()  # specs are read again after the stamps of their files, so that a change in between is seen
     planned = tuple(_plan_case(case, spec, keep, common) for case in cases)
     return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources, keep=keep)
 
