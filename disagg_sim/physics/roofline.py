@@ -54,7 +54,16 @@ class GridSums:
     """
 
     def __init__(self, at: Callable[[Points], Sums]) -> None:
-        self.at = at
+        self._at = at
+        self._whole: Sums | None = None
+
+    def at(self, points: Points) -> Sums:
+        """Those of points of the grid, or of all; the latter are added up once."""
+        if points is not None:
+            return self._at(points)
+        if self._whole is None:
+            self._whole = self._at(None)
+        return self._whole
 
     def plus(self, other: AnySums, times: Numeric = 1.0) -> GridSums:
         """These and ``times`` times the others."""
