@@ -1,6 +1,7 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
 # blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make docs-numbers:
 # compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
+# make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it.
 # make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
 # All create .venv when needed.
 PYTHON ?= python3
@@ -60,7 +61,7 @@ test-all: checks
 	$(PARALLEL) -m "not alone"
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest benchmarks
+	$(BIN)/python -m pytest benchmarks -m "not long" --benchmark-max-time=0.5 --benchmark-min-rounds=3 $(ARGS)
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/website/build.py $(ARGS)

@@ -42,7 +42,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
 def test_points_per_second(benchmark, table, search, model, isl, osl, ttl_measure):
     at, options = setup(model, SYSTEM, RECIPE), Colocation(ttl_measure=ttl_measure)
     case = Case(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=options)
-    found = benchmark.pedantic(search, (case, enumerate_mappings(at)), rounds=5, warmup_rounds=1)
+    found = benchmark.pedantic(search, (case, enumerate_mappings(at)), rounds=3, warmup_rounds=1)
     points, seconds = found.tally.design_points, benchmark.stats.stats
     assert points > 0
     table.append(

@@ -42,6 +42,7 @@ def played(spec: InstanceSpec, instances: int, requests: int, *, step_by_step: b
     return time.process_time() - start, fleet
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("instances", "requests"), [(2, 2_000), (16, 19_366)])
 def test_closed_form_against_single_steps(spec, capsys, instances, requests):
     times = {}

@@ -45,6 +45,7 @@ def conversations(instances: int) -> Trace:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_cost_of_a_request_over_instances(capsys, memory):
     at, times = setup("llama_3_1_8b", "h100_sxm", "fp8"), {}

@@ -9,22 +9,22 @@ rate over that on the fewest instances of the same policy. Lengths and arrivals 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from made import conversations, deployment
 
-from disagg_sim.domain import Mapping, Slo
-from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.domain import Slo
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.run import run
-from disagg_sim.workload.trace import Trace
 
 #: Bars of the policies that have one of their own; 35,000 for the others. [request/s]
 BARS = {"vllm": 100_000, "dynamo_load": 20_000, "dynamo_sla": 20_000, "dopd": 20_000, "dynaserve": 15_000}
 BAR = 35_000
+#: Measured on few and many instances by ``make bench``, too.
+EVERYWHERE = ("vllm", "disaggregated", "arrow")
 SLO = Slo(ttft=2.0, tpot=0.15)
-FOUR = Mapping(tp_attn=4, tp_ffn=4)
 SIZES = {2: 2_000, 16: 19_366, 256: 20_000, 1_024: 20_000}  # instances -> requests
 
 Row = tuple[str, int, int, float, float]  # policy, instances, requests, requests/s of the best and of the median round
@@ -46,42 +46,28 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
             print(f"{policy:<15}{instances:>10}{requests:>10,}{rates}")
 
 
-def conversations(requests: int, instances: int) -> Trace:
-    """Gamma arrivals and log-normal lengths."""
-    rng, rate = np.random.default_rng(0), 5.4 * max(instances / 16, 1)
-    return Trace(
-        arrival=np.cumsum(rng.gamma(0.7, 1 / (0.7 * rate), requests)),
-        input_tokens=np.ceil(rng.lognormal(np.log(1155) - 0.5, 1.0, requests)).astype(int),
-        output_tokens=np.ceil(rng.lognormal(np.log(211) - 0.25, 0.7, requests)).astype(int),
-        name="conversations",
-    )
+def measured() -> Iterator[Any]:
+    """Every policy on 16 instances, three on few and on many; the others with ``-m ""``."""
+    for policy in policies():
+        for instances in SIZES:
+            usual = instances == 16 or (policy in EVERYWHERE and instances in (2, 1_024))
+            yield pytest.param(policy, instances, marks=() if usual else pytest.mark.long)
 
 
-def deployment(instances: int) -> ServedDeployment:
-    half, whole = (Replicas(mapping=FOUR, instances=n) for n in (instances // 2, instances))
-    return ServedDeployment(
-        name="bench", gpus=4 * instances, prefill=(half,), decode=(half,), colocated=(whole,), pairs=(whole,)
-    )
-
-
-@pytest.fixture(scope="module")
-def llama():
-    return setup("llama_3_1_70b", "h100_sxm", "fp8", "measured")
-
-
-@pytest.mark.parametrize("instances", SIZES)
-@pytest.mark.parametrize("policy", list(policies()))
-def test_run(benchmark, table, llama, policy, instances):
+@pytest.mark.parametrize(("policy", "instances"), measured())
+def test_run(benchmark, table, policy, instances):
     """CPU seconds of the run itself, as its result has them: a shared machine moves the wall clock."""
     trace = conversations(SIZES[instances], instances)
     spent: list[float] = []
 
+    place = deployment(instances)
+
     def once():
-        result = run(trace, deployment(instances), policy, at=llama, slo=SLO)
+        result = run(trace, place, policy, at=place.setup, slo=SLO)
         spent.append(result.cpu_s)
         return result
 
-    result = benchmark.pedantic(once, rounds=5, warmup_rounds=1)
+    result = benchmark.pedantic(once, rounds=3, warmup_rounds=1)
     assert (result.requests.status == 0).all()
     best, median = len(trace) / min(spent[1:]), len(trace) / float(np.median(spent[1:]))
     benchmark.extra_info.update(best_requests_per_cpu_s=round(best), median_requests_per_cpu_s=round(median))

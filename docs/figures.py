@@ -1,6 +1,6 @@
 """The pictures of README and docs: ``python docs/figures.py`` computes and draws them into ``docs/img/``.
 
-Every picture is computed from the shipped specs; nothing is read from a stored result. Equal versions of the
+Every picture is computed from the shipped specs; ``scaling`` alone is drawn from measured times. Equal versions of the
 libraries give equal bytes. Those named ``attention_...`` compute a sweep of minutes in ``build/`` first.
 """
 
@@ -25,7 +25,7 @@ from disagg_sim.report.figures import COLOURS, MARKS, STYLE, X_LABEL, X, blank_f
 from disagg_sim.report.roofline import breakdown_figure  # noqa: E402
 from disagg_sim.report.words import mapping_text  # noqa: E402
 from disagg_sim.units import GB, MS  # noqa: E402
-from docs import attention_figures  # noqa: E402
+from docs import attention_figures, scaling_figure  # noqa: E402
 from docs.computed import reuse  # noqa: E402
 from docs.computed.headline import AT, colocated, disaggregated, gain, gain_band  # noqa: E402
 
@@ -325,6 +325,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "attention_gain": attention_figures.gain,
     "reuse_frontiers": reuse_frontiers,
     "reuse_ratios": reuse_ratios,
+    "scaling": scaling_figure.scaling,
 }
 
 
