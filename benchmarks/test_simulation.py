@@ -54,7 +54,7 @@ def measured() -> Iterator[Any]:
             yield pytest.param(policy, instances, marks=() if usual else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("policy", "instances"), measured())
+@pytest.mark.parametrize(("policy", "instances"), [*measured()])
 def test_run(benchmark, table, policy, instances):
     """CPU seconds of the run itself, as its result has them: a shared machine moves the wall clock."""
     trace = conversations(SIZES[instances], instances)
