@@ -19,6 +19,7 @@ from disagg_sim.facts.load import list_specs, load_model, load_precision, load_p
 from disagg_sim.physics.setup import setup
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.flips import flips
+from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.documents import compare_json, explain_json, simulate_json, sweep_json
@@ -45,7 +46,7 @@ MOST_REQUESTS = 20_000
 
 Model = Annotated[str, Field(description="name of a model, or a file of one")]
 System = Annotated[str, Field(description="name of a GPU system")]
-Limit = Annotated[str, Field(description="'500 ms', or with a percentile '2 s@p99'; p90 unless said")]
+LIMIT = "'500 ms', or with a percentile '2 s@p99'; p90 unless said; without one "
 Tokens = Annotated[int, Field(ge=1, description="[token]")]
 Count = Annotated[int, Field(ge=1)]
 Results = Annotated[str, Field(description="directory of the results of a sweep, or a frontier.csv")]
@@ -80,8 +81,8 @@ def plan(
     isl: Annotated[int | None, Field(description="input tokens of a request; with osl")] = None,
     osl: Annotated[int | None, Field(description="output tokens of a request; with isl")] = None,
     traffic: Annotated[str, Field(description="lengths of a shipped traffic, in place of isl and osl")] = "",
-    ttft: Limit = "2 s",
-    tpot: Limit = "50 ms",
+    ttft: Annotated[str | None, Field(description=f"{LIMIT}2 s")] = None,
+    tpot: Annotated[str | None, Field(description=f"{LIMIT}50 ms")] = None,
     rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
     gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
     users: Annotated[int | None, Field(description="serve so many users, a request each in flight")] = None,
@@ -99,7 +100,8 @@ def plan(
         max_nic=None if max_nic_gb_per_s is None else max_nic_gb_per_s * GB,
     )
     work = work_of(isl, osl, traffic, "")
-    found = planned(model, system, work, ttft=ttft, tpot=tpot, rate=rate_per_s, gpus=gpus, options=options)
+    limits = {"ttft": ttft or TTFT, "tpot": tpot or TPOT}
+    found = planned(model, system, work, **limits, rate=rate_per_s, gpus=gpus, options=options)
     told = Told() if found.best is None else Told(sure=assurance(found), changes=flips(found))
     return plan_json(found, told)
 

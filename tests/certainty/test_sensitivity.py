@@ -1,5 +1,7 @@
 """Elasticities: sums, signs, and a case by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from design_tables import tables_of
@@ -40,8 +42,13 @@ def test_one_gpu_at_batch_one_is_bound_by_memory():
     one = ds.Colocation(batch=(1,), prefill_batch=(1,))
     points = ds.colocated(at, mapping, ds.lengths(1024, 128), options=one)
     found = wide(ds.sensitivity(points), "ttl").iloc[0]
-    # T = T_d + t_p/(OSL-1): a step reads about 16 GB at 3.35 TB/s, 4.8 ms; the prompt is 16.4 TFLOP and attention at
-    # 989 TFLOP/s, 17 ms over 127 tokens, 0.14 ms.
+    # T = T_d: a step reads about 16 GB at 3.35 TB/s, 4.8 ms; the request's own prompt lies before its tokens.
+    assert found["hbm_bandwidth"] == pytest.approx(-1.0, abs=0.001)
+    assert found["flops"] == pytest.approx(0.0, abs=0.001)
+    # A slot holds the prompt, too, T = T_d + t_p/(OSL-1): it is 16.4 TFLOP and attention at 989 TFLOP/s, 17 ms over 127
+    # tokens, 0.14 ms.
+    slot = ds.colocated(at, mapping, ds.lengths(1024, 128), options=replace(one, ttl_measure="mean"))
+    found = wide(ds.sensitivity(slot), "ttl").iloc[0]
     assert found["hbm_bandwidth"] == pytest.approx(-0.972, abs=0.005)
     assert found["flops"] == pytest.approx(-0.028, abs=0.005)
     assert found["nvlink_bandwidth"] == found["nic_bandwidth"] == found["hbm_capacity"] == 0.0

@@ -240,6 +240,7 @@ def test_a_simulated_memory_finds_whole_checkpoints():
         keep=None,
         again=None,
         forget=None,
+        blocks_of=None,
     )
     memory = Checkpointed(remembered, 4176)
     assert memory.found(0, 0) == 8352
