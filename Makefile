@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?=
-PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 40 --durations-min 5
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
 # Every test process and command that a test starts would compile the same sources again.
