@@ -121,7 +121,7 @@ def test_the_published_hand_over_of_glm_on_gb200():
     assert cost == pytest.approx(0.08e-6, rel=0.05)
     assert posted_share(at.profile.kv_descriptor, latents, 4.9e9, near) > 0.95
     over_rails = 0.15 / 0.85 * 4.9e9 / (4 * rail) / latents
-    assert over_rails < cost  # a descriptor costs more over cuda_ipc, as the issue says
+    assert over_rails < cost  # a descriptor costs more over cuda_ipc, as vllm#55434 says
     # and the path with nine tenths less bandwidth can be the faster one where descriptors are many
     slow = ds.kv_hand_over(at, Mapping(dp_attn=8, ep=8), tp(4), 90_800, path="domain", descriptor_s=20 * over_rails)
     fast = ds.kv_hand_over(at, Mapping(dp_attn=8, ep=8), tp(4), 90_800, path="rail", descriptor_s=over_rails)
