@@ -14,7 +14,8 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
 

@@ -298,7 +298,7 @@ def reuse_ratios() -> Any:
         panels[2].plot(places, egress, "-" + mark, color=colour)
         panels[2].plot(places, ingress, ":" + mark, color=colour, markersize=3.5)
     panels[0].axhline(1.0, color=GREY, linewidth=0.8)
-    panels[0].set_ylim(0.9, 2.0)
+    panels[0].set_ylim(0.9, 2.5)
     panels[0].legend(fontsize=8.5, loc="lower left", bbox_to_anchor=(0.0, 0.1))
     for axes in panels[1:]:
         axes.set_yscale("log")

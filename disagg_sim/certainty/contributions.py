@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.designs import Designs, Prompt, Times, times_of
+from disagg_sim.certainty.designs import Designs, Prompt, Times
+from disagg_sim.certainty.together import Member, added, together
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
     COLLECTIVE_SIZES,
@@ -114,18 +115,34 @@ def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[
         Those of decode passes, then those of prefill passes, prompts of one length after the other. With what the host
         adds, their seconds add up to every pass. [s]
     """
-
-    def decode(at: Setup) -> Times:
-        return times_of(designs.under(decode=at), fill=False)
-
-    def prefill(prompt: Prompt) -> Timed:
-        one = designs.of_prompts(prompt)
-        return lambda at: times_of(one.under(prefill=at), step=False)
-
-    found = contributions_in("decode", designs.at, decode, wanted)
-    for prompt in designs.prompts:
-        found += contributions_in("prefill", designs.prefill_at, prefill(prompt), wanted)
+    ((_, found),) = timed_contributions([designs], wanted)
     return found
+
+
+def timed_contributions(
+    designs: Sequence[Designs], wanted: Wanted = lambda _: True
+) -> list[tuple[Times, list[Contribution]]]:
+    """Time the passes of each of some designs (``times_of``), and find what operators contribute to them."""
+    found = [Times(0.0, 0.0, 0.0) for _ in designs]
+    parts: list[list[tuple[int, list[Contribution]]]] = [[] for _ in designs]
+    for unit in together(designs):
+        times, shares = _contributions(unit.phase, unit.at, unit.timed, wanted)
+        for member in unit.members:
+            place, own = member.place, [_of_member(each, member) for each in shares]
+            found[place] = added(found[place], member.times(times))
+            order = 0 if member.prompt is None else 1 + _index(designs[place].prompts, member.prompt)
+            parts[place].append((order, [each for each in own if any(np.any(part) for part in each.seconds)]))
+    in_order = [[each for _, some in sorted(mine, key=lambda pair: pair[0]) for each in some] for mine in parts]
+    return list(zip(found, in_order, strict=True))
+
+
+def _of_member(one: Contribution, member: Member) -> Contribution:
+    sizes = {size: (low[member.rows], high[member.rows]) for size, (low, high) in one.sizes.items()}
+    return replace(one, seconds=member.times(one.seconds), sizes=sizes)
+
+
+def _index(prompts: Sequence[Prompt], prompt: Prompt) -> int:
+    return next(number for number, each in enumerate(prompts) if each is prompt)
 
 
 def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:
@@ -150,6 +167,7 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     Examples
     --------
     >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.designs import times_of
     >>> from disagg_sim.certainty.rows import designs_of
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
@@ -159,7 +177,13 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     >>> f"{sum(part.seconds.step[0] for part in parts) / whole:.6f} of a step in {len(parts)} operators"
     '1.000000 of a step in 8 operators'
     """
-    rows, recorded = _recorded(at, timed)
+    return _contributions(phase, at, timed, wanted)[1]
+
+
+def _contributions(phase: str, at: Setup, timed: Timed, wanted: Wanted) -> tuple[Times, list[Contribution]]:
+    """What the passes take, and what operators contribute."""
+    times, recorded = _recorded(at, timed)
+    rows = max(map(np.size, times))
     nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), {}
     for key, sizes in recorded.items():
         name, kind, form = key
@@ -181,7 +205,7 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     taken = [
         replace(one, seconds=Times(*each)) for one, each in zip(found.values(), zip(*seconds, strict=True), strict=True)
     ]
-    return [one for one in taken if any(np.any(part) for part in one.seconds)]
+    return times, [one for one in taken if any(np.any(part) for part in one.seconds)]
 
 
 def shares_of(
@@ -260,32 +284,36 @@ def _real(cost: Cost) -> Cost:
     return Cost(time, Sums(*sums))
 
 
-def _recorded(at: Setup, timed: Timed) -> tuple[int, dict[OperatorKey, Ranges]]:
-    """Number of rows; names, kinds and formats of operators in order of first appearance, with their sizes."""
+def _recorded(at: Setup, timed: Timed) -> tuple[Times, dict[OperatorKey, Ranges]]:
+    """Times; names, kinds and formats of operators in order of first appearance, with their sizes."""
     seen: dict[OperatorKey, list[dict[str, Any]]] = defaultdict(list)
 
     def record(op: Operator, cost: Cost) -> Cost:
         seen[key_of(op)].append(sizes_of(op))
         return cost
 
-    rows = max(np.size(part) for part in timed(adjusted(at, record)))
-    return rows, {key: _ranges(each, rows) for key, each in seen.items()}
+    times = timed(adjusted(at, record))
+    rows = max(map(np.size, times))
+    return times, {key: _ranges(each, rows) for key, each in seen.items()}
 
 
 def _ranges(calls: list[dict[str, Any]], rows: int) -> Ranges:
     """Least and largest of every size over the calls of an operator."""
     ends = {size: [_over_rows(call[size], rows) for call in calls] for size in calls[0]}
-    return {
-        size: (np.min([low for low, _ in pairs], axis=0), np.max([high for _, high in pairs], axis=0))
-        for size, pairs in ends.items()
-    }
+    return {size: pairs[0] if len(pairs) == 1 else _of_all(pairs) for size, pairs in ends.items()}
+
+
+def _of_all(pairs: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Least of the least and largest of the largest."""
+    return np.min([low for low, _ in pairs], axis=0), np.max([high for _, high in pairs], axis=0)
 
 
 def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:
     """Least and largest of each row: a value may be a number, one a row, or several a row (chunks)."""
     array = np.asarray(values, dtype=float)
-    table = array if array.ndim == 2 else np.broadcast_to(array, rows)[:, None]
-    return np.broadcast_to(table.min(axis=1), rows), np.broadcast_to(table.max(axis=1), rows)
+    if array.ndim < 2:
+        return (same := np.broadcast_to(array, rows)), same
+    return np.broadcast_to(array.min(axis=1), rows), np.broadcast_to(array.max(axis=1), rows)
 
 
 def sizes_of(op: Operator) -> dict[str, Any]:

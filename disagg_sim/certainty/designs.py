@@ -10,6 +10,7 @@ reads designs from tables.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +24,13 @@ from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Interference, mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
-from disagg_sim.physics.passes.prompts import prompt_pass
+from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.grid import PHASES
 from disagg_sim.search.prefixes import uneven_pass
+from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in Mode)
@@ -38,7 +41,7 @@ class Times(NamedTuple):
 
     step: Any  # a decode step
     fill: Any  # to the first token: a pass of prefill, or the mixed steps that take in a prompt
-    busy: Any  # an instance starts a pass of prefill this often; in piggyback a mixed step
+    busy: Any  # an instance starts a pass of prefill this often; passes that a co-located prompt costs, or a mixed step
     long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
     load: Any = 0.0  # of cached pasts into HBM before a pass
 
@@ -54,6 +57,8 @@ class Prompt(NamedTuple):
     load: Any = 0.0  # [1]
     tier: str = HBM  # where its past lies
     waits: bool = False  # whether it stands for the prompts that DP ranks wait for
+    batch: Any = None  # prompts of a co-located pass, which decode waits for; None = as the design says [request]
+    lone: bool = False  # whether these are all on one rank; in piggyback whether one rank has a piece
 
 
 class Scores(NamedTuple):
@@ -77,7 +82,7 @@ class Designs:
     mapping: Mapping  # of decode
     prefill_mapping: Mapping
     batch: Floats  # of a decode instance [request]
-    prefill_batch: Floats  # prompts of a pass [request]
+    prefill_batch: Floats  # prompts of a pass; co-located the most that it may take [request]
     chunk_tokens: Floats  # CPP, in all rows or in none, one size where lengths vary; 0 = whole prompts [token]
     instances: Floats  # of decode [1]
     prefill_instances: Floats  # [1]
@@ -99,6 +104,18 @@ class Designs:
     def load(self) -> RankLoad:
         """What the DP ranks hold that a decode step waits for."""
         return self.lengths.on_ranks(self.batch, self.mapping.dp_attn)
+
+    @cached_property
+    def filled(self) -> Refill:
+        """Passes that fill the free seats of co-located instances, (rows,) or (rows, knots)."""
+        accepted = accepted_length(self.at.speculation, self.mapping.draft_tokens)
+        batch, ranks, most = (each.astype(np.int64) for each in (self.batch, self.mapping.dp_attn, self.prefill_batch))
+        return refill(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0))
+
+    @property
+    def steps(self) -> MixedSteps:
+        """Kinds of steps of piggybacked instances, (rows,). [1]"""
+        return mixed_steps(self.mixed_share, self.mapping.dp_attn)
 
     @property
     def phases(self) -> tuple[str, ...]:
@@ -143,7 +160,7 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), every_step_mixed=True)
     >>> points = ds.piggyback(at, ds.Mapping(), lengths, options=options)
     >>> (one,) = designs_of(points, Origin(lengths=lengths))
-    >>> [(round(prompt.isl), f"{prompt.busy:.3f}") for prompt in timed_prompts(one)]
+    >>> [(round(prompt.isl), f"{prompt.busy.item():.3f}") for prompt in timed_prompts(one)]
     [(1000, '0.200'), (2000, '0.800')]
     """
     lengths = designs.lengths
@@ -157,16 +174,39 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
         in_ftl, shares = weights.tolist(), weights
     counts = zip(nodes.each(), in_ftl, shares.tolist(), strict=True)
     found = [Prompt(isl, past, fill, busy, load=weight, tier=tier) for (isl, past, weight, tier), fill, busy in counts]
+    even = found
     if _unequal(designs):
         alone = np.asarray(designs.prefill_mapping.dp_attn == 1, dtype=float)
         found = [one._replace(fill=one.fill * alone, busy=one.busy * alone) for one in found]
         found.append(Prompt(lengths.mean_isl, fill=1.0 - alone, busy=1.0 - alone, waits=True))
+    if designs.mode == "piggyback":
+        found = [kind for one in found for kind in _in_steps(one, designs)]
+    if designs.mode == "colocated":
+        of_knots = [even if lone else found for lone in designs.filled.lone]  # a rank alone waits for no other
+        found = [_at_knot(one, designs.filled, knot) for knot, prompts in enumerate(of_knots) for one in prompts]
     if ftl_quantile is not None and not designs.shared:
         found = [prompt._replace(fill=0.0) for prompt in found]
         found.append(Prompt(*lengths.prompt_quantile(ftl_quantile), fill=1.0, busy=0.0))
-    if designs.shared and not lengths.constant and designs.by_gap.any():
+    if designs.shared and designs.by_gap.any():
         found.append(Prompt(*lengths.long_prompt, fill=0.0, busy=0.0, long=1.0))
     return tuple(found)
+
+
+def _in_steps(prompt: Prompt, designs: Designs) -> list[Prompt]:
+    """The prompt in steps with a piece on every rank, and on one; its own rank has a piece in all that it waits for."""
+    steps, busy = designs.steps, np.where(designs.mapping.dp_attn > 1, designs.mixed_share, 1.0)
+    full = prompt._replace(fill=prompt.fill * busy, busy=prompt.busy * steps.full)
+    if not np.any(steps.alone):
+        return [full]
+    alone = {"fill": prompt.fill * (1.0 - busy), "busy": prompt.busy * steps.alone}
+    return [full, prompt._replace(**alone, load=0.0, lone=True)]
+
+
+def _at_knot(prompt: Prompt, filled: Refill, knot: int) -> Prompt:
+    """The prompt in passes of so many."""
+    each, own = filled.each[:, knot], filled.own[:, knot]
+    counts = {"fill": prompt.fill * own, "busy": prompt.busy * each, "load": prompt.load * own}
+    return prompt._replace(**counts, batch=filled.prompts[:, knot].astype(float), lone=bool(filled.lone[knot]))
 
 
 def _unequal(designs: Designs) -> bool:
@@ -194,7 +234,7 @@ def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import design_of
+    >>> from disagg_sim.certainty.grid_points import design_of
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
     >>> bool(times_of(design_of(grid, 0, 0)).step[0] == grid.latency[0, 0])
@@ -220,33 +260,28 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
     if designs.mode == "piggyback":
         ranks = designs.mapping.dp_attn
         load = load_time(at, designs.mapping, batch=ranks, past=prompt.past, tier=tier)
+        chunk = Chunk(designs.mixed_chunk, prompt.isl, past=prompt.past)
+        if prompt.lone:
+            chunk = Chunk(np.maximum(designs.mixed_chunk / ranks, 1.0), prompt.isl, np.ones_like(ranks), prompt.past)
         step = mixed_step(
             at,
             designs.mapping,
             batch=designs.batch,
             context=designs.load.context,
-            chunk=Chunk(designs.mixed_chunk, prompt.isl, past=prompt.past),
+            chunk=chunk,
             mla_form=form,
             interference=designs.interference,
             rank_batch=designs.load.batch,
         )
         return step.time, step.time, prompt.load * load
-    mapping, batch = designs.prefill_mapping, designs.prefill_batch
+    mapping, batch = designs.prefill_mapping, designs.prefill_batch if prompt.batch is None else prompt.batch
     if prompt.waits:
         waits = uneven_pass(at, designs.lengths, mapping, batch, form)
         assert waits is not None
-        return waits.ftl, waits.busy, 0.0
-    done = prompt_pass(
-        at,
-        mapping,
-        batch=batch,
-        isl=prompt.isl,
-        past=prompt.past,
-        chunk_tokens=designs.chunk_tokens,
-        tier=tier,
-        mla_form=form,
-    )
-    return done.ftl, done.busy, prompt.load * done.load
+        return waits.ftl, waits.busy if prompt.batch is None else waits.ftl, 0.0
+    passes = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
+    (done,) = evaluate(passes.lookups(prompt.isl, prompt.past, tier))
+    return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
 
 
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
@@ -281,21 +316,17 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             return Scores(first, times.step, rate * osl / designs.total_gpus)
         accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
         if designs.mode == "colocated":
-            passes = designs.batch / (designs.prefill_batch * lengths.gaps)
-            mean, fed = times.step + passes * times.fill, passes * times.load
-            gap = accepted * times.step + np.ceil(accepted * passes) * _long(times.fill, designs, times)
-            own = np.minimum(designs.prefill_batch, designs.mapping.dp_attn) / designs.prefill_batch
-            mean, tpot = np.maximum(mean, fed), np.maximum(mean - own * times.fill / lengths.gaps, fed)
+            prompts = designs.batch / lengths.gaps
+            passes = prompts * designs.filled.passes
+            mean, fed = times.step + prompts * times.busy, passes * times.load
+            others = np.maximum(designs.batch * times.busy - times.fill, 0.0)
+            gap = accepted * times.step + passes_in_gap(accepted * passes) * times.long
+            mean, tpot = np.maximum(mean, fed), np.maximum(times.step + others / lengths.gaps, fed)
         else:
-            share = designs.mixed_share
-            mean, gap = share * times.busy / accepted + (1.0 - share) * times.step, _long(times.busy, designs, times)
+            mean = times.busy / accepted + designs.steps.plain * times.step
             mean = np.maximum(mean, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load)
+            gap = np.maximum(times.long, mean)
             tpot = mean
         rate = rate_of(designs.batch, mean)
         ttl = np.where(designs.by_gap, gap, np.where(designs.by_tpot, tpot, mean))
         return Scores(first, ttl, rate * osl / designs.total_gpus)
-
-
-def _long(mean: Any, designs: Designs, times: Times) -> Any:
-    """What makes the largest gap: passes of long prompts, or the mean where that is longer. [s]"""
-    return mean if designs.lengths.constant else np.where(np.real(times.long) > np.real(mean), times.long, mean)

@@ -180,14 +180,14 @@ def energy_of(designs: Designs, rate: Floats) -> Energy:
     else:
         gpus = designs.mapping.gpus
         if designs.mode == "colocated":
-            prefill = gpus * passes.joules / designs.prefill_batch
+            prefill = gpus * passes.joules
             decode = gpus * steps.joules * gaps / batch
-            mean = steps.seconds + batch / (designs.prefill_batch * gaps) * passes.seconds
+            mean = steps.seconds + batch / gaps * passes.seconds
         else:  # a mixed step is a step of decode, and what it takes more is prefill
-            share = designs.mixed_share
-            prefill = gpus * share * (passes.joules - steps.joules) * gaps / batch
+            plain = designs.steps.plain
+            prefill = gpus * (passes.joules - (1.0 - plain) * steps.joules) * gaps / batch
             decode = gpus * steps.joules * gaps / batch
-            mean = share * passes.seconds + (1.0 - share) * steps.seconds
+            mean = passes.seconds + plain * steps.seconds
         busy = np.minimum(rate / (designs.instances * designs.lengths.request_rate(batch, mean)), 1.0)
         watts = [rate * (prefill + decode) + (1.0 - busy) * designs.instances * gpus * power_at(designs.at).idle]
     whole = np.asarray(sum(watts))
@@ -232,7 +232,9 @@ def _transfer(pools: list[tuple[NodePower | None, Floats, Floats]], rate: Floats
 
 
 def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
-    """Find what one GPU spends on a decode step, and on the mean pass of prefill (in piggyback the mean mixed step).
+    """Find what one GPU spends on a decode step, and on the mean pass of prefill or the mean mixed step.
+
+    Of co-located passes it is what one prompt costs; of mixed steps their part of the mean step.
 
     Parameters
     ----------
@@ -247,7 +249,7 @@ def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import design_of
+    >>> from disagg_sim.certainty.grid_points import design_of
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
     >>> step, none = step_and_pass(design_of(grid, 0, 0))
@@ -261,7 +263,6 @@ def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
         if one.name == "decode step":
             step = Spent(joules, seconds)
             continue
-        prompt = next(prompts)
-        often = prompt.fill if designs.mode == "colocated" else prompt.busy
+        often = next(prompts).busy
         found = Spent(found.joules + often * joules, found.seconds + often * seconds)
     return step, found

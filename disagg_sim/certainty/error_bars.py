@@ -41,7 +41,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import Contribution, contributions_of
+from disagg_sim.certainty.contributions import Contribution, timed_contributions
 from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, scores_of, times_of
 from disagg_sim.certainty.evidence import family_of, layout_kinds, served_sigma
 from disagg_sim.certainty.extrapolation import breaches, words_of
@@ -342,8 +342,7 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
     """Scores of designs in every sample, arrays of shape (rows, samples), and what they rest on."""
     if not (designs.at.profile.fitted and designs.prefill_at.profile.fitted):
         raise InputError(f"profile {designs.at.profile.name!r} has no fits, so that nothing says how far it may be off")
-    nominal = times_of(designs)
-    operators = contributions_of(designs)
+    ((nominal, operators),) = timed_contributions([designs])
     places = {phase: _mapping_names(designs, phase) for phase in ("decode", "prefill")}
     sampled = [np.repeat(part[:, None], draws.samples, axis=1) for part in nominal]
     for operator in operators:
@@ -351,7 +350,7 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
         for index, part in enumerate(operator.seconds):
             if np.any(part):
                 sampled[index] += part[:, None] * moved
-    for phase, passes in (("decode", (0,)), ("prefill", (1, 2))):
+    for phase, passes in (("decode", (0,)), ("prefill", (1, 2, 3))):
         # A mixed step is a decode step with prompts in it: it is off as decode is.
         kind = "decode" if designs.mode == "piggyback" else phase
         factor = _engine_factor(designs, f"{designs.mode} {kind}", kind, places[phase], spec, draws)

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Mask
-from disagg_sim.certainty.contributions import Contribution, contributions_of
-from disagg_sim.certainty.designs import Times, times_of
+from disagg_sim.certainty.contributions import Contribution, timed_contributions
+from disagg_sim.certainty.designs import Times
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
 
@@ -119,8 +119,8 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     """
     words = np.full(len(points), "", dtype=object)
     case = pd.factorize(points["case"])[0] if "case" in points else np.zeros(len(points), dtype=np.int64)
-    for designs in designs_of(points, replace(origin, exact=False)):
-        times, parts = times_of(designs), contributions_of(designs, _doubtful)
+    every = list(designs_of(points, replace(origin, exact=False)))
+    for designs, (times, parts) in zip(every, timed_contributions(every, _doubtful), strict=True):
         for number in np.unique(case[designs.rows]).tolist():
             mine = case[designs.rows] == number
             own = [_rows_of(part, mine) for part in parts]
@@ -305,6 +305,7 @@ def _speaks(fit: Fit, operator: Contribution) -> Mask:
 def _passed(operator: Contribution, size: str, ends: tuple[float, float]) -> Iterator[Breach]:
     """Below a range that begins at 1 there is nothing to extrapolate: means of counts may be fractions."""
     (low, high), (least, largest) = ends, operator.sizes[size]
-    if low > 1:
-        yield Breach(size=size, above=False, end=low, value=least, where=least < low * (1.0 - ROUNDING))
-    yield Breach(size=size, above=True, end=high, value=largest, where=largest > high * (1.0 + ROUNDING))
+    if low > 1 and (below := least < low * (1.0 - ROUNDING)).any():
+        yield Breach(size=size, above=False, end=low, value=least, where=below)
+    if (above := largest > high * (1.0 + ROUNDING)).any():
+        yield Breach(size=size, above=True, end=high, value=largest, where=above)

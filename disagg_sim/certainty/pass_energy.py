@@ -4,8 +4,9 @@ r"""Energy of one GPU in a pass of a design, and of every operator in it.
 
 :math:`P_o` is the power of operator o (``physics.power``) while it runs, :math:`P_0` that of a GPU that waits, for its
 host, for other pipeline stages or for work. The sum goes over what the slowest GPU of a stage runs; an operator that
-hides behind another does not count, and all GPUs of a stage count alike. With m micro-batches on p stages a GPU runs
-m/p of the layers of a pass.
+hides behind another does not count, and all GPUs of a stage count alike. Where two halves of a pass run at once all
+operators of both count, the second term is below 0, and the limit of the GPU is the most. With m micro-batches on p
+stages a GPU runs m/p of the layers of a pass.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.contributions import STEP, OperatorKey, adjusted, contributions_in, shares_of
-from disagg_sim.certainty.designs import Designs, times_of
+from disagg_sim.certainty.designs import Designs, Prompt, times_of
+from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import Pass, passes_of
-from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
 
 #: What is left of a pass beside its operators.
@@ -61,20 +64,33 @@ def spent_on(one: Pass) -> tuple[Floats, Floats]:
     times = times_of(one.designs)
     shared = one.designs.shared or one.field == 0
     seconds = np.asarray(times[one.field] if shared else times.busy)
-    busy, joules = _of_operators(one)
-    return seconds, joules + power_at(one.at).idle * np.maximum(seconds - busy, 0.0)
+    at = one_by_one(one.at)
+    busy, joules = _of_operators(one, at)
+    power, rest = power_at(at), seconds - busy
+    if at is one.at:
+        return seconds, joules + power.idle * np.maximum(rest, 0.0)
+    # halves of a pass at once: the GPU waits less than it works, and draws no more than it may
+    return seconds, np.minimum(joules + power.idle * rest, power.limit * seconds)
 
 
-def _of_operators(one: Pass) -> tuple[Floats, Floats]:
-    """Time and energy of the operators of one GPU in a pass, (rows,). [s], [J]"""
-    watts = watts_of(one.at)
+def one_by_one(at: Setup) -> Setup:
+    """The setup whose passes run no two halves at once, so that every operator counts; itself where none does."""
+    engine = at.overheads
+    if engine is None or not engine.two_batch_overlap:
+        return at
+    return replace(at, overheads=replace(engine, two_batch_overlap=False))
+
+
+def _of_operators(one: Pass, at: Setup) -> tuple[Floats, Floats]:
+    """Time and energy of the operators of one GPU in a pass under a setup, (rows,). [s], [J]"""
+    watts = watts_of(at)
 
     def drawn(op: Operator, cost: Cost) -> Cost:
         return replace(cost, time=cost.time * (1.0 + STEP * 1j * watts(op, cost)))
 
     route = one.routes[0]
     with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
-        path = np.asarray(route.timed(adjusted(one.at, drawn))[route.field])
+        path = np.asarray(route.timed(adjusted(at, drawn))[route.field])
     share = _share_of_path(one)
     return np.real(path) * share, np.imag(path) / STEP * share
 
@@ -172,11 +188,18 @@ def energy_parts(
     return whole[[*keys, "seconds", "watts", "joules", "share"]]
 
 
+def _often(designs: Designs, prompt: Prompt) -> Any:
+    """Share of a kind of pass in the pass that a prompt is in, or in the mean mixed step. [1]"""
+    if designs.mode == "piggyback":
+        return prompt.busy / (1.0 - designs.steps.plain)
+    return prompt.fill if designs.mode == "colocated" else prompt.busy
+
+
 def _parts(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
     """Operators of every kind of pass, each as often as its prompts count, and what is left of its time."""
     prompts = iter(designs.prompts)
     for one in passes_of(designs):
-        often = 1.0 if one.name == "decode step" else next(prompts).busy
+        often = 1.0 if one.name == "decode step" else _often(designs, next(prompts))
         seconds, joules = spent_on(one)
         found: dict[tuple[str, str], tuple[Any, Any]] = {}
         for (name, kind, _), (time, energy) in operators_of(one).items():

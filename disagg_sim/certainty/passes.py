@@ -167,11 +167,10 @@ def _decode_step(whole: Designs) -> Pass:
 
 def _prefill(whole: Designs, prompt: Prompt) -> Pass:
     """The pass, or mixed step, of prompts of one length."""
-    designs, field, mixed = (
-        whole.of_prompts(Prompt(prompt.isl, prompt.past, tier=prompt.tier)),
-        1,
-        whole.mode == "piggyback",
-    )
+    alone = Prompt(prompt.isl, prompt.past, tier=prompt.tier, lone=prompt.lone)
+    designs, field, mixed = whole.of_prompts(alone), 1, whole.mode == "piggyback"
+    if prompt.batch is not None:
+        designs = replace(designs, prefill_batch=prompt.batch)
     mapping, batch = designs.prefill_mapping, designs.prefill_batch
     if mixed:
         apart = _apart(designs)
@@ -179,9 +178,11 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         apart, field = designs, 2  # the slowest stage is busy with its layers of all chunks
     else:
         prompts = np.ceil(batch / mapping.dp_attn)
-        prompts = np.ceil(prompts / np.minimum(mapping.pp, prompts))
+        microbatches = np.minimum(mapping.pp, prompts)
+        together = np.minimum(np.ceil(prompts / microbatches) * mapping.dp_attn, batch)
         one_stage = replace(mapping, pp=np.ones_like(mapping.pp))
-        apart = replace(designs, prefill_mapping=one_stage, prefill_batch=np.minimum(prompts * mapping.dp_attn, batch))
+        together = batch / microbatches if prompt.lone else together
+        apart = replace(designs, prefill_mapping=one_stage, prefill_batch=together)
 
     def timed(of: Designs) -> Timed:
         bare = _unhosted(of)
@@ -194,7 +195,7 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         field=1,
         routes=(Route(timed(apart), field, hops=False), Route(timed(designs), 1, hops=True)),
         whole=whole,
-        counts=Times(0.0, prompt.fill, prompt.busy if mixed else 0.0, prompt.long),
+        counts=Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long),
     )
 
 

@@ -2,21 +2,20 @@
 
 A row names its design completely: mappings, batches, chunks, instance counts. ``designs_of`` reads it; timed again
 under the settings that the rows were made under (``rescore``) the result is the row's own numbers. A row holds the
-means of its lengths; their distribution is named by the column ``traffic``, which a sweep's frontier has, or given
-(``Origin.lengths``).
+means of its lengths; a sweep's column ``traffic`` names their distribution, or ``Origin.lengths`` gives it.
 """
 
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
 from disagg_sim.domain import DEGREES, SHARDING, Mapping
 from disagg_sim.errors import InputError, nearest
@@ -24,10 +23,9 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
-from disagg_sim.physics.blocks import MLA_FORMS, forms_of
+from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.search.prefixes import taken_up
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths_at, uneven, with_cached
@@ -53,6 +51,8 @@ ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic")
 _OF_SIDE = ("precision", "profile", "engine")
 #: Columns of a row that stay the same in every row of ``Designs``.
 _SHARED = (*(name for name in CASE_COLUMNS if name != "matching"), "prefill_mla_form")
+#: Columns that ``designs_of`` looks at, and ``case``, which parts what is said of rows.
+READ = frozenset((*_SHARED, *_NUMBERS, *ASSUMED, "case"))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -166,14 +166,14 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     missing = next((name for name in (*_SHARED, *_NUMBERS) if name not in points), None)
     if missing is not None:
         raise InputError(f"the table has no column {missing!r}{nearest(missing, map(str, points))}")
-    for name in _NUMBERS:
-        if not (numbers(points, name) >= (1.0 if name in _FROM_ONE else 0.0)).all():
+    columns = {name: numbers(points, name) for name in _NUMBERS}
+    for name, values in columns.items():
+        if not (values >= (1.0 if name in _FROM_ONE else 0.0)).all():
             raise InputError(f"the table's column {name!r} has a value below 1")
-    marked = points.assign(_place=np.arange(len(points)))
     keys = [*_SHARED, *(name for name in ASSUMED if name in points)]
     known: dict[tuple[object, ...], Setup] = {}
-    for key, rows in marked.groupby(keys, sort=False, observed=True, dropna=False):
-        words = dict(zip(keys, key, strict=False))
+    for rows in rows_alike([points[key] for key in keys], np.arange(len(points))):
+        words = {key: points[key].iloc[rows[0]] for key in keys}
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
@@ -193,16 +193,26 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             efficiency, loss = (float(str(words[name])) for name in ASSUMED[1:3])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         lengths = taken_up(sides[1], _lengths(words, origin))
-        chunks = rows["prefill_chunk_tokens"]
-        for (drafted, _), alike in rows.groupby(
-            [rows["decode_draft_tokens"] > 0, chunks > 0 if lengths.constant else chunks], sort=False
-        ):
-            pair = sides if drafted else [_undrafted(sides[0]), sides[1] if mode == MODES[0] else _undrafted(sides[1])]
-            designs = _read(alike, words, pair, interference, lengths)
+        chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0
+        for alike in rows_alike([drafts, chunks > 0 if lengths.constant else chunks], rows):
+            drafted = bool(drafts[alike[0]])
+            pair = sides if drafted else [undrafted(sides[0]), sides[1] if mode == MODES[0] else undrafted(sides[1])]
+            designs = _read(alike, columns, words, pair, interference, lengths)
             designs = designs.of_prompts(*timed_prompts(designs, origin.ftl_quantile))
             if origin.exact:
                 _check(designs, points)
             yield designs
+
+
+def rows_alike(columns: Sequence[Any], rows: Ints) -> list[Ints]:
+    """Rows of a table in groups in which every column has one value, in order of first appearance."""
+    group = np.zeros(rows.size, dtype=np.int64)
+    for column in columns:
+        code, values = pd.factorize(column)
+        if len(values) + (code < 0).any() > 1:
+            group = np.unique(group * (len(values) + 1) + code[rows] + 1, return_inverse=True)[1]
+    group = pd.factorize(group)[0]
+    return np.split(rows[np.argsort(group, kind="stable")], np.cumsum(np.bincount(group))[:-1])
 
 
 def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
@@ -223,59 +233,6 @@ def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     return found
 
 
-def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
-    """Read one design point of a grid of one phase.
-
-    Parameters
-    ----------
-    grid
-        Of ``prefill_grid`` or ``decode_grid``.
-    row, column
-        Place in it: mapping and batch.
-
-    Returns
-    -------
-    Designs
-        Of one row, an instance for itself.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8, 16])
-    >>> design_of(grid, 0, 1).batch.tolist()
-    [16.0]
-    """
-    at, one, none = grid.setup, np.ones(1), np.zeros(1)
-    mapping = Mapping.stack([grid.chosen(row, column)])
-    if not mapping.draft_tokens[0] and grid.phase == "decode":
-        at = _undrafted(at)
-    batch = np.full(1, float(grid.batch[column]))
-    design = Designs(
-        mode=grid.phase,
-        lengths=grid.lengths,
-        at=at,
-        prefill_at=at,
-        interference=NO_INTERFERENCE,
-        rows=np.zeros(1, dtype=np.int64),
-        mapping=mapping,
-        prefill_mapping=mapping,
-        batch=batch,
-        prefill_batch=batch,
-        chunk_tokens=np.full(1, float(grid.mappings[row].chunk_tokens)),
-        instances=one,
-        prefill_instances=one,
-        total_gpus=mapping.gpus,
-        mixed_chunk=none,
-        mixed_share=none,
-        rounding=one,
-        by_gap=np.zeros(1, dtype=bool),
-        by_tpot=np.zeros(1, dtype=bool),
-        form=CHOSEN_FORMS[grid.mla_form[row, column]] if len(forms_of(at.model)) > 1 else "auto",
-    )
-    return design.of_prompts(*timed_prompts(design, grid.ftl_quantile)) if grid.phase == "prefill" else design
-
-
 def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) -> list[SystemSpec]:
     """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
     names = str(words["system"]), str(words["prefill_system"])
@@ -289,7 +246,7 @@ def _speculation(word: object) -> Speculation | None:
     return load_speculation(word) if isinstance(word, str) and word != NO_SPECULATION else None
 
 
-def _undrafted(at: Setup) -> Setup:
+def undrafted(at: Setup) -> Setup:
     """The setup of instances without a drafter."""
     return replace(at, speculation=None)
 
@@ -300,10 +257,15 @@ def _engine(word: str) -> str | None:
 
 
 def _read(
-    rows: pd.DataFrame, words: dict[str, Any], sides: list[Setup], interference: Interference, lengths: Lengths
+    rows: Ints,
+    columns: abc.Mapping[str, Floats],
+    words: dict[str, Any],
+    sides: list[Setup],
+    interference: Interference,
+    lengths: Lengths,
 ) -> Designs:
     def column(name: str) -> Floats:
-        return numbers(rows, name)
+        return columns[name][rows]
 
     degrees: dict[str, dict[str, Any]] = {
         side: {name: column(f"{side}_{name}") for name in SHARDING} for side in ("decode", "prefill")
@@ -317,7 +279,7 @@ def _read(
         at=sides[0],
         prefill_at=sides[1],
         interference=interference,
-        rows=rows["_place"].to_numpy(),
+        rows=rows,
         mapping=Mapping(**degrees["decode"]),
         prefill_mapping=Mapping(**degrees["prefill"]),
         batch=column("decode_batch"),
@@ -328,7 +290,7 @@ def _read(
         total_gpus=column("total_gpus"),
         mixed_chunk=column("mixed_chunk_tokens"),
         mixed_share=column("mixed_step_share"),
-        rounding=_rounding(rows) if words["mode"] == MODES[0] else np.ones(len(rows)),
+        rounding=_rounding(column) if words["mode"] == MODES[0] else np.ones(rows.size),
         by_gap=column("ttl_s") > column("ttl_mean_s"),
         by_tpot=column("ttl_s") < column("ttl_mean_s"),
         form=_form(str(words["prefill_mla_form"])),
@@ -346,10 +308,10 @@ def numbers(table: pd.DataFrame, name: str) -> Floats:
     return np.asarray(values)
 
 
-def _rounding(rows: pd.DataFrame) -> Floats:
+def _rounding(column: Callable[[str], Floats]) -> Floats:
     """What whole instances leave of the rate P*R/(P+R) of real-valued counts, P and R being rates per GPU. [1]"""
-    needed = sum(rows[f"{side}_gpus"] / rows[f"{side}_request_rate_per_s"] for side in ("prefill", "decode"))
-    return (rows["request_rate_per_s"] / rows["total_gpus"] * needed).to_numpy(dtype=float)
+    needed = sum(column(f"{side}_gpus") / column(f"{side}_request_rate_per_s") for side in ("prefill", "decode"))
+    return np.asarray(column("request_rate_per_s") / column("total_gpus") * needed)
 
 
 def _form(word: str) -> str:

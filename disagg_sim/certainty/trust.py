@@ -4,6 +4,8 @@ A latency or a throughput is composed of the times of many operators, each with 
 the part of it that is time of operators of each label, such as ``fitted 92 %, assumed 8 %``. Both are homogeneous in
 the times of their operators (``certainty.contributions``), so the shares are derivatives, and add up to 1. A throughput
 counts the time of every pool by the GPUs that it takes.
+
+Past 400 lines: labels of operators, of numbers of spec files and of designs, and the words that tell them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
@@ -19,8 +22,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, fits_of, key_of, sizes_of
-from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
-from disagg_sim.certainty.rows import SHIPPED, Origin, design_of, designs_of
+from disagg_sim.certainty.designs import Designs, Scores, scores_of
+from disagg_sim.certainty.grid_points import design_of
+from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
+from disagg_sim.certainty.together import times_together
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system
@@ -188,38 +193,47 @@ def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
         Shares of ``ftl``, ``ttl`` and ``throughput``, shape (rows,), which add up to 1 over the labels; NaN of a
         latency that the designs do not have. [1]
     """
-    hosts = {trust_of_host(at) for at in (designs.at, designs.prefill_at)}
-    host = max(hosts, key=_ORDER.index)
-    met: set[int] = set()  # places of the labels that operators have
-    one, other = (label for label in Trust if label not in (Trust.MEASURED, host))
-    found: dict[Trust, Scores] = {one: _carried(designs, one, met)}
-    some = _ORDER.index(other) in met
-    found[other] = _carried(designs, other, met) if some else Scores(*(0.0 * part for part in found[one]))
-    rest = (np.maximum(1.0 - sum(parts), 0.0) for parts in zip(*found.values(), strict=True))
-    found[host] = Scores(*rest)
-    return {label: found[label] for label in Trust if label in found}
+    (found,) = _shares([designs])
+    return found
 
 
-def _carried(designs: Designs, label: Trust, met: set[int]) -> Scores:
-    """Shares of the operators of one label: the derivative of each quantity by a factor on their times. [1]"""
-    marked = designs.under(decode=_marked(designs.at, label, met), prefill=_marked(designs.prefill_at, label, met))
+def _shares(designs: Sequence[Designs]) -> list[dict[Trust, Scores]]:
+    """Shares of each of some designs."""
+    hosts = [max((trust_of_host(at) for at in (one.at, one.prefill_at)), key=_ORDER.index) for one in designs]
+    found: dict[int, dict[Trust, Scores]] = {}
+    for host in dict.fromkeys(hosts):
+        alike = [place for place, own in enumerate(hosts) if own == host]
+        others = tuple(label for label in Trust if label not in (Trust.MEASURED, host))
+        for place, carried in zip(alike, _carried([designs[place] for place in alike], others), strict=True):
+            of: dict[Trust, Scores] = {
+                label: Scores(*(part[row] for part in carried)) for row, label in enumerate(others)
+            }
+            of[host] = Scores(*(np.maximum(1.0 - sum(parts), 0.0) for parts in zip(*of.values(), strict=True)))
+            found[place] = {label: of[label] for label in Trust if label in of}
+    return [found[place] for place in range(len(designs))]
+
+
+def _carried(designs: Sequence[Designs], labels: tuple[Trust, ...]) -> list[Scores]:
+    """Shares of the operators of each label: the derivative by a factor on their times, (labels, rows). [1]"""
+    found = []
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
-        scores = scores_of(marked, times_of(marked), rematch=True)
-        return Scores(*(np.abs(np.imag(part) / np.real(part)) / STEP for part in scores))
+        for one, times in zip(designs, times_together(designs, lambda at: _marked(at, labels)), strict=True):
+            scores = scores_of(one, times, rematch=True)
+            shares = (np.abs(np.imag(part) / np.real(part)) / STEP for part in scores)
+            found.append(Scores(*(np.broadcast_to(part, (len(labels), one.rows.size)) for part in shares)))
+    return found
 
 
-def _marked(at: Setup, label: Trust, met: set[int]) -> Setup:
-    """The setup with the step of a derivative on the time of every operator of a label; ``met`` gets all labels."""
-    known: dict[tuple[str, str, str], tuple[Fit, ...]] = {}
+def _marked(at: Setup, labels: tuple[Trust, ...]) -> Setup:
+    """The setup with the step of a derivative on the time of every operator of a label, along a leading axis."""
+    wanted = np.array([_ORDER.index(label) for label in labels])
+    fits = cache(lambda key: tuple(fits_of(at.rates, *key)))
 
     def adjust(op: Operator, cost: Cost) -> Cost:
-        key = key_of(op)
-        if key not in known:
-            known[key] = tuple(fits_of(at.rates, *key))
-        places = _places(known[key], sizes_of(op))
-        met.update(np.unique(places).tolist())
-        mine = places == _ORDER.index(label)
-        return cost * (1.0 + STEP * 1j * np.asarray(mine, dtype=float)) if np.any(mine) else cost
+        places = np.asarray(_places(fits(key_of(op)), sizes_of(op)))
+        places = places.reshape((1,) * (max(np.ndim(cost.time), 1) - places.ndim) + places.shape)
+        mine = places == wanted.reshape(-1, *(1,) * places.ndim)
+        return cost * (1.0 + STEP * 1j * mine) if np.any(mine) else cost
 
     return adjusted(at, adjust)
 
@@ -250,9 +264,8 @@ def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
     >>> shares("h100_sxm")[Trust.FITTED] > 0.8 > shares("h20_sxm").get(Trust.FITTED, 0.0)
     True
     """
-    return _of_row(
-        {label: scores.throughput for label, scores in shares_of_designs(design_of(grid, row, column)).items()}, 0
-    )
+    found = shares_of_designs(design_of(grid, row, column))
+    return _of_row({label: scores.throughput for label, scores in found.items()}, 0)
 
 
 def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[str, list[Shares]]:
@@ -284,8 +297,8 @@ def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[s
     ('1.000000', 'fitted 89 %, assumed 11 %')
     """
     found: dict[str, list[Shares]] = {name: [{} for _ in range(len(points))] for name in Scores._fields}
-    for designs in designs_of(points, replace(origin, exact=False)):
-        shares = shares_of_designs(designs)
+    every = list(designs_of(points, replace(origin, exact=False)))
+    for designs, shares in zip(every, _shares(every), strict=True):
         for name, rows in found.items():
             mine = {label: getattr(scores, name) for label, scores in shares.items()}
             for place, row in enumerate(designs.rows.tolist()):

@@ -32,7 +32,7 @@ VALUES: Mapping[str, str | tuple[str, ...]] = {
     "profile": "profile",
     "engine": "engine",
     "emit": ("dynamo", "vllm", "sglang", "trtllm", "llm-d"),
-    "objective": ("gpus", "throughput", "usd", "watt"),
+    "objective": ("gpus", "throughput", "usd", "watt", "joule"),
     "phase": ("prefill", "decode", "colocated", "piggyback"),
     "device": ("cuda", "cpu"),
     "study": ("beyond-the-buzz", "arrow", "dopd", "dynaserve"),

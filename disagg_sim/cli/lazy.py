@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
@@ -77,9 +79,22 @@ def _load(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.place.partition(":")
     if completing() and entry.example:  # a function
         return outline(name, module, attribute)
-    found = getattr(import_module(f"disagg_sim.cli.{module}"), attribute)
+    found = getattr(_imported(f"disagg_sim.cli.{module}"), attribute)
     if isinstance(found, type):
         return found(name=name, help=found.__doc__, rich_markup_mode=None)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, short_help=entry.said, epilog=f"Example: disagg-sim {entry.example}")(found)
     return typer.main.get_command(app)
+
+
+def _imported(module: str) -> Any:
+    """Import a module; wake the garbage collector if it rests, which from then on leaves alone what there is.
+
+    Modules stay until the end. Looking all of them over, again and again, would take a fifth of the time of a plan.
+    """
+    found = import_module(module)
+    if not gc.isenabled():
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # compiled modules look at what is left at the end
+        gc.enable()
+    return found

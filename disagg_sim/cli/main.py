@@ -7,6 +7,7 @@ the program, with its traceback, or nobody reads the output any more. 130: inter
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import traceback
@@ -98,6 +99,7 @@ def _require_values(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the console script."""
+    gc.disable()  # until the command is imported (``lazy``)
     try:
         code = run(sys.argv[1:])
     except Exception as error:

@@ -86,7 +86,7 @@ def plan(
     rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
     gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
     users: Annotated[int | None, Field(description="serve so many users, a request each in flight")] = None,
-    objective: Annotated[str, Field(description="gpus, throughput, usd or watt")] = "gpus",
+    objective: Annotated[str, Field(description="gpus, throughput, usd, watt or joule")] = "gpus",
     precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
     engine: Annotated[str, Field(description="vllm, sglang or trtllm; empty = the usual one of the system")] = "",
     max_nic_gb_per_s: Annotated[float | None, Field(description="most KV bandwidth of a GPU")] = None,

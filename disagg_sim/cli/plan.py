@@ -9,12 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.tables import table_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import list_specs, load_model, load_traffic
+from disagg_sim.facts.profile import MOST_SKEW
 from disagg_sim.facts.traffic import HBM, TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
@@ -77,6 +79,13 @@ def plan(
     precision: Annotated[str, typer.Option(help="Precision recipe; default: the usual one of model and system.")] = "",
     max_dcp: Annotated[int, typer.Option(min=1, help="Most GPUs that share the cache of a KV head.")] = 1,
     max_pcp: Annotated[int, typer.Option(min=1, help="Most ranks that share a prompt, of prefill pools.")] = 1,
+    max_redundant_experts: Annotated[int, typer.Option(min=0, help="Most slots for copies of experts.")] = 0,
+    expert_skew: Annotated[
+        float, typer.Option(min=0.0, max=MOST_SKEW, help="Variation of the popularity of experts over its mean.")
+    ] = 0.0,
+    popularity_drift: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time constant with which other experts become popular.")
+    ] = None,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     utilisation: Annotated[
@@ -114,6 +123,9 @@ def plan(
         engine=engine or _engine_of(emit),
         max_dcp=max_dcp,
         max_pcp=max_pcp,
+        max_redundant_experts=max_redundant_experts,
+        expert_skew=expert_skew,
+        popularity_drift=popularity_drift,
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
@@ -133,7 +145,7 @@ def plan(
     if found.best is not None:
         if proof:
             found, told = _proven(found, seed)
-        told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy else None)
+        told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy or objective == JOULE else None)
         told = replace(told, prices=_token_prices(found, utilisation))
         made = _start(found, emit) if emit else None
     text = _text(screen(found, told))

@@ -9,9 +9,10 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Keep, cores
+from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.elasticities import draw_elasticities
 from disagg_sim.report.words import case_title
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
 from disagg_sim.sweep.plan import EVERYTHING, plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -24,6 +25,8 @@ def sensitivity(
     ],
     out: Annotated[Path, typer.Option(help="Directory of the sweep's results; missing results are computed.")],
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
+    backend: Backend = "",
+    address: Address = "",
     keep: Keep = EVERYTHING,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
@@ -35,12 +38,13 @@ def sensitivity(
     """
     told = listener()
     plan = plan_sweep(load_sweep(name, profile=profile), keep=keep)
-    result = run_sweep(plan, out, jobs=jobs or cores(), listener=told)
+    workers = Workers(jobs or cores(), backend, address)
+    result = run_sweep(plan, out, jobs=workers, listener=told)
     result.require()
     for item in result.cases:
         if reason := why_not(item):
             told.warn(f"{item.plan.case.name}: no elasticities: {reason}")
-    tables = sweep_elasticities(result, out)
+    tables = sweep_elasticities(result, out, jobs=workers)
     if not tables:
         return
     write_elasticities(tables, out)

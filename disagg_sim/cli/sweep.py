@@ -12,7 +12,6 @@ import typer
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.documents import sweep_json
-from disagg_sim.report.figures import draw_figures
 from disagg_sim.report.summary import write_summary
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import read_frontier
@@ -69,7 +68,7 @@ def _compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, ove
     """Compute the sweep, and say in one line what came out."""
     told = listener()
     result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite)
-    fidelity = fidelity_of(result, out, error_bars=error_bars)
+    fidelity = fidelity_of(result, out, error_bars=error_bars, jobs=workers)
     write_fidelity(fidelity, out)
     write_summary(result, out, figures=figures, fidelity=fidelity)
     result.require()
@@ -77,6 +76,8 @@ def _compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, ove
         for mode, verdict in case.verdicts:
             told.warn(f"{case.plan.case.name}: {mode}{': ' if mode else ''}{verdict}")
     if figures:
+        from disagg_sim.report.figures import draw_figures  # matplotlib takes a third of the start
+
         jobs = 1 if workers.backend == "serial" else workers.jobs
         pictures = draw_figures(result, out, jobs=jobs, bands={each.case: each.bands for each in fidelity})
         told.note(f"{pictures} figures drawn")

@@ -27,7 +27,7 @@ from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rul
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
-from disagg_sim.facts.profile import ProfileSpec, profile_of
+from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
 from disagg_sim.facts.speculation import Speculation, speculation_in_words, speculation_of
 from disagg_sim.facts.traffic import TrafficSpec, traffic_of
@@ -150,7 +150,8 @@ def load_profile(name: str | Path) -> ProfileSpec:
     Parameters
     ----------
     name
-        As in ``load_system``.
+        As in ``load_system``; ``measured_skew0.5`` is ``measured`` with experts whose popularity varies by 0.5 of its
+        mean.
 
     Returns
     -------
@@ -162,7 +163,8 @@ def load_profile(name: str | Path) -> ProfileSpec:
     >>> [(name, load_profile(name).fitted) for name in ("ideal", "measured")]
     [('ideal', False), ('measured', True)]
     """
-    return _load("profile", name, ProfileSpec)
+    base, skew = profile_and_skew(name) if isinstance(name, str) else (name, 0.0)
+    return with_skew(load_profile(base), skew) if skew else _load("profile", base, ProfileSpec)
 
 
 def load_engine(name: str | Path) -> EngineSpec:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from disagg_sim.errors import InputError, as_float
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
@@ -15,7 +17,8 @@ from disagg_sim.units import GB
 
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Efficiency = Annotated[float, Range(1e-6, 1.0)]
-_Skew = Annotated[float, Range(0.0, 3.0)]
+MOST_SKEW = 3.0  # coefficient of variation of the popularity of experts [1]
+_Skew = Annotated[float, Range(0.0, MOST_SKEW)]
 _Deviations = Annotated[float, Range(0.0, 10.0)]
 _Imbalance = Annotated[float, Range(1.0, 100.0)]
 _Sources = Annotated[tuple[tuple[str, str], ...], Written(dict[str, str], lambda lines: tuple(lines.items()))]
@@ -67,6 +70,63 @@ class ProfileSpec(Shown):
 
 
 _Keys = schema_of(ProfileSpec)
+_SKEWED = re.compile(r"(?P<base>.+)_skew(?P<skew>[0-9.e-]+)")
+
+
+def skewed_profile(name: str, skew: float) -> str:
+    """Name a profile whose experts are not equally popular, as ``load_profile`` reads it.
+
+    Parameters
+    ----------
+    name
+        Of a profile.
+    skew
+        Coefficient of variation of the popularity of experts. [1]
+
+    Returns
+    -------
+    str
+        The name itself at 0.
+
+    Examples
+    --------
+    >>> skewed_profile("measured", 0.5), skewed_profile("measured", 0.0)
+    ('measured_skew0.5', 'measured')
+    """
+    return f"{name}_skew{skew:.12g}" if skew else name
+
+
+def profile_and_skew(name: str) -> tuple[str, float]:
+    """Part the name of a profile from the skew of the popularity of experts, as ``skewed_profile`` joins them.
+
+    Parameters
+    ----------
+    name
+        Of a profile, with or without a skew.
+
+    Returns
+    -------
+    str, float
+        The profile's own name, and 0 where no skew is named. [1]
+
+    Examples
+    --------
+    >>> profile_and_skew("measured_skew0.5"), profile_and_skew("ideal")
+    (('measured', 0.5), ('ideal', 0.0))
+    """
+    found = _SKEWED.fullmatch(name)
+    return (found["base"], as_float(float(found["skew"]))) if found else (name, 0.0)
+
+
+def with_skew(spec: ProfileSpec, skew: float) -> ProfileSpec:
+    """The profile with experts of unequal popularity, for random routing alone."""
+    if not spec.random_routing:
+        raise InputError(
+            f"expert_skew {skew:g} needs a profile of random routing, such as 'measured'; {spec.name!r} is of another"
+        )
+    if not 0.0 <= skew <= MOST_SKEW:
+        raise InputError(f"expert_skew {skew:g} is out of range; allowed: 0 to {MOST_SKEW:g}")
+    return replace(spec, name=skewed_profile(spec.name, skew), expert_skew=skew)
 
 
 def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:

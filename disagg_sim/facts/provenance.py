@@ -13,6 +13,7 @@ import yaml
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.facts.yaml_files import find_file, shown
 
 
@@ -81,7 +82,7 @@ def place_of_key(kind: str, name: str, key: str) -> Place:
     ('nvlink_domain', "hardware 'mine' tdp")
     """
     try:
-        path = find_file(kind, name)
+        path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)
     except UnknownNameError:  # made by hand
         return Place(f"{kind} {name!r}", 0, key)
     return Place(shown(path), _line(path, (key,)), key)

@@ -12,9 +12,12 @@ from typing import Any
 
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import NODE_GPUS, Workers
+from disagg_sim.units import GB, GIB
 
 #: Port of workers that bring the first caches of SGLang together, and those of NIXL in vLLM; a slot of a node each.
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
+#: Where engines find the drives of a node, for prompts in SSD.
+CACHE_DIRECTORY = "/kv_cache"
 
 
 def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -50,17 +53,32 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         if mapping.dp_attn > 1:
             flags["--all2all-backend"] = _vllm_exchange(workers)
     if mapping.redundant_slots:
-        flags |= {"--enable-eplb": True, "--eplb-config": {"num_redundant_experts": int(mapping.redundant_slots)}}
+        often = _given("step_interval", workers.moved_after)
+        copies = {"num_redundant_experts": int(mapping.redundant_slots), **often}
+        flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-num-seqs", workers.sequences) | _given("--max-num-batched-tokens", workers.tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
     flags["--kv-cache-dtype"] = {"fp8": "fp8", "bf16": "bfloat16"}[at.precision.cache.name]
     flags |= _given("--quantization", weights.quantised or None)
-    if workers.role in _KV_ROLES:
-        flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[workers.role]}
+    flags |= _vllm_connectors(workers)
     if drafts := _drafts_of(workers):
         flags["--speculative-config"] = {"method": "mtp", "num_speculative_tokens": drafts}
     return flags
+
+
+def _vllm_connectors(workers: Workers) -> dict[str, Any]:
+    """What sends caches to another pool, and what keeps prompts in DRAM; sizes are those of a data parallel rank."""
+    kept = int(tier_bytes(workers, "dram")) * workers.gpus // int(workers.mapping.dp_attn)
+    if workers.role not in _KV_ROLES:
+        return {"--kv-offloading-size": round(kept / GIB, 2), "--kv-offloading-backend": "native"} if kept else {}
+    sends = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[workers.role]}
+    if not kept:
+        return {"--kv-transfer-config": sends}
+    keeps = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    both = [sends, keeps | {"kv_connector_extra_config": {"cpu_bytes_to_use": kept}}]
+    named = {"kv_connector": "MultiConnector", "kv_role": _KV_ROLES[workers.role]}
+    return {"--kv-transfer-config": named | {"kv_connector_extra_config": {"connectors": both}}}
 
 
 _KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -127,6 +145,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
     if mapping.redundant_slots:
         flags |= {"--enable-eplb": True, "--ep-num-redundant-experts": int(mapping.redundant_slots)}
+        flags |= _given("--eplb-rebalance-num-iterations", workers.moved_after)
     if workers.sequences is not None:
         flags["--max-running-requests"] = workers.sequences * ranks
     if workers.tokens is not None:
@@ -140,10 +159,21 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--quantization", weights.quantised or None)
     if workers.role in _KV_ROLES:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
+    flags |= _hicache(workers)
     if drafts := _drafts_of(workers):
         flags |= {"--speculative-algorithm": "EAGLE", "--speculative-num-steps": drafts}
         flags |= {"--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": drafts + 1}
     return flags
+
+
+def _hicache(workers: Workers) -> dict[str, Any]:
+    """What keeps prompts below HBM in SGLang: host memory of each GPU, and files behind it."""
+    kept = tier_bytes(workers, "dram")
+    if not kept:
+        return {}
+    flags: dict[str, Any] = {"--enable-hierarchical-cache": True, "--hicache-size": round(kept / GB)}
+    flags["--hicache-write-policy"] = "write_through"
+    return flags | ({"--hicache-storage-backend": "file"} if tier_bytes(workers, "ssd") else {})
 
 
 def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa: ARG001 - one form for all engines
@@ -185,6 +215,10 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa
     elif workers.role == "colocated":
         config["enable_chunked_prefill"] = workers.tokens is not None
     config["kv_cache_config"] = {"dtype": {"fp8": "fp8", "bf16": "auto"}[at.precision.cache.name]}
+    if kept := tier_bytes(workers, "dram"):
+        config["kv_cache_config"]["host_cache_size"] = int(kept)
+    if kept := tier_bytes(workers, "ssd"):
+        config["kv_cache_config"] |= {"disk_cache_size": int(kept), "disk_cache_path": CACHE_DIRECTORY}
     if mapping.dcp > 1:
         config["context_parallel_size"] = int(mapping.dcp)
         config["cp_config"] = {"cp_type": "HELIX", "tokens_per_block": HELIX_BLOCK}
@@ -226,7 +260,35 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
     """
     tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
     heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
-    return {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
+    found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
+    on_drives = engine == "sglang" and any(tier_bytes(each, "ssd") for each in every)
+    return found | ({"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": CACHE_DIRECTORY} if on_drives else {})
+
+
+def tier_bytes(workers: Workers, tier: str) -> float:
+    """Share of a GPU in a tier that workers keep prompts in.
+
+    Parameters
+    ----------
+    workers, tier
+        Which workers, and a name of ``kv_tiers`` of their system.
+
+    Returns
+    -------
+    float
+        0 where they do not use it, or where its size is not stated. [B]
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> one = Workers(role="prefill", mapping=Mapping(), instances=1, setup=at, tiers=("dram",))
+    >>> [tier_bytes(one, name) / 1e9 for name in ("dram", "ssd")]
+    [250.0, 0.0]
+    """
+    known = workers.setup.system.kv_tiers
+    return (known[tier].capacity or 0.0) if tier in workers.tiers and tier in known else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +298,13 @@ class Engine:
     title: str
     settings: Callable[[Workers, Weights], dict[str, Any]]
     quantises: bool  # whether it makes fp8 weights of bf16 ones as it loads them
+    tiers: tuple[str, ...]  # below HBM that it can keep prompts in, without a service beside it
 
 
 ENGINES = {
-    "vllm": Engine(title="vLLM", settings=vllm_flags, quantises=True),
-    "sglang": Engine(title="SGLang", settings=sglang_flags, quantises=True),
-    "trtllm": Engine(title="TensorRT-LLM", settings=trtllm_config, quantises=False),
+    "vllm": Engine(title="vLLM", settings=vllm_flags, quantises=True, tiers=("dram",)),
+    "sglang": Engine(title="SGLang", settings=sglang_flags, quantises=True, tiers=("dram", "ssd")),
+    "trtllm": Engine(title="TensorRT-LLM", settings=trtllm_config, quantises=False, tiers=("dram", "ssd")),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.yaml_files import canonical_name
-from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.engines import ENGINES, tier_bytes
 from disagg_sim.launch.workers import Workers, workers_of
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import broken_rules
@@ -140,8 +140,23 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: a head of {drafter.method}, whose checkpoint nothing names"
         if drafter is not None and engine == "trtllm" and each.mapping.pp > 1:
             yield f"{where}: speculative decoding over pipeline stages"
+        for said in _refused_tiers(each, engine):
+            yield f"{where}: {said}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
+
+
+def _refused_tiers(workers: Workers, engine: str) -> Iterator[str]:
+    """Reasons why workers cannot keep prompts in tiers below HBM."""
+    for tier in workers.tiers:
+        if tier not in ENGINES[engine].tiers:
+            yield f"prompts in {tier}; allowed: {', '.join(ENGINES[engine].tiers)}, as other stores are services apart"
+        elif not tier_bytes(workers, tier):
+            yield f"prompts in {tier}, whose size kv_tiers of {workers.setup.system.name} does not state"
+    if "ssd" in workers.tiers and engine == "sglang" and workers.mapping.dcp > 1:
+        yield "prompts in ssd under DCP, which its storage back ends refuse"
+    if workers.tiers == ("ssd",) and "ssd" in ENGINES[engine].tiers:
+        yield "prompts in ssd without dram, through which it moves them"
 
 
 def _together(workers: Sequence[Workers], engine: str) -> Iterator[str]:

@@ -11,12 +11,13 @@ from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
-from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.engines import CACHE_DIRECTORY, ENGINES, tier_bytes
 from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, expressible
 from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
 from disagg_sim.launch.workers import Workers, node_gpus_of, workers_of
+from disagg_sim.units import GB
 
 #: What is not known of prefill in chunks over the stages of a pipeline, by engine.
 _CHUNKS_OVER_STAGES = {
@@ -151,6 +152,12 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
             yield "vLLM puts prompts into the steps of decodes; the plan has passes of their own for them"
         if each.mapping.chunk_tokens and each.mapping.pp > 1 and engine in _CHUNKS_OVER_STAGES:
             yield _CHUNKS_OVER_STAGES[engine]
+        for tier in each.tiers:
+            room = tier_bytes(each, tier) / GB
+            where = f", in {CACHE_DIRECTORY} of each node" if tier == "ssd" else ""
+            yield f"{each.label}: prompts are kept in {tier}, {room:,.0f} GB for each GPU{where}"
+        if "ssd" in each.tiers and engine == "sglang":
+            yield "SGLang's files of prompts grow until SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE, which is not set"
         if each.mapping.redundant_slots:
             yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
         if engine != "trtllm" and each.mapping.ep > 1 and each.mapping.dp_attn > 1:

@@ -11,10 +11,13 @@ import pandas as pd
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, quoted
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+from disagg_sim.workload.lengths import Lengths
 
 #: What a worker does; pairs split each request between two instances.
 ROLES = ("prefill", "decode", "colocated", "pairs")
@@ -36,6 +39,8 @@ class Workers:
     batch: int | None = None  # None = as the engine takes it [request]
     token_budget: int | None = None  # None = as the engine takes it [token]
     name: str = ""  # in files and manifests; empty = the role
+    moved_after: int | None = None  # passes between moves of copies of experts; None = as the engine does [1]
+    tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
 
     @property
     def label(self) -> str:
@@ -58,7 +63,7 @@ class Workers:
     @property
     def tokens(self) -> int | None:
         """Most tokens of a step of an attention rank. [token]"""
-        if self.role == "prefill" and self.mapping.chunk_tokens:
+        if self.mapping.chunk_tokens:
             return self._share(self.batch or int(self.mapping.dp_attn)) * int(self.mapping.chunk_tokens)
         return None if self.token_budget is None else self._share(self.token_budget)
 
@@ -153,7 +158,15 @@ def workers_of(
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
     elif isinstance(deployment, Design):
-        found = [_workers(pool.role, pool.replicas, pool.setup) for pool in deployment.pools]
+        tiers, moved = _tiers(deployment.work.lengths), {each.role: each.passes for each in moves_of(deployment)}
+        found = [
+            replace(
+                _workers(pool.role, pool.replicas, pool.setup),
+                tiers=() if pool.role == "decode" else tiers,
+                moved_after=moved.get(pool.role),
+            )
+            for pool in deployment.pools
+        ]
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
     else:
@@ -203,15 +216,26 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
     )
 
 
+def _tiers(lengths: Lengths) -> tuple[str, ...]:
+    """Tiers below HBM that prompts are found in."""
+    return () if lengths.cached is None else tuple(name for name, _ in lengths.cached.reuse.tiers if name != HBM)
+
+
 def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
     if len(points) != 1:
         raise InputError(f"the table has {len(points)} rows; a deployment is one, such as table.loc[[3]]")
     (each,) = designs_of(points, Origin(exact=False))
     batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
     budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
-    role = "colocated" if each.shared else "decode"
+    role, tiers = "colocated" if each.shared else "decode", _tiers(each.lengths)
     last = Workers(
-        role=role, mapping=each.mapping[0], instances=instances, setup=each.at, batch=batch, token_budget=budget
+        role=role,
+        mapping=each.mapping[0],
+        instances=instances,
+        setup=each.at,
+        batch=batch,
+        token_budget=budget,
+        tiers=tiers if each.shared else (),
     )
     if not each.shared:
         prompts = int(each.prefill_batch[0])
@@ -222,5 +246,6 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
             setup=each.prefill_at,
             batch=prompts,
             token_budget=math.ceil(prompts * each.lengths.mean_new),
+            tiers=tiers,
         )
     yield last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import of_distinct
 from disagg_sim.physics.work import Numeric, Work
 
 #: Of a transfer.
@@ -207,12 +209,13 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
         "ep2_8": (ep > 1) & (ep <= 8),
         "ep16_256": ep > 8,
     }
+    regime = np.select(list(regimes.values()), range(len(regimes)))
     kernels = max(len(at.rates.moe[name]) for name in regimes)
     costs = []
     for index in range(kernels):
         chosen = [at.rates.moe[name][min(index, len(at.rates.moe[name]) - 1)] for name in regimes]
         here = {
-            name: np.select(list(regimes.values()), [getattr(rate, name) for rate in chosen])
+            name: np.array([getattr(rate, name) for rate in chosen], dtype=float)[regime]
             for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling", "block_rows")
         }
         q = here["blend"]
@@ -227,7 +230,7 @@ def _exchange(row: Numeric, groups: Numeric, top_k: int, curve: LinkCurve) -> Tr
 
     Where NCCL's plain all-to-all stands in for a backend, its send buffer holds n/(n-1) of what leaves the rank.
     """
-    volume = row * curve.copies(top_k, groups)
+    volume = row * of_distinct(partial(curve.copies, top_k), groups)
     return curve.transfer(volume * (groups / np.maximum(groups - 1.0, 1.0)), groups, volume)
 
 

@@ -37,6 +37,7 @@ def _models(model: ModelSpec, speculation: Speculation) -> _Models:
     return _Models(replace(model, layers=(*model.layers, *layers)), replace(model, layers=layers, vocab=vocab))
 
 
+@lru_cache(maxsize=64)
 def with_draft_layers(at: Setup) -> Setup:
     """Make the setup of the model and its draft layers: what prefill passes, and what memory and caches hold.
 
@@ -62,6 +63,7 @@ def with_draft_layers(at: Setup) -> Setup:
     return replace(at, model=_models(at.model, at.speculation).served, speculation=None)
 
 
+@lru_cache(maxsize=64)
 def of_drafter(at: Setup) -> Setup:
     """Make the setup of the draft layers alone, of which ``at`` must have some.
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.physics.tabulate import distinct
 from disagg_sim.physics.work import Numeric
 
 #: Mean picks of a rank up to which the largest of Poisson counts is summed; above, counts are normal. [1]
@@ -26,6 +27,7 @@ class Routing(NamedTuple):
 
     imbalance: float | None = None  # picks of the fullest rank over the mean, all experts alike; None = at random [1]
     skew: float = 0.0  # coefficient of variation of the popularity of experts, at random [1]
+    placed: bool = True  # whether copies lie where the balancer has put them for this popularity, or anywhere
 
 
 class ExpertLoad(NamedTuple):
@@ -52,8 +54,8 @@ def largest_normal(ranks: float) -> float:
 
 def normal_excess(ranks: Numeric) -> Numeric:
     """``largest_normal`` of every element. [1]"""
-    counts, place = np.unique(np.asarray(ranks, dtype=float), return_inverse=True)
-    return np.array([largest_normal(n) for n in counts])[place].reshape(np.shape(ranks))
+    counts, place = distinct(ranks)
+    return np.asarray(np.array([largest_normal(n) for n in counts.tolist()])[place])
 
 
 @lru_cache(maxsize=512)
@@ -80,11 +82,11 @@ def fullest_of_random(mean: Numeric, ranks: Numeric) -> Numeric:
     """
     mean, ranks = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(ranks, dtype=float))
     mean = np.maximum(mean, 1e-3)
-    excess = normal_excess(ranks)
-    for count in np.unique(ranks):
-        here = (ranks == count) & (mean <= MOST_SUMMED)
+    excess, logarithm, few = normal_excess(ranks), np.log(mean), mean <= MOST_SUMMED
+    for count in distinct(ranks)[0]:
+        here = (ranks == count) & few
         if count > 1 and here.any():
-            excess = np.where(here, np.interp(np.log(mean), *_excess_table(float(count))), excess)
+            excess[here] = np.interp(logarithm[here], *_excess_table(float(count)))
     return 1.0 + np.where(ranks > 1, excess, 0.0) / np.sqrt(mean)
 
 
@@ -208,7 +210,7 @@ def expected_distinct(tokens: Numeric, experts: int, top_k: int, skew: float) ->
 
 
 def fullest_load(
-    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0
+    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0, placed: bool = True
 ) -> ExpertLoad:
     r"""Picks of the fullest rank, and the most experts that are hit on one, for ``tokens`` tokens of all ranks.
 
@@ -220,11 +222,13 @@ def fullest_load(
     ----------
     redundant
         Slots beside one for each expert, over all ranks; they hold copies. [1]
+    placed
+        Whether copies even the ranks out; else they lie anywhere.
     """
     ep, redundant = np.asarray(ep, dtype=float), np.asarray(redundant, dtype=float)
     mean = np.asarray(tokens) * (top_k / ep)
     chance = fullest_of_random(mean, ep) - 1.0
-    lasting = _lasting(experts, ep, redundant, skew)
+    lasting = _lasting(experts, ep, redundant if placed else np.zeros_like(redundant), skew)
     slots = (experts + redundant) / ep
     most = np.minimum(np.minimum(top_k, slots) * ep / top_k, ep)
     picks = mean * np.minimum(1.0 + np.sqrt(lasting**2 + chance**2), np.maximum(most, 1.0))

@@ -25,6 +25,7 @@ from disagg_sim.physics.collectives import (
     pipelined_transfer,
     ring_all_reduce_bytes,
 )
+from disagg_sim.physics.tabulate import of_distinct
 from disagg_sim.physics.work import Numeric
 
 
@@ -80,9 +81,14 @@ class LinkCurve:
 
     def at(self, ranks: Numeric) -> tuple[Numeric, Numeric]:
         """Latency [s] and bandwidth [B/s] for a group of ``ranks``."""
-        x, known = np.log2(ranks), np.log2(self.ranks)
-        beyond = np.maximum(x - known[-1], 0.0) * self.step
-        return np.interp(x, known, self.latency) + beyond, np.interp(x, known, self.bandwidth)
+
+        def interpolated(n: Numeric) -> tuple[Numeric, Numeric]:
+            x, known = np.log2(n), np.log2(self.ranks)
+            beyond = np.maximum(x - known[-1], 0.0) * self.step
+            return np.interp(x, known, self.latency) + beyond, np.interp(x, known, self.bandwidth)
+
+        found: tuple[Numeric, Numeric] = of_distinct(interpolated, ranks)
+        return found
 
     def transfer(self, size: Numeric, n: Numeric, volume: Numeric) -> Transfer:
         """Latency and wire time of a tensor of ``size`` bytes, ``volume`` of them over each link of the curve."""

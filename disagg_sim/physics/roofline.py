@@ -118,6 +118,38 @@ def sums_at(sums: AnySums, points: Points) -> Sums:
     return sums.at(points) if isinstance(sums, GridSums) else Sums(*(picked(part, points) for part in sums))
 
 
+def at_columns(sums: AnySums, place: Any) -> GridSums:
+    """Lay sums of some columns out over a grid.
+
+    Parameters
+    ----------
+    sums
+        Of the broadcast shape (rows, columns). [s]
+    place
+        Which of these columns stands at each column of the grid, of shape (grid columns,).
+
+    Returns
+    -------
+    GridSums
+        Of the broadcast shape (rows, grid columns). [s]
+
+    Examples
+    --------
+    >>> at_columns(Sums(compute=np.array([[1.0, 2.0]])), np.array([1, 0, 1])).compute.tolist()
+    [[2.0, 1.0, 2.0]]
+    """
+
+    def laid(values: Numeric) -> Numeric:
+        return values[:, place] if np.ndim(values) == 2 and np.shape(values)[1] > 1 else values
+
+    def at(points: Points) -> Sums:
+        if points is not None:
+            return sums_at(sums, (points[0], place[points[1]]))
+        return Sums(*(laid(part) for part in sums))
+
+    return GridSums(at)
+
+
 def chosen_sums(first: Numeric, yes: AnySums, no: AnySums) -> AnySums:
     """Choose between the sums of two ways to do the same, point by point.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from disagg_sim.facts.acceptance import check_measured_on
+from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import EngineSpec, Sharing
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.hardware import SystemSpec
@@ -194,22 +196,47 @@ def setup(
     curve = speculation if isinstance(speculation, Speculation | None) else load_speculation(speculation)
     if curve is not None:
         check_measured_on(curve, model_spec.name)
-    served = _served(model_spec, curve)
-    recipe = resolve_precision(precision, served, system_spec)
-    fits = load_efficiency(system_spec.name)
+    recipe = resolve_precision(precision, _served(model_spec, curve), system_spec)
     overheads = engine if isinstance(engine, EngineSpec) else None
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))
     if overheads is None and name not in ("", KERNELS):
         overheads = load_engine(name)
+    specs = model_spec, system_spec, recipe, profile_spec, load_efficiency(system_spec.name), overheads, curve
+    return _of_specs(_Specs(*specs, engine=overheads.name if overheads else name))
+
+
+@dataclass(frozen=True)
+class _Specs:
+    """All that a setup is made of."""
+
+    model: ModelSpec
+    system: SystemSpec
+    precision: Precision
+    profile: ProfileSpec
+    fits: EfficiencySpec | None
+    overheads: EngineSpec | None
+    speculation: Speculation | None
+    engine: str
+
+    def __hash__(self) -> int:
+        """Of the names; a system, whose tables are no keys, has no hash of its own."""
+        return hash((self.model.name, self.system.name, self.precision.name, self.profile.name, self.engine))
+
+
+@lru_cache(maxsize=128)
+def _of_specs(specs: _Specs) -> Setup:
+    """The setup of specs; one object, so that what was computed with it is known to be of the same."""
+    model, overheads, profile = specs.model, specs.overheads, specs.profile
     kernels, named = (overheads.kernels, overheads.expert_kernel) if overheads else ("", "")
+    served = _served(model, specs.speculation)
     return Setup(
-        model=model_spec,
-        system=system_spec,
-        precision=recipe,
-        profile=profile_spec,
-        engine=overheads.name if overheads else name,
+        model=model,
+        system=specs.system,
+        precision=specs.precision,
+        profile=profile,
+        engine=specs.engine,
         kernels=kernels,
-        rates=resolve_rates(served, system_spec, recipe, profile_spec, fits, kernels, named),
-        overheads=overheads if profile_spec.with_engine else None,
-        speculation=curve,
+        rates=resolve_rates(served, specs.system, specs.precision, profile, specs.fits, kernels, named),
+        overheads=overheads if profile.with_engine else None,
+        speculation=specs.speculation,
     )

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from disagg_sim.physics.roofline import GridSums, Points, Sums
 from disagg_sim.physics.work import Numeric
+
+#: Largest degree that is looked up by its number, and elements below which that saves nothing. [1]
+LARGEST_DEGREE, FEW = 2**16, 256
+#: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
+DENSE = 0.5
 
 T = TypeVar("T")
 Result = TypeVar("Result", bound=tuple[Any, ...])
@@ -29,6 +33,61 @@ Result = TypeVar("Result", bound=tuple[Any, ...])
 def is_one(degree: Numeric) -> bool:
     """Whether a degree is the number 1, which changes nothing; a column of ones is no number."""
     return np.ndim(degree) == 0 and degree == 1.0
+
+
+def distinct(degree: Numeric) -> tuple[Any, Any]:
+    """Find the distinct values of a degree, and where each element has its own.
+
+    Parameters
+    ----------
+    degree
+        Whole numbers, of any shape. [1]
+
+    Returns
+    -------
+    tuple of ndarray
+        Values, rising, of shape (distinct,), and places in them, of the shape of ``degree``. [1]
+
+    Examples
+    --------
+    >>> values, place = distinct(np.array([[8.0, 2.0], [2.0, 8.0]]))
+    >>> values.tolist(), place.tolist()
+    ([2.0, 8.0], [[1, 0], [0, 1]])
+    """
+    numbers = np.asarray(degree, dtype=float)
+    whole = numbers.astype(np.intp)
+    if not whole.size or whole.min() < 0 or whole.max() > LARGEST_DEGREE or not np.array_equal(whole, numbers):
+        values, place = np.unique(numbers, return_inverse=True)
+        return values, place.reshape(numbers.shape)
+    counts = np.bincount(whole.ravel())
+    return np.flatnonzero(counts).astype(float), (np.cumsum(counts > 0) - 1)[whole]
+
+
+def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
+    """Evaluate a function of a degree once for each of its distinct values.
+
+    Parameters
+    ----------
+    function
+        Of an array; returns an array of its shape, or a tuple of them.
+    degree
+        Of any shape. [1]
+
+    Returns
+    -------
+    ndarray or tuple
+        What the function returns at every element.
+
+    Examples
+    --------
+    >>> of_distinct(np.log2, np.array([[8.0, 2.0], [2.0, 8.0]])).tolist()
+    [[3.0, 1.0], [1.0, 3.0]]
+    """
+    if np.size(degree) < FEW:
+        return function(np.asarray(degree, dtype=float))
+    values, place = distinct(degree)
+    found = function(values)
+    return tuple(each[place] for each in found) if isinstance(found, tuple) else found[place]
 
 
 class Levels:
@@ -43,7 +102,7 @@ class Levels:
         if self.gathers:
             few = np.asarray(tokens)
             if row is None:
-                first, self.row = _equal_rows(np.ascontiguousarray(few))
+                first, self.row = equal_rows(np.ascontiguousarray(few))
                 few = few[first]
             self.values, place = np.unique(few, return_inverse=True)
             self.position = place.reshape(few.shape)
@@ -101,18 +160,6 @@ class Lookup:
         """Lookups with the same are answered by one call."""
         return self.function, tuple(np.ndim(degree) for degree in self.degrees)
 
-    @property
-    def asked(self) -> tuple[bytes, ...]:
-        """Degrees and tokens: lookups of one function with the same find the same table."""
-        columns = [degree for degree in self.degrees if np.ndim(degree)]
-        return tuple(np.asarray(each, dtype=float).tobytes() for each in (*columns, *self.tokens))
-
-    def flat(self) -> list[Any]:
-        """Arguments of the function at every pair of degrees and level, (distinct * levels,)."""
-        rows, levels = self.shape
-        degrees = [np.repeat(degree, levels) if np.ndim(degree) else degree for degree in self.degrees]
-        return [*degrees, *(np.tile(count, rows) for count in self.tokens)]
-
     def spread(self, answer: _Answer) -> Any:
         """The table laid out over the grid; its sums where they are asked for."""
         index = self._index(answer, None)
@@ -132,19 +179,21 @@ class Lookup:
 
     def _index(self, answer: _Answer, points: Points) -> Any:
         """Place of points of the grid in the table."""
-        first = self.row * self.tokens[0].size + answer.start
+        first, places = self.row * self.tokens[0].size, answer.places
         if points is None:
-            return first[:, None] + self.position[self.level_row]
-        rows, columns = points
-        return first[rows] + self.position[self.level_row[rows], columns]
+            index = first[:, None] + self.position[self.level_row]
+        else:
+            rows, columns = points
+            index = first[rows] + self.position[self.level_row[rows], columns]
+        return index if places is None else places.take(index)
 
 
 class _Answer(NamedTuple):
-    """A table, and where in it that of one lookup starts."""
+    """A table, and where in it that of one lookup is."""
 
     table: Any
     shape: tuple[int, ...]
-    start: int = 0
+    places: Any = None  # of its (distinct degrees, levels) in the table, one row after the other; None = as they are
 
     def take(self, values: Any, index: Any) -> Any:
         """An array of the table at places of it; a number is the same at all."""
@@ -272,25 +321,54 @@ def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], leve
 
 def _answers(lookups: list[Lookup]) -> list[_Answer]:
     """Tables of lookups, in their order: one call for all that join."""
-    if len(lookups) == 1:
-        return [_alone(lookups[0])]
-    joined: dict[Hashable, dict[Hashable, Lookup]] = {}
-    places = [(lookup.joins, lookup.asked) for lookup in lookups]
-    for (joins, asked), lookup in zip(places, lookups, strict=True):
-        joined.setdefault(joins, {})[asked] = lookup
-    found: dict[tuple[Hashable, Hashable], _Answer] = {}
-    for joins, distinct in joined.items():
-        if len(distinct) == 1:
-            found |= {(joins, asked): _alone(lookup) for asked, lookup in distinct.items()}
-            continue
-        flat = [lookup.flat() for lookup in distinct.values()]
-        arguments = [np.concatenate(each) if np.ndim(each[0]) else each[0] for each in zip(*flat, strict=True)]
-        starts = list(accumulate((each[-1].size for each in flat), initial=0))
-        table = next(iter(distinct.values())).function(*arguments)
-        found |= {
-            (joins, asked): _Answer(table, (starts[-1],), start) for asked, start in zip(distinct, starts, strict=False)
-        }
-    return [found[place] for place in places]
+    joined: dict[Hashable, list[int]] = {}
+    for place, lookup in enumerate(lookups):
+        joined.setdefault(lookup.joins, []).append(place)
+    found: dict[int, _Answer] = {}
+    for places in joined.values():
+        alike = [lookups[place] for place in places]
+        answers = [_alone(alike[0])] if len(alike) == 1 else _together(alike)
+        found |= zip(places, answers, strict=True)
+    return [found[place] for place in range(len(lookups))]
+
+
+def _together(lookups: list[Lookup]) -> list[_Answer]:
+    """Tables of lookups that join: the function at every pair of degrees and tokens that a point of a grid needs."""
+    columns = [[column for column in lookup.degrees if np.ndim(column)] for lookup in lookups]
+    degrees = [np.concatenate(each) for each in zip(*columns, strict=True)]
+    tokens = [np.concatenate(each) for each in zip(*(lookup.tokens for lookup in lookups), strict=True)]
+    first, row = distinct_rows(degrees, sum(lookup.shape[0] for lookup in lookups))
+    first_level, level = _distinct_levels(tokens)
+    needed = np.zeros((first.size, first_level.size), dtype=bool)
+    rows = np.split(row, np.cumsum([lookup.shape[0] for lookup in lookups])[:-1])
+    levels = np.split(level, np.cumsum([lookup.shape[1] for lookup in lookups])[:-1])
+    for lookup, own, at in zip(lookups, rows, levels, strict=True):
+        _, once = np.unique(lookup.row * len(lookup.position) + lookup.level_row, return_index=True)
+        needed[own[lookup.row[once]][:, None], at[lookup.position[lookup.level_row[once]]]] = True
+    degrees, tokens = [column[first] for column in degrees], [count[first_level] for count in tokens]
+    if np.count_nonzero(needed) > DENSE * needed.size:
+        varied = (column[:, None] for column in degrees)
+        shape, places = needed.shape, np.arange(needed.size).reshape(needed.shape)
+        counts = [count[None, :] for count in tokens]
+    else:
+        chosen = np.flatnonzero(needed)
+        shape, places = (chosen.size,), np.zeros(needed.shape, dtype=np.intp)
+        places.ravel()[chosen] = np.arange(chosen.size)
+        of_row, of_level = np.divmod(chosen, first_level.size)
+        varied, counts = (column[of_row] for column in degrees), [count[of_level] for count in tokens]
+    arguments = [next(varied) if np.ndim(degree) else degree for degree in lookups[0].degrees]
+    table = lookups[0].function(*arguments, *counts)
+    return [_Answer(table, shape, places[own[:, None], at].ravel()) for own, at in zip(rows, levels, strict=True)]
+
+
+def _distinct_levels(tokens: list[Any]) -> tuple[Any, Any]:
+    """First position of every distinct combination of token counts, and the number of the combination at each."""
+    combined: Any = np.zeros(tokens[0].size, dtype=np.intp)
+    for count in tokens:
+        values, place = np.unique(count, return_inverse=True)
+        combined = combined * values.size + place
+    _, first, number = np.unique(combined, return_index=True, return_inverse=True)
+    return first, number
 
 
 def _alone(lookup: Lookup) -> _Answer:
@@ -299,7 +377,7 @@ def _alone(lookup: Lookup) -> _Answer:
     return _Answer(lookup.function(*degrees, *(count[None, :] for count in lookup.tokens)), lookup.shape)
 
 
-def _equal_rows(rows: Any) -> tuple[Any, Any]:
+def equal_rows(rows: Any) -> tuple[Any, Any]:
     """First position of every distinct row of a matrix, and the number of the distinct row at each position.
 
     Rows that share a degree have the same token counts, so there are few; whole rows compare as bytes.

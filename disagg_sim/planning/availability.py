@@ -48,6 +48,11 @@ class Blast:
         return self.own + self.node + self.domain
 
     @property
+    def together(self) -> int:
+        """Most instances that one failure stops: the blast radius. [1]"""
+        return max(self.per_node if self.node else 1, self.per_domain if self.domain else 1)
+
+    @property
     def mtbf(self) -> float:
         """Mean time between failures that stop it; inf = never. [s]"""
         return math.inf if self.rate == 0.0 else 1.0 / self.rate
@@ -179,6 +184,7 @@ class Spares:
     without: float  # the same without spares [1]
     capacity: float  # expected share of the load that the slowest pool can serve, over time [1]
     mtbf: tuple[float, ...]  # of an instance of each pool; inf = never [s]
+    together: tuple[int, ...]  # most instances of each pool that one failure stops [1]
 
 
 def spares_for(needs: Sequence[Need], target: float) -> Spares:
@@ -240,6 +246,7 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
         without=math.prod(need.up(0) for need in needs),
         capacity=expected_share([(need, count) for need, count in pairs]),
         mtbf=tuple(need.blast.mtbf for need in needs),
+        together=tuple(min(need.blast.together, need.instances + count) for need, count in pairs),
     )
 
 

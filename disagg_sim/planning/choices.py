@@ -9,25 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
-from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
-from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.serving.candidates import fastest_points
@@ -42,8 +39,6 @@ SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
 OF_A_SIZE = 2
 #: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-#: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
-SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +49,7 @@ class Grids:
     decode: PhaseGrid
 
 
-#: Chunks [token] and batches [request] of prefill that are scored; None = all.
-Axes = tuple[Ints | None, Ints | None]
+Axes = tuple[Ints | None, Ints | None]  # chunks [token] and batches [request] of prefill that are scored; None = all
 ALL: Axes = (None, None)
 
 
@@ -98,20 +92,27 @@ def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Map
     points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_SHARES)
     whole = int(np.count_nonzero(grids.prefill.mappings.chunk_tokens == 0))
     table = grids.prefill.mappings
-    degrees = {tuple(int(getattr(table, name)[row]) for name in SHARDING): None for row, _ in points}
+    degrees = {degrees_of(table, row) for row, _ in points}
     plain = table[np.arange(whole)]
-    prefill = [row for row in range(whole) if tuple(int(getattr(plain, name)[row]) for name in SHARDING) in degrees]
+    prefill = [row for row in range(whole) if degrees_of(plain, row) in degrees]
     usable = grids.decode.feasible & (grids.decode.latency <= work.tpot.seconds)
     decode = sorted({row for row, _ in _best_of_sizes(grids.decode, usable)})
     if alike:  # rows beyond those of decode share prompts
         both = (row for row in prefill if row < len(grids.decode.mappings))
-        shared = {*decode, *both, *_colocated_rows(grids, work)[0]}
+        staged = staged_rows(grids, work) if longer_than_steps(work.lengths) else []
+        points += [(row, 0) for row, _ in staged]  # their chunks
+        shared = {*decode, *both, *_colocated_rows(grids, work)[0], *(row for _, row in staged)}
         decode, prefill = sorted(shared), sorted({*shared, *prefill})
     kept = plain[np.array(prefill, dtype=int)], grids.decode.mappings[np.array(decode, dtype=int)]
     if not points:
         return kept, (np.zeros(1, dtype=np.int64), grids.prefill.batch[:1])
     rows, columns = np.array(points).T
     return kept, (np.unique(table.chunk_tokens[rows]), grids.prefill.batch[: columns.max() + 1])
+
+
+def degrees_of(table: Mapping, row: int) -> tuple[int, ...]:
+    """Sharding of one row of a table of mappings. [1]"""
+    return tuple(int(getattr(table, name)[row]) for name in SHARDING)
 
 
 def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) -> list[tuple[int, int]]:
@@ -152,7 +153,7 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
     if work.lengths.constant:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
     else:
-        ftl, busy = _passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
+        ftl, busy = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
         mean = np.tensordot(weights, busy, 1)
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
     return [
@@ -163,14 +164,16 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
 
 def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, spread: float) -> PrefillChoice:
     row, column = point
-    batch = grid.batch[: column + 1].astype(float)
+    batch, mapping = grid.batch[: column + 1].astype(float), grid.mappings[row]
+    busy = batch / grid.request_rate[row, : column + 1]
+    longer = lengthened(work, grid.setup, mapping, *one_piece(work, mapping, batch, busy))
     return PrefillChoice(
         at=grid.setup,
-        mapping=grid.mappings[row],
+        mapping=mapping,
         work=work,
         batch=batch,
-        busy=batch / grid.request_rate[row, : column + 1],
-        ftl=ftl[:, : column + 1],
+        busy=busy * longer,
+        ftl=ftl[:, : column + 1] * longer,
         spread=spread,
         weights=work.lengths.prompt_nodes().weight,
         host=host_of(grid.setup),
@@ -181,7 +184,7 @@ def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, s
     )
 
 
-def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple[Floats, Floats]:
+def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple[Floats, Floats]:
     """FTL and busy time of passes of prompts of each length, (lengths, rows, batches). [s]"""
     ftl, busy = np.empty((2, nodes.isl.size, rows.size, batch.size))
     chunks = grid.mappings.chunk_tokens[rows]
@@ -210,32 +213,6 @@ def _passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple
     return ftl, busy
 
 
-def linked(
-    prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice], kv_bytes: float, wire: tuple[float, float]
-) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
-    """The choices with links of a bandwidth [B/s] and latency [s], which move caches of ``kv_bytes`` [B].
-
-    The first token comes from decode: TTFT has in it the transfer, what is left of a step, and a step, those of the
-    decode configuration with the most requests a GPU.
-    """
-    bandwidth, latency = wire
-    takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
-    best = max(takers, key=lambda each: each.most / gpus_of(each), default=None)
-    step, taken = (float(best.step[-1]), 1.0 / best.link_rate) if best is not None else (0.0, 0.0)
-    step *= 1.0 if best is None else accepted_length(best.at.speculation, best.mapping.draft_tokens)
-    senders = []
-    for each in prefill:
-        rate = _moved(each, bandwidth) / kv_bytes
-        hand_over = latency + max(1.0 / rate, taken) + 1.5 * step
-        senders.append(replace(each, link_rate=rate, hand_over=hand_over))
-    return senders, takers
-
-
-def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:
-    """What an instance moves of caches over the links of its GPUs with distinct parts. [B/s]"""
-    return bandwidth * float(unique_gpus(choice.at.model, choice.mapping))
-
-
 def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
     """The fastest decode configurations of each size within the TPOT limit; links as wide as needed."""
     usable = grid.feasible & (grid.latency <= work.tpot.seconds)
@@ -243,13 +220,15 @@ def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
 
 
 def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) -> Iterator[tuple[int, int]]:
-    """Rows and columns of the fastest points of each size, each row once."""
+    """Rows and columns of the fastest points of each size; of mappings that differ in copies of experts one."""
     rates = grid.request_rate if rate is None else rate
     left = usable.copy()
+    degrees = np.stack([getattr(grid.mappings, name) for name in SHARDING if name != "redundant_slots"])
+    alike = np.unique(degrees, axis=1, return_inverse=True)[1].ravel()
     for _ in range(OF_A_SIZE):
         rows, columns = fastest_points(grid, rates, left)
         yield from zip(rows.tolist(), columns.tolist(), strict=True)
-        left[rows] = False
+        left[np.isin(alike, alike[rows])] = False
 
 
 def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
@@ -264,7 +243,7 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
         work=work,
         seats=int(grid.batch[column]),
         batch=batch,
-        step=step,
+        step=step * lengthened(work, at, mapping, batch * (1 + mapping.draft_tokens), step),
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
@@ -282,7 +261,7 @@ def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
         return []
     grid = grids.decode
     mappings = grid.chosen(rows, columns)
-    tables = _mixed_tables(grid, work, rows, mappings.for_grid(), last)
+    tables = mixed_tables(grid, work, rows, mappings.for_grid(), last)
     return [
         each
         for place, row in enumerate(rows.tolist())
@@ -314,46 +293,41 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
     return rows, columns, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if best else 0)
 
 
+def staged_rows(grids: Grids, work: Work) -> list[tuple[int, int]]:
+    """Rows of prefill and of decode of the pipelines of one attention rank that serve a request alone the fastest.
+
+    Prompts go through in chunks (CPP). Some of each size.
+    """
+    prefill, decode = grids.prefill, grids.decode
+    seated = (decode.mappings.dp_attn == 1) & decode.feasible[:, 0] & (decode.latency[:, 0] <= work.tpot.seconds)
+    if decode.setup.speculation is not None:
+        seated &= decode.drafts[:, 0] > 0
+    row_of = {
+        degrees_of(decode.mappings, row): row for row in np.flatnonzero(seated & (decode.mappings.pp > 1)).tolist()
+    }
+    cut = (prefill.mappings.chunk_tokens > 0) & (prefill.mappings.pcp == 1) & prefill.feasible[:, 0]
+    cut &= prefill.latency[:, 0] <= work.ttft.seconds
+    pairs = [(row, row_of.get(degrees_of(prefill.mappings, row), -1)) for row in np.flatnonzero(cut).tolist()]
+    rows, places = np.array([pair for pair in pairs if pair[1] >= 0], dtype=np.intp).reshape(-1, 2).T
+    taken = prefill.latency[rows, 0] + work.lengths.gaps * decode.latency[places, 0]
+    order = np.argsort(taken, kind="stable")
+    gpus = decode.mappings.gpus[places][order]
+    first = [order[np.flatnonzero(gpus == size)[:OF_A_SIZE]] for size in np.unique(gpus)]
+    return [(int(rows[each]), int(places[each])) for of_size in first for each in of_size]
+
+
 def longer_than_steps(lengths: Lengths) -> bool:
     """Whether prompts take several of the largest steps: then instances of one request at a time are worth trying."""
     return lengths.mean_new > BUDGETS[-1]
 
 
-def _mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, last: int) -> Floats:
-    """Times of steps with prefill on every rank, and on one, of shape (2, rows, sizes, batches). [s]"""
-    at, lengths = grid.setup, work.lengths
-    nodes = lengths.prompt_nodes()
-    new, weights = nodes.new, nodes.weight
-    prompt = float(weights @ new**2) / lengths.mean_new  # that a token of prefill is of, on average
-    past = float(weights @ (new * nodes.past)) / lengths.mean_new  # before it
-    batch = grid.batch[:last].astype(float)
-    sizes = np.array(SIZES[1:], dtype=float)
-    shape = (rows.size, sizes.size, batch.size)
-    decodes = np.broadcast_to(batch, (sizes.size, batch.size)).reshape(1, -1)
-    verified = decodes * (1.0 + mapping.draft_tokens)
-    tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - verified / mapping.dp_attn, 1.0)
-    held = lengths.on_ranks(decodes, mapping.dp_attn)
-    alone = grid.latency[rows, :last]
-    if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
-        load = lengths.on_ranks(batch[None, :], mapping.dp_attn)
-        alone = decode_step(at, mapping, batch=batch[None, :], context=load.context, rank_batch=load.batch).time
-
-    def step(ranks: Any) -> Floats:
-        chunk = Chunk(tokens * ranks, prompt + past, ranks, past)
-        time = mixed_step(at, mapping, batch=decodes, context=held.context, chunk=chunk, rank_batch=held.batch).time
-        table = np.broadcast_to(time, (shape[0], tokens.shape[1])).reshape(shape)
-        return np.concatenate([alone[:, None], table], axis=1)
-
-    every = step(mapping.dp_attn)
-    return np.stack([every, every if np.all(mapping.dp_attn == 1) else step(np.ones_like(mapping.dp_attn))])
-
-
 def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats) -> Iterator[ColocatedChoice]:
-    at = grid.setup
-    ranks, lengths = int(mapping.dp_attn), work.lengths
+    at, ranks, lengths = grid.setup, int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
-    batch, step = grid.batch[: last + 1].astype(float), tables[0, 0, : last + 1]
+    batch = grid.batch[: last + 1].astype(float)
+    longer = lengthened(work, at, mapping, batch * (1 + mapping.draft_tokens), tables[0, 0, : last + 1])
+    mixed, single, late = tables[:, :, : last + 1] * longer
     prompts = lengths.prompt_nodes()
     nodes, weights = prompts.new, prompts.weight
     load = sum(
@@ -376,10 +350,11 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             seats=int(batch[seats]),
             budget=budget,
             batch=batch[: seats + 1],
-            step=step[: seats + 1],
+            step=mixed[0, : seats + 1],
             tokens=np.array(SIZES, dtype=float),
-            mixed=tables[0, :, : seats + 1],
-            single=tables[1, :, : seats + 1],
+            mixed=mixed[:, : seats + 1],
+            single=single[:, : seats + 1],
+            late=late[:, : seats + 1],
             nodes=nodes,
             weights=weights,
             host=host_of(at) + load,

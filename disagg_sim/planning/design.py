@@ -79,7 +79,7 @@ class Design:
     mode: Mode
     pools: tuple[PlannedPool, ...]
     rate: float  # [request/s]
-    cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h] or [W]
+    cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h], or [W], at the TDP or drawn
     work: Work = field(repr=False, compare=False)
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
     spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for

@@ -4,20 +4,24 @@ r"""Say what the GPUs of a plan draw at its rate, which is below what its pools 
 
 An instance of n, of G GPUs each, holds m sequences on average; :math:`P_d` is the power of a GPU in decode steps of so
 many, and at least one is there in :math:`1 - e^{-m}` of the time. A prompt costs :math:`J_p` joules in a pass that
-takes :math:`t_p` of an instance's time, f of the time at the rate X. :math:`P_0` is the power of a GPU that waits.
+takes :math:`t_p` of an instance's time, f of the time at the rate X. :math:`P_0` is the power of a GPU that waits, as
+spare ones do.
 Source: ``certainty.pass_energy``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs
-from disagg_sim.certainty.energy import Spent, step_and_pass
-from disagg_sim.certainty.rows import design_of
+from disagg_sim.certainty.energy import step_and_pass
+from disagg_sim.certainty.grid_points import designs_at_points
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.design import Design, PlannedPool
@@ -63,7 +67,7 @@ def drawn(design: Design) -> Drawn:
     """
     watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0
     for pool in design.pools:
-        own = _watts(pool, design.work.lengths)
+        own = float(watts_of_pools([pool], design.work.lengths)[0])
         node = pool.setup.system.node_power
         watts += own
         power = power_at(pool.setup)
@@ -78,36 +82,81 @@ def drawn(design: Design) -> Drawn:
     return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
 
 
-def _watts(pool: PlannedPool, lengths: Lengths) -> float:
-    """Watts of the GPUs of a pool. [W]"""
-    idle, each = power_at(pool.setup).idle, float(pool.mapping.gpus)
-    watts, left = pool.gpus * idle, 1.0
-    if pool.role != "decode":
-        design = prefill_design(pool, lengths)
-        prompts = float(design.prefill_batch[0])
-        joules, seconds = _of_one(step_and_pass(design)[1])
-        watts += pool.rate * each / prompts * (joules - idle * seconds)
-        left = max(1.0 - pool.rate * seconds / prompts / pool.instances, 0.0)
-    if pool.role != "prefill":
-        joules, seconds = _of_one(step_and_pass(decode_design(pool, lengths))[0])
-        watts += pool.gpus * (joules / seconds - idle) * -math.expm1(-pool.sequences) * left
-    return watts
+def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
+    """Compute what the GPUs of pools draw, of one role and setup, which stand beside each other in no deployment.
+
+    Parameters
+    ----------
+    pools
+        Each with its mapping, instances, sequences and rate.
+    lengths
+        Of the requests.
+
+    Returns
+    -------
+    ndarray
+        Of shape (pools,). [W]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
+    >>> f"{watts_of_pools(best.pools, best.work.lengths)[0] / drawn(best).watts:.2f}"
+    '1.00'
+    """
+    first = pools[0]
+    idle = power_at(first.setup).idle
+    numbers = [(pool.gpus, int(pool.mapping.gpus), pool.instances, pool.rate) for pool in pools]
+    gpus, each, instances, rate = np.array(numbers, dtype=np.float64).T
+    watts, left = gpus * idle, np.ones(len(pools))
+    if first.role != "decode":
+        for designs in _passes(pools, lengths):
+            some, prompts = designs.rows, designs.prefill_batch
+            joules, seconds = step_and_pass(designs)[1]
+            watts[some] += rate[some] * each[some] / prompts * (joules - idle * seconds)
+            left[some] = np.maximum(1.0 - rate[some] * seconds / prompts / instances[some], 0.0)
+    if first.role != "prefill":
+        held = -np.expm1(-np.array([pool.sequences for pool in pools]))
+        for designs in _steps(pools, lengths):
+            some = designs.rows
+            joules, seconds = step_and_pass(designs)[0]
+            watts[some] += (instances * each * held * left)[some] * (joules / seconds - idle)
+    return np.asarray(watts)
 
 
 def prefill_design(pool: PlannedPool, lengths: Lengths) -> Designs:
-    """A pass of prefill of an instance: as large as a prefill pool takes them, of one prompt beside decodes."""
-    plain, chunk = replace(pool.mapping, chunk_tokens=0), int(pool.mapping.chunk_tokens)
-    batch, chunks = (pool.batch, [chunk]) if pool.role == "prefill" else (1, [0])
-    grid = prefill_grid(pool.setup, plain, lengths, batch=[batch], chunk_tokens=chunks)
-    return design_of(grid, int((grid.mappings.chunk_tokens == chunks[0]).argmax()), 0)
+    """A pass of prefill of an instance: as large as a prefill pool takes them, beside decodes of one prompt a rank."""
+    (one,) = _passes([pool], lengths)
+    return one
 
 
 def decode_design(pool: PlannedPool, lengths: Lengths) -> Designs:
     """A decode step of an instance with as many sequences as there are on average, of one at least."""
-    plain, batch = replace(pool.mapping, chunk_tokens=0), max(1, round(pool.sequences))
-    return design_of(decode_grid(pool.setup, plain, lengths, batch=[batch]), 0, 0)
+    (one,) = _steps([pool], lengths)
+    return one
 
 
-def _of_one(found: Spent) -> tuple[float, float]:
-    """Energy and time of one design. [J], [s]"""
-    return float(np.squeeze(found.joules)), float(np.squeeze(found.seconds))
+def _passes(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
+    plain = [replace(pool.mapping, chunk_tokens=0) for pool in pools]
+    alone = pools[0].role == "prefill"
+    own = [pool.mapping for pool in pools]
+    batch = np.array([pool.batch if alone else int(pool.mapping.dp_attn) for pool in pools])
+    grid = prefill_grid(
+        pools[0].setup,
+        Mapping.stack(list(dict.fromkeys(plain))),
+        lengths,
+        batch=np.unique(batch),
+        chunk_tokens=sorted({int(each.chunk_tokens) for each in own}),
+    )
+    place = {each: row for row, each in enumerate(grid.mappings)}
+    rows = [place.get(each, place[whole]) for each, whole in zip(own, plain, strict=True)]
+    yield from designs_at_points(grid, np.array(rows), np.searchsorted(grid.batch, batch))
+
+
+def _steps(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
+    plain = [replace(pool.mapping, chunk_tokens=0) for pool in pools]
+    batch = np.array([max(1, round(pool.sequences)) for pool in pools])
+    distinct = {each: row for row, each in enumerate(dict.fromkeys(plain))}
+    grid = decode_grid(pools[0].setup, Mapping.stack(list(distinct)), lengths, batch=np.unique(batch))
+    rows = np.array([distinct[each] for each in plain])
+    yield from designs_at_points(grid, rows, np.searchsorted(grid.batch, batch))

@@ -16,7 +16,8 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.question import MOST_GPUS
-from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, wire_of
+from disagg_sim.planning.sizing import Candidates, candidates_of, fewest
+from disagg_sim.planning.wires import wire_of
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
@@ -88,10 +89,9 @@ def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:
     """Candidates for other limits, on the same grids, or for other lengths, of the mappings that were kept."""
     setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
-        found = candidates_of(setups, work, case.grids, case.costs, max_nic)
-        return replace(found, availability=case.availability)
+        return candidates_of(setups, work, case.grids, case.costs, max_nic).asking_as(case)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
-    return replace(candidates_of(setups, work, grids, case.costs, max_nic), availability=case.availability)
+    return candidates_of(setups, work, grids, case.costs, max_nic).asking_as(case)
 
 
 def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tuple[str, _Change]]:

@@ -18,25 +18,23 @@ class OneByOne(ColocatedChoice):
     r"""An instance of one attention rank and one seat: a request is prefilled and decoded before the next one starts.
 
     No prompt delays the tokens of another request, so TPOT is the decode step alone; all waiting is before the first
-    token. With P = m T_mix of a prompt of m pieces, the seat is taken for
+    token. With a prefill of P the seat is taken for
 
     .. math:: S = P + (OSL-1)\,T_d(1)
 
-    and c instances are a queue of c servers (``planning.queueing``). Engines: ``max-num-seqs 1``.
+    and c instances are a queue of c servers (``planning.queueing``). P is m T_mix of a prompt in m steps; through a
+    pipeline its chunks follow each other (``physics.passes.chunked``), and a token passes all stages.
+    Engines: ``max-num-seqs 1``.
     """
+
+    passes: Floats  # (lengths,) prefill of each prompt, host included [s]
 
     @classmethod
     def of(cls, shared: ColocatedChoice) -> OneByOne:
-        """The same instance with one seat."""
+        """The same instance with one seat; without a pipeline."""
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}
-        first = {name: values[name][..., :1] for name in ("batch", "step", "mixed", "single")}
-        return cls(**values | first | {"seats": 1})
-
-    @cached_property
-    def _passes(self) -> Floats:
-        """Prefill of each prompt, (lengths,). [s]"""
-        held, time = (float(each[0]) for each in self._own)
-        return np.asarray(self.host + np.ceil(self.nodes / held) * time)
+        first = {name: values[name][..., :1] for name in ("batch", "step", "mixed", "single", "late")}
+        return cls(**values | first | {"seats": 1, "passes": shared.host + shared.prefill_alone})
 
     @property
     def _step(self) -> float:
@@ -46,7 +44,7 @@ class OneByOne(ColocatedChoice):
     @cached_property
     def service(self) -> Service:
         """How long requests take the seat."""
-        taken = self._passes + self.work.lengths.gaps * self._step
+        taken = self.passes + self.work.lengths.gaps * self._step
         mean = float(self.weights @ taken)
         return Service(mean, float(self.weights @ (taken - mean) ** 2) / mean**2, self.work.dispersion)
 
@@ -58,7 +56,7 @@ class OneByOne(ColocatedChoice):
     def delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""
         used = rate * self.service.mean / instances
-        return shortest_queue_delay(self._passes, self.weights, instances, used, self.service)
+        return shortest_queue_delay(self.passes, self.weights, instances, used, self.service)
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""

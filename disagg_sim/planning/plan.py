@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.hardware import SystemSpec
@@ -17,6 +18,8 @@ from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.power import power_at
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
@@ -51,6 +54,7 @@ class Plan(Shown):
     infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
     cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
+    fewest: Design | None = None  # of the fewest GPUs, or with the most rate, where joules are the objective
     source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
 
     @property
@@ -125,7 +129,8 @@ def plan(
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
-    work = Work(lengths=law, ttft=limit_of(ttft, "ttft"), tpot=limit_of(tpot, "tpot"))
+    drift = math.inf if options.popularity_drift is None else options.popularity_drift
+    work = Work(lengths=law, ttft=limit_of(ttft, "ttft"), tpot=limit_of(tpot, "tpot"), drift=drift)
     if trace is not None:
         dispersion, surge = unevenness(
             trace, trace.rate if rate is None else rate, work.ttft.seconds, max(work.ttft.share, work.tpot.share)
@@ -133,27 +138,39 @@ def plan(
         work = replace(work, dispersion=dispersion, surge=surge)
     options = options if trace is options.trace else replace(options, trace=trace)
     setups, left_out = usable_systems(model, systems_of(system), options)
-    per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
     wanted = None
     if options.availability is not None:
         wanted = Availability(target=options.availability, failing=load_failures(options.failures))
     cases, unpriced = [], []
     for decode, prefill in setups:
         try:
-            costs = costs_of_gpus([decode.system, prefill.system], per)
+            costs = _costs(decode, prefill, options)
         except InputError:
             if len(setups) == 1:
                 raise
             unpriced.append(decode.system.name)
             continue
         for pair in dict.fromkeys(((decode, prefill), (decode, decode))):  # two systems compete with one alone
-            found = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
-            cases.append(replace(found, availability=wanted))
+            each = candidates(pair, work, mappings_of(pair, options), costs, options.max_nic)
+            cases.append(replace(each, drawn=options.objective == JOULE, availability=wanted))
     if unpriced:
-        left_out.append(f"no price is known of {', '.join(unpriced)}")
+        what = "power" if options.objective == JOULE else "price"
+        left_out.append(f"no {what} is known of {', '.join(unpriced)}")
     if not cases:
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
-    return replace(answer(cases, size, options, left_out), source=source)
+    found = replace(answer(cases, size, options, left_out), source=source)
+    if options.objective != JOULE or found.best is None:
+        return found
+    plain = [replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases]
+    return replace(found, fewest=answer(plain, size, options).best)
+
+
+def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, float]:
+    """Cost of a GPU by system, in the unit of the objective; where that is what GPUs draw, of one that waits. [W]"""
+    if options.objective == JOULE:
+        return {at.system.name: power_at(at).idle for at in (decode, prefill)}
+    per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
+    return costs_of_gpus([decode.system, prefill.system], per)
 
 
 def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
@@ -250,7 +267,7 @@ def rebuilt(options: PlanOptions) -> Rebuild:
         mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
         whole = mappings[0][mappings[0].chunk_tokens == 0]
         found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
-        return replace(found, availability=case.availability)
+        return found.asking_as(case)
 
     return rebuild
 

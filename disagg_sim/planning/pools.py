@@ -70,42 +70,6 @@ def gpus_of(choice: Choice) -> int:
     return int(choice.mapping.gpus)
 
 
-def least(choice: Choice, rate: float, most: int = MOST_INSTANCES) -> int | None:
-    """Find the fewest instances that keep the limits at a rate.
-
-    Parameters
-    ----------
-    choice
-        Configuration of the instances.
-    rate
-        Of the pool. [request/s]
-    most
-        Instances that may not be exceeded. [1]
-
-    Returns
-    -------
-    int or None
-        None where ``most`` do not. [1]
-    """
-    if not choice.most > 0:
-        return None
-    low = max(1, math.ceil(rate / choice.most))  # below it the queue grows without end
-    if low > most:
-        return None
-    high, step = low, 1
-    while not choice.holds(rate, high):
-        if high >= most:
-            return None
-        low, high, step = high + 1, min(high + step, most), 2 * step
-    while low < high:
-        middle = (low + high) // 2
-        if choice.holds(rate, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillChoice:
     """An instance that prefills whole prompts, up to ``batch[-1]`` in a pass."""
@@ -223,7 +187,8 @@ class ColocatedChoice:
     A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
     :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
     share k of the time goes to such steps; several ranks compute theirs in the same steps, and
-    :math:`1 - e^{-k}` of the time does. All other steps, T_d each, hold decodes alone:
+    :math:`1 - e^{-k}` of the time does. Scores and values of a step take as long as on the rank whose prompt has come
+    furthest, of j ranks on average j/(j+1) of it. All other steps, T_d each, hold decodes alone:
 
     .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
 
@@ -241,6 +206,7 @@ class ColocatedChoice:
     tokens: Floats  # (sizes,) tokens of a rank in a step, decodes and prefill, ascending from 0 [token]
     mixed: Floats  # (sizes, batches) steps with so many on every rank [s]
     single: Floats  # (sizes, batches) steps with so many on one rank [s]
+    late: Floats  # (sizes, batches) steps with so many on every rank, where prompts end [s]
     nodes: Floats  # (lengths,) prompts [token]
     weights: Floats  # (lengths,) probabilities [1]
     host: float  # of a request before its prefill [s]
@@ -287,38 +253,57 @@ class ColocatedChoice:
         return np.maximum((self.budget - self._verified) / self.ranks, 1.0)
 
     @cached_property
-    def _own(self) -> tuple[Floats, Floats]:
-        """Tokens and time of a step with a piece of one prompt, (batches,): what delays decodes more. [token], [s]
+    def _own(self) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+        """Tokens of a step with a piece of a prompt, (batches,), and its time in each table: what delays decodes more.
 
-        Either its last piece is a step of its own, or other prompts fill that up.
+        Either the last piece of a prompt is a step of its own, or other prompts fill that up. [token], [s]
         """
         prompt, room, decodes = self.work.lengths.mean_new, self._room, self._verified / self.ranks
         pieces = np.ceil(prompt / room)
         last = prompt - (pieces - 1.0) * room
+        tables = (self.single, self.mixed, self.late)
+        full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (room, last))
+        alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # nothing fills up its last piece
+        slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
+        dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
+        one, every, late = (np.where(dearer, b / pieces, a) for a, b in zip(full, alone, strict=True))
+        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), (one, every, late)
 
-        def time(held: Floats) -> Floats:
-            one, every = (_between(self.tokens, times, held + decodes) for times in (self.single, self.mixed))
-            return np.maximum(one, every)
+    @property
+    def prefill_alone(self) -> Floats:
+        """Prefill of each prompt beside no other sequence than its own, (lengths,). [s]"""
+        held, (time, *_) = self._own
+        return np.asarray(np.ceil(self.nodes / held[0]) * time[0])
 
-        full, rest = time(room), time(last)
-        alone = (pieces - 1.0) * full + rest  # no other prompt fills up its last piece
-        dearer = (pieces == 1.0) | (alone - pieces * self.step > prompt / room * (full - self.step))
-        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), np.where(dearer, alone / pieces, full)
+    def _beside(self, times: tuple[Floats, Floats, Floats], prompts: Floats | float) -> Floats:
+        """Time of a step in which so many ranks have a piece: the experts have those of all, the furthest counts."""
+        one, every, late = times
+        if self.ranks == 1:
+            return one
+        others = np.maximum(every - one, 0.0) * (prompts - 1.0) / (self.ranks - 1.0)
+        return np.asarray(one + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
 
     @cached_property
     def _full(self) -> Floats:
         """Time of a step whose budget is full, (batches,). [s]"""
-        return _between(self.tokens, self.mixed, self._room + self._verified / self.ranks)
+        held, tables = self._room + self._verified / self.ranks, (self.single, self.mixed, self.late)
+        one, every, late = (_between(self.tokens, each, held) for each in tables)
+        return self._beside((one, every, late), float(self.ranks))
 
     def _mixing(self, each: float | Floats) -> _Mixing:
         """Steps at a rate of one instance, a number or (batches,), by sequences."""
         prompt, ranks, room = self.work.lengths.mean_new, self.ranks, self._room
-        held, time = self._own
+        held, times = self._own
+        time = times[0]
         if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
             for _ in range(3):
                 held = np.clip(each * prompt * time, np.minimum(prompt, room), room)
                 time = _between(self.tokens, self.mixed, held + self._verified)
         under_way = each * prompt / held * time
+        for _ in range(2 if ranks > 1 else 0):  # ranks with a prompt, where there is one
+            some = np.maximum(under_way, 1e-9) / -np.expm1(-np.maximum(under_way, 1e-9))
+            time = self._beside(times, np.clip(some, 1.0, ranks))
+            under_way = each * prompt / held * time
         share = np.minimum(under_way, 1.0) if ranks == 1 else -np.expm1(-under_way)
         used = each * prompt / (room * ranks) * self._full
         return _Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)

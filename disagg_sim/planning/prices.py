@@ -56,7 +56,7 @@ def planned_prices(design: Design, prices: Mapping[str, float], utilisation: flo
     fill = prefill_design(first, lengths)
     if len(hour) == 1:
         step = decode_design(last, lengths)
-        prompt = float(times_of(fill, step=False).busy[0])
+        prompt = float(times_of(fill, step=False).busy[0] / fill.prefill_batch[0])
         tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
         hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]
     found = token_prices(fill, *(np.array([each]) for each in (hour[0], hour[-1], design.rate)))

@@ -19,8 +19,12 @@ from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.sizing import cost_of
+from disagg_sim.planning.wires import wire_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.synthetic import synthetic_trace, with_shared_start
@@ -37,8 +41,6 @@ MOST_RUNS = 40
 RATE_STEP = 0.02
 #: Share of the TTFT limit from which a hand-over says that decode has too few seats. [1]
 HAND_OVER = 0.3
-#: Policies that serve the modes.
-POLICIES = {Mode.DISAGGREGATED: "disaggregated", Mode.COLOCATED: "vllm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,19 +180,13 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
     Design
         With cost and KV bandwidth as they follow, without spares.
     """
-    costs = plan.case_of(design).costs
     pools = tuple(
         replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
     )
     share = max((old.instances / new.instances for old, new in zip(design.pools, pools, strict=True)), default=1.0)
-    return replace(
-        design,
-        pools=pools,
-        spares=None,
-        rate=rate,
-        cost=sum(pool.gpus * costs[pool.setup.system.name] for pool in pools),
-        kv_rate=design.kv_rate * share * rate / design.rate,
-    )
+    kv_rate = design.kv_rate * share * rate / design.rate
+    found = replace(design, pools=pools, spares=None, rate=rate, kv_rate=kv_rate)
+    return replace(found, cost=cost_of(plan.case_of(design), found))
 
 
 def deployed(design: Design, name: str = "planned") -> ServedDeployment:
@@ -243,15 +239,14 @@ class _Runs:
 
     def _run(self, design: Design) -> Run:
         trace, begin = _requests(self.plan, design, self.seed)
-        link = LinkSpec() if self.plan.options.max_nic is None else LinkSpec(bandwidth=self.plan.options.max_nic)
-        options = RunOptions(link=link)
+        options = RunOptions(link=_link(self.plan, design))
         if (cached := self.plan.work.lengths.cached) is not None:
             tiers = _below(cached.reuse)
             kept = 1 if tiers else int(trace.input_tokens.max())  # [token], or the start that all share
             options = replace(options, prefix_cache_tokens=kept, tiers=tiers)
         work = self.plan.work
         slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
-        result = simulate(deployed(design), trace, POLICIES[design.mode], slo=slo, seed=self.seed, options=options)
+        result = simulate(deployed(design), trace, _policy(design), slo=slo, seed=self.seed, options=options)
         table = result.frame()
         table = table[table["arrival_s"] >= begin]
         done = table[table["status"] == "completed"]
@@ -270,6 +265,22 @@ class _Runs:
             holds_ttft=_holds(ttft, work.ttft),
             holds_tpot=_holds(tpot, work.tpot),
         )
+
+
+def _link(plan: Plan, design: Design) -> LinkSpec:
+    """The network of the plan: with a limit of bandwidth, the wire that it was sized for."""
+    if plan.options.max_nic is None:
+        return LinkSpec()
+    case = plan.case_of(design)
+    wire = wire_of(case.at, case.prefill_at, design.gpus, plan.options.max_nic)
+    return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
+
+
+def _policy(design: Design) -> Policy:
+    """What serves the design; chunks of one prompt follow each other through a pipeline in a pass of their own."""
+    if design.mode == Mode.DISAGGREGATED:
+        return policy_named("disaggregated")
+    return policy_named("vllm", chunked=not any(pool.mapping.chunk_tokens for pool in design.pools))
 
 
 def _percentiles(values: Floats) -> Percentiles:

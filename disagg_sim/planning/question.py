@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from disagg_sim.certainty.energy import JOULE
 from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.workload.lengths import EVEN_RANKS
 from disagg_sim.workload.trace import Trace
 
-#: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, or power at the TDP.
-OBJECTIVES = {"gpus": "gpu", "throughput": "gpu", "usd": "usd", "watt": "watt"}
+#: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, power at the TDP, or what GPUs draw.
+OBJECTIVES = {"gpus": "gpu", "throughput": "gpu", "usd": "usd", "watt": "watt", "joule": JOULE}
 #: In place of names of systems: all that are shipped and have fits.
 ANY = "any"
 #: Recipes in the order in which they are taken where none is named: the first whose arithmetic the GPU has.
@@ -48,6 +50,9 @@ class PlanOptions:
     layouts: str = "launchable"  # as ``enumerate_mappings``
     max_dcp: int = 1  # most GPUs that share the cached tokens of a KV head, of instances that decode [1]
     max_pcp: int = 1  # most attention ranks that share a prompt, of prefill pools [1]
+    max_redundant_experts: int = 0  # most slots for copies of experts, over all EP ranks [1]
+    expert_skew: float = 0.0  # coefficient of variation of the popularity of experts [1]
+    popularity_drift: float | None = None  # time constant with which experts become others' popular; None = never [s]
     within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
@@ -73,6 +78,11 @@ class PlanOptions:
             whole_number("users", self.users)
         whole_number("max_dcp", self.max_dcp)
         whole_number("max_pcp", self.max_pcp)
+        whole_number("max_redundant_experts", self.max_redundant_experts, 0)
+        if self.popularity_drift is not None:
+            above_zero("popularity_drift", self.popularity_drift, "s")
+            if not (self.expert_skew and self.max_redundant_experts):
+                raise InputError("popularity_drift acts with expert_skew and max_redundant_experts above 0 only")
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         for name, price in self.prices.items():
@@ -201,13 +211,16 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     recipe = options.precision or usual_precision(spec, system)
     drafter = options.speculation
-    at = setup(spec, system, recipe, options.profile, options.engine, drafter)
+    if not spec.is_moe and (options.expert_skew or options.max_redundant_experts):
+        raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
+    profile = skewed_profile(options.profile, options.expert_skew)
+    at = setup(spec, system, recipe, profile, options.engine, drafter)
     if options.prefill_system is None:
         both = replace(at, set_aside=options.set_aside) if options.set_aside else at
         return both, both
     sender = load_system(options.prefill_system)
     recipe = options.precision or usual_precision(spec, sender, at.precision.cache.name)
-    sends = setup(spec, sender, recipe, options.profile, options.engine, drafter)
+    sends = setup(spec, sender, recipe, profile, options.engine, drafter)
     return at, replace(sends, set_aside=options.set_aside)
 
 

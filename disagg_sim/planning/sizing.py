@@ -7,27 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+import numpy as np
+
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping as Sharding
 from disagg_sim.domain import Mode
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, linked, prefill_choices
+from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
+from disagg_sim.planning.counts import least
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.limits import Work
-from disagg_sim.planning.pools import (
-    MOST_INSTANCES,
-    AnyChoice,
-    ColocatedChoice,
-    DecodeChoice,
-    PrefillChoice,
-    gpus_of,
-    least,
-)
+from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.spares import Availability
+from disagg_sim.planning.staged import staged_choices
+from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.simulation.kv_link import LinkSpec, Wire
 
 #: Sizes of each pool that make a design beside the cheapest. [1]
 BEST = 3
@@ -50,8 +48,13 @@ class Candidates:
     colocated: Sequence[ColocatedChoice]
     inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
-    costs: Mapping[str, float]  # of a GPU by system
+    costs: Mapping[str, float]  # of a GPU by system, of a spare one where designs cost what they draw
+    drawn: bool = False  # whether designs cost what their GPUs draw at the rate [W], not so much a GPU
     availability: Availability | None = None  # for which designs have spares
+
+    def asking_as(self, other: Candidates) -> Candidates:
+        """These candidates, designs of which cost and are spared as those of others."""
+        return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
 
 
 def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
@@ -61,7 +64,13 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
     """
 
     def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
-        found = enumerate_mappings(at, layouts=options.layouts, max_dcp=max_dcp, max_pcp=max_pcp)
+        found = enumerate_mappings(
+            at,
+            layouts=options.layouts,
+            max_dcp=max_dcp,
+            max_pcp=max_pcp,
+            max_redundant_experts=options.max_redundant_experts,
+        )
         rules, engine = broken_rules(at, found), at.engine if options.within == OWN else options.within
         return found[rules[engine] == ""] if engine in rules else found
 
@@ -112,11 +121,11 @@ def candidates_of(
     at, prefill_at = setups
     work = replace(work, lengths=grids.prefill.lengths)  # a cached prefix is taken up where the model lets it be
     choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
-    kv_bytes = grids.decode.kv_bytes_per_request
+    cache = cache_of(grids.decode)
 
     def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
         wire = wire_of(at, prefill_at, gpus, max_nic)
-        return linked(*choices, kv_bytes, (wire.bandwidth, wire.latency_s))
+        return linked(*choices, cache, wire)
 
     across = split(MOST_GPUS)
     return Candidates(
@@ -124,18 +133,11 @@ def candidates_of(
         prefill_at=prefill_at,
         work=work,
         grids=grids,
-        colocated=colocated_choices(grids, work) if prefill_at is at else (),
+        colocated=[*staged_choices(grids, work), *colocated_choices(grids, work)] if prefill_at is at else (),
         inside=split(1) if prefill_at is at else across,
         across=across,
         costs=costs,
     )
-
-
-def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> Wire:
-    """What a transfer of a cache takes between two GPUs of a deployment of ``gpus``."""
-    wires = [LinkSpec().wire(each, gpus if prefill_at is at else MOST_GPUS) for each in (at, prefill_at)]
-    slower = min(wires, key=lambda wire: wire.bandwidth)
-    return slower if max_nic is None else slower._replace(bandwidth=min(slower.bandwidth, max_nic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,27 +206,68 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
     list of Design
         Of each mode some, of pools of different configurations; none where nothing serves.
     """
+    alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
         Design(
             mode=Mode.COLOCATED,
             pools=(PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate),),
             rate=rate,
-            cost=each.gpus * case.costs[case.at.system.name],
+            cost=cost,
             work=case.work,
         )
-        for each in _distinct(_sized(case.colocated, rate, most))
+        for cost, each in alone
     ]
-    prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.inside)
-    domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
-    pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= min(domain, most)]
-    if not pairs:
-        prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.across)
-        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= most]
     found += [_disaggregated(case, rate, *pair) for pair in pairs]
     if case.availability is not None:
         spared = [case.availability.spared(design, case.costs) for design in found]
         found = [design for design in spared if design.gpus <= most]
     return sorted(found, key=lambda design: (design.cost, design.gpus))
+
+
+#: Pools of both phases, and pairs of pools, each behind its cost.
+_Found = tuple[list[tuple[float, _Sized]], list[tuple[float, _Sized, _Sized]]]
+
+
+def _domain(case: Candidates) -> int:
+    """GPUs of an NVLink domain that both pools may share; 0 where they have systems of their own. [1]"""
+    return case.at.system.nvlink_domain if case.prefill_at is case.at else 0
+
+
+def _smallest(case: Candidates, rate: float, most: float) -> _Found:
+    """Pools of both phases, and pairs of pools, of the fewest GPUs."""
+    prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.inside)
+    pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= min(_domain(case), most)]
+    if not pairs:
+        prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.across)
+        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= most]
+    own, sends = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
+    alone = [(each.gpus * own, each) for each in _distinct(_sized(case.colocated, rate, most))]
+    return alone, [(first.gpus * sends + second.gpus * own, first, second) for first, second in pairs]
+
+
+def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
+    """As ``_smallest``, of those that draw least at the rate."""
+
+    def drawing(role: str, choices: Sequence[AnyChoice]) -> tuple[list[_Sized], Floats]:
+        sized = _sized(choices, rate, most)
+        pools = [PlannedPool(role=role, choice=each.choice, instances=each.instances, rate=rate) for each in sized]
+        return sized, watts_of_pools(pools, case.work.lengths) if pools else np.zeros(0)
+
+    pairs: list[tuple[float, _Sized, _Sized]] = []
+    for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
+        (prefill, first), (decode, second) = drawing("prefill", senders), drawing("decode", takers)
+        if prefill and decode:
+            gpus = np.add.outer([each.gpus for each in prefill], [each.gpus for each in decode])
+            watts = np.where(gpus <= limit, np.add.outer(first, second), np.inf)
+            for place in np.argsort(watts, axis=None, kind="stable")[: BEST**2]:
+                row, column = np.unravel_index(place, watts.shape)
+                if math.isfinite(watts[row, column]):
+                    pairs.append((float(watts[row, column]), prefill[row], decode[column]))
+    alone, watts = drawing("colocated", case.colocated)
+    least: dict[Sharding, tuple[float, _Sized]] = {}
+    for place in np.argsort(watts, kind="stable"):
+        least.setdefault(alone[place].choice.mapping, (float(watts[place]), alone[place]))
+    return list(least.values())[:BEST], sorted(pairs, key=lambda pair: pair[0])[: BEST**2]
 
 
 def _distinct(sized: list[_Sized]) -> list[_Sized]:
@@ -235,7 +278,7 @@ def _distinct(sized: list[_Sized]) -> list[_Sized]:
     return list(found.values())[:BEST]
 
 
-def _disaggregated(case: Candidates, rate: float, prefill: _Sized, decode: _Sized) -> Design:
+def _disaggregated(case: Candidates, rate: float, cost: float, prefill: _Sized, decode: _Sized) -> Design:
     grids = case.grids
     pools = (
         PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
@@ -249,8 +292,14 @@ def _disaggregated(case: Candidates, rate: float, prefill: _Sized, decode: _Size
         )
         for pool in pools
     ]
-    cost = sum(pool.gpus * case.costs[pool.setup.system.name] for pool in pools)
     return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved)))
+
+
+def cost_of(case: Candidates, design: Design) -> float:
+    """Cost of a design without spares, in the unit of the objective: what its GPUs cost, or what they draw."""
+    if case.drawn:
+        return drawn(design).watts
+    return sum(pool.gpus * case.costs[pool.setup.system.name] for pool in design.pools)
 
 
 def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
@@ -272,13 +321,12 @@ def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
     float
         Infinite where none serves.
     """
-    if case.availability is not None:
+    if case.drawn or case.availability is not None:
         return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
     if mode == Mode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)
-    domain = case.at.system.nvlink_domain if case.prefill_at is case.at else 0
-    for choices, limit in ((case.inside, min(domain, most)), (case.across, most)):
+    for choices, limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
         sender, taker = (_fewest(each, rate, limit) for each in choices)
         if sender + taker <= limit:
             return prefill * sender + decode * taker
@@ -303,6 +351,7 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
         0 where the smallest deployment is larger. [request/s]
     """
 
+    case = replace(case, drawn=False)  # which changes what is best, not what serves
     pools = (case.colocated,) if mode == Mode.COLOCATED else case.inside
     if not all(pools):
         return 0.0

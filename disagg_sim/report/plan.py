@@ -13,24 +13,22 @@ from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
+from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.energy import Drawn
+from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Flip
 from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.tiers import tier_uses
+from disagg_sim.report.plan_facts import drawn_rows, fact_rows, joules_of, price_of, price_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
     checked_rows,
-    drawn_rows,
-    fact_rows,
     flip_lines,
-    joules_of,
     latency_rows,
     pool_rows,
-    price_of,
-    price_rows,
     proof_lines,
     question_line,
     runner_rows,
@@ -243,6 +241,14 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
         "left_out": list(plan.left_out),
         "said": _said(plan, told),
     }
+    if plan.best is not None and (uses := tier_uses(plan.best)):
+        whole["tiers"] = [plain({**asdict(each), "loads": each.loads}) for each in uses]
+    if plan.best is not None and (moves := moves_of(plan.best)):
+        whole["rebalancing"] = [plain(asdict(each)) for each in moves]
+    if plan.best is not None and plan.fewest is not None:
+        own, small = (drawn(each).watts / each.tokens_per_s for each in (plan.best, plan.fewest))
+        whole["joules_per_output_token"] = own
+        whole["fewest_gpus"] = {"joules_per_output_token": small, "design": design_json(plan, plan.fewest)}
     if plan.best is not None and told.drawn is not None:
         whole["drawn"] = drawn_json(plan.best, told.drawn)
     if told.prices is not None:

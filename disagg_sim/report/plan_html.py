@@ -13,17 +13,15 @@ from disagg_sim.planning.assurance import Assurance, assurance
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.plan import Plan
 from disagg_sim.report.plan import Told
+from disagg_sim.report.plan_facts import drawn_rows, fact_rows, price_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
     checked_rows,
-    drawn_rows,
-    fact_rows,
     flip_lines,
     latency_rows,
     pool_rows,
-    price_rows,
     question_line,
     runner_rows,
     verdict,

@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.energy import Drawn
+from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, Flip
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import SERVED
-from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.units import DAY, GB, HOUR, MILLION, MS
+from disagg_sim.units import GB, MS
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
@@ -34,6 +32,8 @@ BOUND_TEXT = {
 }
 #: Bounds that are many.
 PLURAL = ("communication", "latency")
+#: What designs are compared by, where it is not their GPUs.
+UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
@@ -85,17 +85,39 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     other = MODE_TEXT[plan.other.mode]
     if plan.gain < 1.0 + SAME:
         said = f"{head}; {other} is as good, and needs {plan.other.gpus}"
+    elif (unit := UNITS.get(plan.options.objective)) is None:
+        if plan.size.gpus is not None:
+            said = f"{head}, {plan.gain:.2f} times the {plan.other.rate:.4g} of the best {other} deployment"
+        else:
+            said = f"{head}; {other} needs {plan.other.gpus}, {plan.gain:.2f} times as many"
     elif plan.size.gpus is not None:
-        said = f"{head}, {plan.gain:.2f} times the {plan.other.rate:.4g} of the best {other} deployment"
-    elif plan.options.objective in ("gpus", "throughput"):
-        said = f"{head}; {other} needs {plan.other.gpus}, {plan.gain:.2f} times as many"
+        said = f"{head}, with {plan.gain:.2f} times the output tokens per {unit} of the best {other} deployment"
     else:
-        said = f"{head}; {other} costs {plan.gain:.2f} times as much"
+        said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {plan.gain:.2f} times as much"
+    moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     if sure is None or math.isnan(sure.probability):
-        return [said]
+        return [said, *moved]
     chance = min(max(round(100 * sure.probability), 1), 99)
     band = _times(sure.gain)
-    return [said, f"{MODE_TEXT[best.mode]} is the better one with a probability of {chance} % (80 % band: {band})"]
+    mode = MODE_TEXT[best.mode]
+    return [said, *moved, f"{mode} is the better one with a probability of {chance} % (80 % band: {band})"]
+
+
+def moved_line(best: Design, fewest: Design) -> str:
+    """Write how a design of fewest joules differs from that of fewest GPUs."""
+    if best.pools == fewest.pools:
+        return "the design of fewest GPUs draws least, too"
+    own, small = (drawn(each).watts / each.tokens_per_s for each in (best, fewest))
+    more = best.gpus - fewest.gpus
+    gpus = f"{abs(more)} GPU{'s' * (abs(more) != 1)} {'more' if more > 0 else 'fewer'}" if more else "as many GPUs"
+    return (
+        f"against the design of fewest GPUs ({fewest.gpus}: {_instances(fewest)}): {gpus}, "
+        f"{own:.3g} J an output token in place of {small:.3g}, {1 - own / small:.1%} less"
+    )
+
+
+def _instances(design: Design) -> str:
+    return " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools)
 
 
 def _other(mode: Mode) -> Mode:
@@ -115,7 +137,7 @@ def pool_rows(design: Design) -> Iterator[tuple[str, ...]]:
         busy = "" if prefill else f" ({pool.sequences:.0f} taken)"
         budget = getattr(choice, "budget", 0)
         yield (
-            _role(pool),
+            role_text(pool),
             f"{_counted(pool)} x {mapping_words(pool)}",
             f"{pool.gpus} x {system.name}",
             pool.setup.precision.name,
@@ -159,100 +181,6 @@ def _times(band: Band) -> str:
     return f"{low} to {high} times"
 
 
-def price_of(plan: Plan, design: Design) -> tuple[float, float]:
-    """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
-    specs = {pool.setup.system.name: pool.setup.system for pool in design.pools}
-    priced = {
-        name: plan.options.prices.get(name) or (usd_per_gpu_hour(spec) if spec.usd_per_gpu_hour else math.nan)
-        for name, spec in specs.items()
-    }
-    hour = sum(pool.gpus * priced[pool.setup.system.name] for pool in design.pools)
-    return hour, hour / HOUR / design.tokens_per_s * MILLION
-
-
-def joules_of(design: Design) -> float:
-    """Output tokens for a joule at the TDP of the GPUs. [token/J]"""
-    return design.tokens_per_s / sum(pool.gpus * pool.setup.system.tdp for pool in design.pools)
-
-
-def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
-    """Write throughput, requests in flight, KV bandwidth, price and energy, each with what it rests on."""
-    rests = "" if sure is None else shares_text(sure.throughput)
-    each = design.tokens_per_s / design.gpus
-    yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
-    if sure is not None and all(map(math.isfinite, sure.capacity)):
-        low, high = (design.rate * each for each in sure.capacity)
-        yield "capacity", f"{low:.3g} to {high:.3g} requests/s on these GPUs (80 % band)", rests
-    yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
-    if design.mode == Mode.DISAGGREGATED:
-        yield (
-            "KV caches",
-            f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
-            f"{Trust.MEASURED}: bytes of the caches at this rate",
-        )
-    hour, million = price_of(plan, design)
-    if math.isnan(hour):
-        unknown = ", ".join(
-            sorted({pool.setup.system.name for pool in design.pools if not pool.setup.system.usd_per_gpu_hour})
-        )
-        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
-    else:
-        told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
-        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
-    yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
-    yield from spares_rows(plan, design)
-
-
-def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
-    """Write what the spares of a design give, what would be without them, and how often an instance stops."""
-    found = design.spares
-    if found is None:
-        return
-    counts = " and ".join(f"{count} {_role(pool)}" for count, pool in zip(found.counts, design.pools, strict=True))
-    without = f", {_share(found.without)} without" if any(found.counts) else ""
-    told = f"{_share(found.availability)} of the time at full capacity with {counts} spare{without}"
-    rests = f"{Trust.ASSUMED}: {plan.options.failures}"
-    yield "availability", told, rests
-    days = (f"{mtbf / DAY:,.3g} days" if math.isfinite(mtbf) else "never" for mtbf in found.mtbf)
-    stops = (f"{_role(pool)} every {each}" for pool, each in zip(design.pools, days, strict=True))
-    yield "failures", f"an instance stops: {', '.join(stops)}; expected goodput {_share(found.capacity)}", rests
-
-
-def _share(value: float) -> str:
-    """``99.95 %``: as many digits as tell it from 100 %."""
-    if 1.0 - value < 1e-8:
-        return "more than 99.999999 %"
-    digits = max(2 - math.floor(math.log10(1.0 - value)), 3)
-    return f"{100 * value:.{digits}g} %"
-
-
-def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:
-    """Write what a million tokens in, cached and out cost, where it was asked for."""
-    if prices is None:
-        return
-    told = {"in": prices.new, "cached": prices.cached, "out": prices.output}
-    said = ", ".join(f"{float(each):.3g} USD {name}" for name, each in told.items() if not math.isnan(float(each)))
-    yield "tokens", f"{said}, a million each", f"{Trust.ASSUMED}: pools by what they do, at the stated utilisation"
-
-
-def drawn_rows(design: Design, drawn: Drawn | None) -> Iterator[tuple[str, str, str]]:
-    """Write what the GPUs draw and what the building draws, where it was asked for, each with what it rests on."""
-    if drawn is None:
-        return
-    label = Trust.INHERITED if drawn.inherited else Trust.FITTED
-    each, joules = drawn.watts / design.gpus, drawn.watts / design.rate
-    low, high = drawn.band
-    said = (
-        f"{drawn.watts:,.0f} W of all GPUs ({low:,.0f} to {high:,.0f}), {each:.0f} W each; {joules:.3g} J a request, "
-    )
-    yield "drawn", f"{said}{design.tokens_per_s / drawn.watts:.3g} output tokens/J", f"{label}: power of kernels"
-    if math.isnan(drawn.facility):
-        yield "facility", "hosts, network and cooling are not known", ""
-    else:
-        told = f"{drawn.facility:,.0f} W, {design.tokens_per_s / drawn.facility:.3g} output tokens/J"
-        yield "facility", told, f"{Trust.ASSUMED}: a model of hosts, network, supplies and PUE"
-
-
 def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
     """Write what binds each pool, and what one instance fewer would do."""
     for pool in design.pools:
@@ -265,7 +193,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
             said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
         if fewer:
             said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
-        yield _role(pool), "; ".join(said)
+        yield role_text(pool), "; ".join(said)
 
 
 def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
@@ -287,7 +215,8 @@ def _missed(plan: Plan, pool: PlannedPool, instances: int) -> str:
     return f"its load would be {rate / instances / choice.most:.0%} of what a plan may take"
 
 
-def _role(pool: PlannedPool) -> str:
+def role_text(pool: PlannedPool) -> str:
+    """Name what a pool does: ``prefill``, ``decode``, ``co-located``."""
     return "co-located" if pool.role == "colocated" else pool.role
 
 
@@ -357,7 +286,7 @@ def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for design in plan.runners_up:
         yield (
             MODE_TEXT[design.mode],
-            " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools),
+            _instances(design),
             " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
             f"{design.gpus}",
             f"{design.rate:.4g}/s",

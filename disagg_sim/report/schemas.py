@@ -84,6 +84,7 @@ class SparesJson(TypedDict):
     without: Annotated[float, Field(description="the same without spares [1]")]
     capacity: Annotated[float, Field(description="expected share of the load that can be served [1]")]
     mtbf: Annotated[list[float | None], Field(description="between failures of an instance; null = never [s]")]
+    together: Annotated[list[int], Field(description="most instances of each pool that one failure stops [1]")]
 
 
 class DesignJson(TypedDict):
@@ -101,6 +102,37 @@ class DesignJson(TypedDict):
     output_tokens_per_joule: float
     spares: NotRequired[SparesJson]
     pools: list[PoolJson]
+
+
+class TierJson(TypedDict):
+    """A tier of prefix caches of the best design, for one prompt of mean length."""
+
+    name: str
+    share: Annotated[float, Field(description="of all prompt tokens, found there [1]")]
+    holds: Annotated[
+        float | None, Field(description="room of an instance, of all in a shared tier; null = no end [token]")
+    ]
+    load: Annotated[float, Field(description="of what is cached; 0 in HBM [s]")]
+    recomputed: Annotated[float, Field(description="what computing it again adds to the pass [s]")]
+    loads: Annotated[bool, Field(description="whether loading is the sooner")]
+
+
+class MovesJson(TypedDict):
+    """How often the copies of experts of a pool are best placed anew."""
+
+    role: str
+    period: Annotated[float | None, Field(description="between moves; null = no move pays [s]")]
+    passes: Annotated[int | None, Field(description="in that time [1]")]
+    loss: Annotated[float, Field(description="of time, moves included [1]")]
+    usual: Annotated[float | None, Field(description="the same at the number of passes that the engine takes [1]")]
+    never: Annotated[float, Field(description="the same without a move [1]")]
+
+
+class FewestJson(TypedDict):
+    """The design of fewest GPUs, beside one of fewest joules."""
+
+    joules_per_output_token: Annotated[float, Field(description="of GPUs at this rate [J/token]")]
+    design: DesignJson
 
 
 class DrawnJson(TypedDict):
@@ -195,6 +227,10 @@ class PlanJson(TypedDict):
     assurance: AssuranceJson | None
     flips: list[FlipJson] | None
     simulated: ProofJson | None
+    joules_per_output_token: NotRequired[Annotated[float, Field(description="plan --objective joule [J/token]")]]
+    fewest_gpus: NotRequired[Annotated[FewestJson, Field(description="plan --objective joule")]]
+    rebalancing: NotRequired[Annotated[list[MovesJson], Field(description="plan --popularity-drift")]]
+    tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: plan --tiers")]]
     drawn: NotRequired[Annotated[DrawnJson, Field(description="of the best design: plan --energy")]]
     usd_per_million_tokens: NotRequired[
         Annotated[TokenPricesJson, Field(description="of the best design: plan --utilisation")]

@@ -206,11 +206,11 @@ def ratio_text(point: Mapping[str, Any]) -> str:
 
 
 def prefill_text(point: Mapping[str, Any]) -> str:
-    """How a co-located point prefills: ``pass of 4, chunk 2048``, ``512 tokens in 25 % of the steps``."""
+    """How a co-located point prefills: ``up to 4 a pass, chunk 2048``, ``512 tokens in 25 % of the steps``."""
     if point["mixed_chunk_tokens"]:
         return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    return f"pass of {int(point['prefill_batch'])}{chunk}"
+    return f"up to {int(point['prefill_batch'])} a pass{chunk}"
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:

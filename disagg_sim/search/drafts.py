@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -98,5 +99,11 @@ def drafting(at: Setup, mapping: Mapping, drafts: int) -> tuple[Setup, Mapping]:
     (True, 0)
     """
     if at.speculation is not None and not drafts:
-        at = replace(at, speculation=None)
+        at = _undrafted(at)
     return at, replace(mapping, draft_tokens=drafts)
+
+
+@lru_cache(maxsize=64)
+def _undrafted(at: Setup) -> Setup:
+    """The setup of instances without a drafter; one object, so that all groups of a search share its tables."""
+    return replace(at, speculation=None)

@@ -25,9 +25,9 @@ Past 400 lines: the axes, the blocks and both phases share their private forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,16 +40,16 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
 from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
-from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
+from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import Numeric
-from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
+from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
+from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, given_sizes, row_blocks
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
@@ -226,27 +226,68 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
     if phase not in PHASES:
         raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
     table = mappings_for(at, mappings)
-    table = without_pcp(table) if phase == "decode" else table
-    doublings = 2.0 ** np.arange(MAX_BATCH.bit_length())[None, :]
-    mapping = table.for_grid()
+    held = lengths.resident if phase == "decode" else lengths.prompt
+    (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, held, phase, (0,) * len(table))
+    return sizes
+
+
+def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list[Ints]:
+    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
+
+    Parameters
+    ----------
+    at, lengths
+        As in ``batch_axis``.
+    table
+        Mappings, one row at least.
+    kinds
+        Number of the kind of each row, (rows,). [1]
+
+    Returns
+    -------
+    list of ndarray
+        Those of each kind that there is, in the order of the numbers, each as ``batch_axis`` finds it. [request]
+
+    Examples
+    --------
+    Four GPUs have room for more than four times the requests of one, as they hold the weights once:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
+    >>> [int(axis[-1]) for axis in batch_axes(at, table, lengths(8192, 1024), np.array([0, 1]))]
+    [192, 896]
+    """
+    return list(_batch_axes(at, table, lengths.resident, "decode", tuple(kinds.tolist())))
+
+
+@lru_cache(maxsize=1024)
+def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
+    """The axis of each kind of rows; a plan and each of its searches ask for those of the same mappings."""
+    if not kinds:
+        return (batch_sizes(1),)
+    sizes, mapping = batch_sizes(MAX_BATCH), table.for_grid()
     fewest, drafted = drafting(at, mapping, draft_choices(at)[0])
+    batch = sizes[None, :].astype(float)
+    if phase == "decode":
+        memory = decode_bytes(fewest, drafted, batch, cached=held)
+    else:
+        chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
+        memory = prefill_bytes(at, mapping, batch, prompt=held, chunk_tokens=chunk)
+    fits, doubling = memory <= at.memory_limit, np.isin(sizes, 2 ** np.arange(MAX_BATCH.bit_length()))
 
-    def fits(batch: Numeric) -> Any:
-        if phase == "decode":
-            memory = decode_bytes(fewest, drafted, batch, cached=lengths.resident)
-        else:
-            chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
-            memory = prefill_bytes(at, mapping, batch, prompt=lengths.prompt, chunk_tokens=chunk)
-        return np.any(memory <= at.memory_limit, axis=0)
+    def axis(some: Any) -> Ints:
+        upper = np.flatnonzero(some & doubling)
+        if not upper.size:
+            return batch_sizes(1)
+        within = batch_sizes(int(sizes[upper[-1]]) * 2)
+        return within[: int(np.flatnonzero(some[: within.size])[-1]) + 1]
 
-    if not len(table):
-        return batch_sizes(1)
-    upper = doublings[0][fits(doublings)]
-    if not upper.size:
-        return batch_sizes(1)
-    sizes = batch_sizes(int(upper[-1]) * 2)
-    good = np.flatnonzero(fits(sizes[None, :].astype(float)))
-    return sizes[: int(good[-1]) + 1]
+    axes = tuple(axis(fits[np.asarray(kinds) == kind].any(axis=0)) for kind in sorted(set(kinds)))
+    for each in axes:
+        each.setflags(write=False)
+    return axes
 
 
 def decode_grid(
@@ -389,17 +430,15 @@ def prefill_grid(
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for rows, timed in _timed_blocks(lengths, counted, table.chunk_tokens, sizes.size):
-        mapping = table[rows].for_grid()
-        chunk = mapping.chunk_tokens
-        score = partial(_score, at, timed, lengths, mapping, axis)
-        done, memory[rows], forms[rows] = best_form(at, mla_form, score) if chunk[0, 0] else score(mla_form)
-        ftl[rows], busy[rows] = done.ftl + done.load, np.maximum(done.busy, done.load)
-        bound[rows] = bound_codes(done.sums)
-        if chunk[0, 0]:
-            micro[rows] = np.ceil(lengths.mean_new / np.minimum(chunk, lengths.mean_new))
-        else:
-            micro[rows] = np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn))
+    for several in _small_together(_timed_blocks(lengths, counted, table.chunk_tokens, sizes.size), sizes.size):
+        asked = [_score(at, timed, lengths, table[rows].for_grid(), axis, mla_form) for rows, timed in several]
+        for (rows, _), (done, held, form) in zip(several, evaluate(side_by_side(asked)), strict=True):
+            memory[rows], forms[rows] = held, form
+            ftl[rows], busy[rows] = done.ftl + done.load, np.maximum(done.busy, done.load)
+            bound[rows] = bound_codes(done.sums)
+    chunk, mapping = table.chunk_tokens[:, None], table.for_grid()
+    of_chunks = np.ceil(lengths.mean_new / np.minimum(np.maximum(chunk, 1), lengths.mean_new))
+    micro[:] = np.where(chunk > 0, of_chunks, np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn)))
     return PhaseGrid(
         phase="prefill",
         setup=at,
@@ -445,40 +484,71 @@ def _timed_blocks(
             yield alike[block], timed
 
 
-def _score(
-    at: Setup, timed: TimedPrompts, lengths: Lengths, mapping: Mapping, axis: Any, form: str
-) -> tuple[PrefillPass, Any, Any]:
+def _small_together(
+    blocks: Iterator[tuple[Ints, TimedPrompts]], columns: int
+) -> Iterator[list[tuple[Ints, TimedPrompts]]]:
+    """Blocks that ask for their tables together: as many as stay in cache, as each of them does."""
+    held: list[tuple[Ints, TimedPrompts]] = []
+    for block in blocks:
+        if held and sum(len(rows) for rows, _ in (*held, block)) * columns > 2 * BLOCK_POINTS:
+            yield held
+            held = []
+        held.append(block)
+    if held:
+        yield held
+
+
+#: Passes, bytes and code of the form of the points of some rows.
+Scored = tuple[PrefillPass, Any, Any]
+
+
+def _score(at: Setup, timed: TimedPrompts, lengths: Lengths, mapping: Mapping, axis: Any, form: str) -> Lookups[Scored]:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk = mapping.chunk_tokens
-
-    uneven = None
-    if not chunk[0, 0]:
-        form = form_of_whole(form, reused=lengths.cached is not None)
-        uneven = uneven_pass(at, lengths, mapping, axis, form)
-    passes = PromptPasses(at, mapping, axis, chunk, form)
-
-    def one(isl: float, past: float, tier: str) -> PrefillPass:
-        return passes.of(isl, past, tier_of(at.system, tier))
-
-    held = prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=form)
-    even = timed.expected(one)
-    done = one_of(even, uneven, mapping.dp_attn)
-    return done if timed.counted is None else done._replace(ftl=even.ftl), held, form_code(at, form)
+    whole = not chunk[0, 0]
+    forms = (form_of_whole(form, reused=lengths.cached is not None),) if whole else chunk_forms(at.model, form)
+    passes = yield from timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
+    held = [
+        prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=each) for each in forms
+    ]
+    if whole and (uneven := uneven_pass(at, lengths, mapping, axis, forms[0])) is not None:
+        (even,) = passes
+        done = one_of(even, uneven, mapping.dp_attn)
+        passes = [done if timed.counted is None else done._replace(ftl=even.ftl)]
+    first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
+    return best_form(at, first, others[0]) if others else first
 
 
-def best_form(
-    at: Setup, form: str, score: Callable[[str], tuple[PrefillPass, Any, Any]]
-) -> tuple[PrefillPass, Any, Any]:
-    """Passes, bytes and forms of CPP as ``score`` gives them; free MLA forms are ``cached`` where that is best."""
-    best, memory, code = score(form)
-    if len(chunk_forms(at.model, form)) == 1:
-        return best, memory, code
-    scored, held, cached = score("cached")
-    take = (held <= at.memory_limit) & (scored.busy < best.busy)
-    sums = chosen_sums(take, scored.sums, best.sums)
-    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(best, name)) for name in ("ftl", "busy", "load"))
-    best = PrefillPass(ftl, busy, sums, load)
-    return best, np.where(take, held, memory), np.where(take, cached, code)
+def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
+    """Passes, bytes and forms of CPP: those of the ``other`` form of MLA wherever it is faster and fits.
+
+    Parameters
+    ----------
+    at
+        Setup, whose memory limit counts.
+    best, other
+        The same points in two forms.
+
+    Returns
+    -------
+    PrefillPass, ndarray, ndarray
+        Point by point one of the two. [s], [B], index into ``CHOSEN_FORMS``
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.roofline import Sums
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    >>> times = (np.array([2.0, 2.0]), np.array([1.0, 1.0]))
+    >>> plain, cached = ((PrefillPass(time, time, Sums()), held, 0) for time, held in zip(times, (9e9, [9e9, 9e12])))
+    >>> best_form(at, plain, (cached[0], np.array(cached[1]), 1))[0].busy.tolist()
+    [1.0, 2.0]
+    """
+    (old, memory, code), (scored, held, cached) = best, other
+    take = (held <= at.memory_limit) & (scored.busy < old.busy)
+    sums = chosen_sums(take, scored.sums, old.sums)
+    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(old, name)) for name in ("ftl", "busy", "load"))
+    return PrefillPass(ftl, busy, sums, load), np.where(take, held, memory), np.where(take, cached, code)
 
 
 def form_code(at: Setup, form: str) -> np.int8:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +16,10 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import room_tokens, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
+from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Lookups
 from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
@@ -183,11 +184,23 @@ class TimedPrompts(NamedTuple):
     nodes: Prompts
     counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``nodes`` [token]
 
-    def expected(self, one: Callable[[float, float, str], PrefillPass]) -> PrefillPass:
-        """Mean pass over the distribution of lengths; FTL is that of ``counted`` if set."""
-        ftl, busy, sums, load = 0.0, 0.0, Sums(), 0.0
+    def expected(self, passes: PromptPasses, system: SystemSpec) -> Lookups[list[PrefillPass]]:
+        """Mean pass over the distribution of lengths, of each form; FTL is that of ``counted`` if set."""
+        means: list[PrefillPass] = []
         for isl, past, weight, tier in self.nodes.each():
-            each = one(isl, past, tier)
-            ftl, busy, sums = ftl + weight * each.ftl, busy + weight * each.busy, sums.plus(each.sums, weight)
-            load = load + weight * each.load
-        return PrefillPass(one(*self.counted, HBM).ftl if self.counted else ftl, busy, sums, load)
+            found = yield from passes.lookups(isl, past, tier_of(system, tier))
+            means = means or [PrefillPass(0.0, 0.0, Sums())] * len(found)
+            means = [_plus(mean, each, weight) for mean, each in zip(means, found, strict=True)]
+        if self.counted is None:
+            return means
+        longest = yield from passes.lookups(*self.counted, tier_of(system, HBM))
+        return [mean._replace(ftl=each.ftl) for mean, each in zip(means, longest, strict=True)]
+
+
+def _plus(mean: PrefillPass, each: PrefillPass, weight: float) -> PrefillPass:
+    return PrefillPass(
+        mean.ftl + weight * each.ftl,
+        mean.busy + weight * each.busy,
+        mean.sums.plus(each.sums, weight),
+        mean.load + weight * each.load,
+    )

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_lookups
-from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
+from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import CHUNK_TOKENS, form_code
 from disagg_sim.search.prefixes import uneven_pass
@@ -35,6 +37,9 @@ from disagg_sim.serving.colocation import (
     drafted_groups,
     found,
 )
+from disagg_sim.serving.freed_seats import passes_in_gap
+from disagg_sim.serving.pass_columns import PassColumns, pass_columns, pass_sizes
+from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -49,25 +54,24 @@ def colocated(
     ttl_limit: float | None = None,
     options: Colocation = DEFAULT,
 ) -> pd.DataFrame:
-    r"""In-flight batching without piggyback: whole prompts are prefilled b at a time, and decode waits.
+    r"""In-flight batching without piggyback: free seats take whole prompts, up to b a pass, and decode waits.
 
-    While all B residents are replaced once, an instance makes OSL-1 decode steps and B/b passes of
-    prefill. With t_p = pass time / b per prompt
+    While all B residents are replaced once, an instance makes OSL-1 decode steps and as many passes as it takes to
+    fill the seats as they become free: few together, on whichever ranks they are (``freed_seats.refill``). With t_p of
+    these passes a prompt, and t_own of the pass that a prompt is in,
 
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}
 
     This mean is of a slot and counts the prefill of its own prompt, too. A request's tokens come after that: while it
-    decodes, the others of its attention rank are replaced once, over dp ranks
+    decodes, it sees all other passes of a cycle,
 
-    .. math:: TPOT = T_d + \frac{(B - dp)\,t_p}{OSL-1}
+    .. math:: TPOT = T_d + \frac{B\,t_p - t_{own}}{OSL-1}
 
-    whatever b is, unless requests of equal length start and end together, which no engine can rely on.
-
-    The largest gap between two tokens is T_d and one pass (more where B/b exceeds OSL-1, so that several
-    passes fall between two steps); FTL is the pass, without a queue. Searched are every mapping, its
-    batches B, the prompts b of a pass and, with a pipeline, whether the pass is cut into chunks (CPP)
-    and of what size. Memory holds the residents and the prompts in prefill. Under a law of lengths t_p is the mean
+    The largest gap between two tokens is T_d and a pass of b prompts (more where OSL-1 is less than the passes of a
+    cycle, so that several fall between two steps); FTL is t_own, without a queue. Searched are every mapping, its
+    batches B, the prompts b that a pass may take and, with a pipeline, whether the pass is cut into chunks (CPP)
+    and of what size. Memory holds the residents and b prompts in prefill. Under a law of lengths passes are the mean
     over the law, decode runs at the length-biased context, and the largest gap is made by a pass of prompts that 99 of
     100 do not exceed.
 
@@ -82,7 +86,7 @@ def colocated(
     ftl_limit, ttl_limit : float
         Largest latencies, inclusive; the FTL limit acts on ``ftl_with_slot_wait_s``. [s]
     options : Colocation
-        Batches and prompts of a pass to try, measure of TTL, form of MLA.
+        Batches and prompts that a pass may take, measure of TTL, form of MLA.
 
     Returns
     -------
@@ -137,13 +141,11 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=1e-6, options=Colocation(batch=(1, 2)))
     >>> found = search_colocated(case, Mapping())
     >>> len(found.points), found.tally.feasible, found.tally.above_ftl_limit
-    (0, 3, 3)
+    (0, 2, 2)
     """
-    sizes = None if case.options.prefill_batch is None else np.array(case.options.prefill_batch)
-    searches = [_search(own, group, sizes) for own, group in drafted_groups(case, mappings)]
-    parts = [part for of_group in evaluate(side_by_side(searches)) for part in of_group]
-    if sizes is not None and not parts:
-        raise InputError(f"prefill_batch {sizes.tolist()} is above every batch; allowed: up to the requests of a batch")
+    parts = searched(_search, case, mappings)
+    if (sizes := case.options.prefill_batch) is not None and not parts:
+        raise InputError(f"prefill_batch {list(sizes)} is above every batch; allowed: up to the requests of a batch")
     return found(case, Mode.COLOCATED, parts)
 
 
@@ -162,18 +164,23 @@ def count_colocated(case: Case, mappings: Mapping) -> int:
 
     Examples
     --------
-    Batches of 1 and 2 make passes of one prompt and of one or two:
+    Of 64 residents with 256 tokens to go several end together in one step of nine that free a seat, so a pass may need
+    room for two prompts; with two residents that hardly ever happens:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(1, 2)))
+    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(2, 64)))
     >>> count_colocated(case, Mapping())
     3
     """
-    return sum(
-        len(group.table) * int(np.count_nonzero(_pass_sizes(group, None))) * len(_cut_sizes(case, group))
-        for _, group in drafted_groups(case, mappings)
-    )
+    found, alike = 0, defaultdict(list)
+    for own, group in drafted_groups(case, mappings):
+        alike[own].append(group)
+    for own, groups in alike.items():
+        for group, prompts in zip(groups, pass_sizes(own, groups), strict=True):
+            cuts = sum(len(forms) for _, forms in _cut_sizes(own, group))
+            found += len(group.table) * int(np.count_nonzero(prompts)) * cuts
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,151 +191,187 @@ class _Cut:
     form: str  # of MLA
     time: Floats  # of a pass, the mean over the lengths, (rows, passes) [s]
     long_time: Floats  # of a pass of long prompts, which makes the largest gap, (rows, passes) [s]
-    load: Floats  # of its cached pasts into HBM, while decode goes on, the mean, (rows, passes) [s]
+    load: Floats | float  # of its cached pasts into HBM, while decode goes on, the mean; 0 where they are there [s]
+
+    def of(self, rows: slice) -> _Cut:
+        """Of some of the rows."""
+        load = self.load[rows] if isinstance(self.load, np.ndarray) else self.load
+        return replace(self, time=self.time[rows], long_time=self.long_time[rows], load=load)
 
     @property
-    def expanded(self) -> bool:
-        """Whether MLA keeps the up-projected past."""
-        return bool(self.chunk_tokens) and self.form == "cached"
+    def kept_form(self) -> str:
+        """Form of MLA as far as memory goes: whole prompts keep no up-projected past."""
+        return self.form if self.chunk_tokens else "auto"
 
     def form_code(self, at: Setup) -> np.int8:
         """Form of MLA as index into ``CHOSEN_FORMS``."""
         return form_code(at, self.form)
 
 
-def _cut_sizes(case: Case, group: Group) -> list[tuple[int, str]]:
-    """Chunk tokens (0 = whole prompts) and MLA form of every cut of a group."""
+def _cut_sizes(case: Case, group: Group) -> list[tuple[int, tuple[str, ...]]]:
+    """Chunk tokens (0 = whole prompts) of the cuts of a group, and the forms of MLA of each."""
     chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.lengths.longest_timed]
     whole = form_of_whole(case.options.mla_form, reused=case.lengths.cached is not None)
-    return [(0, whole), *((size, each) for size in chunks for each in case.forms)]
+    return [(0, (whole,)), *((size, case.forms) for size in chunks)]
 
 
-def _cut(case: Case, group: Group, passes: Ints, size: int, form: str) -> Lookups[_Cut]:
-    """Time the passes of one cut at every prompt that stands for the law."""
-    at, mapping, prompts = case.at, group.mapping, passes[None, :].astype(float)
-    chunk = np.full((len(group.table), 1), float(size))
-
-    timed = PromptPasses(at, mapping, prompts, chunk, form)
-
-    def one(isl: float, past: float, tier: str) -> Lookups[PrefillPass]:
-        return timed.lookups(isl, past, tier_of(at.system, tier))
-
-    mean: Any = 0
-    load: Any = np.zeros(1)
-    for isl, past, weight, tier in case.lengths.prompt_nodes(size).each():
-        done = yield from one(isl, past, tier)
-        mean, load = mean + weight * done.ftl, load + weight * done.load
-    if not size and (waits := uneven_pass(at, case.lengths, mapping, prompts, form)) is not None:
-        mean = np.where(mapping.dp_attn > 1, waits.ftl, mean)
-    long_time = mean
-    if not case.lengths.constant:
-        long_time = np.maximum((yield from one(*case.lengths.long_prompt, HBM)).ftl, mean)
-    return _Cut(size, form, np.asarray(mean), long_time, np.broadcast_to(load, np.shape(mean)))
+def _cuts(
+    case: Case, mapping: Mapping, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
+) -> Lookups[list[_Cut]]:
+    """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
+    spread, lone = prompts
+    asked = [_passes(case, mapping, spread, size, forms, lone=False)]
+    if lone.shape[1]:
+        asked.append(_passes(case, mapping, lone, size, forms, lone=True))
+    parts = yield from side_by_side(asked)
+    found = []
+    for form, *cuts in zip(forms, *parts, strict=True):
+        mean, longest = (np.concatenate([np.asarray(cut[i]) for cut in cuts], axis=1) for i in (0, 1))
+        loads = [np.broadcast_to(load, np.shape(time)) for time, _, load in cuts]
+        past = any(np.ndim(load) for *_, load in cuts)
+        found.append(_Cut(size, form, mean, longest, np.concatenate(loads, axis=1) if past else 0.0))
+    return found
 
 
-def _pass_sizes(group: Group, sizes: Ints | None) -> Ints:
-    """Prompts of a pass worth trying, (batches, options), 0 where there are more than residents. [request]
+def _passes(
+    case: Case, mapping: Mapping, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
+) -> Lookups[list[tuple[Any, Any, Any]]]:
+    """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts."""
+    at, lengths = case.at, case.lengths
+    timed = PromptPasses(at, mapping, prompts, np.full((len(prompts), 1), float(size)), forms, lone=lone)
+    means: list[Any] = [0] * len(forms)
+    loads: list[Any] = [0.0] * len(forms)
+    for isl, past, weight, tier in lengths.prompt_nodes(size).each():
+        done = yield from timed.lookups(isl, past, tier_of(at.system, tier))
+        means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
+        loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
+    if not (size or lone) and (waits := uneven_pass(at, lengths, mapping, prompts, forms[0])) is not None:
+        means = [np.where(mapping.dp_attn > 1, waits.ftl, mean) for mean in means]
+    longest = means
+    if not lengths.constant:
+        done = yield from timed.lookups(*lengths.long_prompt, tier_of(at.system, HBM))
+        longest = [np.maximum(each.ftl, mean) for each, mean in zip(done, means, strict=True)]
+    return list(zip(means, longest, loads, strict=True))
 
-    A pass below one prompt a rank takes as long as one, so the least is one a rank, or all residents.
-    """
-    batch = group.batch[:, None]
-    if sizes is not None:
-        return np.where(sizes <= batch, sizes, 0)
-    steps = group.dp * 2 ** np.arange(max(int(group.batch[-1]) // group.dp, 1).bit_length())
-    return np.where((steps <= batch) | (steps == group.dp), np.minimum(steps, batch), 0)
+
+def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Parts]]:
+    """Score every (batch, cut, pass size) of the rows of all groups, and keep the best."""
+    passes = pass_columns(case, groups)
+    depths = of_one_depth(groups)
+    timed = yield from side_by_side([_timed(case, groups, passes, places) for places in depths])
+    parts: list[Parts] = [[] for _ in groups]
+    for scored in chain(*timed):
+        group = scored.group
+        blocks = group.blocks(scored.passes.batch_index.size * len(scored.cuts))
+        parts[scored.place] = [scored.block(rows) for rows in blocks] if scored.passes.batch_index.size else []
+    return parts
 
 
-def _search(case: Case, group: Group, sizes: Ints | None) -> Lookups[list[tuple[Chosen, Tally]]]:
-    """Score every (batch, cut, pass size) of the rows of a group, in blocks, and keep the best."""
-    at, prompts = case.at, _pass_sizes(group, sizes)
-    batch_index, step = np.nonzero(prompts)
-    if not batch_index.size:
-        return []
-    passes, which = np.unique(prompts[batch_index, step], return_inverse=True)
-    axis = group.batch[None, :].astype(float)
-    load = case.lengths.on_ranks(axis, group.mapping.dp_attn)
+def _timed(
+    case: Case, groups: Sequence[Group], passes: Sequence[PassColumns], places: Sequence[int]
+) -> Lookups[list[_Scored]]:
+    """Time decode steps and passes of the rows of groups of one depth, together, each group at its own prompts."""
+    rows = Rows.of(groups, [(place, slice(0, len(groups[place].table))) for place in places])
+    mapping, axis = rows.table.for_grid(), rows.batch[None, :].astype(float)
+    prompts = np.ones((len(rows.table), max(1, *(passes[place].sizes.size for place in places))))
+    lone = np.ones((len(rows.table), max(0, *(passes[place].lone.size for place in places))))
+    for place, own in rows.places:
+        sizes, alone = passes[place].sizes, passes[place].lone
+        prompts[own, : sizes.size] = sizes
+        prompts[own, sizes.size :] = sizes[-1] if sizes.size else 1
+        lone[own, lone.shape[1] - alone.size :] = alone[::-1]
+    load = case.lengths.on_ranks(axis, mapping.dp_attn)
     asked: list[Lookups[Any]] = [
-        decode_lookups(at, group.mapping, batch=axis, context=load.context, rank_batch=load.batch)
+        decode_lookups(case.at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
     ]
-    asked += [_cut(case, group, passes, size, form) for size, form in _cut_sizes(case, group)]
-    decode, *cuts = yield from side_by_side(asked)
+    asked += [_cuts(case, mapping, (prompts, lone), *cut) for cut in _cut_sizes(case, groups[places[0]])]
+    decode, *of_sizes = yield from side_by_side(asked)
+    cuts: list[_Cut] = list(chain(*of_sizes))
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
-    scored = _Scored(case, group, cuts, batch_index, passes[which], which, decode.ttl, bound)
-    return [scored.block(rows) for rows in group.blocks(batch_index.size * len(cuts))]
+    return [
+        _Scored(case, groups[place], place, [cut.of(own) for cut in cuts], passes[place], decode.ttl[own], bound[own])
+        for place, own in rows.places
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class _Scored:
-    """Passes and decode steps of a group, scored apart; columns are (batch, prompts of a pass)."""
+    """Passes and decode steps of a group, scored apart; columns are (batch, prompts that a pass may take)."""
 
     case: Case
     group: Group
+    place: int  # of the group in those of the search
     cuts: list[_Cut]
-    batch_index: Ints  # (columns,) place in the batch axis
-    together: Ints  # (columns,) prompts of a pass [request]
-    which: Ints  # (columns,) place of that number in the times of the cuts
+    passes: PassColumns
     decode_ttl: Floats  # (rows, batches) [s]
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
 
     def block(self, rows: slice) -> tuple[Chosen, Tally]:
         """Join passes and steps of some rows, the cuts one after the other, and choose."""
-        case, cuts, batch = self.case, self.cuts, self.group.batch
-        part = self.group.table[rows]
-        index, count = np.tile(self.batch_index, len(cuts)), np.tile(self.together, len(cuts))
+        case, cuts, batch, passes = self.case, self.cuts, self.group.batch, self.passes
+        part, columns = self.group.table[rows], passes.batch_index.size
+        index, count = np.tile(passes.batch_index, len(cuts)), np.tile(passes.together, len(cuts))
         step = self.decode_ttl[rows][:, index]
-        times, long_times, loads = (
-            np.concatenate([getattr(cut, name)[rows][:, self.which] for cut in cuts], axis=1)
-            for name in ("time", "long_time", "load")
-        )
-        memory = np.concatenate(self._memory(part), axis=1)
-        passes_per_token = batch[index] / (count * case.lengths.gaps)
-        own = np.minimum(count, self.group.dp) / (count * case.lengths.gaps)  # part of a pass, with a prompt a rank
-        fed = passes_per_token * loads  # as fast as pasts are loaded, while decode goes on
+        means = [passes.mean(cut.time[rows]) for cut in cuts]
+        each, own = (np.concatenate(parts, axis=1) for parts in zip(*means, strict=True))
+        per_token = batch[index] / case.lengths.gaps  # prompts
+        often = np.tile(passes.filled.passes, len(cuts))
         accepted = self.group.accepted(case)
+        others = np.maximum(batch[index] * each - own, 0.0)  # passes that a request's tokens wait for
+        mean, tpot, ftl = step + per_token * each, step + others / case.lengths.gaps, own
+        if any(np.ndim(cut.load) for cut in cuts):
+            loads = (np.broadcast_to(cut.load, cut.time.shape)[rows] for cut in cuts)
+            load = np.concatenate([passes.mean(of_cut)[1] for of_cut in loads], axis=1)
+            fed = per_token * often * load  # as fast as pasts are loaded, while decode goes on
+            mean, tpot, ftl = np.maximum(mean, fed), np.maximum(tpot, fed), own + load
+
+        def largest_gap(places: Any) -> Floats:
+            long_time = np.concatenate([cut.long_time[rows][:, passes.longest] for cut in cuts], axis=1)
+            between = passes_in_gap(accepted * per_token * often)[places[1]]
+            return np.asarray(accepted * step[places] + between * long_time[places])
+
         options = Options(
             batch_index=index,
-            ttl_mean=np.maximum(step + passes_per_token * times, fed),
-            largest_gap=accepted * step + np.ceil(accepted * passes_per_token) * long_times,
-            tpot=np.maximum(step + (passes_per_token - own) * times, fed),
-            ftl=times + loads,
-            memory=memory,
-            group=count.astype(float),
+            ttl_mean=mean,
+            largest_gap=largest_gap,
+            tpot=tpot,
+            ftl=ftl,
+            memory=np.concatenate(self._memory(part), axis=1),
+            group=1.0 / often,
         )
-        row, column, tally = choose(case, batch, options)
-        batch_place, b, time = index[column], count[column], times[row, column]
+        row, column, tallies = choose(case, batch, options)
+        batch_place = index[column]
         chosen = Chosen(
             mapping=part[row],
             batch=batch[batch_place],
-            prefill_batch=b,
-            group=b.astype(float),
-            chunk_tokens=np.array([cut.chunk_tokens for cut in cuts])[column // self.batch_index.size],
+            prefill_batch=count[column],
+            group=options.group[column],
+            chunk_tokens=np.array([cut.chunk_tokens for cut in cuts])[column // columns],
             mixed_chunk=np.zeros(row.size),
             mixed_share=np.zeros(row.size),
             ttl_mean=options.ttl_mean[row, column],
-            largest_gap=options.largest_gap[row, column],
+            largest_gap=options.largest_gap((row, column)),
             tpot=options.tpot[row, column],
             ftl=options.ftl[row, column],
-            memory=memory[row, column],
-            prefill_rate=b / time,
+            memory=options.memory[row, column],
+            prefill_rate=1.0 / each[row, column],
             decode_rate=case.lengths.request_rate(batch[batch_place], step[row, column]),
             bound=self.bound[rows][row, batch_place],
-            mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // self.batch_index.size],
+            mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // columns],
         )
-        return chosen, tally
+        return chosen, tallies.of(slice(None))
 
     def _memory(self, part: Mapping) -> list[Floats]:
         """Bytes of some rows under each cut: residents and prompts are the same, an axis in front holds the chunks."""
-        mapping, together = part.for_grid(), self.together.astype(float)[None, :]
+        mapping, together = part.for_grid(), self.passes.together.astype(float)[None, :]
         prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
-        batch = self.group.batch[self.batch_index].astype(float)[None, :]
-        held: dict[int, Floats] = {}
-        for expanded in (False, True):
-            alike = [place for place, cut in enumerate(self.cuts) if cut.expanded == expanded]
-            if not alike:
-                continue
-            chunks = np.array([self.cuts[place].chunk_tokens for place in alike])[:, None, None]
-            prefilling = prefilling_in_passes(mapping, together, prompt, chunks, deviations)
-            sizes = self.case.memory_bytes(mapping, batch, prefilling, expanded=expanded)
-            shape = len(alike), len(part), self.together.size
-            held |= dict(zip(alike, np.broadcast_to(sizes, shape), strict=True))
-        return [held[place] for place in range(len(self.cuts))]
+        batch = self.group.batch[self.passes.batch_index].astype(float)[None, :]
+        sizes = list(dict.fromkeys(cut.chunk_tokens for cut in self.cuts))
+        forms = list(dict.fromkeys(cut.kept_form for cut in self.cuts))
+        prefilling = prefilling_in_passes(mapping, together, prompt, np.array(sizes)[:, None, None], deviations)
+        shape = len(sizes), len(part), self.passes.together.size
+        held = {
+            form: np.broadcast_to(each, shape)
+            for form, each in zip(forms, self.case.memory_bytes(mapping, batch, prefilling, forms), strict=True)
+        }
+        return [held[cut.kept_form][sizes.index(cut.chunk_tokens)] for cut in self.cuts]

@@ -7,7 +7,7 @@ frontier over the rows is the frontier over all options.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
@@ -17,27 +17,28 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import SHARDING, Mapping, Mode
+from disagg_sim.domain import SHARDING, ByValue, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
-from disagg_sim.physics.memory import colocated_bytes
+from disagg_sim.physics.memory import colocated_bytes_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.drafts import draft_choices, drafting
-from disagg_sim.search.grid import batch_axis
+from disagg_sim.search.grid import batch_axes
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.prefixes import taken_up
-from disagg_sim.serving.candidates import least
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
 from disagg_sim.workload.lengths import Lengths
 
 #: What ``ttl_s`` means: the mean over the tokens of a request, as engines report TPOT; that over the time of a slot,
 #: which has the prefill of the request's own prompt in it; or the largest gap between two tokens.
 TTL_MEASURES = ("tpot", "mean", "p99")
+#: Options whose throughputs differ by less are equal. [1]
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,8 @@ class Colocation:
     """How the two co-located modes are searched, and what their results mean."""
 
     batch: tuple[int, ...] | None = None  # residents of an instance; None = four a doubling up to memory [request]
-    prefill_batch: tuple[int, ...] | None = None  # ``colocated``: prompts of a pass, none above the batch; None = one a
-    # DP rank and its doublings [request]
+    prefill_batch: tuple[int, ...] | None = None  # ``colocated``: prompts that a pass may take, none above the batch;
+    # None = one a DP rank, and its doublings where so many seats become free together [request]
     rank_chunk_tokens: tuple[int, ...] | None = None  # ``piggyback``: chunks of a DP rank to try beside the balance,
     # where they exceed it; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
@@ -86,15 +87,10 @@ class Case:
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
 
-    def memory_bytes(self, mapping: Mapping, batch: Any, prefilling: Prefilling, *, expanded: bool) -> Any:
-        """Bytes on the fullest GPU; see ``physics.memory.colocated_bytes``. [B]"""
-        return colocated_bytes(
-            self.at,
-            mapping,
-            batch,
-            cached=self.lengths.resident,
-            prefilling=prefilling,
-            mla_form="cached" if expanded else "auto",
+    def memory_bytes(self, mapping: Mapping, batch: Any, prefilling: Prefilling, forms: Sequence[str]) -> list[Any]:
+        """Bytes on the fullest GPU under each form of MLA; see ``physics.memory.colocated_bytes_of``. [B]"""
+        return colocated_bytes_of(
+            self.at, mapping, batch, cached=self.lengths.resident, prefilling=prefilling, mla_forms=forms
         )
 
     @property
@@ -104,7 +100,7 @@ class Case:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Group:
+class Group(ByValue):
     """Mappings of one attention DP degree, all with a pipeline or all without, and their batch axis."""
 
     table: Mapping
@@ -132,13 +128,11 @@ def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
     table = without_pcp(mappings_for(case.at, mappings))
     if not len(table):
         raise InputError("mappings is empty; allowed: one mapping or more")
-    for dp in np.unique(table.dp_attn):
-        for deep in (False, True):
-            part = table[(table.dp_attn == dp) & ((table.pp > 1) == deep)]
-            if not len(part):
-                continue
-            sizes = batch_axis(case.at, part, case.lengths, phase="decode") if given is None else np.array(given)
-            yield Group(table=part, batch=sizes, dp=int(dp), deep=deep)
+    kinds = 2 * table.dp_attn + (table.pp > 1)
+    numbers = np.unique(kinds)
+    axes = batch_axes(case.at, table, case.lengths, kinds) if given is None else [np.array(given)] * numbers.size
+    for number, sizes in zip(numbers.tolist(), axes, strict=True):
+        yield Group(table=table[kinds == number], batch=sizes, dp=number // 2, deep=bool(number % 2))
 
 
 def drafted_groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[tuple[Case, Group]]:
@@ -158,15 +152,18 @@ class Options:
 
     batch_index: Ints  # (columns,) place in the batch axis
     ttl_mean: Floats  # [s]
-    largest_gap: Floats  # [s]
+    largest_gap: Callable[[Any], Floats]  # of the options at some places, rows and columns [s]
     tpot: Floats  # [s]
     ftl: Floats  # of a prompt from the start of its prefill [s]
     memory: Floats  # [B]
-    group: Floats  # (columns,) prompts that start together [request]
+    group: Floats  # prompts that start together, (columns,) or of every row [request]
+    tried: NDArray[np.bool_] | None = None  # which columns are options of a row; None = all of every row
 
     def measured(self, measure: str) -> Floats:
         """What a user's TTL is, (rows, columns). [s]"""
-        return {"mean": self.ttl_mean, "p99": self.largest_gap, "tpot": self.tpot}[measure]
+        if measure == "p99":
+            return self.largest_gap(np.ix_(*(np.arange(size) for size in self.ttl_mean.shape)))
+        return self.ttl_mean if measure == "mean" else self.tpot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +187,26 @@ class Tally:
         return Tally(**joined)
 
 
-def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally]:
-    """Rows and columns of the options worth a row in the table, and the tally.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTallies:
+    """The tallies of rows, fields as in ``Tally``, of shape (rows,)."""
+
+    design_points: Ints
+    feasible: Ints
+    above_ftl_limit: Ints
+    above_ttl_limit: Ints
+    least_shortfall: Floats
+    best_ftl_s: Floats
+    best_ttl_s: Floats
+
+    def of(self, rows: slice) -> Tally:
+        """That of some of the rows together."""
+        held = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
+        return Tally(**{name: (np.sum if each.dtype == int else np.min)(each).item() for name, each in held.items()})
+
+
+def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, RowTallies]:
+    """Rows and columns of the options worth a row in the table, and the tally of every row.
 
     The FTL limit acts on the first token of a request that waits for a slot: ``ftl + b/(2*X)`` with the b prompts
     that start together and the instance's rate X = B/(mean TTL*(OSL-1)).
@@ -201,17 +216,26 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
     equal ones go to the first option.
     """
     fits = options.memory <= case.at.memory_limit
+    lacks = ~fits
+    if options.tried is not None:
+        fits, lacks = fits & options.tried, lacks & options.tried
     rate = case.lengths.request_rate(batch[options.batch_index], options.ttl_mean)
     first = options.ftl + slot_wait(options.group, rate)
     fast = fits & (first <= case.ftl_limit)
     measured = options.measured(case.options.ttl_measure)
     usable = fast & (measured <= (np.inf if case.ttl_limit is None else case.ttl_limit))
-    tally = Tally(
-        design_points=fits.size,
-        feasible=int(fits.sum()),
-        above_ftl_limit=int(fits.sum() - fast.sum()),
-        above_ttl_limit=int(fast.sum() - usable.sum()),
-        least_shortfall=least(options.memory - case.at.memory_limit, ~fits),
+
+    def least(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+        """The smallest of every row that counts, infinite where none does."""
+        return np.asarray(np.where(mask, values, np.inf).min(axis=1))
+
+    feasible, within = fits.sum(axis=1), fast.sum(axis=1)
+    tallies = RowTallies(
+        design_points=feasible + lacks.sum(axis=1),
+        feasible=feasible,
+        above_ftl_limit=feasible - within,
+        above_ttl_limit=within - usable.sum(axis=1),
+        least_shortfall=least(options.memory - case.at.memory_limit, lacks),
         best_ftl_s=least(first, fits),
         best_ttl_s=least(measured, fast),
     )
@@ -227,13 +251,13 @@ def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, Tally
     if case.options.ttl_measure != "p99":
         best = np.argmin(mean, axis=-1)
         row, batch = np.nonzero(np.isfinite(np.take_along_axis(mean, best[..., None], axis=-1)[..., 0]))
-        return row, place[batch, best[row, batch]], tally
+        return row, place[batch, best[row, batch]], tallies
     order = np.lexsort((mean, laid_out(measured)), axis=-1)
     rising = np.take_along_axis(mean, order, axis=-1)
     keep = np.isfinite(rising)
-    keep[..., 1:] &= rising[..., 1:] < np.minimum.accumulate(rising, axis=-1)[..., :-1]
+    keep[..., 1:] &= rising[..., 1:] < np.minimum.accumulate(rising, axis=-1)[..., :-1] * (1.0 - _ROUNDING)
     row, batch, rank = np.nonzero(keep)
-    return row, place[batch, order[row, batch, rank]], tally
+    return row, place[batch, order[row, batch, rank]], tallies
 
 
 def _columns_of_batches(batch_index: Ints) -> Ints:
@@ -266,6 +290,10 @@ class Chosen:
     decode_rate: Floats  # if it did nothing but decode [request/s]
     bound: NDArray[np.int8]  # index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # of prefill, index into ``CHOSEN_FORMS``
+
+    def part(self, points: slice) -> Chosen:
+        """Some of the points."""
+        return Chosen(**{f.name: getattr(self, f.name)[points] for f in fields(self)})
 
 
 @dataclass(frozen=True, eq=False, slots=True)

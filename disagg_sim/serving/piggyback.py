@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
@@ -16,8 +19,8 @@ from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
-from disagg_sim.search.blocks import bound_codes
+from disagg_sim.physics.tabulate import Lookups, side_by_side
+from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes
 from disagg_sim.search.grid import form_code
 from disagg_sim.serving.colocation import (
     Case,
@@ -31,6 +34,8 @@ from disagg_sim.serving.colocation import (
     drafted_groups,
     found,
 )
+from disagg_sim.serving.freed_seats import mixed_steps
+from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
 from disagg_sim.workload.lengths import Lengths
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
@@ -51,13 +56,15 @@ def piggyback(
 
     Each request brings ISL prefill tokens (those that no cache holds) per OSL-1 decode steps, so B residents need
     :math:`c_{bal} = B \cdot ISL/(OSL-1)` of them a step. With chunks of :math:`c \ge c_{bal}` tokens (over all DP
-    ranks) the share :math:`\varphi = c_{bal}/c` of the steps is mixed:
+    ranks) a rank has a piece of a prompt in the share :math:`\varphi = c_{bal}/c` of its steps, ranks apart from each
+    other (``freed_seats.mixed_steps``). With r ranks that have one, T(0) = T_d and
 
-    .. math:: \overline{TTL} = \varphi\,T_{mix}(B, c) + (1-\varphi)\,T_d(B),\quad
+    .. math:: \overline{TTL} = E[T(r)],\ r \sim Bin(dp, \varphi),\quad
               y = \frac{B \cdot OSL}{G\,(OSL-1)\,\overline{TTL}},\quad
-              FTL = \max\left(\frac{ISL}{c/dp}, 1\right) T_{mix}
+              FTL = \max\left(\frac{ISL}{c/dp}, 1\right) E[T(r) \mid own]
 
-    The largest gap is T_mix. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
+    With one rank that is :math:`\varphi\,T_{mix} + (1-\varphi)\,T_d`. The largest gap is a step with a piece on every
+    rank. Every DP rank works on a prompt of its own at c/dp tokens a step, hence
     the FTL; more than ISL of them are several prompts in a step. T_mix is the mean over the chunks of a
     prompt, taken at their mean past (``physics.passes.mixed``), in the largest gap too. The search runs over
     every mapping, its batches and its chunks. A balance below one token a step becomes one token in
@@ -133,8 +140,7 @@ def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     >>> search_piggyback(case, Mapping()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    blocks = [block for own, group in drafted_groups(case, mappings) for block in _blocks(own, group)]
-    return found(case, Mode.PIGGYBACK, evaluate(side_by_side(blocks)))
+    return found(case, Mode.PIGGYBACK, searched(_search, case, mappings))
 
 
 def count_piggyback(case: Case, mappings: Mapping) -> int:
@@ -163,46 +169,101 @@ def count_piggyback(case: Case, mappings: Mapping) -> int:
     2
     """
     return sum(
-        len(group.table) * _chunks(own, group)[0].size * len(case.forms)
+        len(group.table) * int(np.count_nonzero(_worth(own, group))) * len(case.forms)
         for own, group in drafted_groups(case, mappings)
     )
 
 
-def _chunks(case: Case, group: Group) -> tuple[Ints, Floats, Floats]:
-    """Place in the batch axis, chunk over all DP ranks [token] and share of mixed steps [1] of every column."""
+def _balance(case: Case, accepted: float, batch: Ints) -> Floats:
+    """Tokens of prefill a step of every batch, on average. [token]"""
+    tokens: Floats = accepted * batch.astype(float)  # that a step emits
+    return tokens * (case.lengths.mean_new / case.lengths.gaps)
+
+
+def _rank_chunks(case: Case) -> Ints:
+    """Chunks of a rank to try beside the balance. [token]"""
     sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
-    if case.options.every_step_mixed:
-        sizes = sizes[:0]
-    lengths = case.lengths
-    tokens = group.accepted(case) * group.batch  # that a step emits
-    balance = tokens * (lengths.mean_new / lengths.gaps)  # tokens of prefill a step, on average
-    chunks = np.concatenate(
-        [np.maximum(balance, 1.0)[:, None], np.broadcast_to(group.dp * sizes, (balance.size, sizes.size))], axis=1
-    )
-    worth = np.concatenate([np.ones((balance.size, 1), dtype=bool), chunks[:, 1:] > chunks[:, :1]], axis=1)
-    batch_index, size = np.nonzero(worth)
-    chunk = chunks[batch_index, size]
-    return batch_index, chunk, balance[batch_index] / chunk
+    return sizes[:0] if case.options.every_step_mixed else sizes
 
 
-def _blocks(case: Case, group: Group) -> list[Lookups[tuple[Chosen, Tally]]]:
-    """Score every (batch, chunk) of the rows of a group, in blocks, and keep the best."""
-    chunks = _chunks(case, group)
-    return [_block(case, group, rows, *chunks) for rows in group.blocks(chunks[0].size * len(case.forms))]
+def _worth(case: Case, group: Group) -> NDArray[np.bool_]:
+    """Which chunks are tried of a group, (batches, 1 + sizes): the balance, and sizes that exceed it."""
+    balance = np.maximum(_balance(case, group.accepted(case), group.batch), 1.0)[:, None]
+    sizes = group.dp * _rank_chunks(case)
+    return np.concatenate([np.ones(balance.shape, dtype=bool), sizes > balance], axis=1)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Columns:
+    """Columns of rows of several groups; one is a (batch, chunk) that some group tries."""
+
+    rows: Rows
+    accepted: float  # tokens that a step emits for a sequence [token]
+    batch_index: Ints  # (columns,) place in the batch axis
+    chunk: Floats  # (rows, columns) over all DP ranks [token]
+    share: Floats  # (rows, columns) of mixed steps [1]
+    tried: NDArray[np.bool_]  # (rows, columns) which are of the row's group
+
+    @classmethod
+    def of(cls, case: Case, groups: Sequence[Group], members: Sequence[tuple[int, slice]]) -> _Columns:
+        """Of some rows of groups."""
+        rows = Rows.of(groups, members)
+        worth = np.zeros((len(members), rows.batch.size, 1 + _rank_chunks(case).size), dtype=bool)
+        for own, (place, _) in zip(worth, members, strict=True):
+            own[: groups[place].batch.size] = _worth(case, groups[place])
+        batch_index, size = np.nonzero(worth.any(axis=0))
+        accepted = groups[members[0][0]].accepted(case)
+        balance = _balance(case, accepted, rows.batch)[batch_index]
+        sizes = np.concatenate([[0.0], _rank_chunks(case)])[size]
+        chunk = np.where(size == 0, np.maximum(balance, 1.0), rows.table.dp_attn[:, None] * sizes)
+        tried = worth[:, batch_index, size].repeat([part.stop - part.start for _, part in members], axis=0)
+        return cls(rows, accepted, batch_index, chunk, balance / chunk, tried)
+
+
+def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Parts]]:
+    """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
+    scored = yield from side_by_side([_block(case, columns) for columns in _blocks(case, groups)])
+    parts: list[Parts] = [[] for _ in groups]
+    for of_block in scored:
+        for place, part in of_block:
+            parts[place].append(part)
+    return parts
+
+
+def _blocks(case: Case, groups: Sequence[Group]) -> Iterator[_Columns]:
+    """Blocks of rows: of one group, or of several small ones of one depth, as long as they fill no block."""
+    for places in of_one_depth(groups):
+        held: list[tuple[int, slice]] = []
+        for place in places:
+            group = groups[place]
+            columns = int(np.count_nonzero(_worth(case, group)))
+            for rows in group.blocks(columns):
+                wider = _Columns.of(case, groups, [*held, (place, rows)])
+                if held and wider.chunk.size > BLOCK_POINTS:
+                    yield _Columns.of(case, groups, held)
+                    held = []
+                held.append((place, rows))
+        yield _Columns.of(case, groups, held)
 
 
 class _Mixed(NamedTuple):
     """Mixed steps under the distribution of the prompts, (rows, columns)."""
 
-    step: MixedStep  # the mean over the chunks of all prompts
+    step: MixedStep  # the mean over the chunks of all prompts, a piece on every rank; then, if any has several, on one
     ftl: Floats  # the mean over the prompts [s]
     long_time: Floats  # a step with a chunk of a long prompt [s]
-    load: Floats  # of the cached past of a prompt on every rank into HBM, the mean [s]
+    load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
 
-def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: int) -> Lookups[list[_Mixed]]:
+def _mixed(case: Case, columns: _Columns, mapping: Mapping, residents: Floats) -> Lookups[list[_Mixed]]:
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
-    at, lengths = case.at, case.lengths
+    at, lengths, dp, chunk = case.at, case.lengths, mapping.dp_attn, columns.chunk
+    several = bool(np.any(dp > 1)) and bool(np.any(columns.share < 1.0))
+    pieces, ranks, count = chunk, np.broadcast_to(dp, chunk.shape), chunk.shape[1]
+    if several:  # then with a piece on one rank
+        pieces = np.concatenate([chunk, np.maximum(chunk / dp, 1.0)], axis=1)
+        ranks = np.concatenate([ranks, np.ones_like(chunk)], axis=1)
+        residents = np.tile(residents, 2)
 
     held = lengths.on_ranks(residents, mapping.dp_attn)
     known: dict[tuple[float, float], list[MixedStep]] = {}
@@ -214,7 +275,7 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
                 mapping,
                 batch=residents,
                 context=held.context,
-                chunk=Chunk(chunk[None, :], isl, past=past),
+                chunk=Chunk(pieces, isl, ranks if several else None, past),
                 forms=case.forms,
                 interference=case.options.interference,
                 rank_batch=held.batch,
@@ -226,77 +287,109 @@ def _mixed(case: Case, mapping: Mapping, residents: Floats, chunk: Floats, dp: i
     time: list[Any] = [np.zeros(1)] * len(case.forms)
     ftl, sums = time, [Sums()] * len(case.forms)
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
-    load: Any = np.zeros(1)
+    load: Any = 0.0
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
         steps, lies_in = (yield from every(isl, past)), tier_of(at.system, tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
         in_chunks = weight * np.maximum(dp * (isl - past) / chunk, 1.0)
         time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
-        ftl = [before + in_chunks * step.time for before, step in zip(ftl, steps, strict=True)]
+        seen = [_seen(step.time, columns.share) if several else step.time for step in steps]
+        ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
         long_steps = yield from every(*lengths.long_prompt)
-        long_time = [np.maximum(step.time, mean) for step, mean in zip(long_steps, time, strict=True)]
-    loads = np.broadcast_to(load, np.shape(time[0]))
+        long_time = [step.time for step in long_steps]
+
     return [
-        _Mixed(MixedStep(mean, total), first + load, longest, loads)
+        _Mixed(MixedStep(mean, total), first + load if np.ndim(load) else first, longest[:, :count], load)
         for mean, total, first, longest in zip(time, sums, ftl, long_time, strict=True)
     ]
 
 
-def _block(
-    case: Case, group: Group, rows: slice, batch_index: Ints, chunk: Floats, share: Floats
-) -> Lookups[tuple[Chosen, Tally]]:
-    """Score some rows of a group; a column is one (batch, chunk), forms of MLA one after the other."""
-    at, part, forms, new = case.at, group.table[rows], case.forms, case.lengths.mean_new
-    mapping, axis = part.for_grid(), group.batch[None, :].astype(float)
+def _seen(time: Floats, busy: Floats) -> Floats:
+    """Step in which a rank has a piece, and each other one with the probability ``busy``. [s]"""
+    full, alone = np.split(time, 2, axis=1)
+    return np.asarray(alone + busy * (full - alone))
+
+
+def _block(case: Case, columns: _Columns) -> Lookups[list[tuple[int, tuple[Chosen, Tally]]]]:
+    """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
+    at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
+    batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk
+    mapping, axis = part.for_grid(), batches[None, :].astype(float)
     load = case.lengths.on_ranks(axis, mapping.dp_attn)
     decode = yield from decode_lookups(at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
-    step, residents = decode.ttl[:, batch_index], group.batch[batch_index].astype(float)[None, :]
-    prompts = group.dp * np.maximum(np.ceil(chunk / (group.dp * new)), 1.0)  # in progress, over all DP ranks
+    step, residents = decode.ttl[:, batch_index], batches[batch_index].astype(float)[None, :]
+    prompts = mapping.dp_attn * np.maximum(np.ceil(chunk / (mapping.dp_attn * new)), 1.0)  # in progress, on all ranks
     prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
-    under = yield from _mixed(case, mapping, residents, chunk, group.dp)
-    mixed = [each.step for each in under]
-    memory = [case.memory_bytes(mapping, residents, prefilling, expanded=form == "cached") for form in forms]
-    time = np.concatenate([each.time for each in mixed], axis=1)
-    index, step = np.tile(batch_index, len(forms)), np.tile(step, len(forms))
-    chunk, share, prompts = (np.tile(values, len(forms)) for values in (chunk, share, prompts))
-    loads = np.concatenate([each.load for each in under], axis=1)
-    mean = share * time / group.accepted(case) + (1.0 - share) * step
-    mean = np.maximum(mean, group.batch[index] / (group.dp * case.lengths.gaps) * loads)  # as fast as pasts are loaded
+    under = yield from _mixed(case, columns, mapping, residents)
+    mixed, shape = [each.step for each in under], (len(part), len(forms), batch_index.size)
+
+    def of_forms(values: Any) -> Any:
+        """Columns of every form, one after the other; values of (rows, forms, columns), or the same of all forms."""
+        return np.broadcast_to(values, shape).reshape(len(part), -1)
+
+    time = np.stack([each.time for each in mixed], axis=1)
+    steps, count = mixed_steps(columns.share, mapping.dp_attn), batch_index.size
+    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * step[:, None]
+    if several := time.shape[-1] > count:
+        mean = mean + steps.alone[:, None] * time[..., count:] / columns.accepted
+    if any(np.ndim(each.load) for each in under):
+        loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)
+        waits = residents / (mapping.dp_attn * case.lengths.gaps)
+        mean = np.maximum(mean, waits[:, None] * loads)  # as fast as pasts are loaded
+    mean = of_forms(mean)
+
+    def largest_gap(places: Any) -> Floats:
+        longest = of_forms(np.stack([each.long_time for each in under], axis=1))
+        return np.asarray(np.maximum(longest[places], mean[places]))
+
     options = Options(
-        batch_index=index,
+        batch_index=np.tile(batch_index, len(forms)),
         ttl_mean=mean,
         tpot=mean,
-        largest_gap=np.concatenate([each.long_time for each in under], axis=1),
-        ftl=np.concatenate([each.ftl for each in under], axis=1),
-        memory=np.concatenate(memory, axis=1),
-        group=np.where(chunk > group.dp * new, chunk / new, 1.0),
+        largest_gap=largest_gap,
+        ftl=of_forms(np.stack([each.ftl for each in under], axis=1)),
+        memory=of_forms(np.stack(case.memory_bytes(mapping, residents, prefilling, forms), axis=1)),
+        group=of_forms(np.where(chunk > mapping.dp_attn * new, chunk / new, 1.0)[:, None]),
+        tried=of_forms(columns.tried[:, None]),
     )
-    row, column, tally = choose(case, group.batch, options)
-    of_mixed, of_decode = np.divmod(column, batch_index.size), (row, index[column])
-    inside: AnySums = sums_at(mixed[0].sums, (row, of_mixed[1]))
-    for form, each in enumerate(mixed[1:], start=1):
-        inside = chosen_sums(of_mixed[0] == form, sums_at(each.sums, (row, of_mixed[1])), inside)
-    sums = Sums().plus(inside, share[column]).plus(sums_at(decode.sums, of_decode), 1.0 - share[column])
-    batch = group.batch[index[column]]
+    row, column, tallies = choose(case, batches, options)
+    form, own = np.divmod(column, batch_index.size)
+
+    def inside(places: Ints) -> AnySums:
+        """Of mixed steps, under the form of each point."""
+        found: AnySums = sums_at(mixed[0].sums, (row, places))
+        for index, each in enumerate(mixed[1:], start=1):
+            found = chosen_sums(form == index, sums_at(each.sums, (row, places)), found)
+        return found
+
+    mixed_share, batch = columns.share[row, own], batches[batch_index[own]]
+    sums = Sums().plus(inside(own), steps.full[row, own])
+    if several:
+        sums = sums.plus(inside(own + count), steps.alone[row, own])
+    sums = sums.plus(sums_at(decode.sums, (row, batch_index[own])), steps.plain[row, own])
     chosen = Chosen(
         mapping=part[row],
         batch=batch,
-        prefill_batch=prompts[column].astype(np.int64),
-        group=options.group[column],
+        prefill_batch=prompts[row, own].astype(np.int64),
+        group=options.group[row, column],
         chunk_tokens=np.zeros(row.size, dtype=np.int64),
-        mixed_chunk=chunk[column],
-        mixed_share=share[column],
+        mixed_chunk=chunk[row, own],
+        mixed_share=mixed_share,
         ttl_mean=options.ttl_mean[row, column],
-        largest_gap=options.largest_gap[row, column],
+        largest_gap=options.largest_gap((row, column)),
         tpot=options.tpot[row, column],
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
-        prefill_rate=chunk[column] / (new * time[row, column]),
-        decode_rate=case.lengths.request_rate(batch, step[row, column]),
+        prefill_rate=chunk[row, own] / (new * time[row, form, own]),
+        decode_rate=case.lengths.request_rate(batch, step[row, own]),
         bound=bound_codes(sums),
-        mla_form=np.array([form_code(at, form) for form in forms])[of_mixed[0]],
+        mla_form=np.array([form_code(at, each) for each in forms])[form],
     )
-    return chosen, tally
+    of_groups = []
+    for place, rows in columns.rows.places:
+        points = slice(*np.searchsorted(row, [rows.start, rows.stop]).tolist())
+        of_groups.append((place, (chosen.part(points), tallies.of(rows))))
+    return of_groups

@@ -3,15 +3,17 @@
 In the co-located modes (``colocated``, ``piggyback``) ONE instance does both phases: the degrees of
 its mapping stand in the prefill and in the decode columns alike, and so do its GPUs and its memory.
 It is counted as a decode instance: ``decode_instances`` is 1, ``prefill_instances`` and
-``ctx_gen_gpu_ratio`` are 0, no cache is sent or taken in. ``prefill_batch`` is the prompts of a pass,
+``ctx_gen_gpu_ratio`` are 0, no cache is sent or taken in. ``prefill_batch`` is the prompts that a pass may take,
 or those that share a mixed step; the two full rates are those of the instance if it did nothing else
 (p: of passes, or of mixed steps only), and ``1/X = 1/p + 1/r`` without piggyback.
 """
 
 from __future__ import annotations
 
+from collections import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -146,9 +148,9 @@ def slot_wait(group: Any, request_rate: Any) -> Any:
     """Mean wait for a place in prefill of a request that finds everything taken and nobody ahead of it. [s]
 
     At the rate X of a full deployment prompts start in groups of b every b/X seconds: a prefill pool
-    starts passes of b prompts, a co-located instance waits until b of its residents have left. A
-    request that comes at a random moment meets half of such an interval, ``b/(2*X)``. A queue, which
-    any load near X brings, comes on top.
+    starts passes of b prompts, those of a co-located instance have the mean b. A request that comes at
+    a random moment meets half of such an interval, ``b/(2*X)``. A queue, which any load near X brings,
+    comes on top.
 
     Parameters
     ----------
@@ -279,13 +281,40 @@ def points_table(served: Served) -> pd.DataFrame:
         "speculation": spec.name if (spec := served.speculation) else NO_SPECULATION,
         "accepted_tokens_per_step": accepted_length(spec, decode.mapping.draft_tokens),
     }
-    codes = np.zeros(np.size(total), dtype=np.int8)
-    words = {
-        name: pd.Categorical.from_codes(codes, categories=pd.Index([value]))
-        for name, value in values.items()
-        if isinstance(value, str)
+    rows = np.size(total)
+    words = one_word({name: value for name, value in values.items() if isinstance(value, str)}, rows)
+    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(rows))
+
+
+def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categorical]:
+    """Make columns of a table that hold one word each, in every row.
+
+    Parameters
+    ----------
+    values
+        Word by name of the column.
+    rows
+        Of the table. [1]
+
+    Returns
+    -------
+    dict of str to Categorical
+        Of one category each, shape (rows,).
+
+    Examples
+    --------
+    >>> one_word({"mode": "colocated"}, 2)["mode"].tolist()
+    ['colocated', 'colocated']
+    """
+    codes = np.zeros(rows, dtype=np.int8)
+    return {
+        name: pd.Categorical.from_codes(codes, dtype=_category(value), validate=False) for name, value in values.items()
     }
-    return pd.DataFrame({c.name: words.get(c.name, values[c.name]) for c in COLUMNS}, index=pd.RangeIndex(codes.size))
+
+
+@lru_cache(maxsize=1024)
+def _category(value: str) -> pd.CategoricalDtype:
+    return pd.CategoricalDtype(pd.Index([value]))
 
 
 def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:

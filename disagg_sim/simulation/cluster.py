@@ -17,9 +17,11 @@ from disagg_sim.simulation.batches import Batches
 from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.failures import Failures
-from disagg_sim.simulation.kernel.entry import COMES
-from disagg_sim.simulation.kernel.feed import Feed, Placing
+from disagg_sim.simulation.instances import Index
+from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
+from disagg_sim.simulation.kernel.feed import Chooser, Choosing, Feed, Placing, Ranked, Route
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.ranking import ranking
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
@@ -82,7 +84,7 @@ class Cluster:
         self.tiers = state.prefix if isinstance(state.prefix, Tiers) else None
         engine, roster = state.engine, state.roster
         self.requests = len(self.prompts)
-        self._order = state.order
+        self._order = state.asked
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
@@ -108,11 +110,13 @@ class Cluster:
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
-        timed = state.arrival_s[np.asarray(clients.timed, dtype=np.intp)] + self._host
-        plain = (parts.admission, parts.forming, parts.listener, parts.roles, parts.scaling, self.prefix, failures)
-        placing: Placing | None = getattr(parts.routing, "placing", None)
-        if placing is not None and all(each is None for each in plain) and not clients.hears:
-            self._feed_kernel(timed, placing)
+        timed = state.arrival_s  # of an open loop: a copy takes as much again
+        if clients.timed != range(self.requests):
+            timed = timed[np.asarray(clients.timed, dtype=np.intp)]
+        timed = timed + self._host if self._host else timed
+        route = self._route() if failures is None and not clients.hears else None
+        if route is not None:
+            self._feed_kernel(timed, route)
         else:
             engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed)  # type: ignore[arg-type]
         if parts.roles is not None:
@@ -120,20 +124,36 @@ class Cluster:
         if parts.scaling is not None:
             self._every(parts.scaling.period_s, parts.scaling.resize)
 
-    def _feed_kernel(self, times: Floats, placing: Placing) -> None:
+    def _route(self) -> Route | None:
+        """How the kernel places requests by itself, and hands them over; None: it cannot."""
+        parts, roster = self.parts, self.roster
+        if any(
+            each is not None for each in (parts.admission, parts.forming, parts.listener, parts.scaling, self.prefix)
+        ):
+            return None
+        placing: Placing | None = getattr(parts.routing, "placing", None)
+        choosing: Callable[[int], Chooser | None] | None = getattr(parts.routing, "chooser", None)
+        caches = self.transfers.caches() if not np.intersect1d(roster.prefill, roster.decode).size else None
+        if placing is not None and parts.roles is None:
+            first = self._ranked(placing.first, roster.prefill)
+            if placing.then is None or caches is None:
+                return Route(placing.whole, first)
+            return Route(placing.whole, first, self._ranked(placing.then, roster.decode), caches=caches)
+        chooser = choosing(self.requests) if choosing is not None and caches is not None else None
+        if chooser is None:
+            return None
+        roster.regrouped = chooser.renew
+        chooser.renew(roster.prefill, roster.decode)
+        return Route(False, chooser=chooser, caches=caches)
+
+    def _ranked(self, choosing: Choosing, among: Index) -> Ranked:
+        return Ranked(choosing.load, choosing.own_tokens, ranking(among, getattr(self.view, choosing.served)))
+
+    def _feed_kernel(self, times: Floats, route: Route) -> None:
         """Let the kernel place requests by itself."""
-        state, roster = self.state, self.roster
-        inputs, outputs = state.lengths
-        self._feed = state.feed = Feed(
-            times,
-            inputs,
-            inputs + outputs,
-            placing,
-            roster.prefill,
-            getattr(self.view, placing.served),
-            most=min(*self._tokens, self._largest),
-            emits_late=self._emits_late,
-        )
+        state, most = self.state, min(*self._tokens, self._largest)
+        inputs, _ = state.lengths
+        self._feed = state.feed = Feed(times, inputs, state.tokens, route, most=most, emits_late=self._emits_late)
         self._next, self._place_in_order = self._feed.skip, self.engine.reserve()
         self.fleet.take(self._feed)
 
@@ -167,6 +187,8 @@ class Cluster:
             instance, there = -2 - segment, len(self.fleet)
             if segment == COMES:
                 self.engine.at_place(NORMAL, self._place_in_order, self.arrive, self._next(), True)
+            elif segment <= ARRIVES:
+                self.transfers.landed(ARRIVES - segment)
             elif instance < there:
                 self.roster.emptied(instance)
             else:
@@ -216,7 +238,6 @@ class Cluster:
         first = state.first_number
         self.refused[:] = [each for each in self.refused if first.get(each, each) >= begin]
         self.lost[:] = [each for each in self.lost if first.get(each, each) >= begin]
-        transfers.moved[:] = [each for each in transfers.moved if first.get(each[0], each[0]) >= begin]
         if self.prefix is not None or self.parts.keeps_segments:
             return
         number = self.fleet.forget(state.forget(gone, self.parts.looks_back_s)).tolist()

@@ -15,7 +15,6 @@ from disagg_sim.simulation.engine import OBSERVE
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.records import Instances, Outcome, Requests, Samples, TierLoads
-from disagg_sim.simulation.wishes import Role, State
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.pieces import Pieces
@@ -74,18 +73,13 @@ def _seen(cluster: Cluster) -> tuple[int, ...]:
     """Requests that came, wait and decode, free blocks and all, GPUs held, by role, and transfers in flight."""
     view, roster = cluster.view, cluster.roster
     view.refresh()
-    gpus = np.where(np.array(roster.state) == State.STOPPED, 0, roster.gpus)
-    gone = np.array(roster.state) >= State.STOPPED
-    prefill = np.array([role == Role.PREFILL for role in roster.role])
     return (
         view.arrived,
         view.queued_requests.sum() + cluster.batches.waiting + len(cluster.recovery.parked),
         view.running_requests.sum(),
-        view.free_blocks[~gone].sum(),
-        view.total_blocks[~gone].sum(),
-        gpus.sum(),
-        gpus[prefill].sum(),
-        gpus[~prefill].sum(),
+        view.free_blocks[roster.there].sum(),
+        view.total_blocks[roster.there].sum(),
+        *roster.held_gpus,
         cluster.link.in_flight,
     )
 
@@ -143,11 +137,9 @@ def _numbered(cluster: Cluster, numbers: Ints) -> Requests:
         status[rows[known]] = outcome
     count = np.bincount(request, minlength=n)
     first_token, prefill_token = (_taken(segments.first_token_s, each) for each in (shown, computed))
-    moved = cluster.transfers.moved
-    who, *columns = zip(*moved, strict=True) if moved else ((), (), (), (), ())
-    index, known = placed(who)
     exposed, transfer, tokens, waited = (
-        np.bincount(index[known], np.asarray(column)[known], minlength=n).astype(float) for column in columns
+        np.bincount(request, segments[name], minlength=n).astype(float)
+        for name in ("exposed_s", "transfer_s", "moved", "blocked_s")
     )
     return Requests(
         request=numbers,
@@ -259,7 +251,8 @@ def last_moment(clusters: Sequence[Cluster]) -> float:
 
 
 def _last_moment(cluster: Cluster) -> float:
-    arrival, finish = cluster.state.arrival_s[cluster.state.order], cluster.fleet.segments.finish_s
+    order, finish = cluster.state.order, cluster.fleet.segments.finish_s
+    arrival = cluster.state.arrival_s[slice(order.stop) if isinstance(order, range) else order]
     decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0
     return float(max(arrival.max(initial=0.0), finish[~np.isnan(finish)].max(initial=0.0), decided))
 

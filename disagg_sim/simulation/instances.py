@@ -9,12 +9,14 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Mask
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.gpu_budget import GpuBudget
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
@@ -108,7 +110,10 @@ class Roster:
         self.decisions: list[Decision] = []
         self.prefill: Index = np.empty(0, np.intp)  # ready instances that take prefill
         self.decode: Index = np.empty(0, np.intp)
+        self.held_gpus = (0, 0, 0)  # by all instances, those of prefill, and the others [1]
+        self.there: Mask = np.empty(0, np.bool_)  # instances that have neither stopped nor failed
         self._asked: object = None  # method of the policy whose wishes are carried out, for messages
+        self.regrouped: Callable[[Index, Index], None] = _nothing  # called with those that prefill and that decode now
         self.joined: Callable[[], None] = _nothing  # called when instances have come
         self.serves: Callable[[int], None] = _nothing  # called when an instance serves, or serves in another role
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
@@ -351,14 +356,19 @@ class Roster:
     def _regroup(self) -> None:
         """Say anew who serves what; nobody else writes what policies see of it."""
 
+        count, self.roles, self.states = len(self.role), tuple(self.role), tuple(self.state)
+        state, role = (np.fromiter(column, np.int64, count) for column in (self.state, self.role))
+
         def ready(roles: tuple[Role, ...]) -> Index:
-            pairs = zip(self.role, self.state, strict=True)
-            found = np.array([i for i, (r, s) in enumerate(pairs) if s == State.READY and r in roles], np.intp)
+            found = np.flatnonzero((state == State.READY) & np.isin(role, roles))
             found.flags.writeable = False
             return found
 
-        self.roles, self.states = tuple(self.role), tuple(self.state)
+        gpus, prefill = np.where(state == State.STOPPED, 0, self.gpus), role == Role.PREFILL
+        self.held_gpus = int(gpus.sum()), int(gpus[prefill].sum()), int(gpus[~prefill].sum())
+        self.there = state < State.STOPPED
         self.prefill, self.decode = ready(PHASES["prefill"]), ready(PHASES["decode"])
+        self.regrouped(self.prefill, self.decode)
 
     def _ready(self, wish: Wish, instance: int) -> int:
         """The instance; rejected unless it serves."""

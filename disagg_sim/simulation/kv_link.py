@@ -1,4 +1,4 @@
-"""Simulate the network between instances: transfers share bandwidth or queue, and may start early.
+"""State the network between instances: transfers share bandwidth or queue, and may start early.
 
 Physics page, section 8: a cache leaves over the GPUs that hold distinct parts of it, each with a link of
 its own, and arrives over those of the receiver.
@@ -7,16 +7,20 @@ its own, and arrives over those of the receiver.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.engine import FIRST, LAST, Engine
+from disagg_sim.simulation.kernel.layout import DOWN, IN, OUT, UP
+
+if TYPE_CHECKING:  # plans state links, and need no simulator
+    from disagg_sim.simulation.engine import Engine
+    from disagg_sim.simulation.kernel.fleet import Fleet
 
 #: How concurrent transfers share a link: equally, or one after the other.
 SHARING = ("fair", "fifo")
@@ -113,63 +117,80 @@ def instance_bandwidth(at: Setup, mapping: Mapping, per_gpu: float) -> float:
     return float(unique_gpus(at.model, mapping)) * per_gpu
 
 
-class _Transfer:
-    __slots__ = ("args", "done", "left", "rate", "receiver", "sender", "serial", "since", "started")
+def post_share(model: ModelSpec, sender: Mapping, receiver: Mapping) -> float:
+    """Descriptors that a GPU of the receiver posts for a block of one tensor of one layer, on average. [1]
 
-    def __init__(self, sender: int, receiver: int, left: float, now: float, done: Callable[..., None], args: Any):
-        self.sender, self.receiver = sender, receiver
-        self.left = left  # [B]
-        self.rate = 0.0  # [B/s]
-        self.since = self.started = now  # ``left`` was true then [s]
-        self.serial = 0  # of the end that stands; others are stale
-        self.done, self.args = done, args
+    A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
+    heads than those of the sender takes a part of each block from each of them.
+
+    Parameters
+    ----------
+    model
+        Whose cache moves.
+    sender, receiver
+        Mappings of the instances.
+
+    Returns
+    -------
+    float
+        Times the blocks of all tensors and layers (``kv_transfer.descriptors``) those of the GPU.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_model
+    >>> one, two, stages = Mapping(), Mapping(tp_attn=2, tp_ffn=2), Mapping(pp=2)
+    >>> [post_share(load_model("llama_3_1_70b"), *pair) for pair in ((one, two), (two, one), (one, stages))]
+    [1.0, 2.0, 0.5]
+    """
+    apart = [unique_gpus(model, replace(each, dcp=1)) / (each.dp_attn * each.pp) for each in (sender, receiver)]
+    return float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp * receiver.dcp)
 
 
 class KvLink:
-    """Transfers in flight between instances.
+    """Links between the instances of a fleet, whose kernel moves what is on its way (``kernel.links``).
 
-    Each runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; a
-    transfer that shares with nobody costs one event. Rates are shared anew once an instant: the caches of a pass
-    leave together, and end together.
+    Each transfer runs at ``min(egress / transfers out of its sender, ingress / transfers into its receiver)``; with a
+    spine those between leaves share its uplinks, too.
     """
 
-    def __init__(self, engine: Engine, *, sharing: str, latency_s: float, spine: Spine | None = None) -> None:
-        self.engine, self.sharing, self.latency_s, self.spine = engine, sharing, latency_s, spine
+    def __init__(
+        self, engine: Engine, fleet: Fleet, *, sharing: str, latency_s: float, spine: Spine | None = None
+    ) -> None:
+        self.engine, self.fleet, self.sharing, self.latency_s, self.spine = engine, fleet, sharing, latency_s, spine
+        self._wires = fleet.wires
+        self._wires.row["queues"] = sharing == "fifo"
         self._gpus = 0  # of the instances so far, which stand side by side in the order of their starts [1]
-        self._leaf: list[int] = []  # of the first GPU of each instance, where there is a spine
-        self._up: dict[int, list[_Transfer]] = {}  # by leaf: transfers that leave it, and those that come
-        self._down: dict[int, list[_Transfer]] = {}
-        self._latency: list[float] = []  # of instances, before the first byte [s]
+        self._leaf: list[int] = []  # of the first GPU of each instance
+        self._leaves: dict[int, int] = {}  # numbers of those that have an instance, one after the other
         self.bandwidth: list[float] = []  # of instances, one way, at present [B/s]
         self.whole: list[float] = []  # the same where nothing has failed [B/s]
-        self.in_flight = 0  # transfers [1]
-        self._out: list[list[_Transfer]] = []
-        self._in: list[list[_Transfer]] = []
-        self._out_free: list[float] = []
-        self._in_free: list[float] = []
-        self._senders: dict[int, None] = {}  # whose transfers wait for new rates; in the order of their changes
-        self._receivers: dict[int, None] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Transfers. [1]"""
+        return self._wires.in_flight
 
     def join(self, bandwidth: float, latency_s: float | None = None, gpus: int = 1) -> None:
         """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]
 
         With a spine it stands behind those before it, on ``gpus`` GPUs, and counts at the leaf of the first.
         """
+        leaf = 0
         if self.spine is not None:
-            self._leaf.append(self._gpus // self.spine.leaf_gpus)
+            place = self._gpus // self.spine.leaf_gpus
+            leaf = self._leaves.setdefault(place, len(self._leaves))
             self._gpus += gpus
-        self._latency.append(self.latency_s if latency_s is None else latency_s)
+        self._leaf.append(leaf)
         self.bandwidth.append(bandwidth)
         self.whole.append(bandwidth)
-        self._out.append([])
-        self._in.append([])
-        self._out_free.append(0.0)
-        self._in_free.append(0.0)
+        self._wires.join(bandwidth, self.latency_s if latency_s is None else latency_s, leaf)
+        if self.spine is not None:
+            self._wires.share_uplinks(len(self._leaves), self.spine.uplink)
 
     def limit(self, instance: int, share: float) -> None:
         """The link of an instance has a share of its bandwidth from now on [1]; at 0 what is on its way waits."""
         self.bandwidth[instance] = share * self.whole[instance]
-        self._changed(instance, instance)
+        self.fleet.limit_link(instance, self.bandwidth[instance], self.engine.now)
 
     def hidden_bytes(
         self, sender: int, receiver: int, total: float, pieces: int, window_s: float, post_s: float = 0.0
@@ -180,103 +201,13 @@ class KvLink:
         makes them, and leave at the rate that the link would give one more transfer now, each after its share of
         ``post_s``, the time that all descriptors take.
         """
-        if pieces <= 1 or not (self.bandwidth[sender] and self.bandwidth[receiver]):
+        bandwidth, leaf, count = self.bandwidth, self._leaf, self._wires.count.item
+        if pieces <= 1 or not (bandwidth[sender] and bandwidth[receiver]):
             return 0.0
         before = (pieces - 1) / pieces
-        rate = min(
-            self.bandwidth[sender] / (len(self._out[sender]) + 1),
-            self.bandwidth[receiver] / (len(self._in[receiver]) + 1),
-        )
-        if self.spine is not None and self._crosses(sender, receiver):
-            beside = (self._up.get(self._leaf[sender], ()), self._down.get(self._leaf[receiver], ()))
-            rate = min(rate, self.spine.uplink / (max(map(len, beside)) + 1))
+        out, into = count(4 * sender + OUT) + 1, count(4 * receiver + IN) + 1
+        rate = min(bandwidth[sender] / out, bandwidth[receiver] / into)
+        if self.spine is not None and leaf[sender] != leaf[receiver]:
+            beside = max(count(4 * leaf[sender] + UP), count(4 * leaf[receiver] + DOWN))
+            rate = min(rate, self.spine.uplink / (beside + 1))
         return min(before * total, before * window_s * total / (total / rate + post_s))
-
-    def send(
-        self, sender: int, receiver: int, size: float, post_s: float, done: Callable[..., None], *args: Any
-    ) -> None:
-        """Move ``size`` [B], whose descriptors take ``post_s``; call ``done(*args)`` when the last byte has arrived."""
-        now = self.engine.now + max(self._latency[sender], self._latency[receiver]) + post_s
-        self.in_flight += 1
-        if self.sharing == "fifo":
-            begin = max(now, self._out_free[sender], self._in_free[receiver])
-            end = begin + size / min(self.bandwidth[sender], self.bandwidth[receiver])
-            self._out_free[sender] = self._in_free[receiver] = end
-            self.engine.at(end, FIRST, self._arrived, done, args)
-            return
-        transfer = _Transfer(sender, receiver, size, now, done, args)
-        outgoing, incoming = self._out[sender], self._in[receiver]
-        outgoing.append(transfer)
-        incoming.append(transfer)
-        crosses = self._crosses(sender, receiver)
-        if crosses:
-            self._up.setdefault(self._leaf[sender], []).append(transfer)
-            self._down.setdefault(self._leaf[receiver], []).append(transfer)
-        if len(outgoing) == 1 and len(incoming) == 1 and not crosses:
-            self._pace(transfer, now)
-        else:
-            self._changed(sender, receiver)
-
-    def _crosses(self, sender: int, receiver: int) -> bool:
-        """Whether a transfer takes uplinks."""
-        return self.spine is not None and self._leaf[sender] != self._leaf[receiver]
-
-    def _changed(self, sender: int, receiver: int) -> None:
-        """Transfers of both ends get new rates when all that happens now has happened."""
-        if not self._senders:
-            self.engine.at(self.engine.now, LAST, self._share)
-        self._senders[sender] = self._receivers[receiver] = None
-
-    def _share(self) -> None:
-        """Bring the transfers of all changed ends to their new rates."""
-        now, senders, receivers = self.engine.now, self._senders, self._receivers
-        self._senders, self._receivers = {}, {}
-        for sender in senders:
-            for transfer in self._out[sender]:
-                self._pace(transfer, now)
-        for receiver in receivers:
-            for transfer in self._in[receiver]:
-                if transfer.sender not in senders:
-                    self._pace(transfer, now)
-        if self.spine is not None:
-            leaves = {self._leaf[each] for each in (*senders, *receivers)}
-            for beside in (self._up, self._down):
-                for leaf in sorted(leaves & beside.keys()):
-                    for transfer in beside[leaf]:
-                        self._pace(transfer, now)
-
-    def _pace(self, transfer: _Transfer, now: float) -> None:
-        sender, receiver = transfer.sender, transfer.receiver
-        rate, most = self.bandwidth[sender] / len(self._out[sender]), self.bandwidth[receiver] / len(self._in[receiver])
-        rate = min(rate, most)
-        if self.spine is not None and self._crosses(sender, receiver):
-            up, down = self._up[self._leaf[sender]], self._down[self._leaf[receiver]]
-            rate = min(rate, self.spine.uplink / max(len(up), len(down)))
-        if rate == transfer.rate:
-            return
-        if now > transfer.since:
-            transfer.left = max(0.0, transfer.left - transfer.rate * (now - transfer.since))
-            transfer.since = now
-        transfer.rate = rate
-        transfer.serial += 1
-        if rate > 0:  # else it waits until the link is back
-            self.engine.at(transfer.since + transfer.left / rate, FIRST, self._ended, transfer, transfer.serial)
-
-    def _ended(self, transfer: _Transfer, serial: int) -> None:
-        if serial != transfer.serial:
-            return
-        sender, receiver = transfer.sender, transfer.receiver
-        self._out[sender].remove(transfer)
-        self._in[receiver].remove(transfer)
-        crossed = self._crosses(sender, receiver)
-        if crossed:
-            self._up[self._leaf[sender]].remove(transfer)
-            self._down[self._leaf[receiver]].remove(transfer)
-        if crossed or self._out[sender] or self._in[receiver]:
-            self._changed(sender, receiver)
-        self.in_flight -= 1
-        transfer.done(*transfer.args)
-
-    def _arrived(self, done: Callable[..., None], args: tuple[Any, ...]) -> None:
-        self.in_flight -= 1
-        done(*args)

@@ -51,7 +51,8 @@ class BlockIndex:
     --------
     Two prompts share their first block of 512 tokens; instance 3 holds the first prompt:
 
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+    >>> from disagg_sim.simulation.kernel.fleet import Fleet
+    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
     >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10)])
     >>> ids = PrefixBlocks(offsets=[0, 2, 4], ids=[7, 8, 7, 9], block_tokens=512)

@@ -97,13 +97,17 @@ class Recovery:
     def _left_by(self, instance: int) -> list[int]:
         """Requests that leave with an instance that is gone."""
         cluster, left = self._cluster, []
+        between = cluster.transfers.between()  # these are lost with either end
         for segment in [segment for segment, (_, where, *_) in cluster.going.items() if where == instance]:
-            left.append(cluster.going.pop(segment)[0])
+            if segment not in between:
+                left.append(cluster.going.pop(segment)[0])
         for segment in [segment for segment, (_, where, *_) in self.held.items() if where == instance]:
             going = self.held.pop(segment)
             cluster.drop_ungiven(segment, going)
             left.append(going[0])
         left += cluster.transfers.died(instance)
+        for segment in between - cluster.transfers.between():
+            cluster.going.pop(segment, None)
         for request in cluster.batches.abandon(instance):
             cluster.roster.coming[instance] -= 1
             left.append(request)

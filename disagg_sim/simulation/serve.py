@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from disagg_sim.simulation.run import RunOptions
 
 
+#: Segments for which there is room at first where requests leave the run. [1]
+FEW = 4096
+
+
 class Served(NamedTuple):
     """What one model of a run serves, and where."""
 
@@ -212,7 +216,8 @@ def _begun(
     budget, clusters = GpuBudget(deployment), []
     with faults():
         for each in models:
-            clusters.append(_opened(name, policy, each, budget, engine, options))
+            segments = 2 * len(each.trace) if pieces is None else FEW
+            clusters.append(_opened(name, policy, each, budget, engine, options, segments))
     outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
     if pieces is not None:
         pieces.attach(clusters[0])
@@ -248,9 +253,9 @@ def rare_collections() -> Iterator[None]:
 
 
 def _opened(
-    name: str, policy: Policy, served: Served, budget: GpuBudget, engine: Engine, options: RunOptions
+    name: str, policy: Policy, served: Served, budget: GpuBudget, engine: Engine, options: RunOptions, segments: int
 ) -> Cluster:
-    """Everything that takes part in serving a model, wired up."""
+    """Everything that takes part in serving a model, wired up; there is room for so many segments at first."""
     site, trace = served.site, served.trace
     name = f"{name} ({served.model})" if served.model else name
     parts = require_parts(name, policy.build(site))
@@ -262,11 +267,12 @@ def _opened(
     fleet = Fleet(
         [spec(*each) for each in parts.start],
         step_by_step=options.step_by_step,
+        capacity=max(segments, FEW),
         priority=priority,
         stream=int(site.rng("accepted drafts").integers(2**32)),
     )
     spine = options.link.spine(site.setup, site.deployment.link_gpus)
-    link = KvLink(engine, sharing=options.link.sharing, latency_s=site.link_latency_s, spine=spine)
+    link = KvLink(engine, fleet, sharing=options.link.sharing, latency_s=site.link_latency_s, spine=spine)
     roster = Roster(name, site, parts.steps, engine=engine, fleet=fleet, link=link, budget=budget)
     roster.rows = served.rows
     roster.open(parts.start)
@@ -274,9 +280,9 @@ def _opened(
         if part is not None:
             roster.check_looks(part.period_s, options.last_arrival(trace))
     clients = clients_of(trace, options.concurrency)
-    arrival = np.full(len(trace), np.nan)  # of those that come when another has ended: not known yet
-    timed = np.asarray(clients.timed, dtype=np.intp)
-    arrival[timed] = trace.arrival[timed]
+    arrival = trace.arrival.copy()
+    if clients.timed != range(len(trace)):  # the others come when another has ended: not known yet
+        arrival[~np.isin(np.arange(len(trace)), clients.timed)] = np.nan
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
     prefix = prefix_memory(

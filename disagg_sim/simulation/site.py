@@ -16,12 +16,12 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.drafting import handed_bytes, with_draft_layers
-from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
+from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
+from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth, post_share
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.placed import PlacedMapping, setup_of
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
@@ -155,17 +155,8 @@ class Site:
         return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
-        """Time that a GPU of the receiver takes for a block of one tensor of one layer, on average. [s]
-
-        A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
-        heads than those of the sender takes a part of each block from each of them.
-        """
-        apart = [
-            unique_gpus(self.setup.model, replace(each, dcp=1)) / (each.dp_attn * each.pp)
-            for each in (sender, receiver)
-        ]
-        own = int(receiver.pp * receiver.dcp)
-        return self.wire(receiver).descriptor_s * float(max(apart[0] / apart[1], 1.0)) / own
+        """``kv_link.post_share`` over the links of the receiver. [s]"""
+        return self.wire(receiver).descriptor_s * post_share(self.setup.model, sender, receiver)
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
@@ -286,7 +277,9 @@ class AsPlanned:
         if role != Role.PREFILL:
             tokens = part.batch * (1 + int(mapping.draft_tokens))
             budget = part.token_budget or max(tokens, 1 if self.alone else usual.token_budget)
-            return replace(usual, token_budget=budget, max_sequences=part.batch)
+            staged = bool(mapping.chunk_tokens) and usual.mode == Mode.PREFILL_FIRST  # in chunks
+            most = part.batch if staged else usual.max_prompts
+            return replace(usual, token_budget=budget, max_sequences=part.batch, max_prompts=most)
         if not self.alone:
             return usual
         budget = part.token_budget or math.ceil(part.batch * self.site.prompt_tokens)

@@ -68,15 +68,15 @@ class ClusterState:
     ) -> None:
         self.engine, self.fleet, self.roster, self.prefix = engine, fleet, roster, prefix
         self.site = roster.site
-        self.arrival_s = np.array(arrival_s, dtype=float)  # those of requests that are to come may be NaN [s]
-        self.prompts = array("q", input_tokens.astype(np.int64).tobytes())  # a third of a list, and as fast to look up
+        self.arrival_s = arrival_s  # those of requests that are to come may be NaN [s]
+        self.prompts = _looked_up(input_tokens)
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
         self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
         self.feed: Feed | None = None  # requests that the kernel places by itself
-        self._order = array("q")
+        self.asked = array("q")  # requests that have come so far, where no feed has them
         self.shared = SharedQueue()
         self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
-        self.totals = array("q", self._tokens.astype(np.int64).tobytes())  # of prompt and output [token]
+        self.totals = _looked_up(self._tokens)  # of prompt and output [token]
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
         self._oldest, self._longest, self._forgotten_s = 0, 0.0, 0.0
@@ -92,11 +92,14 @@ class ClusterState:
         self.view.__dict__.update(shown)
 
     @property
-    def order(self) -> array[int]:
-        """Requests that have come so far, in the order in which they came."""
-        if self.feed is not None:
-            self._order.extend(range(len(self._order), self.feed.come))
-        return self._order
+    def order(self) -> Sequence[int]:
+        """Requests that have come so far, in the order in which they came: under a feed that of the trace."""
+        return self.asked if self.feed is None else range(self.feed.come)
+
+    @property
+    def tokens(self) -> Ints:
+        """Prompt and output of all requests, those that began again at the end. [token]"""
+        return self._tokens
 
     def came(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""
@@ -196,8 +199,8 @@ class ClusterState:
 
     def _counters(self) -> tuple[NDArray[Any], ...]:
         """Decode steps, their time [s], decode tokens and prefill tokens of every instance so far."""
-        columns = self.fleet.views
-        return columns.decode_steps, columns.decode_s, columns.decode_tokens, columns.prefill_tokens
+        view = self.view
+        return view.decode_steps, view.decode_time, view.decode_tokens, view.prefill_tokens
 
     def _grown_since(self, since: float) -> tuple[NDArray[Any], ...]:
         """Counters since the last snapshot at or before ``since``. [s]"""
@@ -221,6 +224,13 @@ class ClusterState:
         ended |= segments["status"][self._oldest :] == SegmentStatus.WITHDRAWN
         self._oldest += ended.size if ended.all() else int(ended.argmin())
         return slice(self._oldest, None)
+
+
+def _looked_up(tokens: Ints) -> array[int]:
+    """Whole numbers for one look at a time: a third of a list, and as fast."""
+    found = array("q")
+    found.frombytes(np.ascontiguousarray(tokens, np.int64).data.cast("B"))
+    return found
 
 
 def _mean(values: NDArray[Any]) -> float:

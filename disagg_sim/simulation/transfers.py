@@ -19,10 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
+import numpy as np
+
 from disagg_sim.physics.kv_transfer import descriptors
-from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, RESERVE, Mode, SegmentStatus
+from disagg_sim.simulation.kernel.feed import Caches
+from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, MOVES, RESERVE, WAITS, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.wishes import Leg, State
@@ -45,14 +49,11 @@ Lengths = tuple[int, int, int]  # of a segment: context, prompt, tokens to gener
 #: What an instance has to do for a request, as the kernel takes it: lengths, tokens of the request that exist when it
 #: ends [token], flags, and whether the request goes on after it. Plain tuples are made fastest.
 Work = tuple[Lengths, int, int, bool]
-#: A transfer that has ended: request, time that it waited for it with blocks reserved [s], time from the first byte to
-#: the last [s], tokens, time before it for blocks of the receiver [s].
-Moved = tuple[int, float, float, int, float]
 
 
 @dataclass(slots=True, eq=False)
 class Handed:
-    """A request between two instances."""
+    """A request between two instances, under ``push`` and ``buffer``."""
 
     request: int
     leg: Leg  # on the receiver
@@ -65,6 +66,7 @@ class Handed:
     ended_s: float = NAN  # of the sender's segment [s]
     asked_s: float = NAN  # when the transfer could have begun; later than its end by what the decision took [s]
     reserved_s: float = NAN  # [s]
+    hidden: float = 0.0  # of the cache, what had arrived when the sender was done [B]
     gone: bool = False  # whether one of its instances has died since the cache left
 
 
@@ -108,10 +110,9 @@ class Transfers:
     def __init__(self, way: str, state: ClusterState, link: KvLink, owner: Owner) -> None:
         self.way, self.state, self.link, self.owner = way, state, link, owner
         self.engine, self.fleet, self.roster, self.prompts = state.engine, state.fleet, state.roster, state.prompts
-        self.moved: list[Moved] = []
         self._ahead: dict[int, Handed] = {}  # by request: pushes whose sender is at work
-        self._moving: dict[int, Handed] = {}  # by request: caches in transfer
-        self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not in transfer
+        self._moving: dict[int, Handed] = {}  # by number of the transfer: caches on their way
+        self._waiting: dict[int, Handed] = {}  # by segment of the receiver: all that is not on its way
         site = state.site
         self._site, self._model = site, site.handed_model
         self._pieces: dict[int, int] = {}  # descriptors of a cache of so many blocks
@@ -125,7 +126,7 @@ class Transfers:
     @property
     def waiting(self) -> int:
         """Requests for which a receiver has no blocks yet, or whose sender is at work. [request]"""
-        return len(self._waiting)
+        return len(self._waiting) + self.fleet.wires.waiting
 
     def renumber(self, number: Sequence[int]) -> None:
         """Segments have new numbers, by their old ones."""
@@ -186,8 +187,13 @@ class Transfers:
                 self.owner.refuse(request)
                 return
             lengths, _, flags, _ = work
-            segment = self.fleet.submit(target, request, lengths, now, flags=flags | RESERVE, last_token_s=last)
             tokens = self._tokens(request, have)
+            if self.way == "pull":
+                cache = origin, held, tokens, self._bytes(tokens), self._post_s(tokens, origin, target), ended
+                segment = self.fleet.ask(target, request, lengths, now, flags=flags, last_token_s=last, cache=cache)
+                self.owner.goes_on(segment, request, leg, work)
+                return
+            segment = self.fleet.submit(target, request, lengths, now, flags=flags | RESERVE, last_token_s=last)
             self._waiting[segment] = Handed(request, leg, have, origin, tokens, segment, work, held, ended, now)
             return
         del self._ahead[request]
@@ -203,6 +209,10 @@ class Transfers:
         if handed.held != AT_WORK:
             self._send(handed)
 
+    def between(self) -> set[int]:
+        """Segments of receivers to which a cache is on its way under ``pull``, or that wait for blocks."""
+        return {each.segment for state in (WAITS, MOVES) for each in self.fleet.wires.pulls(state)}
+
     def died(self, instance: int) -> list[int]:
         """Drop what an instance that stopped should have sent or got; the requests that are lost with it."""
         lost = []
@@ -216,18 +226,33 @@ class Transfers:
             if handed.held != AT_WORK:
                 lost.append(handed.request)
         for handed in [each for each in self._moving.values() if instance in (each.origin, each.leg.instance)]:
-            handed.gone = True
-            self._let_go(handed)
-            lost.append(self._moving.pop(handed.request).request)
+            if not handed.gone:
+                handed.gone = True
+                self._let_go(handed)
+                lost.append(handed.request)
+        for state in (WAITS, MOVES):
+            for pull in self.fleet.wires.pulls(state):
+                if instance not in (pull.sender, pull.receiver):
+                    continue
+                if state == WAITS:
+                    self.fleet.drop(pull.number)
+                else:
+                    self.fleet.wires.transfers["gone"][pull.number] = 1
+                lost.append(self.fleet.whose(pull.segment)[0])
+                self._free(pull.segment, pull.held)
         return lost
 
     def _let_go(self, handed: Handed) -> None:
         """Free what a request that is lost between two instances holds on the one that lives."""
+        self._free(handed.segment if handed.work is not None else AT_WORK, handed.held)
+
+    def _free(self, segment: int, held: int) -> None:
+        """The same, by the segments of receiver and sender."""
         now, status_of = self.engine.now, self.fleet.status_of
-        if handed.work is not None and status_of(handed.segment) != LOST:
-            self.fleet.cancel(handed.segment, now)
-        if handed.held != AT_WORK and status_of(handed.held) == HELD:
-            self.fleet.release(handed.held, now)
+        if segment != AT_WORK and status_of(segment) != LOST:
+            self.fleet.cancel(segment, now)
+        if held != AT_WORK and status_of(held) == HELD:
+            self.fleet.release(held, now)
 
     def stalled(self, instance: int) -> None:
         """Nothing runs on an instance, and what waits there finds no blocks: if that is for ever, make room.
@@ -242,17 +267,23 @@ class Transfers:
                 return
             todo += needs - circle
             circle |= needs
+        pulls = [each for each in self.fleet.wires.pulls(WAITS) if each.sender == instance]
         held = [each for each in self._waiting.values() if each.origin == instance and each.held != AT_WORK]
-        if not held:
+        if pulls:
+            youngest = max(pulls, key=attrgetter("held"))
+            self.fleet.drop(youngest.number)
+            self.fleet.release(youngest.held, self.engine.now)
+            self.fleet.recompute(youngest.segment, self.engine.now)
+        elif held:
+            last = max(held, key=attrgetter("held"))
+            del self._waiting[last.segment]
+            self.fleet.release(last.held, self.engine.now)
+            self.fleet.recompute(last.segment, self.engine.now)
+            assert last.work is not None
+            self.owner.goes_on(last.segment, last.request, last.leg, last.work)
+        else:
             kept = [each for each in self._waiting.values() if self._keeps(each, instance)]
-            self.forget(max(kept, key=lambda each: each.segment).request)
-            return
-        youngest = max(held, key=lambda each: each.held)
-        del self._waiting[youngest.segment]
-        self.fleet.release(youngest.held, self.engine.now)
-        self.fleet.recompute(youngest.segment, self.engine.now)
-        assert youngest.work is not None
-        self.owner.goes_on(youngest.segment, youngest.request, youngest.leg, youngest.work)
+            self.forget(max(kept, key=attrgetter("segment")).request)
 
     def _keeps(self, handed: Handed, instance: int) -> bool:
         """Whether a push has reserved blocks on an instance, and its sender is at work."""
@@ -264,6 +295,10 @@ class Transfers:
         if inst.run_kind[instance] != IDLE or self.roster.mode[instance] == MANUAL:
             return None
         needs, blocks = set(), 0
+        for pull in self.fleet.wires.pulls(WAITS):
+            if pull.sender == instance:
+                needs.add(pull.receiver)
+                blocks += int(segments.blocks[pull.held])
         for handed in self._waiting.values():
             if handed.origin == instance and handed.held != AT_WORK:
                 needs.add(handed.leg.instance)
@@ -278,23 +313,29 @@ class Transfers:
         """Tokens of the cache that moves: the token emitted last is not in it."""
         return have - 1 if have > self.prompts[request] else have
 
+    def _bytes(self, tokens: int) -> float:
+        """``Site.kv_bytes``. [B]"""
+        return self._once + tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
+
     def _send(self, handed: Handed) -> None:
         origin, target, tokens = handed.origin, handed.leg.instance, handed.tokens
         self._waiting.pop(handed.segment, None)
-        size = self._once + tokens * self._token_bytes if self._token_bytes else self._site.kv_bytes(tokens)
-        hidden, post = 0.0, self._post_s(tokens, origin, target) if self._posts else 0.0
+        size = self._bytes(tokens)
+        hidden, post = 0.0, self._post_s(tokens, origin, target)
         if handed.reserved_s < handed.asked_s:
             pieces = self._site.link.pieces(tokens, len(self._model.layers))
             window = handed.asked_s - max(self.fleet.start_s(handed.held), handed.reserved_s)
             hidden = self.link.hidden_bytes(origin, target, size, pieces, window, post)
             post *= 1.0 - hidden / size
+        handed.hidden = hidden
         self.roster.coming[target] += 1
-        self.fleet.coming(target, tokens)
-        self._moving[handed.request] = handed
-        self.link.send(origin, target, size - hidden, post, self._landed, handed, hidden)
+        cache = origin, AT_WORK, tokens, size - hidden, post, NAN
+        self._moving[self.fleet.move(target, cache, self.engine.now)] = handed
 
     def _post_s(self, tokens: int, origin: int, target: int) -> float:
         """``Site.post_s`` between two instances: its two factors are looked up, by blocks and by mappings. [s]"""
+        if not self._posts:
+            return 0.0
         blocks, pair = -(-tokens // BLOCK_TOKENS), (self.roster.kind[origin], self.roster.kind[target])
         if blocks not in self._pieces:
             self._pieces[blocks] = descriptors(self._model, tokens, BLOCK_TOKENS)
@@ -303,26 +344,36 @@ class Transfers:
             self._shares[pair] = self._site.post_share_s(mapping[origin], mapping[target])
         return self._pieces[blocks] * self._shares[pair]
 
-    def _landed(self, handed: Handed, hidden: float) -> None:
+    def caches(self) -> Caches | None:
+        """What the kernel needs to hand over by itself, under ``pull`` where caches grow by the token; else None."""
+        if self.way != "pull" or not self._token_bytes:
+            return None
+        kinds = dict(zip(self.roster.kind, self.roster.mapping, strict=True))
+        pairs = [[self._site.post_share_s(kinds[a], kinds[b]) for b in range(len(kinds))] for a in range(len(kinds))]
+        return Caches(
+            cache_bytes=self._once,
+            token_bytes=self._token_bytes,
+            descriptors=descriptors(self._model, 1, BLOCK_TOKENS),
+            kind=np.array(self.roster.kind),
+            post_s=np.array(pairs) * self._posts,
+        )
+
+    def landed(self, number: int) -> None:
         """A cache has arrived: its sender's blocks are free, its receiver may go on."""
+        handed = self._moving.pop(number)
         request, origin, leg = handed.request, handed.origin, handed.leg
         target, now = leg.instance, self.engine.now
-        if handed.gone:
-            self.fleet.coming(target, -handed.tokens)
-            self.roster.came(target)
-            return
-        del self._moving[request]
-        waited = max(handed.reserved_s - handed.asked_s, 0.0)
-        exposed = now - handed.ended_s - waited
-        rate = min(self.link.whole[origin], self.link.whole[target])
-        self.moved.append((request, exposed, exposed + hidden / rate, handed.tokens, waited))
-        if handed.work is None:
-            self.fleet.coming(target, -handed.tokens)
-            self.fleet.release(handed.held, now)
-            self.owner.submit(request, leg, handed.have, self._last_token_s(request, handed.have, handed.ended_s))
-        else:
-            self.fleet.hand_over(handed.held, handed.segment, now, handed.tokens)
-            self.owner.goes_on(handed.segment, request, leg, handed.work)
+        if not handed.gone:
+            waited = max(handed.reserved_s - handed.asked_s, 0.0)
+            exposed = now - handed.ended_s - waited
+            rate = min(self.link.whole[origin], self.link.whole[target])
+            self.fleet.arrived(handed.held, handed.tokens, exposed, exposed + handed.hidden / rate, waited)
+            if handed.work is None:
+                self.fleet.release(handed.held, now)
+                self.owner.submit(request, leg, handed.have, self._last_token_s(request, handed.have, handed.ended_s))
+            else:
+                self.fleet.hand_over(handed.held, handed.segment, now)
+                self.owner.goes_on(handed.segment, request, leg, handed.work)
         self.roster.came(target)
 
     def _last_token_s(self, request: int, have: int, ended: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
-from disagg_sim.simulation.kernel.fleet import Arrays
+from disagg_sim.simulation.kernel.instance_spec import Arrays
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.site import Site
@@ -151,7 +152,8 @@ class ClusterView:
     @property
     def coming(self) -> tuple[int, ...]:
         """Segments promised to each instance: in transfer to it, or waiting there for a batch. [1]"""
-        return tuple(self._roster.coming)
+        pulled = self._state.fleet.coming_requests.tolist()
+        return tuple(map(add, self._roster.coming, pulled))
 
     @property
     def shared_requests(self) -> int:

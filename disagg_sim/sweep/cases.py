@@ -19,6 +19,7 @@ from disagg_sim.certainty.rows import Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
+from disagg_sim.facts.profile import profile_and_skew, skewed_profile
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
@@ -64,7 +65,8 @@ class Case:
         sides = [self.pools.system, self.pools.precision]
         if not self.pools.alike:
             sides = [self.pools.prefill_system, self.pools.prefill_precision, "to", *sides]
-        parts = [self.model, *sides, self.profile, self.engine, *str(self.traffic).split("/"), *self.tags]
+        sides.append(profile_and_skew(self.profile)[0])
+        parts = [self.model, *sides, self.engine, *str(self.traffic).split("/"), *self.tags]
         return "-".join(part for part in parts if part)
 
     @property
@@ -180,14 +182,15 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
-    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations)
+    skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations, skews)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
             tags=(),
             model=model,
             pools=pools,
-            profile=spec.profile,
+            profile=skewed_profile(spec.profile, skew),
             engine=spec.engine,
             matching=spec.matching,
             traffic=traffic,
@@ -204,7 +207,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             draft_tokens=spec.draft_tokens if drafter else (),
             kv_tiers=spec.kv_tiers,
         ).counted()
-        for traffic, pools, limits, ratio, domain, form, drafter in product(*axes)
+        for traffic, pools, limits, ratio, domain, form, drafter, skew in product(*axes)
     ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
@@ -226,6 +229,7 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "max_dcp": f"dcp{limits.max_dcp}",
         "max_pcp": f"pcp{limits.max_pcp}",
         "max_redundant_experts": f"redundant{limits.max_redundant_experts}",
+        "expert_skew": f"skew{profile_and_skew(case.profile)[1]:.12g}",
         "matching": case.matching,
         "ctx_gen_ratio": f"ratio{'_' * (case.ctx_gen_ratio is None)}{ratio_text(case.ctx_gen_ratio)}",
         "nvlink_domain": f"domain{case.nvlink_domain or '_own'}",

@@ -1,4 +1,4 @@
-"""Make once what cases of a sweep have in common: specs and their digests, setups, mappings and batch axes."""
+"""Make once what cases of sweeps have in common: specs and their digests, setups, mappings and batch axes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from disagg_sim.arrays import Ints
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mapping
 from disagg_sim.facts import load
+from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.physics.setup import Setup, engine_name
 from disagg_sim.search.grid import batch_axis
 from disagg_sim.search.layouts import CHECKED
@@ -22,23 +23,23 @@ Made = TypeVar("Made")
 
 
 class Common:
-    """Values of the cases of one plan, each made at its first use; spec files are read as they were then."""
+    """Values of cases that are planned together, each made at its first use; spec files are read as they were then."""
 
     def __init__(self) -> None:
         self._made: dict[Any, Any] = {}
 
     def specs(self, case: Case) -> dict[str, Any]:
         """Every spec that the case depends on, by ``kind/name``; None where there is none of the kind."""
-        return self._once(("specs", kin(case), case.traffic.law, case.per), lambda: _specs(case))
+        return self.once(("specs", kin(case), case.traffic.law, case.per), lambda: _specs(case))
 
     def digests(self, case: Case) -> dict[str, str]:
         """Digest of each of these."""
-        return {name: self._once(("digest", name), partial(digest_of, spec)) for name, spec in self.specs(case).items()}
+        return {name: self.once(("digest", name), partial(digest_of, spec)) for name, spec in self.specs(case).items()}
 
     def mappings(self, case: Case, *, prefill: bool = False) -> Mapping:
         """Mappings of an instance within the limits: of prefill, or of what decodes."""
         at = self._setup(case, prefill=prefill)
-        return self._once(
+        return self.once(
             ("mappings", *_space(case, prefill=prefill)), lambda: case.limits.mappings(at, prefill=prefill)
         )
 
@@ -46,15 +47,16 @@ class Common:
         """Batch axis of all these mappings. [request]"""
         at, table = self._setup(case, prefill=prefill), self.mappings(case, prefill=prefill)
         phase = "prefill" if prefill else "decode"
-        return self._once(
+        return self.once(
             ("batch", phase, case.traffic, *_space(case, prefill=prefill)),
             lambda: batch_axis(at, table, case.lengths, phase=phase),
         )
 
     def _setup(self, case: Case, *, prefill: bool) -> Setup:
-        return self._once(("setup", prefill, kin(case)), lambda: case.prefill_setup if prefill else case.decode_setup)
+        return self.once(("setup", prefill, kin(case)), lambda: case.prefill_setup if prefill else case.decode_setup)
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+    def once(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+        """Return what was made under a key; make it the first time."""
         if key not in self._made:
             self._made[key] = make()
         found: Made = self._made[key]
@@ -70,7 +72,8 @@ def _space(case: Case, *, prefill: bool) -> tuple[Any, ...]:
 
 def _specs(case: Case) -> dict[str, Any]:
     model, pools, engines = load.load_model(case.model), case.pools, load.list_specs("engine")
-    specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{case.profile}": load.load_profile(case.profile)}
+    profile, _ = profile_and_skew(case.profile)
+    specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{profile}": load.load_profile(profile)}
     specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
     specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
     if case.speculation and (curve := load.load_speculation(case.speculation)).model:  # a stated one has no file
@@ -82,7 +85,7 @@ def _specs(case: Case) -> dict[str, Any]:
         specs[f"efficiency/{name}"] = load.load_efficiency(name)
         if case.per == JOULE:
             specs[f"power/{name}"] = load.load_power(name)
-        if (engine := engine_name(load.load_profile(case.profile), load.load_system(name), case.engine)) in engines:
+        if (engine := engine_name(load.load_profile(profile), load.load_system(name), case.engine)) in engines:
             specs[f"engine/{engine}"] = load.load_engine(engine)
         specs[f"precision/{recipe}"] = load.resolve_precision(recipe, model, load.load_system(name))
     return specs

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 
-import numpy as np
 import pandas as pd
 
 from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
 from disagg_sim.certainty.rows import ASSUMED
-from disagg_sim.domain import BOUNDS, Mode
+from disagg_sim.domain import BOUNDS, Mapping, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, decode_grid, prefill_grid
@@ -25,7 +24,7 @@ from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table, pareto_front
+from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table, one_word, pareto_front
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
@@ -52,9 +51,9 @@ OWN_ENGINE = "default"  # in the engine columns: none; no word that reads back a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTask:
-    """A block and the store that takes it."""
+    """A block and the stores that take it; the first has the blocks that it is matched with."""
 
-    store: Store
+    stores: tuple[Store, ...]
     block: Block
     sources: tuple[Source, ...]  # spec files, as they were when the block was planned
     keep: str  # of ``plan.KEEP``
@@ -79,7 +78,7 @@ class Done:
 
 
 def compute_block(task: BlockTask) -> Done:
-    """Compute one block and write it, with its tally, into the store.
+    """Compute one block and write it, with its tally, into its stores.
 
     Raises
     ------
@@ -87,7 +86,7 @@ def compute_block(task: BlockTask) -> Done:
         When a spec file was written since the block was planned: its digest would be that of the old content.
     """
     begun = time.perf_counter()
-    store, block = task.store, task.block
+    (store, *others), block = task.stores, task.block
     header = ""
     if block.key.table == PREFILL:
         frame, tally, header = _prefill(block)
@@ -105,6 +104,8 @@ def compute_block(task: BlockTask) -> Done:
     if task.keep == FRONTIER and block.key.table == POINTS:
         frame = within_reach(frame, throughput=throughput_column(block.case.per))
     store.write(block.key, frame, tally.to_json(), header)
+    for other in others:
+        other.copy(block.key, store)
     return Done(block.key, block.points, time.perf_counter() - begun, found)
 
 
@@ -131,10 +132,29 @@ def _finite(limit: float) -> float | None:
     return None if math.isinf(limit) else limit
 
 
-def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
-    """The candidates of a block, their tally and what has no column."""
-    case = block.case
-    grid = prefill_grid(
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """What decides the times and bytes of a block; the block itself is not compared."""
+
+    digest: str
+    phase: str
+    mappings: Mapping
+    batch: bytes
+    block: Block = field(compare=False)
+
+
+def _scored(block: Block) -> PhaseGrid:
+    """The grid of a block; cases that differ in limits, costs or matching alone share it."""
+    assert block.batch is not None
+    return _grid(_Scored(block.scored_as, block.key.table, block.mappings, block.batch.tobytes(), block))
+
+
+@lru_cache(maxsize=2)
+def _grid(of: _Scored) -> PhaseGrid:
+    block, case = of.block, of.block.case
+    if of.phase != PREFILL:
+        return decode_grid(case.decode_setup, block.mappings, case.lengths, batch=block.batch, allow_long_context=True)
+    return prefill_grid(
         case.prefill_setup,
         block.mappings,
         case.lengths,
@@ -142,6 +162,11 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
         mla_form=case.mla_form,
         allow_long_context=True,  # lengths that the sweep did not allow were refused when it was read
     )
+
+
+def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
+    """The candidates of a block, their tally and what has no column."""
+    case, grid = block.case, _scored(block)
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
     tally = Tally(
         computed=grid.status.size,
@@ -154,7 +179,7 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case, limits = block.case, block.case.limits
-    grid = decode_grid(case.decode_setup, block.mappings, case.lengths, batch=block.batch, allow_long_context=True)
+    grid = _scored(block)
     removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
     candidates = _candidates(store, block.candidates)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)
@@ -225,7 +250,7 @@ def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: flo
     )
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
     """The candidates of all prefill blocks of a case, merged."""
     found = (PrefillCandidates.from_frame(store.read(key), store.header(key)) for key in keys)
@@ -256,8 +281,7 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "prefill_engine": prefill_engine,
         "speculation": case.speculation or NO_SPECULATION,
     }
-    codes = np.zeros(len(frame), dtype=np.int8)
-    words = {name: pd.Categorical.from_codes(codes, categories=pd.Index([value])) for name, value in constant.items()}
+    words = one_word(constant, len(frame))
     bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
     form = frame["prefill_mla_form"].astype(pd.CategoricalDtype(list(CHOSEN_FORMS)))
     columns = ["case", *(column.name for column in _columns(case))]

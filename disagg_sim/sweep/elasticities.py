@@ -17,6 +17,8 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, origin_of
 from disagg_sim.sweep.fidelity import candidates
 from disagg_sim.sweep.results import CaseResult, SweepResult
@@ -49,18 +51,11 @@ def why_not(item: CaseResult) -> str:
     return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
 
 
-def elasticities(item: CaseResult, root: Path) -> pd.DataFrame:
-    """Elasticities along the frontiers of a case, columns as ``certainty.elasticity.sensitivity``.
-
-    Parameters
-    ----------
-    root
-        Directory of the sweep.
-    """
-    case = item.plan.case
-    return sensitivity(
-        candidates(item, Store(root), "tokens_per_s_per_gpu"), search=partial(_search, item), origin=origin_of(case)
-    )
+def _elasticities(task: tuple[CaseResult, Path]) -> tuple[str, pd.DataFrame]:
+    """Name and elasticities of a case of the sweep in a directory."""
+    item, root = task
+    case, near = item.plan.case, candidates(item, Store(root), "tokens_per_s_per_gpu")
+    return case.name, sensitivity(near, search=partial(_search, item), origin=origin_of(case))
 
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
@@ -91,7 +86,7 @@ def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
     write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
 
 
-def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFrame]:
+def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers = 1) -> dict[str, pd.DataFrame]:
     """Compute the elasticities of every case that has some (``why_not``).
 
     Parameters
@@ -100,6 +95,8 @@ def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFram
         Of ``run_sweep``.
     root : Path
         Directory of the sweep: a changed frontier needs the points next to it.
+    jobs : int or Workers
+        Where they are computed; a case is a task.
 
     Returns
     -------
@@ -114,7 +111,9 @@ def sweep_elasticities(result: SweepResult, root: Path) -> dict[str, pd.DataFram
     >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
     {}
     """
-    return {item.plan.case.name: elasticities(item, root) for item in result.cases if not why_not(item)}
+    tasks = [(item, root) for item in result.cases if not why_not(item)]
+    found = dict(run_tasks(_elasticities, tasks, jobs=jobs))
+    return {item.plan.case.name: found[item.plan.case.name] for item, _ in tasks}
 
 
 def _search(item: CaseResult, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:

@@ -19,6 +19,8 @@ from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import origin_of, throughput_column
 from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.results import CaseResult, SweepResult
@@ -41,7 +43,20 @@ class CaseFidelity:
     gain: pd.DataFrame  # of disaggregation, at ``GAIN_AT``
 
 
-def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int = 0) -> tuple[CaseFidelity, ...]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Told:
+    """A case with frontiers, and what their points rest on."""
+
+    item: CaseResult
+    words: pd.Series
+    root: Path
+    error_bars: bool
+    seed: int
+
+
+def fidelity_of(
+    result: SweepResult, root: Path, *, error_bars: bool, seed: int = 0, jobs: int | Workers = 1
+) -> tuple[CaseFidelity, ...]:
     """Tell what the frontiers of every case rest on and, where asked for, their error bars.
 
     Parameters
@@ -53,7 +68,9 @@ def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int 
     error_bars : bool
         Whether to sample them (``certainty.error_bars``).
     seed : int
-        Of the samples.
+        Of the samples, the same for every case.
+    jobs : int or Workers
+        Where error bars are sampled; a case is a task.
 
     Returns
     -------
@@ -68,16 +85,24 @@ def fidelity_of(result: SweepResult, root: Path, *, error_bars: bool, seed: int 
     >>> one.case, len(one.outside), len(one.bands)
     ('demo', 0, 0)
     """
-    store = Store(root)
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
     fronts = [(case.plan.case, mode.frontier) for case in fitted for mode in case.found]
     words = iter(labels(fronts, outside_calibration))
-    told = {case.plan.case.name: [next(words) for _ in case.found] for case in fitted}
+    told = [
+        _Told(
+            item=case,
+            words=pd.concat([next(words) for _ in case.found], ignore_index=True),
+            root=root,
+            error_bars=error_bars,
+            seed=seed,
+        )
+        for case in fitted
+    ]
+    found = {each.case: each for each in run_tasks(_of_case, told, jobs=jobs if error_bars else 1)}
+    names = (case.plan.case.name for case in result.cases)
     return tuple(
-        _of_case(case, store, pd.concat(told[case.plan.case.name], ignore_index=True), error_bars=error_bars, seed=seed)
-        if case.plan.case.name in told
-        else CaseFidelity(case=case.plan.case.name, outside=_NOTHING, bands=_NOTHING, gain=_NOTHING)
-        for case in result.cases
+        found[name] if name in found else CaseFidelity(case=name, outside=_NOTHING, bands=_NOTHING, gain=_NOTHING)
+        for name in names
     )
 
 
@@ -119,25 +144,25 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _of_case(item: CaseResult, store: Store, words: pd.Series, *, error_bars: bool, seed: int) -> CaseFidelity:
-    """What the frontiers of a case, one below another, rest on, in ``words``; and their error bars."""
-    case = item.plan.case
+def _of_case(told: _Told) -> CaseFidelity:
+    """What the frontiers of a case, one below another, rest on; and their error bars."""
+    item, case = told.item, told.item.plan.case
     column = throughput_column(case.per)
     keys: list[str] = ["mode", INTERACTIVITY]
     front = pd.concat([mode.frontier[[*keys, column, "ttl_s", "ftl_s"]] for mode in item.found], ignore_index=True)
-    outside = front[[*keys, column]].assign(outside_calibration=words)
-    if not error_bars:
+    outside = front[[*keys, column]].assign(outside_calibration=told.words)
+    if not told.error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=_NOTHING, gain=_NOTHING)
-    near = candidates(item, store, column)
-    found = uncertainty(near, samples=SAMPLES, seed=seed, throughput=column, origin=origin_of(case))
+    near = candidates(item, Store(told.root), column)
+    found = uncertainty(near, samples=SAMPLES, seed=told.seed, throughput=column, origin=origin_of(case))
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)
     bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]
-    told = front.astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
-    told = told.merge(envelope.drop(columns=column), on=keys)
+    joined = front.astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
+    joined = joined.merge(envelope.drop(columns=column), on=keys)
     both = len(item.found) > 1 and item.found[0].mode == Mode.DISAGGREGATED
     return CaseFidelity(
-        case=case.name, outside=outside, bands=told, gain=found.gain(GAIN_AT).dropna() if both else _NOTHING
+        case=case.name, outside=outside, bands=joined, gain=found.gain(GAIN_AT).dropna() if both else _NOTHING
     )
 
 

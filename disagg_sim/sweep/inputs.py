@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,18 @@ def _add(found: dict[str, dict[str, Any]], sources: list[Source], kind: str, nam
     place = f"{DIRECTORIES[kind]}/{path.name}"
     if place in found:
         return
-    sources.append(Source(path, _stamp(path)))
-    found[place] = content = read_mapping(path)
+    stamp = _stamp(path)
+    sources.append(Source(path, stamp))
+    found[place] = content = _content(path, stamp)
     if kind in ("efficiency", "power"):
         parents = [content["inherits"]] if "inherits" in content else []
         for parent in [*parents, *(rows["system"] for rows in content.get("inherits_rows", []))]:
             _add(found, sources, kind, parent)
+
+
+@lru_cache(maxsize=256)
+def _content(path: Path, stamp: tuple[int, int]) -> dict[str, Any]:  # noqa: ARG001 - a new version of the file is another entry
+    return read_mapping(path)
 
 
 def _changes(where: str, key: str, old: Any, new: Any) -> Iterator[Change]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.rows import READ, Origin
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, kin, origin_of
 
 
@@ -18,7 +23,7 @@ class Label(Protocol):
         """One value a row."""
 
 
-def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label) -> list[pd.Series]:
+def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label, *, jobs: int | Workers = 1) -> list[pd.Series]:
     """Label tables of cases; those of cases that differ in limits or costs alone are timed together.
 
     Parameters
@@ -27,6 +32,8 @@ def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label) -> list[pd.S
         Cases and tables with their ``axis_columns``, no table without rows.
     say
         What is said of a row.
+    jobs
+        Where tables are timed.
 
     Returns
     -------
@@ -36,13 +43,41 @@ def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label) -> list[pd.S
     groups: dict[tuple[Case, object], list[int]] = {}
     for number, (case, _) in enumerate(fronts):
         groups.setdefault((kin(case), case.traffic), []).append(number)
+    tasks = [
+        _Task(place, say, _joint([fronts[number][1] for number in numbers]), origin_of(fronts[numbers[0]][0]))
+        for place, numbers in enumerate(groups.values())
+    ]
+    told = dict(run_tasks(_said, tasks, jobs=jobs))
     found: dict[int, pd.Series] = {}
-    for numbers in groups.values():
-        tables = [fronts[number][1] for number in numbers]
-        joint = pd.concat(tables, ignore_index=True) if len(tables) > 1 else tables[0]
-        values = say(joint, origin=origin_of(fronts[numbers[0]][0])).to_numpy()
+    for place, numbers in enumerate(groups.values()):
         start = 0
-        for number, table in zip(numbers, tables, strict=True):
-            found[number] = pd.Series(values[start : start + len(table)], index=table.index)
+        for number in numbers:
+            table = fronts[number][1]
+            found[number] = pd.Series(told[place][start : start + len(table)], index=table.index)
             start += len(table)
     return [found[number] for number in range(len(fronts))]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    place: int
+    say: Label
+    table: pd.DataFrame
+    origin: Origin
+
+
+def _said(task: _Task) -> tuple[int, NDArray[Any]]:
+    return task.place, task.say(task.table, origin=task.origin).to_numpy()
+
+
+def _joint(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """What names the designs of tables with the same columns, below one another, categories as plain texts."""
+    names = [name for name in tables[0] if name in READ]
+    parts = {name: [_plain(table[name]) for table in tables] for name in names}
+    return pd.DataFrame({name: np.concatenate(each) for name, each in parts.items()}, copy=False)
+
+
+def _plain(column: pd.Series) -> NDArray[Any]:
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return np.asarray(np.array(column.dtype.categories.tolist(), dtype=object)[column.array.codes])
+    return np.asarray(column.to_numpy(dtype=object if isinstance(column.dtype, pd.StringDtype) else None))

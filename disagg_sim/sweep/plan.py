@@ -7,9 +7,9 @@ candidates). A co-located mode has blocks of one kind, slices of the mappings, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 
 from disagg_sim.arrays import Ints
@@ -18,7 +18,7 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
-from disagg_sim.sweep.cases import Case, cases_of, modes_of, why_not_shared
+from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
 from disagg_sim.sweep.common import Common
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
@@ -43,6 +43,7 @@ class Block:
     batch: Ints | None  # (batches,) shared by all blocks of the case and phase; None = the mode's own [request]
     points: int  # design points [1]
     candidates: tuple[Key, ...] = ()  # decode: the prefill blocks that it is matched with
+    scored_as: str = ""  # of two pools: digest of what times and bytes depend on beside phase, mappings and batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,30 +131,78 @@ def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     >>> plan_sweep(load_sweep("smoke")).cases[0].case.model
     'llama_3_1_8b'
     """
+    (plan,) = plan_sweeps([spec], keep=keep)
+    return plan
+
+
+def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[SweepPlan, ...]:
+    """Plan several sweeps; what their cases have in common is made once.
+
+    Parameters
+    ----------
+    specs, keep
+        As ``plan_sweep`` takes them.
+
+    Returns
+    -------
+    tuple of SweepPlan
+        One a sweep. Equal cases of two sweeps have blocks of the same keys.
+
+    Raises
+    ------
+    UnknownNameError
+        No such ``keep``.
+
+    Examples
+    --------
+    >>> from disagg_sim.sweep.spec import load_sweep
+    >>> first, second = plan_sweeps([load_sweep("smoke")] * 2)
+    >>> [block.key for block in first.blocks] == [block.key for block in second.blocks]
+    True
+    """
     if keep not in KEEP:
         raise UnknownNameError(f"unknown --keep {keep!r}{nearest(keep, KEEP)}; known: {', '.join(KEEP)}")
-    cases, named = cases_of(spec), Common()
-    specs = dict.fromkeys(name for case in cases for name, value in named.specs(case).items() if value is not None)
-    inputs, sources = inputs_of(specs)
+    cases, named = [cases_of(spec) for spec in specs], Common()
+    inputs = [inputs_of(_depends_on(some, named)) for some in cases]
     common = Common()  # specs are read again after the stamps of their files, so that a change in between is seen
-    planned = tuple(_plan_case(case, spec, keep, common) for case in cases)
-    return SweepPlan(spec=spec, cases=planned, inputs=inputs, sources=sources, keep=keep)
+    return tuple(
+        SweepPlan(
+            spec=spec,
+            cases=tuple(_plan_case(case, spec, keep, common) for case in some),
+            inputs=content,
+            sources=sources,
+            keep=keep,
+        )
+        for spec, some, (content, sources) in zip(specs, cases, inputs, strict=True)
+    )
+
+
+def _depends_on(cases: Sequence[Case], named: Common) -> tuple[str, ...]:
+    """The specs of some cases, ``kind/name``, each once."""
+    specs = (named.specs(case) for case in cases)
+    return tuple(dict.fromkeys(name for each in specs for name, value in each.items() if value is not None))
 
 
 def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePlan:
     specs = common.digests(case)
-    digest = digest_of((case, specs, version("disagg-sim"), code_digest(ROOMS)))
+    digest = common.once(("case", case), lambda: digest_of((case, specs, _version(), code_digest(ROOMS))))
     of_points = digest if keep == EVERYTHING else digest_of((digest, keep))
-    served = modes_of(case, spec.modes)
-    modes = (
-        _plan_pools(case, digest, of_points, spec.block_points, common)
-        if mode == Mode.DISAGGREGATED
-        else _plan_shared(case, mode, of_points, spec.block_points, common)
-        for mode in served
-    )
+    served, size = modes_of(case, spec.modes), spec.block_points
+
+    def planned(mode: str) -> ModePlan:
+        if mode == Mode.DISAGGREGATED:
+            return _plan_pools(case, digest, of_points, size, common)
+        return _plan_shared(case, mode, of_points, size, common)
+
+    modes = tuple(common.once(("mode", case, mode, size), partial(planned, mode)) for mode in served)
     left_out = tuple((mode, why_not_shared(case)) for mode in spec.modes if mode not in served)
     pools = () if {*case.pool_names} == {*TWO} else (_plan_many(case, digest, common),)
-    return CasePlan(case=case, digest=digest, specs=specs, modes=tuple(modes), left_out=left_out, pools=pools)
+    return CasePlan(case=case, digest=digest, specs=specs, modes=modes, left_out=left_out, pools=pools)
+
+
+@cache
+def _version() -> str:
+    return version("disagg-sim")
 
 
 def _plan_many(case: Case, digest: str, common: Common) -> Block:
@@ -173,6 +222,10 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
     """Prefill and decode blocks."""
     prefill_table, prefill_batch = common.mappings(case, prefill=True), common.batch(case, prefill=True)
     table, batch = common.mappings(case), common.batch(case)
+    scored_as = common.once(
+        ("scored", kin(case), case.traffic),
+        lambda: digest_of((kin(case), case.traffic, common.digests(case), _version(), code_digest(ROOMS))),
+    )
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(
         case,
@@ -183,6 +236,7 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
         digest,
         table=PREFILL,
         points=[prefill_batch.size * (1 + chunked * (pp > 1)) for pp in prefill_table.pp.tolist()],
+        scored_as=scored_as,
     )
     decode = _blocks(
         case,
@@ -193,6 +247,7 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
         of_points,
         points=[batch.size] * len(table),
         candidates=tuple(block.key for block in prefill),
+        scored_as=scored_as,
     )
     return ModePlan(mode=Mode.DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
 
@@ -221,6 +276,7 @@ def _blocks(
     points: list[int],
     table: str = POINTS,
     candidates: tuple[Key, ...] = (),
+    scored_as: str = "",
     count: Callable[[Mapping], int] | None = None,
 ) -> tuple[Block, ...]:
     """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
@@ -233,6 +289,7 @@ def _blocks(
             batch=batch,
             points=sum(points[start:stop]) if count is None else count(mappings[start:stop]),
             candidates=candidates,
+            scored_as=scored_as,
         )
         for index, (start, stop) in enumerate(_cut(points, block_points))
     )

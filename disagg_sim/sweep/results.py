@@ -7,7 +7,7 @@ import io
 import json
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property
@@ -21,9 +21,9 @@ import pandas as pd
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
 from disagg_sim.errors import InfeasibleError, StoreError
-from disagg_sim.physics.rates import Taken
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import INTERACTIVITY
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, axis_columns
 from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.gather import Gathered
@@ -33,6 +33,7 @@ from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.tally import Tally, add_up
+from disagg_sim.sweep.used_fits import UsedFit, fits_used, inherited
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
@@ -89,19 +90,6 @@ class ModeResult:
         return counts
 
 
-@dataclass(frozen=True, slots=True)
-class UsedFit:
-    """A fit behind the times of a case."""
-
-    taken: Taken
-    system: str = ""  # whose pool it times; "" where the pools are alike
-
-    @property
-    def text(self) -> str:
-        """Its provenance in words, the system first where the pools differ."""
-        return f"{self.system}, {self.taken.text}" if self.system else self.taken.text
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CaseResult:
     """All modes of one case."""
@@ -119,7 +107,7 @@ class CaseResult:
     @property
     def inherited_fits(self) -> tuple[str, ...]:
         """The fits that were made on another system than the case's."""
-        return _inherited(self.fits)
+        return inherited(self.fits)
 
     @property
     def found(self) -> tuple[ModeResult, ...]:
@@ -152,7 +140,7 @@ class SweepResult:
         """All blocks."""
         return add_up(case.total for case in self.cases)
 
-    @property
+    @cached_property
     def frontier(self) -> pd.DataFrame:
         """The frontiers of all cases below one another."""
 
@@ -182,29 +170,31 @@ class SweepResult:
             raise InfeasibleError(head + sep + sep.join(verdicts))
 
 
-def collect(plan: SweepPlan, gathered: Gathered, failed: Mapping[Key, str]) -> SweepResult:
-    """Label what the blocks of a sweep add up to, but for modes with a block that was given up."""
-    found = [_frontiers(case, gathered, failed) for case in plan.cases]
-    fronts = [(case.case, front) for case, mine in zip(plan.cases, found, strict=True) for front in mine.values()]
-    told = iter(labels(fronts, trust.rests_on))
-    cases = [
-        _collect_case(
-            case, gathered, failed, {mode: front.assign(**{trust.COLUMN: next(told)}) for mode, front in mine.items()}
+def collect(
+    arrived: Sequence[tuple[SweepPlan, Gathered, Mapping[Key, str]]], *, jobs: int | Workers = 1
+) -> tuple[SweepResult, ...]:
+    """Label what the blocks of sweeps add up to, but for modes with a block that was given up.
+
+    A sweep is its plan, its blocks, and those that were given up with the reason. What two sweeps have in common is
+    labelled once; ``jobs`` says where.
+    """
+    fronts: dict[tuple[str, str], tuple[Case, pd.DataFrame]] = {}
+    for plan, gathered, failed in arrived:
+        for case in plan.cases:
+            fronts |= _frontiers(case, gathered, failed, known=fronts)
+    told = labels(list(fronts.values()), trust.rests_on, jobs=jobs)
+    labelled = {
+        key: front.assign(**{trust.COLUMN: words})
+        for (key, (_, front)), words in zip(fronts.items(), told, strict=True)
+    }
+    return tuple(
+        SweepResult(
+            plan=plan,
+            cases=tuple(_collect_case(case, gathered, failed, labelled) for case in plan.cases),
+            failed=failed,
         )
-        for case, mine in zip(plan.cases, found, strict=True)
-    ]
-    return SweepResult(plan=plan, cases=tuple(cases), failed=failed)
-
-
-def fits_used(case: Case) -> tuple[UsedFit, ...]:
-    """Every fit behind the case's times; empty for a profile without fits."""
-    pools = case.pools
-    sides = ((case.prefill_system, pools.prefill_precision), (case.decode_system, pools.precision))
-    fits = [case.setup_of(*side).rates.used for side in sides]
-    if pools.alike:
-        return tuple(map(UsedFit, fits[0]))
-    names = (pools.prefill_system, pools.system)
-    return tuple(UsedFit(taken, name) for name, found in zip(names, fits, strict=True) for taken in found)
+        for plan, gathered, failed in arrived
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,25 +227,31 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))
 
 
-def _frontiers(plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str]) -> dict[str, pd.DataFrame]:
-    """Frontiers of a case by mode, those with points, with how far their layouts have been checked."""
-    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(_inherited(fits_used(plan.case))) or NOTHING}
-    setups = plan.case.decode_setup, plan.case.prefill_setup
+def _frontiers(
+    plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], known: Container[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[Case, pd.DataFrame]]:
+    """Frontiers of a case that have points, with how far their layouts have been checked, by digest and mode."""
     whole = [mode for mode in plan.modes if failed.keys().isdisjoint(block.key for block in mode.blocks)]
-    found = {mode.mode: front for mode in whole if len(front := gathered.front(mode.points))}
+    lacking = [mode for mode in whole if (plan.digest, mode.mode) not in known]
+    found = {mode.mode: front for mode in lacking if len(front := gathered.front(mode.points))}
+    if not found:
+        return {}
+    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(inherited(fits_used(plan.case))) or NOTHING}
+    setups = plan.case.decode_setup, plan.case.prefill_setup
+    said = {mode: {**own, COLUMN: layout_evidence(front, *setups)} for mode, front in found.items()}
     return {
-        mode: pd.concat([front, pd.DataFrame({**own, COLUMN: layout_evidence(front, *setups)}, front.index)], axis=1)
+        (plan.digest, mode): (plan.case, pd.concat([front, pd.DataFrame(said[mode], front.index)], axis=1))
         for mode, front in found.items()
     }
 
 
 def _collect_case(
-    plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], fronts: Mapping[str, pd.DataFrame]
+    plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], fronts: Mapping[tuple[str, str], pd.DataFrame]
 ) -> CaseResult:
     modes = tuple(
         _not_computed(mode, failed)
         if any(block.key in failed for block in mode.blocks)
-        else _collect_mode(plan.case, mode, gathered, fronts.get(mode.mode, pd.DataFrame()))
+        else _collect_mode(plan.case, mode, gathered, fronts.get((plan.digest, mode.mode), pd.DataFrame()))
         for mode in plan.modes
     )
     return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
@@ -266,10 +262,6 @@ def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
     why = [failed[block.key] for block in plan.blocks if block.key in failed]
     said = f"not computed: {len(why)} of {len(plan.blocks)} blocks failed: {why[0]}"
     return ModeResult(plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said)
-
-
-def _inherited(fits: tuple[UsedFit, ...]) -> tuple[str, ...]:
-    return tuple(fit.text for fit in fits if fit.taken.inherited)
 
 
 def _collect_mode(case: Case, plan: ModePlan, gathered: Gathered, front: pd.DataFrame) -> ModeResult:

@@ -1,9 +1,11 @@
-"""Run a plan in a directory: compute what the store lacks, then write the tables."""
+"""Run plans in directories: compute what the stores lack, then write the tables."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import held_sweep
-from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, SweepPlan
+from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
 from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
 
@@ -68,41 +70,128 @@ def run_sweep(
     >>> [(case.plan.case.name, case.found[0].mode) for case in result.cases]
     [('llama_3_1_8b-h100_sxm-fp8-ideal-1024-128-instance1', 'colocated')]
     """
+    (result,) = run_sweeps([(plan, root)], jobs=jobs, listener=listener, overwrite=overwrite)
+    return result
+
+
+def run_sweeps(
+    sweeps: Sequence[tuple[SweepPlan, Path]], *, jobs: int | Workers, listener: Listener, overwrite: bool = False
+) -> tuple[SweepResult, ...]:
+    """Run several sweeps, each in a directory of its own; a block that several of them lack is computed once.
+
+    Parameters
+    ----------
+    sweeps : sequence of pairs
+        What ``plan_sweeps`` made, and directories, all different.
+    jobs, listener, overwrite
+        As ``run_sweep`` takes them.
+
+    Returns
+    -------
+    tuple of SweepResult
+        One a sweep.
+
+    Raises
+    ------
+    StoreError
+        As ``run_sweep``.
+
+    Examples
+    --------
+    >>> from unittest.mock import Mock
+    >>> run_sweeps([], jobs=1, listener=Mock())
+    ()
+    """
     begun = time.perf_counter()
+    with ExitStack() as held:
+        runs = [_opened(held, plan, root, listener, overwrite=overwrite) for plan, root in sweeps]
+        lacking = {block.key: block.points for run in runs for block in run.lacking}
+        listener.start(sum(lacking.values()))
+        for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
+            _compute(runs, table, jobs, listener)
+        listener.finish()
+        for run in runs:
+            run.gather_stored()
+        arrived = [(run.plan, run.gathered, run.failed) for run in runs]
+        results = collect(arrived, jobs=jobs if lacking and _at_hand(jobs) else 1)
+        for run, result in zip(runs, results, strict=True):
+            wall = time.perf_counter() - begun
+            write_tables(result, run.store.root, effort=replace(run.effort, wall_seconds=wall))
+    return results
+
+
+def _at_hand(jobs: int | Workers) -> bool:
+    """Whether the workers that computed blocks are still there: processes of this machine are."""
+    return isinstance(jobs, int) or jobs.backend == "loky"
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A sweep whose directory is open."""
+
+    plan: SweepPlan
+    store: Store
+    lacking: list[Block]
+    gathered: Gathered
+    effort: Effort = field(default_factory=Effort)
+    failed: dict[Key, str] = field(default_factory=dict)
+
+    def gather_stored(self) -> None:
+        """Read the blocks that were there before."""
+        known = {block.key for block in self.lacking}
+        for block in self.plan.blocks:
+            if block.key not in known:
+                self.gathered.add(block.key, stored_block(self.store, block))
+
+
+def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, *, overwrite: bool) -> _Run:
     planned = {block.key for block in plan.blocks}
     own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
-    with opened(root, listener, overwrite=overwrite, noun="sweep", own=own) as store:
-        for case in plan.cases:
-            if case.left_out:
-                modes, reasons = zip(*case.left_out, strict=True)
-                listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
-        lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
-        listener.start(sum(block.points for block in lacking))
-        there = Store(root.absolute())  # workers of a cluster run in directories of their own
-        effort, gathered = Effort(), Gathered(plan)
-        failed: dict[Key, str] = {}
+    store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own))
+    for case in plan.cases:
+        if case.left_out:
+            modes, reasons = zip(*case.left_out, strict=True)
+            listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
+    lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
+    return _Run(plan, store, lacking, Gathered(plan))
 
-        def give_up(task: BlockTask, why: str) -> None:
-            failed[task.block.key] = why
-            listener.warn(f"{task.block.key.relative}: failed {ATTEMPTS} times: {why}")
 
-        for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
-            blocks = [
-                block for block in lacking if block.key.table == table and failed.keys().isdisjoint(block.candidates)
-            ]
-            tasks = [BlockTask(there, block, plan.sources, plan.keep) for block in blocks]
-            for done in run_tasks(compute_block, tasks, jobs=jobs, given_up=give_up):
-                listener.advance(done.points)
-                gathered.add(done.key, done.found)
-                effort = effort.and_of(done.points, done.seconds)
-        listener.finish()
-        known = {block.key for block in lacking}
-        for block in plan.blocks:
-            if block.key not in known:
-                gathered.add(block.key, stored_block(store, block))
-        result = collect(plan, gathered, failed)
-        write_tables(result, root, effort=replace(effort, wall_seconds=time.perf_counter() - begun))
-    return result
+def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Listener) -> None:
+    """Compute the blocks of a table that runs lack."""
+    takers: dict[Key, list[_Run]] = {}
+    blocks: dict[Key, Block] = {}
+    for run in runs:
+        for block in run.lacking:
+            if block.key.table == table and run.failed.keys().isdisjoint(block.candidates):
+                takers.setdefault(block.key, []).append(run)
+                blocks[block.key] = block
+
+    def task(key: Key) -> BlockTask:
+        plan = takers[key][0].plan
+        there = (Store(run.store.root.absolute()) for run in takers[key])  # workers of a cluster run elsewhere
+        return BlockTask(tuple(there), blocks[key], plan.sources, plan.keep)
+
+    def give_up(task: BlockTask, why: str) -> None:
+        for run in takers[task.block.key]:
+            run.failed[task.block.key] = why
+        listener.warn(f"{task.block.key.relative}: failed {ATTEMPTS} times: {why}")
+
+    for done in run_tasks(compute_block, list(map(task, _ordered(blocks))), jobs=jobs, given_up=give_up):
+        listener.advance(done.points)
+        first, *_ = takers[done.key]
+        first.effort = first.effort.and_of(done.points, done.seconds)
+        for run in takers[done.key]:
+            run.gathered.add(done.key, done.found)
+
+
+def _ordered(blocks: Mapping[Key, Block]) -> list[Key]:
+    """In order of the plan, but that blocks which share a grid follow one another."""
+    first: dict[str, int] = {}
+    places = {
+        key: (first.setdefault(block.scored_as, number), key.name) if block.scored_as else (number, "")
+        for number, (key, block) in enumerate(blocks.items())
+    }
+    return sorted(blocks, key=places.__getitem__)
 
 
 def _require_own(plan: SweepPlan, store: Store) -> None:

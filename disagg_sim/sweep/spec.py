@@ -25,6 +25,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_measured_on
 from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
 from disagg_sim.facts.hardware import KvTier
+from disagg_sim.facts.profile import MOST_SKEW, skewed_profile
 from disagg_sim.facts.schema import (
     Axis,
     Named,
@@ -153,6 +154,7 @@ class SweepSpec:
     mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
     sharing: Sharing = field(default_factory=Sharing)
     profile: str = "measured"
+    expert_skews: tuple[float, ...] = (0.0,)  # coefficient of variation of the popularity of experts [1]
     engine: str = ""  # "" = the system's own
     matching: str = "exact"
     per: str = "gpu"  # what throughput is divided by, of ``certainty.energy.COLUMNS_PER``
@@ -311,6 +313,7 @@ class _File(Strict):
     modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
     limits: Annotated[tuple[Limits, ...], Written(_Limits, _combined)] = (Limits(),)
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
+    expert_skew: Axis[Annotated[float, Range(0.0, MOST_SKEW)]] = (0.0,)
     engine: Annotated[str, OneOf(engine_names)] = ""
     matching: Annotated[str, OneOf(MATCHINGS)] = _USUAL["matching"]
     ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(_ratio)]] = (None,)
@@ -352,6 +355,7 @@ class _File(Strict):
                 ttl_measure=self.ttl_measure, every_step_mixed=self.every_step_mixed, interference=self.interference
             ),
             profile=self.profile,
+            expert_skews=self.expert_skew,
             engine=self.engine,
             matching=self.matching,
             per=self.per,
@@ -560,7 +564,9 @@ def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
 
 
 def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
-    """A fitted profile needs fits of each system."""
+    """A fitted profile needs fits of each system; the popularity of experts counts where routing is random."""
+    for skew in filter(None, spec.expert_skews):
+        yield from told_by("expert_skew", load.load_profile, skewed_profile(spec.profile, skew))
     if not load.load_profile(spec.profile).fitted:
         return
     for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):

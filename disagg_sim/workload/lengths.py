@@ -185,7 +185,7 @@ class Lengths(ByValue, Shown):
         """Prompt that makes the largest gap, and its past: all have it, or 99 of 100 are no longer. [token]"""
         return (self.mean_isl, self.mean_isl - self.mean_new) if self.constant else self.prompt_quantile(0.99)
 
-    @property
+    @cached_property
     def longest_timed(self) -> float:
         """Most new tokens of a prompt whose passes are timed; only chunks below them are tried. [token]"""
         return float(self.prompt_nodes().new.max())

@@ -10,7 +10,8 @@ import numpy as np
 
 import disagg_sim as ds
 from disagg_sim.simulation.failures import FailureEvent, Failures
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Admission
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.energy import ENERGY_COLUMNS, with_energy
+from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pass_energy import operators_of, spent_on
 from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import designs_of
-from disagg_sim.facts.load import load_power, load_system
+from disagg_sim.facts.load import load_engine, load_power, load_system
 from disagg_sim.physics import power
 from disagg_sim.physics.node import facility_watts, wall_watts
 
@@ -170,3 +171,21 @@ def test_a_node_at_the_wall_by_hand():
 def test_nothing_changes_but_the_columns_of_energy(pools):
     kept = with_energy(pools).drop(columns=[column.name for column in ENERGY_COLUMNS])
     assert kept.equals(pools)
+
+
+@pytest.mark.parametrize("ep", [16, 32])
+def test_halves_of_a_pass_that_run_at_once_spend_what_they_spend_one_after_the_other(ep):
+    """Less what a GPU would draw by waiting in the time that is saved, and no more than it may draw."""
+    wide = ds.Mapping(dp_attn=ep, ep=ep)
+
+    def spent(engine):
+        at = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine=engine)
+        grid = ds.prefill_grid(at, wide, ds.lengths(4096, 1024), batch=[2 * ep])
+        return spent_on(next(iter(passes_of(design_of(grid, 0, 0)))))
+
+    sglang = load_engine("sglang")
+    seconds, joules = spent(sglang)
+    serial, alone = spent(replace(sglang, two_batch_overlap=False))
+    assert seconds < serial
+    limit, idle = 700.0, 700.0 * load_power("h200_sxm").idle
+    assert joules == pytest.approx(min(alone - idle * (serial - seconds), limit * seconds), rel=0.02)

@@ -83,7 +83,7 @@ def test_wider_engine_spreads_never_give_narrower_bands(wider, which):
 def test_what_both_modes_share_cancels_in_the_gain():
     """One common factor on every operator and pass moves both frontiers alike: the gain stays what it is."""
     kinds = {name: replace(kind, shared=1.0) for name, kind in SPREADS.kinds.items()}
-    points, at = frontiers("dense"), [20.0, 60.0]
+    points, at = frontiers("dense"), [60.0, 100.0]
     together = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, kinds=kinds, shared=1.0)).gain(at)
     single = ds.uncertainty(points, samples=400, spreads=replace(SPREADS, shared=0.0)).gain(at)
     width = [table["gain_p90"] / table["gain_p10"] for table in (together, single)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from disagg_sim.cli import lazy
 from disagg_sim.cli.main import run
 
 SWEEP = """
@@ -211,3 +213,15 @@ def test_a_missing_directory_of_specs_stops_every_command(
     monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "gone"))
     assert run(arguments) == 2
     assert capsys.readouterr().err == f"error: DISAGG_SIM_PATH: {tmp_path / 'gone'}: no such directory\n"
+
+
+def test_the_garbage_collector_works_again_once_a_command_is_imported():
+    assert gc.isenabled()
+    kept = gc.get_freeze_count()
+    lazy._imported("disagg_sim.cli.policies")
+    assert gc.get_freeze_count() == kept  # in a process of somebody else it never rested
+    gc.disable()
+    lazy._imported("disagg_sim.cli.policies")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > kept
+    gc.unfreeze()

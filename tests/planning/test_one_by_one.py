@@ -1,9 +1,12 @@
 """Co-located instances that serve one long request at a time: by hand, and against simulation."""
 
+from dataclasses import replace
+
 import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import Mapping, Mode
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.prove import prove
@@ -40,6 +43,39 @@ def test_tokens_take_a_step_of_one_request_and_the_seat_is_taken_for_prefill_and
 def test_prompts_of_one_step_are_served_as_before():
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(16_384, 256), tpot="20 ms", rate=5)
     assert not any(isinstance(choice, OneByOne) for choice in found.cases[0].colocated)
+
+
+@pytest.fixture(scope="module")
+def million():
+    asked = ds.lengths(1_000_000, 2000)
+    return ds.plan("deepseek_v4_pro", "gb200_nvl72", asked, ttft="600 s", tpot="40 ms", rate=0.05)
+
+
+def test_one_prompt_goes_through_a_pipeline_in_chunks_and_its_tokens_pass_all_stages(million):
+    choice = million.other.pools[0].choice
+    assert isinstance(choice, OneByOne)
+    mapping = choice.mapping
+    assert mapping.pp > 1
+    assert mapping.dp_attn == 1
+    pass_ = chunked_prefill_pass(choice.at, mapping, batch=1, isl=1_000_000, chunk_tokens=mapping.chunk_tokens)
+    assert choice.passes == pytest.approx(float(pass_.ftl) + choice.host)
+    step = float(decode_step(choice.at, replace(mapping, chunk_tokens=0), batch=1.0, context=1_001_000.0).ttl)
+    assert choice.tpot(1e-9, 1, 0.99) == pytest.approx(step)
+    assert choice.service.mean == pytest.approx(float(choice.passes[0]) + 1999 * step)
+
+
+def test_a_second_pool_saves_less_than_half_of_the_gpus_at_a_million_tokens(million):
+    """Both modes prefill by chunks through pipelines; the second pool saves what decode keeps the arithmetic idle."""
+    assert million.best.mode == Mode.DISAGGREGATED
+    assert 1.2 < million.gain < 2.0
+
+
+@pytest.mark.long
+def test_a_simulated_pipeline_takes_as_long_as_planned(million):
+    run = prove(million, million.other, adapt=False).planned
+    assert run.holds
+    assert run.tpot["p90"] == pytest.approx(million.other.tpot["p90"], rel=1e-3)
+    assert run.ttft["p50"] == pytest.approx(million.other.ttft["p50"], rel=0.25)
 
 
 @pytest.mark.long

@@ -56,3 +56,18 @@ def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
     assert answer["rests_on"] == "fitted"
     assert answer["joules_per_request"] == pytest.approx(found.watts / 40)
     assert answer["facility_watts"] > answer["watts"]
+
+
+def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():
+    """Eight ranks compute a prompt each at once: no GPU draws more than its TDP, however many ranks there are."""
+    plan = ds.plan("deepseek_r1", "gb200_nvl72", ds.lengths(8192, 1024), rate=40)
+    colocated = [design for design in (plan.best, plan.other) if design.pools[0].role == "colocated"]
+    assert colocated[0].pools[0].mapping.dp_attn > 1
+    assert drawn(colocated[0]).watts < colocated[0].gpus * colocated[0].pools[0].setup.system.tdp
+
+
+def test_spare_instances_wait():
+    plan = ds.plan("llama_3_1_8b", "h200_sxm", LENGTHS, rate=200)
+    spare = replace(plan.best, pools=tuple(replace(pool, spares=2) for pool in plan.best.pools))
+    waiting = sum(2 * int(pool.mapping.gpus) for pool in spare.pools) * 700 * load_power("h200_sxm").idle
+    assert drawn(spare).watts - drawn(plan.best).watts == pytest.approx(waiting)

@@ -16,6 +16,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.physics import rates
+from disagg_sim.physics import setup as physics_setup
 from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import prefill_bytes
@@ -35,7 +36,9 @@ def every_floor_capped():
     """Worked out with the cap of 4 us on the floor of every quantised GEMM; today scales of blocks keep theirs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rates, "FORMATS", {name: replace(each, static_scales=True) for name, each in FORMATS.items()})
+        physics_setup._of_specs.cache_clear()  # setups of the same specs are one object
         yield
+    physics_setup._of_specs.cache_clear()
 
 
 def bare(at: Setup) -> Setup:

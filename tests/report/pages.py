@@ -34,17 +34,22 @@ def small_sweep(root: Path) -> Path:
 
 def plan_directory(root: Path) -> Path:
     """The smallest plan, of a model with a spoilt name."""
-    pool = {"role": "colocated", "instances": 2, "gpus": 4, "system": SPOILT, "precision": "fp8", "engine": "vllm"}
+    pool = {"role": "colocated", "instances": 2, "gpus": 6, "system": SPOILT, "precision": "fp8", "engine": "vllm"}
     pool |= {"tp_attn": 2, "dp_attn": 1, "tp_ffn": 2, "ep": 1, "pp": 1, "redundant_slots": 0, "chunk_tokens": 0}
     pool |= {"batch": 64, "token_budget": 2048, "load": 0.8, "memory_bytes": 6e10, "bound": "memory"}
     latency = {"p50": 0.1, "p90": 0.2, "p99": 0.3}
     best = {"mode": "colocated", "gpus": 4, "rate_per_s": 10.0, "output_tokens_per_s": 1280.0, "pools": [pool]}
     best |= {"ttft_s": latency, "tpot_s": latency, "kv_bytes_per_s_per_gpu": 0.0, "usd_per_hour": 12.0}
     best |= {"usd_per_million_output_tokens": 2.6, "output_tokens_per_joule": 0.5}
+    best["spares"] = {"target": 0.99, "counts": [1], "availability": 0.9991, "without": 0.97, "capacity": 0.9995}
+    best["spares"] |= {"mtbf": [1e6], "together": [2]}
     question = {"model": SPOILT, "systems": [SPOILT], "mean_isl": 1024.0, "mean_osl": 128.0, "rate_per_s": 10.0}
     question |= {"ttft": {"seconds": 1.0, "share": 0.9}, "tpot": {"seconds": 0.4, "share": 0.9}, "objective": "gpus"}
     plan = {"schema": "disagg-sim/plan/1", "status": "feasible", "binds": "", "question": question, "best": best}
     plan |= {"gain": None, "runners_up": [], "assurance": None, "flips": None, "simulated": None, "left_out": [SPOILT]}
+    plan["tiers"] = [{"name": SPOILT, "share": 0.5, "holds": None, "load": 0.1, "recomputed": 0.05, "loads": False}]
+    plan["rebalancing"] = [{"role": "colocated", "period": None, "passes": None, "loss": 0.05, "usual": None}]
+    plan["rebalancing"][0]["never"] = 0.05
     plan["said"] = {"question": SPOILT, "verdict": [SPOILT], "why": [[SPOILT, SPOILT]], "changes": [SPOILT]}
     (root / "plan.json").write_text(json.dumps(plan))
     (root / "plan.txt").write_text(SPOILT)

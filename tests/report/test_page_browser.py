@@ -263,6 +263,12 @@ def test_names_of_users_never_run(browser, tmp_path):
     assert "taken" not in browser.title.replace(SPOILT, "")
     assert browser.find_element("css selector", ".verdict").text == SPOILT
     assert not browser.find_elements("css selector", "main img, main script")
+    caches, spares = (
+        browser.find_element("css selector", f"#{name} tbody").text for name in ("caches", "availability")
+    )
+    assert "computing" in caches
+    assert "4 GPUs, 2 instances" in spares
+    assert "never" in browser.find_element("css selector", "#experts tbody").text
 
 
 def test_pages_say_nothing_on_the_console(browser, sweep_page):

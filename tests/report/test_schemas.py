@@ -51,6 +51,12 @@ def test_plans_keep_their_schema(limit: str, capsys: pytest.CaptureFixture[str])
         assert set(pools[0]["rests_on"]) <= set(found["labels"])
 
 
+def test_plans_keep_it_with_tiers_spares_and_joules(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--cached", "0.5", "--tiers", "hbm=0.5,dram=0.5", "--availability", "0.999", "--objective", "joule")
+    found = printed(capsys, "plan", *CASE, "--rate", "40", *asked, "--json")
+    assert {"tiers", "joules_per_output_token", "fewest_gpus", "drawn"} <= found.keys()
+
+
 def test_sweeps_explanations_and_comparisons_keep_theirs(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(results / "out")
     found = printed(capsys, "sweep", str(results / "small.yaml"), "--out", out, "--jobs", "1", "--no-figures", "--json")

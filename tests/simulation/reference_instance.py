@@ -18,7 +18,7 @@ from reference_rank import MIXED, Rank, Turn, mean_context
 
 from disagg_sim.simulation.kernel import times
 from disagg_sim.simulation.kernel.compiled import entry
-from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 
@@ -99,7 +99,8 @@ class Instance:
                 requests = [len(each.given) for each in self.ranks]
                 share = max(math.ceil((sum(requests) + 1) / count), *requests)
                 return sum(turn.context + turn.prompt for turn in rank.given) if requests[k] < share else math.inf
-            running = len(rank.decoding) + len(rank.prefilling)
+            leaving = sum(turn.rank == k for _, turn in self.leaving)
+            running = len(rank.decoding) + len(rank.prefilling) + leaving
             return 4 * (len(rank.given) - running) + running
 
         chosen = min(open_ranks, key=key)
@@ -230,8 +231,8 @@ def _scores_time(table, values, decodes, context):
 
 
 @entry
-def _pass_part(table, values, prompts, length, past):
-    return times.pass_part(table[0], values, prompts, length, past)
+def _pass_part(table, values, prompts, length, past, filled):
+    return times.pass_part(table[0], values, prompts, length, past, filled)
 
 
 def attention_time(table: StepTable, decoding: list[Turn], pieces: list[Turn], micro: int) -> float:
@@ -281,13 +282,15 @@ def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float]
     together = most if table.head["chunk"][0] > 0 else math.ceil(most / min(stages, most))  # of a micro-batch
     busy, last = float(table.values[table.head["host_at"][0]]), 0.0
     for first in range(0, most, together):
-        parts = []
-        for pieces in ranks:
-            group = pieces[first : first + together]
+        parts, groups = [], [pieces[first : first + together] for pieces in ranks]
+        of_all = sum(turn.piece for group in groups for turn in group)
+        for group in groups:
             if group:
-                length = math.ceil(sum(turn.piece for turn in group) / len(group))
+                tokens = sum(turn.piece for turn in group)
+                length = math.ceil(tokens / len(group))
                 past = sum(turn.cached for turn in group) // len(group)
-                parts.append(_pass_part(table.head, table.values, float(len(group)), length, past))
+                filled = of_all / (tokens * table.ranks)
+                parts.append(_pass_part(table.head, table.values, float(len(group)), length, past, filled))
         busy += max(slowest for slowest, _ in parts)
         last = max(last, *(others for _, others in parts))
     return busy + last, busy

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, Scheduling
 
 BLOCK = 16  # tokens of a KV block [token]

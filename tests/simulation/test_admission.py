@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission
 from disagg_sim.simulation.kernel.step_table import StepTable
 

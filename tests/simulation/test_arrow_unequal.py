@@ -29,6 +29,12 @@ FAST = StepTable.affine(step=0.0025, per_sequence=0.00025, per_token=0.000025)
 SLOW = StepTable.affine(step=0.060, per_sequence=0.001, per_token=0.0001)
 
 
+def ordered(arrow, view):
+    """The choices of a scheduler, with instances in the order of what the view shows."""
+    arrow.choices.renew(view.prefill, view.decode)
+    return arrow.choices
+
+
 def unequal_site(served_by, *, small=SIMPLE, slo=SLO, engine=None):
     """Instances of one GPU have 16,000 tokens, those of four GPUs four times as many and ``FAST``."""
     here = site(engine or Engine(0), served_by, table=SIMPLE, blocks=BLOCKS, slo=slo, link_bandwidth=1e12)
@@ -111,7 +117,8 @@ def waits(arrow, view, instance, requests, start):
     arrow.ledger["free_s"][instance], view.queued_prompt_tokens[instance] = start, 1
     for request in requests:
         start += 0.010 + 0.0001 * view.input_tokens[request]
-        arrow._ends[instance][request] = arrow.ledger["free_s"][instance] = start
+        arrow.ledger["free_s"][instance] = start
+        arrow.choices.book(request, start)
         view.queued_prompt_tokens[instance] += view.input_tokens[request]
     view.waiting[instance] = requests
 
@@ -125,8 +132,7 @@ def test_prompts_that_wait_late_move_from_the_tail_to_an_instance_that_is_free()
     assert [wish[:3] for wish in moves] == [(request, 0, 1) for request in (5, 4, 3, 2, 1, 0)]
     assert all(isinstance(wish, Move) for wish in moves)
     assert arrow.ledger["free_s"][0] == pytest.approx(5.0)
-    assert arrow._ends[1][0] == pytest.approx(1.0 + 6 * 0.0125)
-    assert not arrow._ends[0]
+    assert arrow.choices.ends[0] == pytest.approx(1.0 + 6 * 0.0125)
 
 
 def test_no_more_prompts_move_than_a_look_lasts_and_none_that_is_in_time_or_gains_less():
@@ -186,7 +192,7 @@ def test_nobody_gets_a_prompt_that_its_memory_cannot_hold():
     view.input_tokens, arrow.ledger["free_s"][1] = [16_000] * 2, 9.0
     assert arrow.place(view, 0).wishes[0][:2] == (3, P)
     view.running_tokens[3] = 40_000
-    arrow._ends[0][1] = 0.0
+    arrow.choices.book(1, 0.0)
     assert arrow.proceed(view, 1, 0).instance == 3
 
 
@@ -268,7 +274,7 @@ def test_on_equal_instances_a_prompt_goes_to_the_least_delay_as_printed(queued, 
     in_time = [i for i in best if delay[i] + time <= SLO.ttft - 1e-9]
     if any(abs(delay[i] + time - SLO.ttft) < 1e-9 for i in best):
         return
-    found, _, late = place(view.prefill, view.inst, arrow.ledger, tokens, SLO.ttft, 0.05)
+    found, _, late = place(view.home, ordered(arrow, view).queues, arrow.ledger, tokens, SLO.ttft, 0.05)
     assert (found if found >= 0 else -1) == (in_time[0] if in_time else -1)
     assert late == (in_time or best)[0]
 
@@ -286,7 +292,8 @@ def test_on_equal_instances_decode_goes_to_the_fewest_tokens_as_printed(running,
     pools = [[i for i in range(COUNT) if bool(prompts[i]) == mixed] for mixed in (False, True)]
     best = [min(pool, key=lambda i: running[i]) for pool in pools if pool]
     inside = [i for i in best if running[i] <= 16_000 and interval[i] <= SLO.tpot]
-    found = hand_over(view.decode, view.home, arrow.ledger, more, SLO.tpot, view.now)
+    orders = ordered(arrow, view).queues, arrow.choices.tokens
+    found = hand_over(view.home, orders, arrow.ledger, more, SLO.tpot, view.now, 0)
     assert found == (inside[0] if inside else -1 - min(best, key=lambda i: running[i]))
 
 

@@ -21,7 +21,8 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks

@@ -8,7 +8,8 @@ from sites import ONE, SIMPLE, deployment, served
 
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec

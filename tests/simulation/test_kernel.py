@@ -16,7 +16,8 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel import compiled
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
@@ -382,7 +383,8 @@ def test_machine_code_is_named_after_every_source_that_it_is_made_of():
 
 def test_no_linear_algebra_is_imported_and_it_can_be_afterwards():
     script = (
-        "import sys; from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec\n"
+        "import sys; from disagg_sim.simulation.kernel.fleet import Fleet\n"
+        "from disagg_sim.simulation.kernel.instance_spec import InstanceSpec\n"
         "from disagg_sim.simulation.kernel.step_table import StepTable\n"
         "table = StepTable.affine(step=1.0, per_sequence=0.0, per_context=0.0, per_token=0.0, max_sequences=1)\n"
         "Fleet([InstanceSpec(table=table, blocks=9, max_sequences=1)]).run_until(1.0)\n"

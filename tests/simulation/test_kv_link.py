@@ -13,6 +13,10 @@ from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import NORMAL, Engine
+from disagg_sim.simulation.kernel.entry import ARRIVES
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
+from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink, LinkSpec, Spine, instance_bandwidth
 from disagg_sim.simulation.site import Site
 
@@ -39,17 +43,39 @@ def served_site(at, link):
     )
 
 
+class Moved:
+    """Transfers on links of stated bandwidths, and when each has arrived."""
+
+    def __init__(self, bandwidths, sharing="fair", latency_s=0.0, spine=None):
+        self.engine = Engine()
+        self.fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=1)] * len(bandwidths))
+        self.link = KvLink(self.engine, self.fleet, sharing=sharing, latency_s=latency_s, spine=spine)
+        for bandwidth in bandwidths:
+            self.link.join(bandwidth)
+        self.sent, self.ends = {}, {}
+        self.engine.attach(self)
+
+    def advance(self, until):
+        self.told, time = self.fleet.run_until(until)
+        return np.inf if self.told == -1 else time
+
+    def deliver(self):
+        self.ends[self.sent[ARRIVES - self.told]] = self.engine.now
+
+    def send(self, index, sender, receiver, size):
+        self.sent[self.fleet.move(receiver, (sender, -1, 0, size, 0.0, 0.0), self.engine.now)] = index
+
+    def all(self, sends):
+        for index, (time, *sent) in enumerate(sends):
+            self.engine.at(time, NORMAL, self.send, index, *sent)
+        self.engine.run()
+        assert self.link.in_flight == 0
+        return [self.ends[index] for index in range(len(sends))]
+
+
 def finished(sends, bandwidths, sharing="fair", latency_s=0.0):
     """Times at which transfers (time, sender, receiver, size) end, by their index."""
-    engine = Engine()
-    link, ends = KvLink(engine, sharing=sharing, latency_s=latency_s), {}
-    for bandwidth in bandwidths:
-        link.join(bandwidth)
-    for index, (time, sender, receiver, size) in enumerate(sends):
-        engine.at(time, NORMAL, link.send, sender, receiver, size, 0.0, lambda i: ends.update({i: engine.now}), index)
-    engine.run()
-    assert link.in_flight == 0
-    return [ends[index] for index in range(len(sends))]
+    return Moved(bandwidths, sharing, latency_s).all(sends)
 
 
 def test_a_transfer_alone_takes_its_size_over_the_narrower_end():
@@ -73,6 +99,14 @@ def test_gpus_that_share_tokens_post_the_blocks_that_they_take_in_alone():
     site = served_site(setup("deepseek_r1", "h200_sxm", "fp8"), LinkSpec(descriptor_s=1e-6))
     alone, shared = Mapping(tp_attn=8, tp_ffn=8), Mapping(tp_attn=8, tp_ffn=8, dcp=8)
     assert site.post_share_s(alone, shared) == site.post_share_s(alone, alone) / 8 > 0
+
+
+def test_a_link_that_comes_back_goes_on_where_it_was():
+    """20 of 40 B are there at t = 2; nothing moves until t = 5; then half the bandwidth takes 4 s."""
+    moved = Moved([10.0] * 2)
+    for time, share in ((2.0, 0.0), (5.0, 0.5)):
+        moved.engine.at(time, NORMAL, moved.link.limit, 0, share)
+    assert moved.all([(0.0, 0, 1, 40.0)]) == [9.0]
 
 
 def test_a_queue_serves_one_after_the_other():
@@ -100,9 +134,7 @@ def test_sharing_keeps_a_link_as_busy_as_a_queue_does(wanted):
 
 
 def test_a_push_in_pieces_exposes_its_last_piece_on_a_fast_link():
-    link = KvLink(Engine(), sharing="fair", latency_s=0.0)
-    link.join(10.0)
-    link.join(10.0)
+    link = Moved([10.0] * 2).link
     assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=100.0) == 60.0
     assert link.hidden_bytes(0, 1, 80.0, pieces=1, window_s=100.0) == 0.0
     slow = link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0)
@@ -158,9 +190,7 @@ def test_a_link_of_ones_own_costs_what_is_stated():
 
 def test_descriptors_are_hidden_with_their_pieces():
     """4 pieces a second apart: each takes 2 s on the wire and 2 s to post, so that 3 s hide three quarters of one."""
-    link = KvLink(Engine(), sharing="fair", latency_s=0.0)
-    link.join(10.0)
-    link.join(10.0)
+    link = Moved([10.0] * 2).link
     assert link.hidden_bytes(0, 1, 80.0, pieces=4, window_s=4.0, post_s=8.0) == pytest.approx(15.0)
 
 
@@ -182,14 +212,7 @@ def test_bad_links_are_refused(options, text):
 
 def crossing(sends, leaf_gpus, uplink, instances=4, bandwidth=10.0):
     """As ``finished``, with instances of one GPU under leaves whose uplinks the transfers between them share."""
-    engine = Engine()
-    link, ends = KvLink(engine, sharing="fair", latency_s=0.0, spine=Spine(leaf_gpus, uplink)), {}
-    for _ in range(instances):
-        link.join(bandwidth)
-    for index, (time, sender, receiver, size) in enumerate(sends):
-        engine.at(time, NORMAL, link.send, sender, receiver, size, 0.0, lambda i: ends.update({i: engine.now}), index)
-    engine.run()
-    return [ends[index] for index in range(len(sends))]
+    return Moved([bandwidth] * instances, spine=Spine(leaf_gpus, uplink)).all(sends)
 
 
 def test_transfers_between_leaves_share_uplinks_and_those_within_do_not():

@@ -17,6 +17,7 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import MEASURED, summary
 from disagg_sim.simulation.policies import loads
+from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.records import Requests
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.sketch import RELATIVE_ERROR, Sketch
@@ -107,7 +108,7 @@ def test_the_kernel_forgets(monkeypatch):
     assert kept[0] < 100
 
 
-@pytest.mark.parametrize("policy", ["vllm", "disaggregated", "least_load"])
+@pytest.mark.parametrize("policy", ["vllm", "disaggregated", "least_load", "arrow"])
 def test_the_kernel_places_requests_as_the_policy_does(monkeypatch, policy):
     """Also where a request comes with a sample, with others, or is too large, and where the run is cut."""
     trace = requests()
@@ -116,8 +117,10 @@ def test_the_kernel_places_requests_as_the_policy_does(monkeypatch, policy):
     trace = replace(trace, arrival=arrival, input_tokens=inputs)
     options = RunOptions(sample_s=0.5, until_s=15.25)
     fed = run(trace, parts(), policy, at=AT, slo=SLO, options=options)
-    monkeypatch.setattr(loads, "placing_of", lambda choice, whole: None)
+    monkeypatch.setattr(loads, "placing_of", lambda *_: None)
+    monkeypatch.setattr(GlobalScheduler, "chooser", lambda *_: None)
     asked = run(trace, parts(), policy, at=AT, slo=SLO, options=options)
+    assert fed.decisions == asked.decisions
     for part in ("requests", "samples", "instances"):
         for each in fields(getattr(fed, part)):
             a, b = (getattr(getattr(result, part), each.name) for result in (fed, asked))

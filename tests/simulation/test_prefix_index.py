@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.prefix_cache import FreeMemory, PrefixCache
 from disagg_sim.workload.request_columns import PrefixBlocks

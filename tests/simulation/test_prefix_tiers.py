@@ -15,12 +15,14 @@ from disagg_sim.facts.load import load_system, load_traffic
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
+from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import tier_use
+from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.prefix_tiers import Stores
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, run, serve
@@ -227,6 +229,32 @@ def test_loads_beside_the_steps_of_a_piggybacked_instance():
     rate = (ends.size - 1) / (ends[-1] - ends[0])
     assert rate * osl / 4 == pytest.approx(exact["tokens_per_s_per_gpu"], rel=0.02)
     assert found.tier_loads.tokens[batch:].min() == int(law.cached.mean_past)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_whole_passes_of_a_co_located_instance_with_loads_before_them(share):
+    """Decodes wait for passes alone, not for loads. The first answers end one after the other, as in the long run."""
+    mapping, isl, osl, batch = ONE_RANK, 8192, 481, 32
+    at = setup("llama_3_1_70b", with_tiers("h100_sxm", dram=KvTier(bandwidth=2e9, latency_s=20e-6)), "fp8")
+    law = lengths(isl, osl, cached=Reuse(share=ConstantShare(share=share), tiers=(("dram", 1.0),)))
+    past = int(law.cached.mean_past)
+    options = Colocation(batch=(batch,), prefill_batch=(1,))
+    exact = colocated(at, mapping, law, ftl_limit=math.inf, options=options).iloc[0]
+    outputs = np.full(8 * batch, osl)
+    outputs[:batch] = 1 + osl * np.arange(1, batch + 1) // batch
+    trace = replace(alike(np.zeros(8 * batch), isl, past), output_tokens=outputs)
+    part = Replicas(mapping=mapping, instances=1, batch=batch, token_budget=isl - past)
+    served = ServedDeployment(name="one", gpus=4, colocated=(part,))
+    options = RunOptions(concurrency=2 * batch, prefix_cache_tokens=1, tiers=("dram",))
+    whole = policy_named("vllm", chunked=False)
+    found = run(trace, served, whole, at=at, slo=Slo(ttft=10.0, tpot=1.0), options=options)
+    steady, done = slice(3 * batch, -2 * batch), found.requests
+    per_token = ((done.finish_s - done.first_token_s) / (osl - 1))[steady]
+    assert np.mean(per_token) == pytest.approx(exact["ttl_s"], rel=0.02)
+    ends = np.sort(done.finish_s)[steady]
+    rate = (ends.size - 1) / (ends[-1] - ends[0])
+    assert rate * osl / 4 == pytest.approx(exact["tokens_per_s_per_gpu"], rel=0.02)
+    assert found.tier_loads.tokens[batch:].min() == past
 
 
 def test_one_prompt_at_a_time_has_the_first_token_of_the_analytic_model():

@@ -7,7 +7,8 @@ import pytest
 
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.classes import ServiceClass, limits_of
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import RESERVE, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.run import RunOptions

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.simulation.engine import NORMAL, Engine
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
 

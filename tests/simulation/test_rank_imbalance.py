@@ -10,7 +10,8 @@ from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.workload.named import lengths_named

@@ -9,7 +9,8 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Admission, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 
@@ -47,6 +48,26 @@ def test_what_waits_counts_four_times_what_runs():
     for request in range(3):
         fleet.submit(0, request, (0, 16, 100), 0.02)
     assert ranks_of(fleet)[6:] == [1, 0, 1]
+
+
+def test_what_is_in_the_later_stages_of_a_pipeline_runs():
+    """Of three prompts one a pass, the second is taken back: two of rank 0 have left the first stage. Then 2 and 0.
+
+    The next goes to rank 1, and the one after it to rank 0: 2 against 4. Did what leaves wait, it would be 8 against 4.
+    """
+    mapping = Mapping(dp_attn=2, ep=2, pp=4, chunk_tokens=64)
+    stages = StepTable.build(setup("mixtral_8x7b", "h100_sxm", "bf16"), mapping, max_sequences=16, max_context=1024)
+    latency, busy = stages.pass_time(64)
+    assert latency > 2 * busy
+    fleet = fleet_of(stages, max_prompts=1, mode=Mode.PREFILL_FIRST)
+    taken = [fleet.submit(0, request, (0, 64, 1), 0.0) for request in range(3)]
+    fleet.withdraw(taken[1], 0.0)
+    now = (latency + 2 * busy) / 2
+    fleet.run_until(now)
+    assert [fleet.status_of(taken[k]).name for k in (0, 2)] == ["LEAVING", "LEAVING"]
+    for request in range(3, 5):
+        fleet.submit(0, request, (0, 64, 1), now)
+    assert ranks_of(fleet) == [0, 1, 0, 1, 0]
 
 
 def test_ranks_in_turn_and_by_tokens():

@@ -21,7 +21,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.kernel.fleet import InstanceSpec
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec

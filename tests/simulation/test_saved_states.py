@@ -14,7 +14,8 @@ from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens, p
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+from disagg_sim.simulation.kernel.fleet import Fleet
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks

@@ -110,13 +110,13 @@ def test_what_lies_on_disk_is_not_computed_again(out: Path) -> None:
     assert again.design_points == frontiers.design_points > 0
 
 
-def test_the_frontier_is_taken_from_the_points(out: Path) -> None:
-    frontiers = Frontiers(out)
-    points = pd.concat(frontiers.points("fig09", "ideal"))
-    front = frontiers.frontier("fig09", "ideal")
-    assert len(points) > len(front)
-    assert points["tokens_per_s_per_gpu"].max() == front["tokens_per_s_per_gpu"].max()
-    assert points["tokens_per_s_per_user"].max() == front["tokens_per_s_per_user"].max()
+def test_sweeps_with_a_case_in_common_compute_it_once(out: Path, tmp_path: Path) -> None:
+    """Figure 9 is one mode of the case of figure 6: beside that it takes nothing, and gives the same as alone."""
+    alone, told = Frontiers(out), Counting()
+    together = Frontiers(tmp_path, listener=told)
+    together.prepare(["fig06", "fig09"], ["ideal"])
+    pd.testing.assert_frame_equal(together.frontier("fig09", "ideal"), alone.frontier("fig09", "ideal"))
+    assert together.design_points == told.computed + alone.design_points
 
 
 def test_names_that_do_not_exist_are_refused(out: Path) -> None:

@@ -19,6 +19,8 @@ import pytest
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.sweep.backends import on_dask
 from disagg_sim.sweep.backends.workers import Workers
+from disagg_sim.sweep.elasticities import sweep_elasticities, write_elasticities
+from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
@@ -150,6 +152,18 @@ def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
 ) -> None:
     address, workers = dask
     assert swept(plan, tmp_path / "out", Workers(backend="dask", address=address), workers[0].kill) == alone
+
+
+def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(
+    plan: SweepPlan, dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+) -> None:
+    result = run_sweep(plan, tmp_path, jobs=1, listener=Mock())
+    written = {}
+    for where in (Workers(), Workers(backend="dask", address=dask[0])):
+        write_fidelity(fidelity_of(result, tmp_path, error_bars=True, jobs=where), tmp_path)
+        write_elasticities(sweep_elasticities(result, tmp_path, jobs=where), tmp_path)
+        written[where.backend] = [(tmp_path / f"{name}.csv").read_bytes() for name in ("uncertainty", "sensitivity")]
+    assert written["serial"] == written["dask"]
 
 
 def test_dask_starts_workers_of_its_own(plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path) -> None:

@@ -163,9 +163,10 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
-    return evaluate(
-        chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=mla_form)
+    (done,) = evaluate(
+        chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, forms=(mla_form,))
     )
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +199,9 @@ def chunked_lookups(
     isl: float,
     chunk_tokens: Numeric,
     past: float = 0.0,
-    mla_form: str = "auto",
-) -> Lookups[PrefillPass]:
-    """Ask for what ``chunked_prefill_pass`` needs, to be joined with what others ask for."""
+    forms: tuple[str, ...] = ("auto",),
+) -> Lookups[list[PrefillPass]]:
+    """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
     at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
@@ -220,38 +221,41 @@ def chunked_lookups(
         )
 
     most = 4 ** int(np.ceil(np.log2(np.max(plan.chunks)) / 2))
-    cores = _Attention(at, new, past, mla_form, most)
+    shards = mapping.tp_attn, dcp, pcp, chunk_tokens
     uneven = bool(np.any(plan.last != plan.size))
     asked: list[Lookups[Any]] = [
         look_up(_Head(at), (mapping.tp_attn,), levels),
-        look_up(cores, (mapping.tp_attn, dcp, pcp, chunk_tokens), levels),
         linear(plan.size),
         *([linear(plan.last)] if uneven else []),
+        *(look_up(_Attention(at, new, past, form, most), shards, levels) for form in forms),
     ]
-    (head_time, head_sums), attention, full, *rest = yield from side_by_side(asked)
-    final = rest[0] if uneven else full
+    (head_time, head_sums), full, *rest = yield from side_by_side(asked)
+    final = rest.pop(0) if uneven else full
     final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     before = plan.chunks - 1
-    busy, path = _busy_and_path(at, mapping, before, full, final, attention)
     hop = hop_cost(prompts * plan.size / pcp, mapping.gpus, at) * (pp - 1)
-    sums = full.sums.plus(full.sums, before - 1).plus(final.sums).plus(attention.sums)
-    host = prefill_host(at, mapping, plan.chunks)
-    return PrefillPass(path + host + hop.time, busy + host, with_ends(sums, hop, host_time(at, mapping, 0.0)))
+    linear_sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
+    host, host_once = prefill_host(at, mapping, plan.chunks), host_time(at, mapping, 0.0)
+    full, final = (stretched(times, prefill_stretch(at)) for times in (full, final))
+    found = []
+    for attention in rest:
+        busy, path = _busy_and_path(at, mapping, before, full, final, attention)
+        sums = with_ends(linear_sums.plus(attention.sums), hop, host_once)
+        found.append(PrefillPass(path + host + hop.time, busy + host, sums))
+    return found
 
 
 def _busy_and_path(
     at: Setup, mapping: Mapping, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
 ) -> tuple[Numeric, Numeric]:
-    """``sum(t_i)`` of the slowest stage, and the critical path of the pass, without host. [s]
+    """``sum(t_i)`` of the slowest stage, and the critical path of the pass, of stretched times, without host. [s]
 
     The path takes all chunks through one stage and one chunk, of full size or the last, through all
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
     ``sum(t_i) + (p-1)*max(t_i)``.
     """
     model, pp = at.model, mapping.pp
-    table = stage_table(model, pp)
-    stretch, launch = prefill_stretch(at), launch_time(at, mapping)
-    full, final = stretched(full, stretch), stretched(final, stretch)
+    table, launch = stage_table(model, pp), launch_time(at, mapping)
     kinds = range(len(model.kinds))
     summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
     one_full = [full.layers[i] + attention.full[i] for i in kinds]

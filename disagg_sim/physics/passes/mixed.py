@@ -7,10 +7,11 @@ ONE linear pass at T = B + c; the scores and values of both run one after the ot
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.physics.cost import hop_cost
@@ -18,7 +19,7 @@ from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, st
 from disagg_sim.physics.passes.layers import LayerTimes, all_stages, slowest_stage, stretched, with_ends, with_prefill
 from disagg_sim.physics.passes.mixed_layers import Chunk, Load, mixed_layers
 from disagg_sim.physics.rank_load import RankLoad
-from disagg_sim.physics.roofline import AnySums, chosen_sums
+from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.physics.work import Numeric
@@ -228,15 +229,50 @@ def _kernels(
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if same_kernels or not np.any(prefill_leads):
         return (yield from _stretched_as("decode", at, mapping, load, context, prompts, forms))
-    asked = [_stretched_as(phase, at, mapping, load, context, prompts, forms) for phase in ("decode", "prefill")]
+    needed = {"decode": ~prefill_leads, "prefill": prefill_leads}
+    where = [_Columns.of(leading) for leading in needed.values()]
+    asked = [
+        _stretched_as(phase, at, mapping, columns.of_load(load), context, prompts, forms)
+        for phase, columns in zip(needed, where, strict=True)
+    ]
     by_phase = yield from side_by_side(asked)
     leads = load.over_rows(prefill_leads)
     found = []
-    for decode, prefill in zip(*by_phase, strict=True):
+    for of_form in zip(*by_phase, strict=True):
+        decode, prefill = (columns.spread(kernels) for columns, kernels in zip(where, of_form, strict=True))
         sums = chosen_sums(leads, prefill.sums, decode.sums)
         stage, whole = (np.where(leads, p, d) for p, d in zip(prefill[:2], decode[:2], strict=True))
         found.append(_Kernels(stage, whole, sums))
     return found
+
+
+class _Columns(NamedTuple):
+    """The columns of a grid in which the kernels of a phase are needed."""
+
+    wanted: Ints | None  # None = all
+    place: Ints | None  # of every column of the grid in these, 0 where it is none of them
+
+    @classmethod
+    def of(cls, leads: Any) -> _Columns:
+        """Those in which some row is led by the phase."""
+        some = leads.any(axis=0) if np.ndim(leads) == 2 else np.ones(1, dtype=bool)
+        if some.all():
+            return cls(None, None)
+        wanted = np.flatnonzero(some)
+        place = np.zeros(some.size, dtype=np.intp)
+        place[wanted] = np.arange(wanted.size)
+        return cls(wanted, place)
+
+    def of_load(self, load: Load) -> Load:
+        """What these columns carry."""
+        return load if self.wanted is None else load.at_columns(self.wanted)
+
+    def spread(self, kernels: _Kernels) -> _Kernels:
+        """Kernels of these columns, laid out over the grid."""
+        if self.place is None:
+            return kernels
+        stage, whole = (np.take(each, self.place, axis=1) for each in kernels[:2])
+        return _Kernels(stage, whole, at_columns(kernels.sums, self.place))
 
 
 def _stretched_as(

@@ -21,7 +21,7 @@ from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stag
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, distinct_rows, look_up, side_by_side
+from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, distinct_rows, equal_rows, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -78,12 +78,18 @@ class Load:
         """The load of ``batch`` sequences, ``held`` by the ranks, and a chunk."""
         pp, dp, drafts, row = mapping.pp, mapping.dp_attn, drafts_of(at, mapping), None
         uneven, most = held.context if np.ndim(held.context) == 2 else None, held.batch
-        given: list[Any] = [batch, chunk.tokens, 0 if chunk.ranks is None else chunk.ranks]
-        if np.ndim(pp) == 2 and all(np.ndim(each) < 2 or len(each) == 1 for each in given):
+        tokens, ranks = chunk.tokens, dp if chunk.ranks is None else chunk.ranks
+        if np.ndim(pp) == 2:
             degrees = [np.broadcast_to(each, np.shape(pp))[:, 0] for each in (pp, dp, drafts)]
-            first, row = distinct_rows(degrees)
-            pp, dp, drafts = (each[first] if np.ndim(each) == 2 else each for each in (pp, dp, drafts))
-            uneven, most = (each if each is None or len(each) == 1 else each[first] for each in (uneven, most))
+            varied = [np.asarray(each) for each in (batch, tokens, ranks) if np.ndim(each) == 2]
+            first, row = distinct_rows([*degrees, *(equal_rows(each)[1] for each in varied if len(each) > 1)])
+
+            def at_first(values: Any) -> Any:
+                return values[first] if np.ndim(values) == 2 and len(values) > 1 else values
+
+            pp, dp, drafts, batch, tokens, ranks, uneven, most = (
+                at_first(each) for each in (pp, dp, drafts, batch, tokens, ranks, uneven, most)
+            )
         columns: tuple[Ints, Ints] | None = None
         if np.ndim(batch) == 2 and len(batch) == 1:
             values, where, place = np.unique(batch[0], return_index=True, return_inverse=True)
@@ -95,8 +101,8 @@ class Load:
             dp=dp,
             microbatches=microbatches,
             decodes=batch / microbatches,
-            chunk=chunk.tokens / microbatches,
-            chunk_ranks=dp if chunk.ranks is None else chunk.ranks,
+            chunk=tokens / microbatches,
+            chunk_ranks=ranks,
             drafts=drafts,
             most=None if most is None else most / microbatches,
             uneven=uneven,
@@ -142,6 +148,18 @@ class Load:
         """New tokens of the fullest rank. [token]"""
         return self.sequences * self.queries + self.share
 
+    def at_columns(self, wanted: Ints) -> Load:
+        """The same at some columns of the grid."""
+        columns = None
+        if self.columns is not None:
+            _, first, place = np.unique(self.columns[1][wanted], return_index=True, return_inverse=True)
+            columns = first, place
+        named = {
+            name: getattr(self, name) for name in ("microbatches", "decodes", "chunk", "chunk_ranks", "most", "uneven")
+        }
+        found = {name: each[:, wanted] for name, each in named.items() if np.ndim(each) == 2 and each.shape[1] > 1}
+        return replace(self, columns=columns, **found)
+
     @property
     def distinct_decodes(self) -> Load:
         """Decodes alone, one column for each batch."""
@@ -151,7 +169,7 @@ class Load:
         first, _ = self.columns
         named = ((name, getattr(self, name)) for name in ("microbatches", "decodes", "most", "uneven"))
         found = {name: each[:, first] if np.ndim(each) == 2 else each for name, each in named}
-        return replace(alone, columns=None, **found)
+        return replace(alone, columns=None, chunk_ranks=1.0, **found)
 
     def over_columns(self, times: LayerTimes) -> LayerTimes:
         """Times of ``distinct_decodes`` at every column; not their scores and sums."""

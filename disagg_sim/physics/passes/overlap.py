@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -106,6 +107,7 @@ def overlapped_prefill(
     return in_halves(at, mapping, half.time, half.sums.communication)
 
 
+@lru_cache(maxsize=64)
 def of_halves(at: Setup) -> Setup:
     """Make the setup of one half: no time of the host, and the shared expert belongs to the work.
 

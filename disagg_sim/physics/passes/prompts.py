@@ -9,9 +9,10 @@ from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_lookups
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_lookups
+from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate
+from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -58,7 +59,8 @@ def prompt_pass(
     >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
     ['41 ms', '23 ms']
     """
-    return PromptPasses(at, mapping, batch, chunk_tokens, mla_form).of(isl, past, tier)
+    (done,) = evaluate(PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).lookups(isl, past, tier))
+    return done
 
 
 class PromptPasses:
@@ -66,44 +68,62 @@ class PromptPasses:
 
     Parameters
     ----------
-    at, mapping, batch, chunk_tokens, mla_form
+    at, mapping, batch, chunk_tokens
         As in ``prompt_pass``.
+    forms
+        Of MLA; each pass is timed under all of them.
+    lone
+        Whether all prompts are on one DP rank, and the others go along. In chunks the others count as full as it.
     """
 
-    def __init__(self, at: Setup, mapping: Mapping, batch: Numeric, chunk_tokens: Numeric, mla_form: str) -> None:
-        self._at, self._mapping, self._batch = at, mapping, batch
-        self._chunk_tokens, self._form = chunk_tokens, mla_form
-        self._known: dict[tuple[float, float], PrefillPass] = {}
+    def __init__(
+        self,
+        at: Setup,
+        mapping: Mapping,
+        batch: Numeric,
+        chunk_tokens: Numeric,
+        forms: tuple[str, ...],
+        *,
+        lone: bool = False,
+    ) -> None:
+        self._at, self._mapping, self._batch, self._lone = at, mapping, batch, lone
+        self._as_full = batch * mapping.dp_attn if lone else batch  # prompts, if all ranks had as many as the fullest
+        self._chunk_tokens, self._forms = chunk_tokens, forms
+        self._known: dict[tuple[float, float], list[PrefillPass]] = {}
 
-    def of(self, isl: float, past: float, tier: KvTier | None) -> PrefillPass:
-        """See ``prompt_pass``."""
-        return evaluate(self.lookups(isl, past, tier))
-
-    def lookups(self, isl: float, past: float, tier: KvTier | None) -> Lookups[PrefillPass]:
-        """The same, its tables joined with those that others ask for."""
+    def lookups(self, isl: float, past: float, tier: KvTier | None) -> Lookups[list[PrefillPass]]:
+        """Ask for the pass of ``prompt_pass`` under each form."""
         found = yield from self._timed(isl, past)
         if tier is None or not past:
             return found
-        load = load_time(self._at, self._mapping, batch=self._batch, past=past, tier=tier)
+        load = load_time(self._at, self._mapping, batch=self._as_full, past=past, tier=tier)
         again = yield from self._timed(isl, 0.0)
-        sooner = np.asarray(again.ftl < found.ftl + load)
-        sums = chosen_sums(sooner, again.sums, found.sums)
-        ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
-        return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
+        return [_sooner(*both, load) for both in zip(again, found, strict=True)]
 
-    def _timed(self, isl: float, past: float) -> Lookups[PrefillPass]:
+    def _timed(self, isl: float, past: float) -> Lookups[list[PrefillPass]]:
         if (isl, past) not in self._known:
-            rest = self._mapping, self._batch, isl, past, self._chunk_tokens, self._form
-            self._known[isl, past] = yield from _pass(self._at, *rest)
+            self._known[isl, past] = yield from self._passes(isl, past)
         return self._known[isl, past]
 
+    def _passes(self, isl: float, past: float) -> Lookups[list[PrefillPass]]:
+        at, mapping, batch, chunk, forms = self._at, self._mapping, self._batch, self._chunk_tokens, self._forms
+        if np.any(np.asarray(chunk) > 0):
+            full = self._as_full
+            asked = chunked_lookups(at, mapping, batch=full, isl=isl, chunk_tokens=chunk, past=past, forms=forms)
+            return (yield from asked)
+        own = PromptLoad(batch, float(isl - past)) if self._lone else None
+        whole = [
+            prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
+        ]
+        return (yield from side_by_side(whole))
 
-def _pass(
-    at: Setup, mapping: Mapping, batch: Numeric, isl: float, past: float, chunk_tokens: Numeric, form: str
-) -> Lookups[PrefillPass]:
-    if np.any(np.asarray(chunk_tokens) > 0):
-        return chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, mla_form=form)
-    return prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=form)
+
+def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPass:
+    """The pass that computes the past again, or the one that loads it: what brings the first token sooner."""
+    sooner = np.asarray(again.ftl < found.ftl + load)
+    sums = chosen_sums(sooner, again.sums, found.sums)
+    ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
+    return PrefillPass(ftl, busy, sums, np.where(sooner, 0.0, load))
 
 
 def form_of_whole(form: str, *, reused: bool) -> str:

@@ -24,6 +24,7 @@ from disagg_sim.extras import extra
 with extra("simulate"):
     import numba
     from numba.core import event
+    from numba.core import types as compiled_types
 
 
 def _load_array_functions() -> None:
@@ -44,6 +45,7 @@ def _load_array_functions() -> None:
 
 _load_array_functions()
 _numba: Any = numba  # its stubs know neither the wrapper flags nor the directory
+_types: Any = compiled_types
 Function = TypeVar("Function", bound=Callable[..., object])
 
 #: Files whose code or constants end up in the machine code.
@@ -55,18 +57,21 @@ SOURCES = (
     "drafts",
     "entry",
     "handover",
+    "links",
     "lockstep",
+    "moving",
     "preemption",
     "progress",
     "queue",
     "ranks",
     "runs",
     "steps",
+    "submission",
     "times",
     "ranking",
 )
 #: Files of policies whose functions are inlined into entry points of other files.
-OF_POLICIES = ("dynaserve/book", "dynaserve/plan")
+OF_POLICIES = ("arrow/account", "arrow/ledger", "arrow/order", "dynaserve/book", "dynaserve/plan")
 
 
 #: What a process is told that compiles.
@@ -178,8 +183,35 @@ def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def inner(function: Function) -> Function:
-    """Compile a function that only compiled code calls: nothing is made for calls from Python."""
-    return cast(Function, _numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    """Compile a function that only compiled code calls: nothing is made for calls from Python.
+
+    It is compiled once for all values of an argument that are written out in its calls, such as ``0``.
+    """
+    made: Any = _numba.njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    if not _numba.config.DISABLE_JIT:
+        template = made.get_call_template
+        made.get_call_template = lambda args, kws: template(
+            tuple(map(_any_value, args)), {name: _any_value(each) for name, each in kws.items()}
+        )
+    return cast(Function, made)
+
+
+def called_by_address(function: Callable[..., int]) -> Any:
+    """Compile a C function of five whole numbers and a time, which has an ``address``; its machine code is kept."""
+    home, before = code_home().directory, _numba.config.CACHE_DIR
+    takes = _types.int64(*[_types.int64] * 5, _types.float64)
+    _numba.config.CACHE_DIR = before if home is None else str(home)
+    try:
+        return _numba.cfunc(takes, cache=home is not None, error_model="numpy")(function)
+    finally:
+        _numba.config.CACHE_DIR = before
+
+
+def _any_value(kind: Any) -> Any:
+    """A type of the compiler without values written out."""
+    if isinstance(kind, _types.BaseTuple) and not isinstance(kind, _types.BaseNamedTuple):
+        return _types.BaseTuple.from_types([_types.unliteral(each) for each in kind])
+    return _types.unliteral(kind)
 
 
 def entry(function: Function) -> Function:

@@ -1,9 +1,12 @@
-"""Empty an instance: its queues, its run, and the counts of what it has at work."""
+"""Empty an instance: its queues, its run, and the counts of what it has at work; and say what its segments gave."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.layout import IDLE
 
 #: What an instance has and does: nothing of it is left when it dies.
@@ -34,3 +37,22 @@ def let_idle(row: np.void) -> None:
     row["first"] = row["last"] = row["last_admitted"] = -1
     row["next_s"] = row["run_end_s"] = row["leave_s"] = np.inf
     row["run_kind"] = IDLE
+
+
+def settle_emitted(inst: Any, seg: Any, running: Ints) -> None:
+    """Write the steps of running segments into their records."""
+    rows = inst[inst["rank_at"][seg["instance"][running]] + seg["rank"][running]]
+    steps = rows["counter"] - seg["joined"][running]
+    seg["emitted"][running] += np.where(rows["table"]["drafts"] > 0, 0, steps)
+    stepped = running[steps > 0]
+    seg["last_s"][stepped] = rows["last_step_s"][steps > 0]
+
+
+def given(seg: Any, requests: Ints) -> tuple[Ints, Floats]:
+    """See ``Fleet.given``, of all segments so far."""
+    seg = seg[np.isin(seg["request"], requests) & (seg["emitted"] > 0) & ~np.isnan(seg["first_token_s"])]
+    place = np.searchsorted(requests, seg["request"])
+    last = np.full(requests.size, -np.inf)
+    np.maximum.at(last, place, np.where(np.isnan(seg["finish_s"]), seg["last_s"], seg["finish_s"]))
+    tokens = np.bincount(place, seg["emitted"], minlength=requests.size).astype(np.int64)
+    return tokens, np.where(tokens > 0, last, np.nan)

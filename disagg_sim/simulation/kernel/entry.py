@@ -13,53 +13,49 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.handover import cancel, count, land, recompute, release, sender_done
-from disagg_sim.simulation.kernel.home import feed_at, next_due, queues_at, ranking_at, state_at, whole_numbers
+from disagg_sim.simulation.kernel.handover import cancel, recompute, release, sender_done
+from disagg_sim.simulation.kernel.home import feed_at, next_due, queues_at, state_at
 from disagg_sim.simulation.kernel.layout import (
-    AHEAD,
-    BLOCK_TOKENS,
-    CLOSES,
     COMING,
-    HOLD,
-    LANDED,
-    NOTIFY,
+    FED,
+    IN,
+    NOT_HANDED,
+    OUT,
     PROMPTS,
-    RESERVE,
-    Feed,
-    Mode,
     Queues,
-    Scheduling,
     SegmentStatus,
     State,
     Table,
 )
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
+from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
+from disagg_sim.simulation.kernel.links import changed as changed_ends
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
-from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import (
-    by_priority,
-    check_drained,
-    enqueue,
-    gone,
-    most_tokens,
-    remembered,
-    unlink,
+from disagg_sim.simulation.kernel.moving import (
+    ASKED_FOR,
+    NO_ROOM,
+    Moving,
+    arrive,
+    asked,
+    begin,
+    go_on,
+    hand_over_to,
+    moved,
 )
-from disagg_sim.simulation.kernel.ranking import least_loaded
-from disagg_sim.simulation.kernel.ranks import choose_rank, count_together, gather
+from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
+from disagg_sim.simulation.kernel.queue import check_drained, gone, remembered, unlink
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_together
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
+from disagg_sim.simulation.kernel.submission import changed, come, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
+RESERVED = int(SegmentStatus.RESERVED)
 
-MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
-
-#: Why ``submit`` refuses: lengths that the instance can never serve; events before the time of submission.
-IMPOSSIBLE, LATE = 1, 2
-
-#: What ``run_until`` reports where a request of the feed comes that has to be looked at.
-COMES = -(2**62)
+#: What ``run_until`` reports where a request of the feed comes that has to be looked at; where the next thing needs
+#: more room for segments or transfers; and, less its number, a transfer whose last byte has arrived.
+COMES, ROOM, ARRIVES = -(2**62), -(2**62) + 1, -(2**61)
 
 #: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
 #: context is elsewhere: nothing comes, the sender is done, compute all of it here.
@@ -70,152 +66,82 @@ STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
 @inner
-def _row(st: State | Queues, s: int) -> int:
-    """Where the rank of a segment has its queues and its memory."""
-    row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
-    return row
+def _told(st: Queues, links: Links) -> int:
+    """What is to be reported: a segment, an instance, or ``ROOM``; -1 = nothing. What goes on by itself does."""
+    inst, seg, here = st.inst, st.seg, st.world[0]
+    while here.pending_head >= 0:
+        s = here.pending_head
+        after = seg[s].next
+        if seg[s].handed == FED:
+            became = go_on(st, links, feed_at(here.feed), s, here.now_s)
+            if became == NO_ROOM:
+                return ROOM
+            if became == ASKED_FOR:
+                seg[s].handed = NOT_HANDED
+        here.pending_head = after
+        if seg[s].handed >= 0 and seg[s].status == RESERVED:
+            begin(st, links, seg[s].handed, here.now_s)
+        elif seg[s].handed != FED:
+            return s
+    if here.notices > 0:
+        for i in range(here.instances):
+            if inst[i].draining == 2:
+                inst[i].draining = inst[i].active = 0
+                here.notices -= 1
+                return -2 - i
+            if inst[i].stalled == 1:
+                inst[i].stalled = 0
+                here.notices -= 1
+                return -2 - here.instances - i
+    return -1
 
 
 @inner
-def _changed(st: State | Queues, i: int) -> None:
-    """Bring trees, log and sums over ranks up to date with an instance that may have changed."""
+def _step(st: State, i: int, now: float) -> None:
+    """An instance ends what it does, and begins what comes next."""
+    st.world[0].now_s = now
     if st.inst[i].ranks > 1:
-        gather(st, i)
-    set_key(st.soon, i, st.inst[i].next_s)
-    set_key(st.due, i, due_s(st, i))
-    st.log[st.world[0].changes % len(st.log)] = i
-    st.world[0].changes += 1
-
-
-@inner
-def _close(st: Queues, i: int) -> bool:
-    """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
-    inst, alone = st.inst[i], False
-    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-        rank = st.inst[row]
-        if rank.first[PROMPTS] >= 0 and st.seg[rank.last[PROMPTS]].closes == 0:
-            st.seg[rank.last[PROMPTS]].closes = 1
-            alone = alone or rank.closed == 0
-            rank.closed += 1
-    return alone
-
-
-@inner
-def _enqueue(st: Queues, row: int, s: int) -> bool:
-    """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
-    inst, closes = st.inst[row], st.seg[s].closes
-    if st.seg[s].left == 0 or st.seg[s].reserve > 0:
-        enqueue(st, row, s, COMING)
-        return bool(inst.first[COMING] == s)
-    enqueue(st, row, s, PROMPTS)
-    first = inst.first[PROMPTS] == s or (closes == 1 and inst.closed == 0)
-    inst.closed += closes
-    return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
-
-
-@inner
-def _submit(
-    st: Queues, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
-) -> int:
-    """See ``submit``."""
-    i, request, context, prompt, generate, hit, flags = wanted
-    inst, seg, world = st.inst, st.seg, st.world
-    if inst[i].next_s < now:
-        return LATE
-    if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
-        return IMPOSSIBLE
-    rank = choose_rank(st, i) if inst[i].ranks > 1 else 0
-    row = inst[i].rank_at + rank
-    if most_tokens(context, prompt, generate, inst[row].table.drafts) > inst[row].total_blocks * BLOCK_TOKENS:
-        return IMPOSSIBLE
-    one = seg[s]
-    one.request, one.instance, one.rank = request, i, rank
-    ranked = inst[i].scheduling == PRIORITY and request < len(st.priority)
-    one.priority = st.priority[request] if ranked else 0
-    one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
-    one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
-    one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
-    if one.reserve > 0:
-        world[0].reserves = 1
-    one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
-    one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = 0
-    one.submit_s, one.last_s = now, last_token_s
-    one.start_s = one.first_token_s = one.finish_s = math.nan
-    inst[row].requests += 1
-    inst[row].request_tokens += context + prompt
-    inst[i].turn = (rank + 1) % inst[i].ranks
-    if one.reserve < 2:
-        count(st, row, s, 1)
-    alone = _enqueue(st, row, s)
-    if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
-        alone = _close(st, i) or alone
-    if alone:
-        wake(st, i, now)
-    _changed(st, i)
-    return 0
-
-
-@inner
-def _come(st: Queues, feed: Feed, now: float) -> bool:
-    """The next request of the feed comes, and goes where the load is least; whether it could be placed."""
-    request = feed.next
-    prompt, total = (
-        whole_numbers(feed.prompts_at, feed.requests)[request],
-        whole_numbers(feed.totals_at, feed.requests)[request],
-    )
-    if total > feed.most or feed.submitted == len(st.seg):
-        return False
-    trees, group, present = ranking_at(feed, st.world[0].instances)
-    i = least_loaded(st, trees, group, present, feed.load, prompt if feed.own_tokens == 1 else 1, now)
-    generate = total - prompt if feed.whole == 1 else 1
-    goes_on = feed.whole == 0 and (total > prompt + 1 or feed.kept == 1)
-    flags = feed.hold if goes_on else feed.closes
-    _submit(st, feed.submitted, (i, request, 0, prompt, generate, 0, flags), math.nan, now)
-    feed.next += 1
-    feed.submitted += 1
-    return True
+        if settle_together(st, i, now):
+            form_together(st, i, now)
+    elif settle(st, i, now):
+        form(st, i, now)
+    check_drained(st, i)
+    changed(st, i)
 
 
 @entry
 def run_until(home: Ints, limit: float) -> tuple[int, float]:
-    """Process events up to ``limit`` in the order of time, or up to the first one to report."""
+    """Process events up to ``limit`` in the order of time, or up to the first one to report.
+
+    At one time instances come first, then transfers that end, then requests of the feed; links are shared anew when
+    all has happened, so that what happens at ``limit`` itself is not shared yet.
+    """
     st, queues = state_at(home), queues_at(home)
-    inst, seg, here = st.inst, st.seg, st.world[0]
+    here = st.world[0]
+    links = links_at(here.network)
     here.soonest_s = -math.inf
     while True:
-        if here.pending_head >= 0:
-            s = here.pending_head
-            here.pending_head = seg[s].next
-            return s, here.now_s
-        if here.notices > 0:
-            for i in range(here.instances):
-                if inst[i].draining == 2:
-                    inst[i].draining = 0
-                    inst[i].active = 0
-                    here.notices -= 1
-                    return -2 - i, here.now_s
-                if inst[i].stalled == 1:
-                    inst[i].stalled = 0
-                    here.notices -= 1
-                    return -2 - here.instances - i, here.now_s
-        now = st.soon[1]
-        due = next_due(here.feed)
-        if due < now and due <= limit:
-            if due == limit or not _come(queues, feed_at(here.feed), due):
-                return COMES, due
-            continue
-        if now > limit or now == math.inf:
-            here.soonest_s = min(now, due)
+        if here.pending_head >= 0 or here.notices > 0:
+            told = _told(queues, links)
+            if told != -1:
+                return told, here.now_s
+        step, end, due, share_s = st.soon[1], next_end(links), next_due(here.feed), links.head[0].share_s
+        now = min(step, end, due, share_s)
+        if now > limit or now == math.inf or (now == limit and min(step, end, due) > limit):
+            here.soonest_s = now
             return -1, limit
-        first = least_of(st.soon)
-        here.now_s = now
-        if inst[first].ranks > 1:
-            if settle_together(st, first, now):
-                form_together(st, first, now)
-        elif settle(st, first, now):
-            form(st, first, now)
-        check_drained(st, first)
-        _changed(st, first)
+        if step == now:
+            _step(st, least_of(st.soon), now)
+        elif end == now:
+            here.now_s = now
+            k = end_next(links, now)
+            if arrive(queues, links, k, now):
+                return ARRIVES - k, now
+        elif due == now:
+            if due == limit or not come(queues, feed_at(here.feed), due):
+                return COMES, due
+        else:
+            share(links, now)
 
 
 @entry
@@ -226,7 +152,7 @@ def submit(
 
     Returns 0, or why not: ``IMPOSSIBLE``, ``LATE``.
     """
-    return _submit(queues_at(home), s, wanted, last_token_s, now)
+    return submitted(queues_at(home), s, wanted, last_token_s, now)
 
 
 @inner
@@ -266,7 +192,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
                 count_together(st, i, steps)
             else:
                 count_run(st, i, steps)
-            _changed(st, i)
+            changed(st, i)
         set_key(st.due, i, max(due_s(st, i), later))
         i = first_up_to(st.due, now) if only < 0 else -1
 
@@ -275,7 +201,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
 def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     """Everything that is called seldom, by its number; whether it was done."""
     st, done = queues_at(home), True
-    row = _row(st, s) if action != WAKE else i
+    row = row_of(st, s) if action != WAKE else i
     if action == RELEASE:
         st.seg[s].status = DONE
         release(st, row, s)
@@ -290,36 +216,50 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
     if done:
         wake(st, i, now)
     check_drained(st, i)
-    _changed(st, i)
+    changed(st, i)
     return done
 
 
 @entry
-def hand_over(home: Ints, held: int, s: int, tokens: int, now: float) -> None:
+def hand_over(home: Ints, held: int, s: int, now: float) -> None:
     """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
-    st = queues_at(home)
-    seg, inst = st.seg, st.inst
-    sender, i = seg[held].instance, seg[s].instance
-    seg[held].status = DONE
-    release(st, _row(st, held), held)
-    wake(st, sender, now)
-    check_drained(st, sender)
-    _changed(st, sender)
-    inst[i].coming_tokens -= tokens
-    row = _row(st, s)
-    alone = inst[row].first[LANDED] < 0
-    land(st, row, s)
-    if alone:
-        wake(st, i, now)
-    _changed(st, i)
+    hand_over_to(queues_at(home), held, s, now)
 
 
 @entry
-def coming(home: Ints, i: int, tokens: int) -> None:
-    """So many tokens more are in transfer to an instance, or fewer."""
+def ask(
+    home: Ints, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, cache: Moving, now: float
+) -> int:
+    """Queue segment ``s``, which pulls its cache as soon as it has blocks: 0, or why not."""
     st = queues_at(home)
-    st.inst[i].coming_tokens += tokens
-    _changed(st, i)
+    return asked(st, links_at(st.world[0].network), s, wanted, last_token_s, cache, now)
+
+
+@entry
+def move(home: Ints, receiver: int, cache: Moving, now: float) -> int:
+    """Begin a transfer to an instance, whose end is reported: its number; -1 = there is no room for it."""
+    st = queues_at(home)
+    return moved(st, links_at(st.world[0].network), receiver, cache, now)
+
+
+@entry
+def limit_link(home: Ints, i: int, bandwidth: float, now: float) -> None:
+    """The links of an instance have another bandwidth from now on. [B/s]"""
+    st = queues_at(home)
+    links = links_at(st.world[0].network)
+    links.ports[4 * i + OUT].bandwidth = links.ports[4 * i + IN].bandwidth = bandwidth
+    changed_ends(links, i, i, now)
+    st.world[0].soonest_s = -math.inf
+
+
+@entry
+def drop(home: Ints, k: int) -> None:
+    """Nothing moves for a segment that waits."""
+    st = queues_at(home)
+    links = links_at(st.world[0].network)
+    st.seg[links.transfers[k].segment].handed = NOT_HANDED
+    links.head[0].waiting -= 1
+    give_place(links, k)
 
 
 @entry
@@ -360,7 +300,7 @@ def look_up(
     head = table[0]
     decodes, context, pieces, prefill, past, limit = step
     if action == PASS_TIME:
-        return pass_part(head, values, float(pieces), prefill, int(past))
+        return pass_part(head, values, float(pieces), prefill, int(past), limit)
     if action == LARGEST_PREFILL:
         return float(largest_prefill(head, values, decodes, context, int(past), limit, prefill)), 0.0
     longest = -(-prefill // pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +10,73 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.home import FEED
 from disagg_sim.simulation.kernel.layout import CLOSES, HOLD, NOTIFY
-from disagg_sim.simulation.kernel.ranking import ranking
 
-#: Fields of ``layout.Feed`` with the addresses of its arrays.
-ADDRESSES = ("times_at", "prompts_at", "totals_at", "trees_at", "group_at", "present_at")
+#: Fields of ``layout.Feed`` with the addresses of the arrays of a ranking.
+RANKINGS = ("trees_at", "group_at", "present_at")
 
 
-class Placing(NamedTuple):
-    """How a policy places prompts that looks at nothing but a load."""
+class Choosing(NamedTuple):
+    """How a policy chooses an instance that looks at nothing but a load."""
 
     load: int  # of ``ranking``
     served: str  # column of the view: what each instance serves
     own_tokens: bool  # whether the prompt is added to the load; else one request is
+
+
+class Placing(NamedTuple):
+    """How a policy places requests that looks at nothing but loads."""
+
+    first: Choosing
     whole: bool  # whether a request stays; else it goes on after its first token
+    then: Choosing | None = None  # where it goes on; None: the kernel cannot tell
+
+
+class Ranked(NamedTuple):
+    """Instances in the order of a load."""
+
+    load: int  # of ``ranking``
+    own_tokens: bool
+    ranking: tuple[Floats, Ints, Floats]  # of ``ranking.ranking``
+
+
+class Chooser(Protocol):
+    """Functions of a policy in place of rankings, compiled, and what they work on.
+
+    Both are C functions of the address of ``home``, that of the context, a request, tokens of its prompt, the instance
+    where it was, and the present [s]. They return an instance, or less than 0 where the policy itself is to be asked.
+    """
+
+    def addresses(self) -> tuple[int, int, int]:
+        """Of what places a request, of what says where it goes on, and of their context; new in each process."""
+        ...
+
+    def renew(self, prefill: NDArray[np.intp], decode: NDArray[np.intp]) -> None:
+        """Other instances take prompts, and decode."""
+        ...
+
+
+class Caches(NamedTuple):
+    """What caches take from one instance to another."""
+
+    cache_bytes: float  # of any cache [B]
+    token_bytes: float  # of a token [B]
+    descriptors: int  # of a block [1]
+    kind: Ints  # of each instance
+    post_s: Floats  # (kinds, kinds) time of a descriptor from one kind to another [s]
+
+
+class Route(NamedTuple):
+    """Where requests go without being asked for."""
+
+    whole: bool  # they stay where they are placed; else they go on after the first token
+    first: Ranked | None = None
+    then: Ranked | None = None  # None, and no chooser: the end of their prompt is reported
+    chooser: Chooser | None = None  # in place of both
+    caches: Caches | None = None  # of those that go on
+
+
+#: Fields of ``layout.Feed`` with the addresses of the arrays of a ranking.
+RANKINGS = ("trees_at", "group_at", "present_at")
 
 
 class Feed:
@@ -34,10 +88,8 @@ class Feed:
         Ascending. [s]
     prompts, totals : (requests,) arrays
         Tokens of the prompt, and of prompt and output. [token]
-    placing : Placing
-        Where they go.
-    among, served : arrays
-        Instances, and what each of the fleet serves; neither changes while the feed lasts.
+    route : Route
+        Where they go; its arrays do not change while the feed lasts.
     most : int
         Tokens of the largest request that any instance holds; larger ones are reported. [token]
     emits_late : bool
@@ -45,54 +97,58 @@ class Feed:
 
     Examples
     --------
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
-    >>> from disagg_sim.simulation.kernel.ranking import REQUESTS
+    >>> from disagg_sim.simulation.kernel.fleet import Fleet
+    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
+    >>> from disagg_sim.simulation.kernel.ranking import REQUESTS, ranking
     >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
-    >>> placing, two = Placing(REQUESTS, "seats", False, True), np.arange(2)
+    >>> fewest = Ranked(REQUESTS, False, ranking(np.arange(2), np.ones(2)))
     >>> columns = np.array([0.0, 0.5, 9.0]), np.full(3, 10), np.full(3, 12)
-    >>> feed = Feed(*columns, placing, two, np.ones(2), most=1600, emits_late=False)
+    >>> feed = Feed(*columns, Route(whole=True, first=fewest), most=1600, emits_late=False)
     >>> fleet.take(feed)
     >>> fleet.run_until(8.0), feed.come, fleet.segments.instance.tolist(), fleet.segments.finish_s.tolist()
     ((-1, 8.0), 2, [0, 1], [2.0, 2.5])
     """
 
     def __init__(
-        self,
-        times: Floats,
-        prompts: Ints,
-        totals: Ints,
-        placing: Placing,
-        among: NDArray[np.intp],
-        served: Floats | Ints,
-        *,
-        most: int,
-        emits_late: bool,
+        self, times: Floats, prompts: Ints, totals: Ints, route: Route, *, most: int, emits_late: bool
     ) -> None:
-        lengths = (np.ascontiguousarray(each, np.int64) for each in (prompts, totals))
-        #: Alive as long as the kernel knows where they are.
-        self._columns: list[NDArray[Any]] = [np.ascontiguousarray(times, np.float64), *lengths, *ranking(among, served)]
-        trees, self.row = self._columns[3], np.zeros(1, FEED)
-        values = {
+        #: Alive as long as the kernel knows where they are, by the fields that say it.
+        self._columns: dict[str, NDArray[Any]] = {
+            "times_at": np.ascontiguousarray(times, np.float64),
+            "prompts_at": np.ascontiguousarray(prompts, np.int64),
+            "totals_at": np.ascontiguousarray(totals, np.int64),
+        }
+        self._chooser, self.row = route.chooser, np.zeros(1, FEED)
+        values: dict[str, float] = {
             "requests": len(times),
             "most": most,
-            "whole": placing.whole,
+            "whole": route.whole,
             "kept": emits_late,
             "hold": NOTIFY | HOLD | CLOSES,
             "closes": CLOSES,
-            "load": placing.load,
-            "own_tokens": placing.own_tokens,
-            "groups": trees.shape[0],
-            "width": trees.shape[1],
+            "onward": route.caches is not None,
         }
+        for prefix, ranked in (("", route.first), ("next_", route.then)):
+            if ranked is not None:
+                self._columns |= dict(zip((prefix + each for each in RANKINGS), ranked.ranking, strict=True))
+                values |= {prefix + "load": ranked.load, prefix + "own_tokens": ranked.own_tokens}
+                values |= {prefix + "groups": ranked.ranking[0].shape[0], "width": ranked.ranking[0].shape[1]}
+        if route.caches is not None:
+            values |= {name: getattr(route.caches, name) for name in ("cache_bytes", "token_bytes", "descriptors")}
+            values["kinds"] = route.caches.post_s.shape[0]
+            self._columns["kind_at"] = np.ascontiguousarray(route.caches.kind, np.int64)
+            self._columns["post_at"] = np.ascontiguousarray(route.caches.post_s)
         for name, value in values.items():
             self.row[name] = value
         self._bind()
 
     def _bind(self) -> None:
         """Say where the arrays are."""
-        for name, column in zip(ADDRESSES, self._columns, strict=True):
+        for name, column in self._columns.items():
             self.row[name] = column.ctypes.data
+        if self._chooser is not None:
+            self.row["place_at"], self.row["next_at"], self.row["context_at"] = self._chooser.addresses()
         self._next, self._submitted = self.row["next"], self.row["submitted"]
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -11,85 +11,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
-from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, let_idle
+from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
+from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
-    Admission,
+    RESERVE,
     Mode,
-    RankChoice,
-    Scheduling,
     SegmentStatus,
     State,
 )
 from disagg_sim.simulation.kernel.least import least_tree
+from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
+from disagg_sim.simulation.kernel.network import Wires
 from disagg_sim.simulation.kernel.runs import itl_bin
-from disagg_sim.simulation.kernel.step_table import StepTable, pack_tables
+from disagg_sim.simulation.kernel.step_table import pack_tables
+from disagg_sim.simulation.kernel.submission import LATE
 
 #: What the kernel computes, as Python calls it.
 gap_bin: Callable[[float], int] = getattr(itl_bin, "py_func", itl_bin)
 #: Looked up once: an enum's members are slow to find.
 HELD = int(SegmentStatus.HELD)
-COMES = kernel.COMES
+COMES, ARRIVES = kernel.COMES, kernel.ARRIVES
 #: Limits that hold over all attention ranks of an instance, each of which has its share.
 SHARED_LIMITS = ("token_budget", "max_sequences")
-
-#: Rows of records; columns by name, as attributes.
-Columns = Any
-
-
-class Arrays(NamedTuple):
-    """The kernel's own arrays, not copies: those of ``layout.State`` that a predictor looks at."""
-
-    inst: Columns
-    seg: Columns
-    sets: Ints
-    values: Floats
-    submitted: int  # segments so far [1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceSpec:
-    """One instance of a fleet, as it starts; its attention ranks share its blocks and limits evenly."""
-
-    table: StepTable  # its step times; instances that share the object share the memory
-    blocks: int  # KV blocks over all attention ranks, each of which has its part, see ``kv_blocks`` [block]
-    mode: Mode = Mode.CHUNKED
-    token_budget: int = 2048  # decodes and prefill of one step; prompts of one pass in PREFILL_FIRST [token]
-    max_sequences: int = 256  # running and in prefill together [1]
-    max_prompts: int = 2**31  # prompts of one pass [1]
-    step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
-    least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
-    admission: Admission = Admission.PROMPT
-    watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
-    scheduling: Scheduling = Scheduling.FCFS  # the order of what waits, and what gives way where blocks lack
-    keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
-    rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
-    active: bool = True
-
-    def __post_init__(self) -> None:
-        """``InputError`` where a limit leaves no room for work or goes beyond the step table."""
-        for name in ("blocks", "token_budget", "max_sequences", "max_prompts", "least_prefill"):
-            whole_number(name, getattr(self, name))
-        if self.max_sequences > self.table.max_sequences:
-            raise InputError(
-                f"max_sequences {self.max_sequences} is beyond the step table; allowed: up to "
-                f"{self.table.max_sequences}"
-            )
 
 
 class Fleet:
@@ -115,6 +73,10 @@ class Fleet:
         after ``add``. ``refresh`` brings what decode runs change up to a time: tokens, blocks and counters.
     home
         Where the kernel finds all arrays, for compiled functions of others; always up to date.
+    coming_requests
+        Transfers to each instance that are not reported. [1]
+    wires
+        Links between the instances, which join by themselves.
     itl_counts, itl_edges
         Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
     """
@@ -139,6 +101,7 @@ class Fleet:
         self._world["pending_head"] = -1
         self._world["soonest_s"] = -np.inf
         self._world["step_by_step"], self._world["stream"] = step_by_step, stream
+        self.wires = Wires()
         self.home: Ints = np.zeros((len(State._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
@@ -204,6 +167,7 @@ class Fleet:
         --------
         100 tokens and 3 of 4 outputs are in 7 of 10 blocks, which stay until 60 new tokens take the other 3 and one:
 
+        >>> from disagg_sim.simulation.kernel.step_table import StepTable
         >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10, watermark=0.0)])
         >>> first = fleet.submit(0, 0, (0, 100, 4), 0.0)
         >>> _ = fleet.run_until(np.inf)
@@ -251,6 +215,7 @@ class Fleet:
 
         Examples
         --------
+        >>> from disagg_sim.simulation.kernel.step_table import StepTable
         >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0, per_token=0.01), blocks=100)])
         >>> fleet.submit(0, 7, (0, 100, 3), 0.0)
         0
@@ -265,7 +230,7 @@ class Fleet:
         context, prompt, generate = lengths
         wanted = (instance, request, context, prompt, generate, cached, flags)
         error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
-        if error == kernel.LATE:
+        if error == LATE:
             raise InputError(f"submit at {now:g} s, but instance {instance} has events before; call run_until first")
         if error:
             most = int(self._inst["rank_blocks"][instance]) * BLOCK_TOKENS
@@ -276,6 +241,46 @@ class Fleet:
         self._count = segment + 1
         return segment
 
+    def ask(
+        self,
+        instance: int,
+        request: int,
+        lengths: tuple[int, int, int],
+        now: float,
+        *,
+        flags: int,
+        last_token_s: float,
+        cache: Moving,
+    ) -> int:
+        """Queue a segment that pulls its cache as soon as it has blocks: nothing of it is reported; see ``submit``."""
+        segment = self._count
+        if segment == len(self._seg):
+            self._grow()
+        wanted = (instance, request, *lengths, 0, flags | RESERVE)
+        error = kernel.ask(self.home, segment, wanted, last_token_s, cache, now)
+        if error == NO_ROOM:
+            self.wires.grow()
+            error = kernel.ask(self.home, segment, wanted, last_token_s, cache, now)
+        assert error == 0, error
+        self._count = segment + 1
+        return segment
+
+    def move(self, instance: int, cache: Moving, now: float) -> int:
+        """Begin a transfer to an instance, whose end ``run_until`` reports by the number that is returned."""
+        number: int = kernel.move(self.home, instance, cache, now)
+        if number < 0:
+            self.wires.grow()
+            number = kernel.move(self.home, instance, cache, now)
+        return number
+
+    def limit_link(self, instance: int, bandwidth: float, now: float) -> None:
+        """Give the links of an instance another bandwidth, each way. [B/s]"""
+        kernel.limit_link(self.home, instance, bandwidth, float(now))
+
+    def drop(self, transfer: int) -> None:
+        """Nothing moves for a segment of ``ask`` that waits for blocks."""
+        kernel.drop(self.home, transfer)
+
     def run_until(self, limit: float) -> tuple[int, float]:
         """Work up to ``limit`` [s], that instant included, or to the first notice: (segment, time).
 
@@ -284,7 +289,8 @@ class Fleet:
         runs that would free some. A
         segment is reported when it has finished (``NOTIFY``), and when its blocks are reserved (``RESERVE``). Call
         again with the same limit after a notice. (``COMES``, time): a request of the feed comes that has to be placed
-        from outside, since it comes at the limit itself, or is larger than every instance holds.
+        from outside, since it comes at the limit itself, or is larger than every instance holds. (``ARRIVES`` -
+        transfer, time): the last byte of a transfer of ``move`` has arrived.
         """
         if self._soonest_s.item() > limit:
             return -1, limit
@@ -297,9 +303,13 @@ class Fleet:
             feed.begin(self._count)
             found = kernel.run_until(self.home, float(limit))
             self._count = feed.submitted
-            if found[0] != COMES or self._count < len(self._seg):
+            full = self._count == len(self._seg)
+            if found[0] != kernel.ROOM and not (found[0] == COMES and full):
                 return found
-            self._grow()
+            if full:
+                self._grow()
+            if self.wires.full:
+                self.wires.grow()
 
     def take(self, feed: Feed) -> None:
         """Place the requests of a feed as they come, besides those that are submitted."""
@@ -309,7 +319,9 @@ class Fleet:
 
     def _grow(self) -> None:
         """Make room for more segments."""
-        self._seg = np.concatenate([self._seg, np.zeros_like(self._seg)])
+        here = self._seg
+        self._seg = np.zeros(2 * here.size, SEGMENT)
+        self._seg[: here.size] = here
         self._bind()
 
     def next_time(self) -> float:
@@ -327,16 +339,13 @@ class Fleet:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
         return self._control(kernel.WITHDRAW, segment, self._instance.item(segment), now)
 
-    def hand_over(self, held: int, segment: int, now: float, tokens: int = 0) -> None:
-        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now.
+    def hand_over(self, held: int, segment: int, now: float) -> None:
+        """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
+        kernel.hand_over(self.home, held, segment, float(now))
 
-        ``tokens`` of it were coming.
-        """
-        kernel.hand_over(self.home, held, segment, tokens, float(now))
-
-    def coming(self, instance: int, tokens: int) -> None:
-        """So many tokens more are in transfer to an instance, or fewer; nothing else follows from it."""
-        kernel.coming(self.home, instance, tokens)
+    def arrived(self, held: int, tokens: int, exposed_s: float, transfer_s: float, blocked_s: float) -> None:
+        """Write down what has left when a segment had ended; see ``layout.Segment``. [token], [s]"""
+        self._seg[["moved", "exposed_s", "transfer_s", "blocked_s"]][held] = tokens, exposed_s, transfer_s, blocked_s
 
     def cancel(self, segment: int, now: float) -> None:
         """Take a segment back that waits for a reservation or for its cache."""
@@ -430,7 +439,7 @@ class Fleet:
         mine, status = self._instance[: self._count] == instance, self._status[: self._count]
         over = (SegmentStatus.DONE, SegmentStatus.WITHDRAWN, SegmentStatus.LOST)
         lost = np.flatnonzero(mine & ~np.isin(status, over))
-        self._settle_emitted(lost[status[lost] == SegmentStatus.RUNNING])
+        settle_emitted(self._inst, self._seg, lost[status[lost] == SegmentStatus.RUNNING])
         status[lost] = SegmentStatus.LOST
         row = self._inst[instance]
         self._world["notices"] -= int(row["draining"] == 2) + int(row["stalled"])
@@ -443,17 +452,10 @@ class Fleet:
         self._bind()
         return lost
 
-    def _settle_emitted(self, running: Ints) -> None:
-        """Write the steps of running segments into their records."""
-        rows = self._inst[self._inst["rank_at"][self._instance[running]] + self._seg["rank"][running]]
-        steps = rows["counter"] - self._seg["joined"][running]
-        self._seg["emitted"][running] += np.where(rows["table"]["drafts"] > 0, 0, steps)
-        stepped = running[steps > 0]
-        self._last_s[stepped] = rows["last_step_s"][steps > 0]
-
     def forget(self, keep: Mask) -> Ints:
         """Drop segments that are over; see ``forgetting.forget``."""
         number = forget(self._inst, self._seg[: self._count], self._sets, keep)
+        self.wires.renumber(number)
         self._count = int(keep.sum())
         return number
 
@@ -485,18 +487,13 @@ class Fleet:
         --------
         Steps of 1 s: after 3.5 s the prompt has been computed, which emits a token, and two steps have ended:
 
+        >>> from disagg_sim.simulation.kernel.step_table import StepTable
         >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10)])
         >>> _ = fleet.submit(0, 7, (0, 100, 9), 0.0), fleet.run_until(3.5), fleet.abort(0, 3.5)
         >>> [column.tolist() for column in fleet.given(np.array([7]))]
         [[3], [3.0]]
         """
-        seg = self._seg[: self._count]
-        seg = seg[np.isin(seg["request"], requests) & (seg["emitted"] > 0) & ~np.isnan(seg["first_token_s"])]
-        place = np.searchsorted(requests, seg["request"])
-        last = np.full(requests.size, -np.inf)
-        np.maximum.at(last, place, np.where(np.isnan(seg["finish_s"]), seg["last_s"], seg["finish_s"]))
-        tokens = np.bincount(place, seg["emitted"], minlength=requests.size).astype(np.int64)
-        return tokens, np.where(tokens > 0, last, np.nan)
+        return given(self._seg[: self._count], requests)
 
     def add(self, spec: InstanceSpec, now: float) -> int:
         """Bring a new instance and return its number; ``views`` is a new array from here on."""
@@ -587,6 +584,7 @@ class Fleet:
         self._soon, self._due = least_tree(self._inst["next_s"][:count]), least_tree(np.zeros(count))
         self._log = np.zeros(count, dtype=np.int64)
         self._world["changes"] += self._log.size + 1  # all may have
+        self._world["network"], self._world["home"] = self.wires.row.ctypes.data, self.home.ctypes.data
         arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
         home_of((*arrays, self._soon, self._due, self._log, self._priority), self.home)
         self.views: Columns = self._inst[:count].view(np.recarray)
@@ -596,4 +594,5 @@ class Fleet:
         self._soonest_s = self._world["soonest_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
         self._request = self._seg["request"]
+        self.coming_requests: Ints = self._inst["coming_requests"][:count]
         self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]

@@ -29,7 +29,8 @@ def forget(inst: Any, seg: Any, sets: Ints, keep: Mask) -> Ints:
 
     Examples
     --------
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+    >>> from disagg_sim.simulation.kernel.fleet import Fleet
+    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
     >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)])
     >>> first, second = (fleet.submit(0, request, (0, 100, end), 0.0) for request, end in ((7, 1), (8, 3)))

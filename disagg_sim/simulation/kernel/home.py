@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.extras import extra
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Feed, Instance, Queues, Segment, State, World, dtype_of
+from disagg_sim.simulation.kernel.layout import (
+    Feed,
+    Instance,
+    Network,
+    Port,
+    Queues,
+    Segment,
+    State,
+    Transfer,
+    World,
+    dtype_of,
+)
 
 with extra("simulate"):
     import numba
@@ -25,6 +36,9 @@ with extra("simulate"):
     from numba.extending import intrinsic
 
 INSTANCE, SEGMENT, WORLD, FEED = (dtype_of(record) for record in (Instance, Segment, World, Feed))
+ARRAYS = len(State._fields)
+TRANSFER, PORT, NETWORK = (dtype_of(record) for record in (Transfer, Port, Network))
+_ir: Any = cast(Any, cgutils).ir
 _numba: Any = numba  # its stubs know neither ``carray`` nor that the first argument of an intrinsic is not passed
 carray = _numba.carray
 
@@ -40,6 +54,22 @@ def _pointer_of(_: Any, address: Any) -> Any:
 
 #: Compiled: an address as what ``carray`` takes.
 pointer: Any = intrinsic(_pointer_of)
+
+
+def _chosen_of(_: Any, function: Any, home: Any, context: Any, request: Any, tokens: Any, origin: Any, now: Any) -> Any:
+    """A function by its address, of whole numbers and a time."""
+
+    def made(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        types_of = [value.type for value in values[1:]]
+        kind = _ir.FunctionType(values[0].type, types_of)
+        function = builder.inttoptr(values[0], kind.as_pointer())
+        return builder.call(function, values[1:])
+
+    return types.int64(function, home, context, request, tokens, origin, now), made
+
+
+#: Compiled: what a function of a policy chooses (``feed.Chooser``).
+chosen: Any = intrinsic(_chosen_of)
 
 
 def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
@@ -93,6 +123,12 @@ def queues_at(home: Ints) -> Queues:
 
 
 @inner
+def queues_by(address: int) -> Queues:
+    """The same, by the address of ``home``."""
+    return queues_at(carray(pointer(address), (ARRAYS, 4), np.int64))
+
+
+@inner
 def feed_at(address: int) -> Feed:
     """A feed, by its address."""
     feed: Feed = carray(pointer(address), 1, FEED)[0]
@@ -124,3 +160,19 @@ def ranking_at(feed: Feed, instances: int) -> tuple[Floats, Ints, Floats]:
     trees = carray(pointer(feed.trees_at), (feed.groups, feed.width), np.float64)
     present = carray(pointer(feed.present_at), instances, np.float64)
     return trees, whole_numbers(feed.group_at, instances + 1), present
+
+
+@inner
+def next_ranking_at(feed: Feed, instances: int) -> tuple[Floats, Ints, Floats]:
+    """Those of the instances to which its requests go on."""
+    trees = carray(pointer(feed.next_trees_at), (feed.next_groups, feed.width), np.float64)
+    present = carray(pointer(feed.next_present_at), instances, np.float64)
+    return trees, whole_numbers(feed.next_group_at, instances + 1), present
+
+
+@inner
+def post_s(feed: Feed, sender: int, receiver: int, instances: int) -> float:
+    """Time of a descriptor between two instances of a feed. [s]"""
+    kind = whole_numbers(feed.kind_at, instances)
+    time: float = carray(pointer(feed.post_at), (feed.kinds, feed.kinds), np.float64)[kind[sender], kind[receiver]]
+    return time

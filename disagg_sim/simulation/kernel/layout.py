@@ -72,6 +72,12 @@ class SegmentStatus(IntEnum):
 #: until ``release``; it is the last of its batch (manual mode); its context is on another instance, blocks are reserved
 #: before it comes; and that instance still works on it.
 NOTIFY, HOLD, CLOSES, RESERVE, AHEAD = 1, 2, 4, 8, 16
+#: Ends of the links that a transfer takes: out of its sender, into its receiver, out of a leaf, into a leaf.
+OUT, IN, UP, DOWN = range(4)
+#: Where a segment is not handed over (yet); and where it is one of a feed, which the kernel hands over by itself.
+NOT_HANDED, FED = -1, -2
+#: What a place for a hand-over has: nothing, one that waits for blocks of the receiver, one whose cache is on its way.
+FREE, WAITS, MOVES = range(3)
 #: Queues of an instance: prompts; segments without a prompt here, and all that wait for a reservation; those that leave
 #: its pipeline; those whose cache has landed in reserved blocks.
 PROMPTS, COMING, AWAY, LANDED = range(4)
@@ -104,6 +110,7 @@ class Table:
     host_at: int  # host time of a pass, of each of its micro-batches or chunks, launches of a stage [s]
     floor_at: int  # (sequences + 1) least time of a step with prefill [s]
     experts_at: int  # (2, tokens) routed experts on tokens of all ranks, as ``linear_at``, but for a constant [s]
+    passed_at: int  # (2, tokens) those of a pass through a pipeline: in its slowest stage, and in all of them [s]
     drafts: int  # that a decode step verifies of each sequence; 0 = no speculation [token]
     accepted_at: int  # (drafts) marginal acceptance: share of steps in which the first drafts are all accepted [1]
 
@@ -145,7 +152,8 @@ class Instance:
     queued_requests: int  # segments that wait or are in prefill [1]
     queued_prompt_tokens: int  # prompt tokens of theirs that are not yet in the cache [token]
     queued_context_tokens: int  # that they came with, computed elsewhere; of preempted ones too [token]
-    coming_tokens: int  # cache in transfer to it; kept by the cluster [token]
+    coming_tokens: int  # cache in transfer to it [token]
+    coming_requests: int  # transfers to it of which Python does not hear [1]
     admitted: int  # first segments of the queue of prompts that already hold blocks [1]
     last_admitted: int  # last of them
     requests: int  # segments that were given to it and have not ended [1]
@@ -204,12 +212,17 @@ class Segment:
     piece: int  # tokens of it in the current step [token]
     kept: int  # tokens whose blocks were cached when it was preempted [token]
     lost_from: int  # blocks taken (``taken``) from which on those that it gave back are overwritten, the last first
+    handed: int  # its place among ``Transfer`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
+    moved: int  # what left for the next instance when it had ended [token]
     submit_s: float
     start_s: float  # start of the first step or pass that worked on it; nan = never [s]
     first_token_s: float  # its first token here: end of its prefill, or of its first decode step; nan = none [s]
     finish_s: float  # its last token; nan = not finished [s]
     last_s: float  # last token before it joined the running set, maybe on another instance; nan = none [s]
     leaves_s: float  # when a pass in a pipeline emits its token [s]
+    exposed_s: float  # from its end until what left has arrived, without the wait for blocks [s]
+    transfer_s: float  # the same, with what left before its end [s]
+    blocked_s: float  # wait for blocks of the next instance [s]
 
 
 class World:
@@ -227,6 +240,8 @@ class World:
     changes: int  # entries in the log so far
     stream: int  # that drafts are accepted by: each request and place in it has a draw of its own
     feed: int  # address of the ``Feed``; 0 = none
+    network: int  # address of the ``Network``
+    home: int  # address of the array that says where all arrays are
 
 
 class Feed:
@@ -253,6 +268,81 @@ class Feed:
     width: int
     group_at: int  # (instances + 1)
     present_at: int  # (instances)
+    onward: int  # 1 = those that go on are handed over by the kernel: what follows says where and at what cost
+    next_load: int  # see ``ranking``
+    next_own_tokens: int
+    next_trees_at: int
+    next_groups: int
+    next_group_at: int
+    next_present_at: int
+    place_at: int  # function of a policy that places requests, in place of a ranking; 0 = none
+    next_at: int  # the one that says where they go on
+    context_at: int  # what these work on
+    cache_bytes: float  # of any cache [B]
+    token_bytes: float  # of a token [B]
+    descriptors: int  # of a block of a cache [1]
+    kinds: int  # of instances
+    kind_at: int  # (instances) kind of each
+    post_at: int  # (kinds, kinds) time of a descriptor from one kind to another [s]
+
+
+class Transfer:
+    """A cache that leaves one instance for another; before that, a hand-over that waits for blocks of the receiver."""
+
+    state: int  # FREE, WAITS, MOVES
+    told: int  # 1 = its end is reported, and nothing else happens then
+    gone: int  # 1 = one of its instances has died since it left
+    held: int  # segment of the sender, whose blocks are held until the end; -1 = not known here
+    segment: int  # of the receiver, with blocks reserved; -1 = not known here
+    sender: int  # instance
+    receiver: int
+    tokens: int  # [token]
+    ended_s: float  # end of the sender's segment [s]
+    asked_s: float  # when it could have begun, but for blocks of the receiver [s]
+    began_s: float  # [s]
+    post_s: float  # time of its descriptors, before its first byte [s]
+    left: float  # what was to move at ``since_s`` [B]
+    rate: float  # since then [B/s]
+    since_s: float
+    end_s: float  # at that rate; inf = never [s]
+    serial: int  # of equal ends the one comes first that was known first
+    place: int  # in the heap of ends
+    port: Annotated[MutableSequence[int], 4]  # what it takes, by OUT to DOWN; -1 = nothing
+    before: Annotated[MutableSequence[int], 4]  # neighbours in the lists of these; -1 = none
+    after: Annotated[MutableSequence[int], 4]
+
+
+class Port:
+    """One end of a link, which transfers share. Those of instance, and leaf, i are 4 i + OUT to 4 i + DOWN."""
+
+    bandwidth: float  # at present [B/s]
+    latency_s: float  # before the first byte [s]
+    free_s: float  # when the last transfer so far has ended, where they queue [s]
+    count: int  # transfers [1]
+    first: int  # of their list; -1 = none
+    last: int
+    changed: int  # 1 = they have to get new rates
+    next_changed: int  # -1 = last
+    leaf: int  # of an instance
+
+
+class Network:
+    """Links between the instances of a fleet."""
+
+    transfers_at: int
+    heap_at: int  # of the ends of those that move
+    room: int  # for so many transfers [1]
+    ports_at: int
+    ports: int
+    queues: int  # 1 = transfers of a link queue, 0 = they share it
+    leaves: int  # whose uplinks are shared; 0 = none
+    free: int  # a place for the next transfer, linked by ``place``; -1 = none
+    moving: int  # transfers [1]
+    waiting: int  # hand-overs that wait for blocks [1]
+    serial: int
+    share_s: float  # when rates are shared anew; inf = nothing has changed [s]
+    first_changed: Annotated[MutableSequence[int], 2]  # ends of links, by OUT and IN, in the order of their changes
+    last_changed: Annotated[MutableSequence[int], 2]
 
 
 class State(NamedTuple):

@@ -92,11 +92,25 @@ def pass_times(st: State, i: int) -> tuple[float, float]:
 
 
 @inner
+def part_of_pass(st: State, row: int, first: int, together: int) -> tuple[int, int, int]:
+    """Prompts of a rank in the micro-batch from prompt ``first`` on, their tokens in it, and their cached ones."""
+    count = min(together, st.inst[row].pieces - first)
+    tokens, past = 0, 0
+    s = st.inst[row].first[PROMPTS]
+    for k in range(first + max(count, 0)):
+        if k >= first:
+            tokens += st.seg[s].piece
+            past += st.seg[s].cached
+        s = st.seg[s].next
+    return count, tokens, past
+
+
+@inner
 def pass_together(st: State, i: int) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
     The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
-    those that go together count as equal ones, and all ranks as full as the fullest.
+    those of a rank that go together count as equal ones. Experts work on the tokens of all ranks.
     """
     inst = st.inst[i]
     head = inst.table
@@ -106,20 +120,15 @@ def pass_together(st: State, i: int) -> tuple[float, float]:
     together = own if head.chunk > 0 else -(-own // min(head.pipeline, own))
     busy, others = st.values[head.host_at], 0.0
     for first in range(0, own, together):
-        slowest, rest = 0.0, 0.0
+        slowest, rest, total = 0.0, 0.0, 0
         for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-            count = min(together, st.inst[row].pieces - first)
+            total += part_of_pass(st, row, first, together)[1]
+        for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+            count, tokens, past = part_of_pass(st, row, first, together)
             if count <= 0:
                 continue
-            s = st.inst[row].first[PROMPTS]
-            for _ in range(first):
-                s = st.seg[s].next
-            tokens, past = 0, 0
-            for _ in range(count):
-                tokens += st.seg[s].piece
-                past += st.seg[s].cached
-                s = st.seg[s].next
-            stage, through = pass_part(head, st.values, float(count), -(-tokens // count), past // count)
+            filled = total / (tokens * inst.ranks)
+            stage, through = pass_part(head, st.values, float(count), -(-tokens // count), past // count, filled)
             slowest, rest = max(slowest, stage), max(rest, through)
         busy += slowest
         others = max(others, rest)

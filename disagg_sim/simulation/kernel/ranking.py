@@ -100,7 +100,8 @@ class Rankings:
     --------
     Two equal instances, the first of which has a request; then one that serves four times as much:
 
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet, InstanceSpec
+    >>> from disagg_sim.simulation.kernel.fleet import Fleet
+    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
     >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
     >>> rankings, among = Rankings(fleet.home), np.arange(2)

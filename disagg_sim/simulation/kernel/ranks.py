@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Queues, RankChoice, State
+from disagg_sim.simulation.kernel.layout import AWAY, Queues, RankChoice, State
 from disagg_sim.simulation.kernel.runs import add_linear_gaps, count_gaps, count_steps, steps_in_cell, steps_of_line
 from disagg_sim.simulation.kernel.times import decode_line, expert_time, knot_of
 
@@ -41,11 +41,22 @@ def choose_rank(st: State | Queues, i: int) -> int:
         if inst.rank_choice == FEWEST_TOKENS:
             score = rank.request_tokens if rank.requests < share else math.inf
         else:
-            running = rank.running_requests + rank.admitted
+            running = rank.running_requests + rank.admitted + leaving(st, at + k)
             score = float(WAITING_WEIGHT * (rank.requests - running) + running)
         if score < least:
             best, least = k, score
     return best
+
+
+@inner
+def leaving(st: State | Queues, row: int) -> int:
+    """Prompts of a rank that are in the later stages of its pipeline. [1]"""
+    count = 0
+    s = st.inst[row].first[AWAY]
+    while s >= 0:
+        count += 1
+        s = st.seg[s].next
+    return count
 
 
 @inner

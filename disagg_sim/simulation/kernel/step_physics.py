@@ -94,7 +94,8 @@ class StepPhysics:
         """Routed experts on ``tokens`` of all ranks in the kernels of ``phase``, but for a constant. [s]
 
         What a step takes less where its ranks hold fewer tokens than the fullest of them times their number. Zeros
-        where there are no routed experts, and through a pipeline: there all ranks count as full as the fullest.
+        where there are no routed experts, and for the steps of a pipeline: there all ranks count as full as the
+        fullest.
         """
         if self.stages > 1 or self.ranks == 1:
             return np.zeros_like(tokens)
@@ -102,6 +103,14 @@ class StepPhysics:
         times = self._linear_times(phase, one, np.zeros_like(tokens), (0.0, tokens), self._at)
         stretch = self._stretch if phase == "prefill" else 1.0
         return np.asarray(stretch * all_stages(self._at.model, times))
+
+    def passed_experts(self, tokens: Floats) -> Floats:
+        """The same of a pass of prompts: in the slowest stage of a pipeline, and in all of them, (2, tokens). [s]"""
+        if self.stages == 1 or self.ranks == 1:
+            return np.zeros((2, 0))
+        at, one = self._prefilled, np.ones_like(tokens)
+        times = stretched(self._linear_times("prefill", np.zeros_like(tokens), one, (0.0, tokens), at), self._stretch)
+        return np.stack([self._slowest(times, at), all_stages(at.model, times)])
 
     def _in_halves(self, phase: str, share: Floats, total: Floats) -> Numeric:
         """Prefill in two halves that overlap, without scores and values: these hide no exchange in a table. [s]"""

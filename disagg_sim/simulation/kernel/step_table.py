@@ -32,12 +32,11 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
+from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
-#: Least stair of its time that gets points of its own. [1]
-LEAST_STAIR = 0.004
 #: Lengths a doubling at which it is tabulated; finer for MLA, whose fastest form changes at some length. [1]
 OCTAVE, LATENT_OCTAVE = 4, 8
 
@@ -100,26 +99,27 @@ class StepTable:
         """
         physics = StepPhysics(at, mapping, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
-        knots = _knots(max_context, physics.kinks)
+        knots = knot_axis(max_context, physics.kinks)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
         octave = LATENT_OCTAVE if physics.switches else OCTAVE
         smooth = 2.0 ** (np.arange(int(octave * np.ceil(np.log2(max_tokens))) + 1) / octave)
-        lengths = np.union1d(smooth, _stairs(physics, max_tokens, max_context))
+        lengths = np.union1d(smooth, stair_axis(physics, max_tokens, max_context))
         decodes = np.arange(1.0, max_sequences + 1)
         whole = physics.decode(decodes, knots)
         scores = whole - physics.linear("decode", decodes, np.zeros_like(decodes))[:, None]
-        tokens = _token_axis(max_tokens + (physics.queries - 1) * max_sequences)
+        tokens = token_axis(max_tokens + (physics.queries - 1) * max_sequences)
         return _Parts(
             whole=whole,
             scores=scores,
             knots=knots,
-            rows=_rows(max_sequences, physics.stages, physics.ranks),
+            rows=row_axis(max_sequences, physics.stages, physics.ranks),
             tokens=tokens,
             linear=physics.linear,
             lengths=lengths,
             pasts=pasts,
             attention=physics.attention(lengths, pasts, PROMPT_AXIS),
             experts=np.stack([physics.experts(phase, tokens) for phase in PHASES]),
+            passed=physics.passed_experts(tokens),
             accepted=_accepted(at, mapping),
             stages=physics.stages,
             ranks=physics.ranks,
@@ -166,7 +166,7 @@ class StepTable:
         decodes, knots = np.arange(1.0, most + 1), np.array([1.0, 131_072.0])  # it holds beyond them, too
         scores = per_context * decodes[:, None] * knots / ranks
         pasts, lengths = np.array([0.0, knots[-1]]), np.array([1.0, 2.0])
-        tokens = _token_axis(2 * k.FINE_END)
+        tokens = token_axis(2 * k.FINE_END)
 
         def linear(_phase: str, n: Floats, p: Floats) -> Floats:
             return step + (per_sequence * n + per_token * p) / ranks + per_routed * (n * queries + p)
@@ -235,7 +235,9 @@ class StepTable:
         together = own if head["chunk"] else -(-own // min(int(head["pipeline"]), own))
         busy, others = float(self.values[head["host_at"]]), 0.0  # each part has host time of its own, too
         for first in range(0, own, together):
-            slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, min(together, own - first), prompt, past)
+            count = min(together, own - first)
+            filled = _of_even(prompts, self.ranks, first, count) / (count * self.ranks)
+            slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, count, prompt, past, filled)
             busy, others = busy + slowest, max(others, rest)
         return busy + others, busy
 
@@ -249,6 +251,13 @@ class StepTable:
         step = (decodes, float(context), pieces, prefill, float(past), float(limit_s))
         found: tuple[float, float] = kernel.look_up(self.head, self.values, action, step)
         return found
+
+
+def _of_even(prompts: int, ranks: int, first: int, count: int) -> int:
+    """Prompts of all ranks, as even as can be, from the one numbered ``first`` of each on, ``count`` of each. [1]"""
+    each, more = divmod(prompts, ranks)
+    held = (min(count, max(own - first, 0)) for own in (each + 1, each))
+    return sum(one * number for one, number in zip(held, (more, ranks - more), strict=True))
 
 
 def pack_tables(tables: Sequence[StepTable]) -> tuple[Any, Floats]:
@@ -282,6 +291,7 @@ class _Parts:
     attention: Floats  # (rows, prompts, lengths, pasts) [s/token]
     stage: Floats = field(default_factory=lambda: np.zeros(0))  # of pipelines, (tokens) [s]
     experts: Floats = field(default_factory=lambda: np.zeros(0))  # of several ranks, (phases, tokens) [s]
+    passed: Floats = field(default_factory=lambda: np.zeros((2, 0)))  # of pipelines of several ranks, (2, tokens) [s]
     accepted: Floats = field(default_factory=lambda: np.zeros(0))  # marginal acceptance of the drafts [1]
     stages: int = 1
     ranks: int = 1
@@ -305,6 +315,7 @@ class _Parts:
             "host_at": np.array(self.host),
             "floor_at": np.zeros(sequences + 1) if self.floor is None else self.floor,
             "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
+            "passed_at": self.passed,
             "accepted_at": self.accepted,
         }
         head, start = np.zeros(1, TABLE), 0
@@ -348,46 +359,10 @@ class _Parts:
         return sheet
 
 
-def _stairs(physics: StepPhysics, most: int, past: int) -> Floats:
-    """Both sides of the lengths at which prefill attention, after none or a long past, begins another round. [token]
-
-    Tiles end at multiples of ``STAIR`` tokens; rounds of less than ``LEAST_STAIR`` of the time are left to the axis.
-    """
-    ends = np.arange(k.STAIR, most, k.STAIR, dtype=float)
-    sides = np.stack([ends, ends + 1.0])
-    each = physics.attention(sides.ravel(), np.array([0.0, float(past)]), np.ones(1))[0, 0]
-    before, after = (each * sides.ravel()[:, None]).reshape(2, ends.size, 2)
-    stair = np.any(np.abs(after - before) > LEAST_STAIR * before, axis=1)
-    return sides[:, stair].T.ravel()
-
-
-def _token_axis(most: int) -> Floats:
-    """Every number up to ``EXACT``, the first and last number of every tile, and a far one. [token]"""
-    fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
-    coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
-    tiles = [
-        np.stack([start + 1, start + width], axis=1).ravel()
-        for start, width in ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))
-    ]
-    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
-
-
 def _accepted(at: Setup, mapping: Mapping) -> Floats:
     """Marginal acceptance of the drafts of an instance; none without speculation. [1]"""
     drafts = int(np.max(drafts_of(at, mapping)))
     return np.array(at.speculation.acceptance[:drafts] if at.speculation else (), dtype=float)
-
-
-def _knots(most: int, windows: tuple[int, ...]) -> Floats:
-    """Contexts of the decode axis: half powers of two, and the windows of the model. [token]"""
-    powers = 2.0 ** (0.5 * np.arange(8, int(2 * np.ceil(np.log2(most))) + 1))
-    return np.unique(np.concatenate([[1.0], powers, np.array(windows, dtype=float)]))
-
-
-def _rows(most: int, stages: int, ranks: int) -> Floats:
-    """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
-    steps = stages * ranks * np.round(1.2 ** np.arange(64))
-    return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
 
 
 def _work(at: Setup) -> Work:

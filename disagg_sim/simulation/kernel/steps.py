@@ -207,7 +207,7 @@ def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, 
             tokens += st.seg[s].piece
             past += st.seg[s].cached
             s = st.seg[s].next
-        slowest, rest = pass_part(head, st.values, float(count), -(-tokens // count), past // count)
+        slowest, rest = pass_part(head, st.values, float(count), -(-tokens // count), past // count, 1.0)
         busy += slowest
         others = max(others, rest)
         done += count

@@ -191,10 +191,26 @@ def step_time(
 
 
 @inner
-def pass_part(head: Table, values: Floats, prompts: float, length: int, past: int) -> tuple[float, float]:
-    """One micro-batch of a pipeline, ``prompts`` a rank: time of the slowest stage, and of all others. [s]
+def passed_time(head: Table, values: Floats, whole: int, tokens: int, filled: float) -> float:
+    """What experts take less in a part of a pass whose ranks hold ``filled`` of ``tokens``; see ``passed_at``. [s]"""
+    if head.ranks == 1 or filled == 1.0:
+        return 0.0
+    at = head.passed_at + whole * head.tokens
+    i, u = token_place(tokens, head.tokens)
+    full: float = values[at + i] + (values[at + i + 1] - values[at + i]) * u
+    i, u = token_place(max(int(tokens * filled), 1), head.tokens)
+    held: float = values[at + i] + (values[at + i + 1] - values[at + i]) * u
+    return full - held
 
-    Chunks of CPP follow each other through the stages; the others are walked through by one chunk.
+
+@inner
+def pass_part(
+    head: Table, values: Floats, prompts: float, length: int, past: int, filled: float
+) -> tuple[float, float]:
+    """One micro-batch of a pipeline, ``prompts`` on a rank: time of the slowest stage, and of all others. [s]
+
+    Chunks of CPP follow each other through the stages; the others are walked through by one chunk. ``filled``: tokens
+    of all ranks, over those if every rank had as many as this one.
     """
     size = head.chunk if head.chunk > 0 else length
     each = values[head.host_at + 1]  # host time of each micro-batch or chunk, where an engine adds it
@@ -209,9 +225,11 @@ def pass_part(head: Table, values: Floats, prompts: float, length: int, past: in
         at = head.stage_at + i
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
         stage += attention_time(head, values, head.pipeline, prompts, float(new), float(past + done))
+        stage -= passed_time(head, values, 0, tokens, filled)
         stage = max(stage, launch)
         through = linear_time(head, values, 0, 0, tokens) - values[head.host_at] - each
         through += attention_time(head, values, 0, prompts, float(new), float(past + done))
+        through -= passed_time(head, values, 1, tokens, filled)
         through = max(through, launch * head.pipeline)
         slowest += stage + each
         others = max(others, through - stage)

@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry
-from disagg_sim.simulation.kernel.feed import Placing
+from disagg_sim.simulation.kernel.feed import Choosing, Placing
 from disagg_sim.simulation.kernel.ranking import HELD_TOKENS, PROMPT_TOKENS, REQUESTS
 from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import Leg, Limits, Role
@@ -113,9 +113,12 @@ class ByRole:
         return self.prefill if role == Role.PREFILL else self.decode
 
 
-def placing_of(choice: Choice, *, whole: bool) -> Placing | None:
-    """How the kernel makes a choice by itself; None: it cannot."""
-    return Placing(choice.load, choice.served, choice.own_tokens, whole) if isinstance(choice, Least) else None
+def placing_of(first: Choice, then: Choice | None = None) -> Placing | None:
+    """How the kernel makes choices by itself, of the instance and of the one after it; None: it cannot."""
+    chosen = [
+        Choosing(each.load, each.served, each.own_tokens) if isinstance(each, Least) else None for each in (first, then)
+    ]
+    return Placing(chosen[0], then is None, chosen[1]) if chosen[0] is not None else None
 
 
 class Whole:
@@ -123,7 +126,7 @@ class Whole:
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
-        self.placing = placing_of(choice, whole=True) if type(self) is Whole else None
+        self.placing = placing_of(choice) if type(self) is Whole else None
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``."""
@@ -147,7 +150,7 @@ class Handover:
 
     def __init__(self, prefill: Choice, decode: Choice, *, early: bool = False) -> None:
         self._prefill, self._decode, self._early = prefill, decode, early
-        self.placing = None if early or type(self) is not Handover else placing_of(prefill, whole=False)
+        self.placing = None if early or type(self) is not Handover else placing_of(prefill, decode)
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """See ``Routing``; the prefill instance emits the first token."""

@@ -19,7 +19,7 @@ from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.search.pareto import pareto_front
 from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
+from disagg_sim.study.beyond_the_buzz.evidence import Source
 from disagg_sim.units import GB
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
@@ -65,7 +65,7 @@ def figure_names() -> tuple[str, ...]:
     return tuple(_FIGURES)
 
 
-def figure_data(frontiers: Frontiers, figure: str, profile: str) -> FigureData:
+def figure_data(frontiers: Source, figure: str, profile: str) -> FigureData:
     """Compute what a figure needs, and arrange it as the paper does.
 
     Raises

@@ -6,7 +6,7 @@ A figure is one YAML file, ``fig06.yaml``, and where it needs a second sweep, fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import read_mapping, spec_roots
 from disagg_sim.study.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
-from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.plan import POINTS, plan_sweep
+from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
 from disagg_sim.sweep.results import SweepResult
-from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import SweepSpec, load_sweep
-from disagg_sim.sweep.store import Listener, Store
+from disagg_sim.sweep.run import run_sweeps
+from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.sweep.store import Listener
 
 #: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
 BEYOND_THE_BUZZ = "beyond_the_buzz"
@@ -44,6 +43,16 @@ class Silent:
 
     def finish(self) -> None:
         """Nothing to take away."""
+
+
+class Progress:
+    """Tells another listener how far a computation is and what goes wrong, and nothing else."""
+
+    def __init__(self, told: Listener) -> None:
+        self.warn, self.start, self.advance, self.finish = told.warn, told.start, told.advance, told.finish
+
+    def note(self, text: str) -> None:
+        """Drop it."""
 
 
 def study_files(study: str = BEYOND_THE_BUZZ) -> dict[str, Path]:
@@ -72,6 +81,18 @@ def parts_of(figure: str, names: tuple[str, ...]) -> tuple[str, ...]:
     if not parts:
         raise UnknownNameError(f"unknown figure or sweep {figure!r}{nearest(figure, names)}; known: {', '.join(names)}")
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Frontiers of sweeps of a study under one profile, by the name of the sweep."""
+
+    parts: Mapping[str, pd.DataFrame]
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:  # noqa: ARG002 - a table names its own profile
+        """As ``Frontiers.frontier``, of a figure whose sweeps are all there."""
+        parts = [self.parts[name].assign(sweep=name) for name in parts_of(figure, tuple(self.parts))]
+        return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +152,18 @@ class Frontiers:
         DisaggSimError
             An unknown figure or profile, a fault in a file, a directory that cannot be written.
         """
-        parts = [self._table(name, profile).assign(sweep=name) for name in parts_of(figure, self.names)]
-        return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+        return self.tables([figure], profile).frontier(figure, profile)
 
-    def points(self, sweep: str, profile: str) -> Iterator[pd.DataFrame]:
-        """Every matched point of one sweep, block by block: the frontier is taken from these."""
-        result = self._result(sweep, profile)
-        store = Store(self._directory(sweep, profile))
-        for block in result.plan.blocks:
-            if block.key.table == POINTS:
-                yield store.read(block.key)
+    def tables(self, figures: Iterable[str], profile: str) -> Tables:
+        """The frontiers of some figures under a profile, computed, as another process takes them."""
+        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
+        return Tables({name: self._table(name, profile) for name in names})
 
     def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
         """Compute all sweeps of these figures under these profiles, several at once."""
         names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
         wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
-        tasks = [self._task(*key) for key in wanted if key not in self._results]
-        for name, profile, result in run_tasks(_run, tasks, jobs=self.jobs):
-            self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
-            self._results[name, profile] = result
+        self._run([key for key in wanted if key not in self._results])
 
     def _directory(self, sweep: str, profile: str) -> Path:
         return self.root / profile / "sweeps" / sweep
@@ -168,30 +182,19 @@ class Frontiers:
     def _result(self, name: str, profile: str) -> SweepResult:
         if (name, profile) not in self._results:
             parts_of(name, self.names)
-            self.listener.note(f"{profile}, {name}")
-            task = self._task(name, profile)
-            self._results[name, profile] = run_sweep(
-                plan_sweep(task.spec), task.directory, jobs=self.jobs, listener=self.listener
-            )
+            self._run([(name, profile)])
         return self._results[name, profile]
 
-    def _task(self, name: str, profile: str) -> _Task:
-        spec = load_sweep(str(study_files(self.study)[name]), profile=_known(profile))
-        return _Task(name, profile, spec, self._directory(name, profile))
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    name: str
-    profile: str
-    spec: SweepSpec
-    directory: Path
-
-
-def _run(task: _Task) -> tuple[str, str, SweepResult]:
-    """A whole sweep in this process."""
-    result = run_sweep(plan_sweep(task.spec), task.directory, jobs=1, listener=Silent())
-    return task.name, task.profile, result
+    def _run(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Compute sweeps, given by name and profile; cases that they share are computed once."""
+        files = study_files(self.study)
+        specs = [load_sweep(str(files[name]), profile=_known(profile)) for name, profile in keys]
+        plans = plan_sweeps(specs, keep=FRONTIER)
+        places = [self._directory(*key) for key in keys]
+        results = run_sweeps(list(zip(plans, places, strict=True)), jobs=self.jobs, listener=Progress(self.listener))
+        for (name, profile), result in zip(keys, results, strict=True):
+            self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
+            self._results[name, profile] = result
 
 
 def _known(profile: str) -> str:

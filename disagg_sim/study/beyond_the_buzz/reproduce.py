@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.report.panels import Cells, Picture
 from disagg_sim.study.beyond_the_buzz.claims import evaluate
+from disagg_sim.study.beyond_the_buzz.evidence import Source
 from disagg_sim.study.beyond_the_buzz.figures import figure_data, figure_names
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
-from disagg_sim.study.papers import DIGITS, PaperResults, draw
+from disagg_sim.study.papers import DIGITS, PaperResults, write_picture
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 
@@ -61,29 +62,44 @@ def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequ
         if item not in known:
             raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
     frontiers.prepare(items or frontiers.names, profiles)
-    drawings: list[tuple[Picture | Cells, Path]] = []
+    shown = items or known
+    tasks: list[Callable[[], Path | pd.DataFrame]] = []
     for profile in profiles:
         Store(frontiers.root / profile).prepare()
-        for item in items or known:
-            picture, table = _item(frontiers, item, profile)
-            path = frontiers.root / profile / f"{item}.png"
-            write_csv(path.with_suffix(".csv"), table, digits=DIGITS)
-            drawings.append((picture, path))
+        if not items:
+            tasks.append(partial(_judged, frontiers.tables(frontiers.names, profile), profile))
+    for profile in profiles:
+        places = {item: frontiers.root / profile / f"{item}.png" for item in shown}
+        tasks += [
+            partial(_written, frontiers.tables([item], profile), item, profile, path) for item, path in places.items()
+        ]
+    done = list(run_tasks(_call, tasks, jobs=frontiers.jobs))
     claims = None
     if not items:
-        claims = evaluate(frontiers, profiles)
+        claims = _by_claim([each for each in done if isinstance(each, pd.DataFrame)], profiles)
         write_csv(frontiers.root / "claims.csv", claims, digits=DIGITS)
-    pictures = tuple(run_tasks(_draw, drawings, jobs=frontiers.jobs))
-    return PaperResults(claims=claims, pictures=tuple(sorted(pictures)), computed=frontiers.design_points)
+    pictures = tuple(sorted(each for each in done if isinstance(each, Path)))
+    return PaperResults(claims=claims, pictures=pictures, computed=frontiers.design_points)
 
 
-def _item(frontiers: Frontiers, item: str, profile: str) -> tuple[Picture | Cells, pd.DataFrame]:
+def _call(task: Callable[[], Path | pd.DataFrame]) -> Path | pd.DataFrame:
+    return task()
+
+
+def _judged(tables: Source, profile: str) -> pd.DataFrame:
+    return evaluate(tables, [profile])
+
+
+def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str]) -> pd.DataFrame:
+    """Claims under each profile as one table, in order of claims and, of each, in order of profiles."""
+    table = pd.concat([part.assign(_claim=range(len(part))) for part in parts], ignore_index=True)
+    order = table.assign(_profile=table["profile"].map(list(profiles).index)).sort_values(["_claim", "_profile"])
+    return order.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
+
+
+def _written(tables: Source, item: str, profile: str, path: Path) -> Path:
+    """A picture and its data, written."""
     if item == PAYS:
-        table = pays_table(frontiers, profile)
-        return pays_cells(table), table
-    data = figure_data(frontiers, item, profile)
-    return data.picture, data.table
-
-
-def _draw(drawing: tuple[Picture | Cells, Path]) -> Path:
-    return draw(*drawing)
+        table = pays_table(tables, profile)
+        return write_picture(path, pays_cells(table), table)
+    return write_picture(path, figure_data(tables, item, profile).picture)

@@ -8,8 +8,8 @@ import pandas as pd
 
 from disagg_sim.report.panels import Cells
 from disagg_sim.serving.gains import where_it_pays
+from disagg_sim.study.beyond_the_buzz.evidence import Source
 from disagg_sim.study.beyond_the_buzz.figures import NAMES, RANGE
-from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 
 #: Name of the sweep.
 PAYS = "where_it_pays"
@@ -18,7 +18,7 @@ FULL = 2.5
 _SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 
 
-def pays_table(frontiers: Frontiers, profile: str) -> pd.DataFrame:
+def pays_table(frontiers: Source, profile: str) -> pd.DataFrame:
     """Disaggregated over the best of both co-located modes, a row a setting.
 
     Returns

@@ -2,10 +2,21 @@
 "use strict";
 
 const ROLE = { prefill: "prefill", decode: "decode", colocated: "co-located" };
-const BOUND = { compute: "arithmetic", memory: "memory bandwidth", network: "network", latency: "latency" };
+const BOUND = {
+  compute: "arithmetic",
+  memory: "memory bandwidth",
+  communication: "links between GPUs",
+  latency: "latencies",
+};
 
-const poolWords = (pool) =>
-  `${count(pool.instances)} × ${pool.mapping}${pool.chunk_tokens ? `, chunks of ${count(pool.chunk_tokens)}` : ""}`;
+const poolWords = (pool, spare = 0) =>
+  [
+    `${count(pool.instances)}${spare ? ` + ${count(spare)}` : ""} × ${pool.mapping}`,
+    pool.chunk_tokens ? `chunks of ${count(pool.chunk_tokens)}` : null,
+    pool.draft_tokens ? `draft tokens ${count(pool.draft_tokens)}` : null,
+  ]
+    .filter(Boolean)
+    .join(", ");
 
 function meter(share, words) {
   return el(
@@ -27,7 +38,7 @@ function planVerdict(plan) {
   return [el("p", { class: "verdict" }, first), rest.map((line) => el("p", {}, line))];
 }
 
-function planTiles(best, sure) {
+function planTiles({ best, assurance: sure, drawn, usd_per_million_tokens: tokens }) {
   const tile = (value, words) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, words));
   const band =
     sure && sure.capacity
@@ -47,7 +58,21 @@ function planTiles(best, sure) {
       known(best.usd_per_million_output_tokens) ? `$${plain(best.usd_per_million_output_tokens)}` : "–",
       `a million output tokens${known(best.usd_per_hour) ? ` ($${plain(best.usd_per_hour)}/h)` : ""}, assumed prices`,
     ),
-    tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"),
+    drawn
+      ? tile(
+          plain(drawn.output_tokens_per_joule),
+          `output tokens/J of GPUs that draw ${plain(drawn.watts)} W (${plain(drawn.watts_p10)} to ${plain(drawn.watts_p90)}), ${drawn.rests_on}`,
+        )
+      : tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"),
+    drawn && known(drawn.facility_watts)
+      ? tile(`${plain(drawn.facility_watts / 1000)} kW`, "with hosts, network and cooling, assumed")
+      : null,
+    tokens
+      ? tile(
+          `$${plain(tokens.input)} in`,
+          `${known(tokens.cached) ? `$${plain(tokens.cached)} cached, ` : ""}$${plain(tokens.output)} out, a million tokens each`,
+        )
+      : null,
     tile(bandwidth(best.kv_bytes_per_s_per_gpu), "KV caches, most of a GPU"),
   );
 }
@@ -84,11 +109,11 @@ function planPools(plan) {
   const checked = new Map(((sure && sure.pools) || []).map((pool) => [pool.role, pool]));
   return simpleTable(
     ["pool", "instances", "GPUs", "recipe, engine", "batch", "load", "memory", "bound by", "time rests on"],
-    best.pools.map((pool) => {
+    best.pools.map((pool, place) => {
       const judged = checked.get(pool.role);
       return [
         el("b", {}, ROLE[pool.role] || pool.role),
-        poolWords(pool),
+        poolWords(pool, best.spares ? best.spares.counts[place] : 0),
         `${count(pool.gpus)} × ${pool.system}`,
         `${pool.precision}, ${pool.engine}`,
         `${count(pool.batch)}${pool.token_budget ? `, ${count(pool.token_budget)} tokens a step` : ""}`,
@@ -112,6 +137,74 @@ function planPools(plan) {
     [],
     "Pools",
   );
+}
+
+/** What prompts find in each tier, and whether loading it beats computing it again. */
+function planTiers(tiers) {
+  return simpleTable(
+    ["tier", "of prompt tokens", "an instance has room for", "to load", "to compute", "sooner"],
+    tiers.map((tier) => [
+      el("b", {}, tier.name),
+      el("span", {}, meter(tier.share, `${percent(tier.share)} of prompt tokens`), el("small", {}, percent(tier.share))),
+      known(tier.holds) ? `${plain(tier.holds / 1e6)} million tokens` : "–",
+      tier.load ? seconds(tier.load) : "nothing",
+      seconds(tier.recomputed),
+      el("span", { class: tier.loads ? "holds" : "fails" }, tier.loads ? "loading" : "computing"),
+    ]),
+    [2, 3, 4],
+    "Prefix caches",
+  );
+}
+
+/** How often copies of experts move, and what that costs beside other ways. */
+function planMoves(moves) {
+  return simpleTable(
+    ["pool", "copies move every", "passes", "time lost", "at the engine's own number", "if never"],
+    moves.map((each) => [
+      el("b", {}, ROLE[each.role] || each.role),
+      known(each.period) ? seconds(each.period) : "never",
+      count(each.passes),
+      percent(each.loss),
+      percent(each.usual),
+      percent(each.never),
+    ]),
+    [1, 2, 3, 4, 5],
+    "Moves of experts",
+  );
+}
+
+/** A share close to 1 with as many digits as tell it from 1. */
+const nines = (share) =>
+  1 - share < 1e-8 ? "more than 99.999999 %" : percent(share, Math.max(2 - Math.floor(Math.log10(1 - share)), 3));
+
+/** Spare instances of each pool, what they give, and what one failure stops. */
+function planSpares(best) {
+  const { spares } = best;
+  return [
+    facts([
+      ["At full capacity", `${nines(spares.availability)} of the time, at least ${nines(spares.target)} asked for`],
+      ["Without spares", `${nines(spares.without)} of the time`],
+      ["Expected goodput", `${nines(spares.capacity)} of the load`],
+    ]),
+    simpleTable(
+      ["pool", "instances", "spare", "an instance stops every", "blast radius", "of the pool"],
+      best.pools.map((pool, place) => {
+        const all = pool.instances + spares.counts[place],
+          gpus = pool.gpus / all,
+          together = spares.together[place];
+        return [
+          el("b", {}, ROLE[pool.role] || pool.role),
+          count(pool.instances),
+          count(spares.counts[place]),
+          known(spares.mtbf[place]) ? `${plain(spares.mtbf[place] / 86400)} days` : "never",
+          `${count(together * gpus)} GPUs${together > 1 ? `, ${count(together)} instances` : ""}`,
+          percent(together / all),
+        ];
+      }),
+      [1, 2, 3, 4, 5],
+      "Availability",
+    ),
+  ];
 }
 
 const trustWords = (shares) =>
@@ -148,7 +241,7 @@ function planPage({ facts: told }) {
       planVerdict(plan),
       best
         ? [
-            planTiles(best, plan.assurance),
+            planTiles(plan),
             simulated
               ? el(
                   "p",
@@ -172,6 +265,30 @@ function planPage({ facts: told }) {
           "Latencies",
           "Of requests, queueing included. Bands multiply the values.",
           planLatencies(plan),
+        )
+      : null,
+    plan.tiers
+      ? section(
+          "caches",
+          "Prefix caches",
+          "What prompts find in each tier; times are those of a mean prompt that comes alone.",
+          planTiers(plan.tiers),
+        )
+      : null,
+    plan.rebalancing
+      ? section(
+          "experts",
+          "Moves of experts",
+          "Placements age as other experts become popular, by the drift that was stated; the time lost is in the counts.",
+          planMoves(plan.rebalancing),
+        )
+      : null,
+    best && best.spares
+      ? section(
+          "availability",
+          "Availability",
+          "Spares keep every pool at what the load needs; a failure stops all GPUs of its blast radius.",
+          planSpares(best),
         )
       : null,
     said.why.length
@@ -217,7 +334,7 @@ function planPage({ facts: told }) {
             ],
             designs.map((design) => [
               design.mode_text,
-              design.pools.map(poolWords).join(" + "),
+              design.pools.map((pool) => poolWords(pool)).join(" + "),
               [...new Set(design.pools.map((pool) => pool.system))].join(", "),
               count(design.gpus),
               plain(design.rate_per_s),

@@ -14,61 +14,18 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.home import queues_at
-from disagg_sim.simulation.kernel.layout import Instance, dtype_of
+from disagg_sim.simulation.kernel.layout import Instance, Queues
 from disagg_sim.simulation.kernel.progress import uncounted
-
-
-class Account:
-    """What the scheduler knows of one instance; the first three are of its ``Predictor``."""
-
-    constant: float  # [s]
-    linear: float  # [s/token]
-    quadratic: float  # [s/token^2]
-    free_s: float  # when the prompts in its queue will be done, on its own clock [s]
-    ahead_s: float  # of that clock to the real one: what its last prompt took longer than predicted, in all [s]
-    interval_s: float  # mean time between its decode steps over the window; 0 without one [s]
-    held: float  # MaxRunningTokens; -1 where others decode in time and it never does [token]
-    seats: float  # sequences that it can run [1]
-    room: float  # tokens that its memory holds [token]
-    weight: float  # its MaxRunningTokens over the largest; 1 where nobody decodes in time [1]
-    waiting: int  # 1 = requests that wait for memory are load of decode
-
-
-ACCOUNT = dtype_of(Account)
-
-
-@inner
-def prompt_of(account: Account, tokens: int) -> float:
-    """Predicted time of a prompt alone on an instance. [s]"""
-    return account.constant + tokens * (account.linear + tokens * account.quadratic)
-
-
-@inner
-def delay_of(account: Account, queued: int, now: float) -> float:
-    """Predicted wait of a prompt that comes now: what is left of the queue. [s]"""
-    return max(account.free_s + account.ahead_s - now, 0.0) if queued > 0 else 0.0
-
-
-@inner
-def decode_of(inst: Instance, account: Account, steps: int) -> int:
-    """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]
-
-    ``steps`` of its decodes are not in its columns yet.
-    """
-    running = inst.running_tokens + steps * inst.running_requests
-    return running + inst.coming_tokens + account.waiting * inst.queued_context_tokens
-
-
-@inner
-def decodes(inst: Instance, account: Account) -> bool:
-    """Whether an instance has anything to decode."""
-    return inst.running_requests > 0 or inst.coming_tokens > 0 or account.waiting * inst.queued_context_tokens > 0
-
-
-@inner
-def share(account: Account, tokens: int) -> float:
-    """Of what an instance decodes in time. [1]"""
-    return tokens / max(account.held, 1.0) if account.held >= 0.0 else np.inf
+from disagg_sim.simulation.policies.arrow.account import Account, booked, decode_of, decodes, delay_of, prompt_of, share
+from disagg_sim.simulation.policies.arrow.order import (
+    MIXED,
+    PURE,
+    catch_up,
+    enter,
+    first_of,
+    lightest_now,
+    soonest_done,
+)
 
 
 @entry
@@ -80,39 +37,44 @@ def prompt_s(ledger: Sequence[Account], i: int, tokens: int) -> float:
 @entry
 def take(ledger: Sequence[Account], i: int, tokens: int, queued: int, now: float) -> float:
     """Book a prompt on an instance that has ``queued`` tokens: its predicted end, on the clock of the instance. [s]"""
-    account = ledger[i]
-    start = now - account.ahead_s
-    if queued > 0:
-        start = max(start, account.free_s)
-    account.free_s = start + prompt_of(account, tokens)
-    return account.free_s
+    return booked(ledger[i], tokens, queued, now)
+
+
+@entry
+def book(home: Ints, order: Floats, ledger: Sequence[Account], i: int, tokens: int, now: float) -> float:
+    """The same on an instance as it is, which may be one of those in ``order`` by their queues."""
+    st = queues_at(home)
+    end = booked(ledger[i], tokens, st.inst[i].queued_prompt_tokens, now)
+    enter(st, ledger, order, i, decode=False)
+    return end
 
 
 @entry
 def place(
-    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], tokens: int, ttft: float, now: float
+    home: Ints, order: Floats, ledger: Sequence[Account], tokens: int, ttft: float, now: float
 ) -> tuple[int, float, int]:
     """Algorithm 1, first steps: an instance of P, else of D->P, within the limit, booked, and the predicted end.
 
     In each pool it is the one where the prompt would be done first, of several the one with the shorter queue.
-    Otherwise -1, the time until the prompt is done late [s], and where; -1 where nobody has room.
+    Otherwise -1, the time until the prompt is done late [s], and where; -1 where nobody has room. ``order`` has those
+    that prefill by their queues.
     """
-    pure, mixed = -1, -1
-    pure_s, mixed_s, pure_delay, mixed_delay = np.inf, np.inf, np.inf, np.inf
-    for i in among:
-        one, account = inst[i], ledger[i]
-        if account.room <= tokens:
-            continue
-        delay = delay_of(account, one.queued_prompt_tokens, now)
-        time = delay + prompt_of(account, tokens)
-        if decodes(one, account):
-            if time < mixed_s or (time == mixed_s and delay < mixed_delay):
-                mixed, mixed_s, mixed_delay = i, time, delay
-        elif time < pure_s or (time == pure_s and delay < pure_delay):
-            pure, pure_s, pure_delay = i, time, delay
+    return placed(queues_at(home), order, ledger, tokens, ttft, now)
+
+
+@inner
+def placed(
+    st: Queues, order: Floats, ledger: Sequence[Account], tokens: int, ttft: float, now: float
+) -> tuple[int, float, int]:
+    """See ``place``."""
+    catch_up(st, ledger, order, decode=False)
+    pure, pure_s = soonest_done(st, ledger, order, PURE, tokens, now)
+    mixed, mixed_s = soonest_done(st, ledger, order, MIXED, tokens, now)
     for i, time in ((pure, pure_s), (mixed, mixed_s)):
         if i >= 0 and time <= ttft:
-            return i, take(ledger, i, tokens, inst[i].queued_prompt_tokens, now), i
+            end = booked(ledger[i], tokens, st.inst[i].queued_prompt_tokens, now)
+            enter(st, ledger, order, i, decode=False)
+            return i, end, i
     return (-1, pure_s, pure) if pure >= 0 else (-1, mixed_s, mixed)
 
 
@@ -196,13 +158,39 @@ def lightest(
 
 
 @entry
-def hand_over(among: Index, home: Ints, ledger: Sequence[Account], more: int, tpot: float, now: float) -> int:
+def hand_over(
+    home: Ints,
+    orders: tuple[Floats, Floats],
+    ledger: Sequence[Account],
+    more: int,
+    tpot: float,
+    now: float,
+    origin: int,
+) -> int:
     """Algorithm 2, first steps: an instance of D, else of P->D, within the limits; otherwise ``-1 - i``, i the lighter.
 
-    The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s].
+    The limits are MaxRunningTokens, a free sequence, and intervals up to ``tpot`` [s]. ``orders`` have those that
+    prefill by their queues, where the clock of the ``origin`` has moved, and those that decode by their tokens.
     """
-    st = queues_at(home)
-    pure, pure_share, mixed, mixed_share = lightest(among, home, ledger, more, now)
+    return handed_over(queues_at(home), orders, ledger, more, tpot, now, origin)
+
+
+@inner
+def handed_over(
+    st: Queues,
+    orders: tuple[Floats, Floats],
+    ledger: Sequence[Account],
+    more: int,
+    tpot: float,
+    now: float,
+    origin: int,
+) -> int:
+    """See ``hand_over``."""
+    enter(st, ledger, orders[0], origin, decode=False)
+    order = orders[1]
+    catch_up(st, ledger, order, decode=True)
+    pure, pure_share = lightest_now(st, ledger, order, PURE, more, now)
+    mixed, mixed_share = lightest_now(st, ledger, order, MIXED, more, now)
     for i in (pure, mixed):
         if i < 0:
             continue
@@ -212,7 +200,7 @@ def hand_over(among: Index, home: Ints, ledger: Sequence[Account], more: int, tp
         if decode_of(one, account, uncounted(st, i, now)) <= account.held:
             return int(i)
     lighter = mixed if pure < 0 or (mixed >= 0 and mixed_share < pure_share) else pure
-    return -1 - int(lighter if lighter >= 0 else among[0])
+    return -1 - int(lighter if lighter >= 0 else first_of(order))
 
 
 @entry

@@ -45,8 +45,10 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST, check_options, option
+from disagg_sim.simulation.policies.arrow.account import ACCOUNT
+from disagg_sim.simulation.policies.arrow.chooser import Choices
 from disagg_sim.simulation.policies.arrow.ledger import (
-    ACCOUNT,
+    book,
     busy_instance,
     hand_over,
     idle_instance,
@@ -165,10 +167,12 @@ class GlobalScheduler:
         if held.any():
             self.ledger["weight"] = held / held.max()
             held[held == 0.0] = -1.0
+        kinds = {mapping: kind for kind, mapping in enumerate(rows)}
+        kind = np.array([kinds[mapping] for mapping in mappings])
         self._unequal = len(rows) > 1
         self._moves = options.moves == "always" or (options.moves == "unequal" and self._unequal)
-        #: Of the prompts in the queue of each instance, in its order: predicted ends, on the clock of the instance [s]
-        self._ends: list[dict[int, float]] = [{} for _ in mappings]
+        #: Orders of instances, and predicted ends of prompts.
+        self.choices = Choices(self.ledger, kind, ttft=self._ttft, tpot=self._tpot)
         looks = max(round(options.window_s / options.monitor_s), 1)
         self._past = np.zeros((looks, 2, len(mappings)))  # steps and time of decode at the last looks, in turn
         self._looks = 0
@@ -176,14 +180,15 @@ class GlobalScheduler:
         self._mean_interval = 0.0  # of the decode instances [s]
         self._late = 0  # looks in a row
         self._worst = 0.0  # TTFT observed since the last look [s]
-        self._looked_s = -np.inf  # when tokens in decode were looked up last; flips for prompts go by these [s]
 
     # --- routing ------------------------------------------------------------------------------------------------
 
     def place(self, view: ClusterView, request: int) -> Leg:
         """Algorithm 1: the prefill instance that meets the TTFT limit, of P, of D->P, or flipped; else late in P."""
         tokens, now = view.input_tokens[request], view.now
-        chosen, end, late = place(view.prefill, view.inst, self.ledger, tokens, self._ttft, now)
+        self.choices.renew(view.prefill, view.decode)
+        order = self.choices.queues
+        chosen, end, late = place(view.home, order, self.ledger, tokens, self._ttft, now)
         wishes: tuple[Wish, ...] = ()
         if chosen < 0:
             chosen = late if late >= 0 else int(view.prefill[0])
@@ -191,26 +196,43 @@ class GlobalScheduler:
             if flip is not None:
                 wishes = (flip,)
                 chosen = flip.instance if self._at_once else chosen
-            end = take(self.ledger, chosen, tokens, view.queued_prompt_tokens[chosen], now)
-        self._ends[chosen][request] = end
+            end = book(view.home, order, self.ledger, chosen, tokens, now)
+        self.choices.book(request, end)
         return Leg(chosen, tokens + 1, LATER, wishes)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:
         """Algorithm 2: where the prefill was if that decodes now; else in D or P->D within the limits, or flipped."""
         now = view.now
-        self._ahead_s[origin] = now - self._ends[origin].pop(request)
+        choices = self.choices
+        self._ahead_s[origin] = now - choices.ends[request]
         if self._reacts:
             self._worst = max(self._worst, now - view.arrival_s[request])
         if view.roles[origin] is DECODE and view.states[origin] is READY:
             return Leg(origin)
-        self._looked_s = now
-        chosen = hand_over(view.decode, view.home, self.ledger, view.input_tokens[request], self._tpot, now)
+        choices.look(now)
+        choices.renew(view.prefill, view.decode)
+        chosen = hand_over(
+            view.home,
+            (choices.queues, choices.tokens),
+            self.ledger,
+            view.input_tokens[request],
+            self._tpot,
+            now,
+            origin,
+        )
         if chosen >= 0:
             return Leg(chosen)
         flip = self._to_decode(view, "no decode instance within its limits")
         if flip is None:
             return Leg(-1 - chosen)
         return Leg(flip.instance if self._at_once else -1 - chosen, wishes=(flip,))
+
+    def chooser(self, requests: int) -> Choices | None:
+        """Let the kernel place and hand over requests by itself; None: this policy has to see each of them."""
+        if self._reacts or self._moves:
+            return None
+        self.choices.room_for(requests)
+        return self.choices
 
     # --- flips --------------------------------------------------------------------------------------------------
 
@@ -221,7 +243,7 @@ class GlobalScheduler:
         """
         if view.decode.size < 2 or self._mean_interval > self._tpot or self._changing(view, PREFILL):
             return None
-        among, ledger, looked = view.decode, self.ledger, self._looked_s
+        among, ledger, looked = view.decode, self.ledger, self.choices.looked_s
         if self._unequal:
             among = sooner(among, view.inst, ledger, tokens, within, view.now)
         pure, _, mixed, _ = lightest(among, view.home, ledger, 0, looked)
@@ -247,8 +269,6 @@ class GlobalScheduler:
 
     def failed(self, view: ClusterView, instances: Sequence[int], requests: Sequence[int]) -> Sequence[Wish]:  # noqa: ARG002  all are gone
         """See ``Failover``: a phase that has lost its last instance gets one of the other, whatever its load."""
-        for instance in instances:
-            self._ends[instance].clear()
         flip = None
         if not view.prefill.size and view.decode.size > 1:
             pure, _, mixed, _ = lightest(view.decode, view.home, self.ledger, 0, view.now)
@@ -317,7 +337,7 @@ class GlobalScheduler:
         origins = np.flatnonzero(queued)
         for origin in origins[np.argsort(-(self._free_s[origins] + self._ahead_s[origins]), kind="stable")].tolist():
             for request in reversed(view.waiting_prompts(origin).tolist()):
-                tokens, left = view.input_tokens[request], self._ends[origin][request] + self._ahead_s[origin] - now
+                tokens, left = view.input_tokens[request], self.choices.ends[request] + self._ahead_s[origin] - now
                 if now + left <= view.arrival_s[request] + self._ttft:
                     break
                 target, time = soonest_free(among, queued, ledger, tokens, self.period_s, now)
@@ -332,9 +352,8 @@ class GlobalScheduler:
                 if target < 0 or time + self.period_s > left:
                     break
                 wishes.append(Move(request, origin, target, f"late by {now + left - view.arrival_s[request]:.3g} s"))
-                del self._ends[origin][request]
                 self._free_s[origin] -= prompt_s(ledger, origin, tokens)
                 queued[origin] -= tokens
-                self._ends[target][request] = take(ledger, target, tokens, queued[target], now)
+                self.choices.ends[request] = take(ledger, target, tokens, queued[target], now)
                 queued[target] += tokens
         return wishes

@@ -1,0 +1,44 @@
+"""Make co-located instances for very long prompts: pipelines that serve one request at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from disagg_sim.domain import BOUNDS
+from disagg_sim.planning.choices import Grids, host_of, longer_than_steps, staged_rows, times_of_passes
+from disagg_sim.planning.limits import Work
+from disagg_sim.planning.one_by_one import OneByOne
+
+
+def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:
+    """Pipelines of one attention rank that serve one prompt at a time, in chunks; none where a step holds one."""
+    if not longer_than_steps(work.lengths):
+        return
+    prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()
+    at, none = decode.setup, np.zeros((0, 1))
+    for row, own in staged_rows(grids, work):
+        ftl, _ = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
+        yield OneByOne(
+            at=at,
+            mapping=replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row])),
+            work=work,
+            seats=1,
+            budget=math.ceil(nodes.new.max()),
+            batch=np.ones(1),
+            step=decode.step[own, :1],
+            tokens=np.zeros(0),
+            mixed=none,
+            single=none,
+            late=none,
+            nodes=nodes.new,
+            weights=nodes.weight,
+            host=host_of(at),
+            memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
+            memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
+            bound=BOUNDS[decode.bound[own, 0]],
+            passes=host_of(at) + ftl[:, 0, 0],
+        )

@@ -1,0 +1,76 @@
+"""Say what the tiers of a plan do: what prompts find there, how long it takes to load, what computing it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.physics.kv_tiers import load_time, tier_of, tier_tokens
+from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.planning.design import Design
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUse:
+    """One tier of the instances that prefill; times are those of one prompt of mean length that comes alone."""
+
+    name: str  # ``hbm``, or of ``kv_tiers`` of the system
+    share: float  # of all prompt tokens, what is found there [1]
+    holds: float  # room of an instance, of a shared tier in all; inf = as much as needed [token]
+    load: float  # of a cached start; 0 in HBM [s]
+    recomputed: float  # what computing that start again would add to the pass [s]
+
+    @property
+    def loads(self) -> bool:
+        """Whether loading brings the first token sooner than computing."""
+        return self.load <= self.recomputed
+
+
+def tier_uses(design: Design) -> tuple[TierUse, ...]:
+    """Find what each tier does for the prompts of a design.
+
+    Parameters
+    ----------
+    design
+        Of a plan.
+
+    Returns
+    -------
+    tuple of TierUse
+        The fastest to load first; empty where no tier is named, so that all of a cached start lies in HBM.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
+    >>> reuse = Reuse(share=ConstantShare(share=0.8), tiers=(("dram", 0.75), ("hbm", 0.25)))
+    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(8192, 256, cached=reuse), rate=20).best
+    >>> [(each.name, f"{each.share:.2f}", each.loads) for each in tier_uses(best)]
+    [('hbm', '0.20', True), ('dram', '0.60', True)]
+    """
+    lengths, pool = design.work.lengths, design.pools[0]
+    cached, at, mapping = lengths.cached, pool.setup, pool.mapping
+    if cached is None or not cached.reuse.tiers:
+        return ()
+    isl, past, chunk = lengths.mean_isl, cached.mean_past, int(mapping.chunk_tokens)
+    form = "auto" if chunk else form_of_whole("auto", reused=True)
+    first, again = (
+        prompt_pass(at, mapping, batch=1, isl=isl, past=held, chunk_tokens=chunk, mla_form=form).ftl
+        for held in (past, 0.0)
+    )
+    found = []
+    for name, share in cached.reuse.tiers:
+        tier = tier_of(at.system, name)
+        room = at.set_aside or None if tier is None else tier.capacity
+        together = pool.instances if tier is not None and tier.shared else 1
+        found.append(
+            TierUse(
+                name=name,
+                share=share * past / isl,
+                holds=tier_tokens(at, mapping, room, isl) * together,
+                load=float(np.squeeze(load_time(at, mapping, batch=1, past=past, tier=tier))),
+                recomputed=float(np.squeeze(again - first)),
+            )
+        )
+    return tuple(sorted(found, key=lambda each: each.load))

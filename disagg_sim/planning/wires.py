@@ -1,0 +1,87 @@
+"""Move caches from prefill to decode: the links that instances share, and what a hand-over adds to TTFT."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from disagg_sim.physics.drafting import accepted_length, with_draft_layers
+from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.question import MOST_GPUS
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kv_link import LinkSpec, Wire, post_share
+
+
+def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> Wire:
+    """What a transfer of a cache takes between two GPUs of a deployment of ``gpus``."""
+    wires = [LinkSpec().wire(each, gpus if prefill_at is at else MOST_GPUS) for each in (at, prefill_at)]
+    slower = min(wires, key=lambda wire: wire.bandwidth)
+    return slower if max_nic is None else slower._replace(bandwidth=min(slower.bandwidth, max_nic))
+
+
+#: A decode configuration may be taken that serves up to this many times fewer requests a GPU than the best: a choice,
+#: as pools are sized apart. [1]
+LIKELY = 1.25
+
+
+class Cache(NamedTuple):
+    """What moves for a prompt, on average."""
+
+    size: float  # [B]
+    pieces: float  # blocks of each tensor of each layer [1]
+
+
+def cache_of(grid: PhaseGrid) -> Cache:
+    """The cache that a prompt sends to a decode instance of a grid."""
+    model = with_draft_layers(grid.setup).model
+
+    def pieces(tokens: float) -> float:
+        return float(descriptors(model, math.ceil(tokens), BLOCK_TOKENS))
+
+    return Cache(grid.kv_bytes_per_request, grid.lengths.mean_over_prompts(pieces))
+
+
+def linked(
+    prefill: Sequence[PrefillChoice], decode: Sequence[DecodeChoice], cache: Cache, wire: Wire
+) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
+    """The choices with the links between them, which move a cache for each prompt.
+
+    The first token comes from decode: TTFT has in it the transfer, for which the receiver first posts a descriptor a
+    piece, what is left of a step, and a step. Pools are sized apart, so these are the longest of the decode
+    configurations that serve nearly the most requests a GPU.
+    """
+    bandwidth, kv_bytes = wire.bandwidth, cache.size
+    takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
+    served = [each.most / gpus_of(each) for each in takers]
+    likely = [(each, _step(each)) for each, rate in zip(takers, served, strict=True) if rate * LIKELY >= max(served)]
+    posts: dict[tuple[int, ...], float] = {}  # by what they depend on [1]
+
+    def posted(sender: PrefillChoice, taker: DecodeChoice) -> float:
+        to = taker.mapping
+        key = (sender.mapping.tp_attn, to.tp_attn, to.pp, to.dcp)
+        if key not in posts:
+            posts[key] = post_share(sender.at.model, sender.mapping, to)
+        return cache.pieces * wire.descriptor_s * posts[key]
+
+    senders = []
+    for each in prefill:
+        rate = _moved(each, bandwidth) / kv_bytes
+        ends = (posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate) + 1.5 * step for to, step in likely)
+        taken = max(ends, default=0.0)
+        senders.append(replace(each, link_rate=rate, hand_over=wire.latency_s + taken))
+    return senders, takers
+
+
+def _step(taker: DecodeChoice) -> float:
+    """Time of a step with all seats taken, in which every sequence has its drafts verified. [s]"""
+    return float(taker.step[-1]) * float(accepted_length(taker.at.speculation, taker.mapping.draft_tokens))
+
+
+def _moved(choice: PrefillChoice | DecodeChoice, bandwidth: float) -> float:
+    """What an instance moves of caches over the links of its GPUs with distinct parts. [B/s]"""
+    return bandwidth * float(unique_gpus(choice.at.model, choice.mapping))

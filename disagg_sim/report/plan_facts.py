@@ -1,0 +1,145 @@
+"""Write what the best design of a plan does, rows of one table: throughput, caches, price, energy, spares, tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from disagg_sim.certainty.token_prices import TokenPrices
+from disagg_sim.certainty.trust import Trust, shares_text
+from disagg_sim.domain import Mode
+from disagg_sim.planning.aging import moves_of
+from disagg_sim.planning.assurance import Assurance
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.energy import Drawn
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.tiers import tier_uses
+from disagg_sim.report.plan_rows import role_text, seconds_text
+from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.units import DAY, GB, HOUR, MILLION
+
+
+def price_of(plan: Plan, design: Design) -> tuple[float, float]:
+    """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
+    specs = {pool.setup.system.name: pool.setup.system for pool in design.pools}
+    priced = {
+        name: plan.options.prices.get(name) or (usd_per_gpu_hour(spec) if spec.usd_per_gpu_hour else math.nan)
+        for name, spec in specs.items()
+    }
+    hour = sum(pool.gpus * priced[pool.setup.system.name] for pool in design.pools)
+    return hour, hour / HOUR / design.tokens_per_s * MILLION
+
+
+def joules_of(design: Design) -> float:
+    """Output tokens for a joule at the TDP of the GPUs. [token/J]"""
+    return design.tokens_per_s / sum(pool.gpus * pool.setup.system.tdp for pool in design.pools)
+
+
+def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, str, str]]:
+    """Write throughput, requests in flight, KV bandwidth, price and energy, each with what it rests on."""
+    rests = "" if sure is None else shares_text(sure.throughput)
+    each = design.tokens_per_s / design.gpus
+    yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
+    if sure is not None and all(map(math.isfinite, sure.capacity)):
+        low, high = (design.rate * each for each in sure.capacity)
+        yield "capacity", f"{low:.3g} to {high:.3g} requests/s on these GPUs (80 % band)", rests
+    yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
+    if design.mode == Mode.DISAGGREGATED:
+        yield (
+            "KV caches",
+            f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
+            f"{Trust.MEASURED}: bytes of the caches at this rate",
+        )
+    yield from tier_rows(design)
+    yield from moves_rows(design)
+    hour, million = price_of(plan, design)
+    if math.isnan(hour):
+        unknown = ", ".join(
+            sorted({pool.setup.system.name for pool in design.pools if not pool.setup.system.usd_per_gpu_hour})
+        )
+        yield "price", f"no market price of {unknown} is known: --price {unknown.partition(',')[0]}=USD_PER_HOUR", ""
+    else:
+        told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
+        yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
+    yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+    yield from spares_rows(plan, design)
+
+
+def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:
+    """Write how often copies of experts are best placed anew, and what that costs, where popularity drifts."""
+    for each in moves_of(design):
+        role = "co-located" if each.role == "colocated" else each.role
+        if each.passes is None:
+            told = f"{role}: copies are never moved, {each.never:.2%} of the time is lost as they age"
+        else:
+            told = (
+                f"{role}: copies are moved every {seconds_text(each.period)} ({each.passes:,} passes), {each.loss:.2%} "
+                f"of the time is lost; {each.never:.2%} if never"
+            )
+            told += "" if math.isnan(each.usual) else f", {each.usual:.2%} at the engine's own number of passes"
+        yield "experts", told, f"{Trust.ASSUMED}: popularity drifts as stated"
+
+
+def tier_rows(design: Design) -> Iterator[tuple[str, str, str]]:
+    """Write what prompts find in each tier that is named, and whether they load it sooner than they compute it."""
+    for each in tier_uses(design):
+        load, again = seconds_text(each.load), seconds_text(each.recomputed)
+        way = f"loading in {load} beats computing in {again}" if each.loads else f"computing in {again} beats {load}"
+        room = (
+            f"; an instance has room for {each.holds / MILLION:.3g} million tokens" if math.isfinite(each.holds) else ""
+        )
+        told = f"{100 * each.share:.3g} % of prompt tokens, {way if each.load else 'nothing to load'}{room}"
+        rests = f"kv_tiers of {design.pools[0].setup.system.name}" if each.load else "as asked for"
+        yield f"in {each.name}", told, f"{Trust.ASSUMED}: {rests}"
+
+
+def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
+    """Write what the spares of a design give, what would be without them, and how often an instance stops."""
+    found = design.spares
+    if found is None:
+        return
+    counts = " and ".join(f"{count} {role_text(pool)}" for count, pool in zip(found.counts, design.pools, strict=True))
+    without = f", {_share(found.without)} without" if any(found.counts) else ""
+    told = f"{_share(found.availability)} of the time at full capacity with {counts} spare{without}"
+    rests = f"{Trust.ASSUMED}: {plan.options.failures}"
+    yield "availability", told, rests
+    days = (f"{mtbf / DAY:,.3g} days" if math.isfinite(mtbf) else "never" for mtbf in found.mtbf)
+    hit = [each * int(pool.mapping.gpus) for each, pool in zip(found.together, design.pools, strict=True)]
+    stops = (
+        f"{role_text(pool)} every {each} (blast radius {gpus} GPU{'s' * (gpus > 1)})"
+        for pool, each, gpus in zip(design.pools, days, hit, strict=True)
+    )
+    yield "failures", f"an instance stops: {', '.join(stops)}; expected goodput {_share(found.capacity)}", rests
+
+
+def _share(value: float) -> str:
+    """``99.95 %``: as many digits as tell it from 100 %."""
+    if 1.0 - value < 1e-8:
+        return "more than 99.999999 %"
+    digits = max(2 - math.floor(math.log10(1.0 - value)), 3)
+    return f"{100 * value:.{digits}g} %"
+
+
+def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:
+    """Write what a million tokens in, cached and out cost, where it was asked for."""
+    if prices is None:
+        return
+    told = {"in": prices.new, "cached": prices.cached, "out": prices.output}
+    said = ", ".join(f"{float(each):.3g} USD {name}" for name, each in told.items() if not math.isnan(float(each)))
+    yield "tokens", f"{said}, a million each", f"{Trust.ASSUMED}: pools by what they do, at the stated utilisation"
+
+
+def drawn_rows(design: Design, told: Drawn | None) -> Iterator[tuple[str, str, str]]:
+    """Write what the GPUs draw and what the building draws, where it was asked for, each with what it rests on."""
+    if told is None:
+        return
+    label = Trust.INHERITED if told.inherited else Trust.FITTED
+    each, joules = told.watts / design.gpus, told.watts / design.rate
+    low, high = told.band
+    said = f"{told.watts:,.0f} W of all GPUs ({low:,.0f} to {high:,.0f}), {each:.0f} W each; {joules:,.0f} J a request"
+    yield "drawn", f"{said}, {design.tokens_per_s / told.watts:.3g} output tokens/J", f"{label}: power of kernels"
+    if math.isnan(told.facility):
+        yield "facility", "hosts, network and cooling are not known", ""
+    else:
+        said = f"{told.facility:,.0f} W, {design.tokens_per_s / told.facility:.3g} output tokens/J"
+        yield "facility", said, f"{Trust.ASSUMED}: a model of hosts, network, supplies and PUE"

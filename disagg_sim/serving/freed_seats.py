@@ -1,0 +1,309 @@
+"""Passes of prefill of an instance whose seats become free one by one.
+
+A seat whose request has its last token is taken by the next prompt before decode goes on, so an engine that stops
+decode for whole prompts runs passes after a step until all free seats are filled. Nobody chooses how many prompts these
+have: it is how many requests ended in that step, up to what a pass may take.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints, Mask
+
+#: Requests of a rank that end in one step are counted up to the mean and this many standard deviations, and a score
+#: more: what lies beyond has a probability below 1e-16.
+_DEVIATIONS = 10.0
+_FEW = 20
+#: A pass may take twice the prompts where more than this share of the steps that free a seat would fill it. [1]
+_WORTH = 0.01
+
+
+class Refill(NamedTuple):
+    """Passes that fill free seats, counted per prompt; arrays have shape (columns,), or (columns, knots).
+
+    A weighted sum over knots is exact where the time of a pass is affine in the prompts of its fullest rank, between
+    powers of two, and in those of all ranks.
+    """
+
+    prompts: Ints  # of the passes to time, (columns, knots) [request]
+    lone: Mask  # whether all of them are on one rank, and not spread over all, (knots,)
+    each: Floats  # weights that sum their times to the time of prefill that a prompt costs, (columns, knots) [1]
+    own: Floats  # and to that of the pass that a prompt is in, on average, (columns, knots) [1]
+    passes: Floats  # that a prompt costs, at most one [1]
+
+    def of(self, columns: slice) -> Refill:
+        """Of some of the columns, without knots that have no weight there."""
+        each, own = self.each[columns], self.own[columns]
+        some = np.any((each != 0.0) | (own != 0.0), axis=0)
+        prompts = self.prompts[columns][:, some]
+        return Refill(prompts, self.lone[some], each[:, some], own[:, some], self.passes[columns])
+
+
+def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float) -> Refill:
+    r"""Count the passes that fill free seats, and find what to time for their mean.
+
+    Every resident ends in a step with the probability q, apart from the others: lengths differ, or requests came at
+    moments of their own. So of the n seats of a rank k are free with the probability of Binomial(n, q). A rank takes up
+    to :math:`m = \max(\lfloor b/R \rfloor, 1)` prompts into a pass, all ranks go along until the last seat is filled,
+    and in pass i a rank has :math:`a_i = \min(\max(k - (i-1)m, 0), m)` prompts:
+
+    .. math:: \Pr(\max a_i \ge a) = 1 - \prod_{ranks} \Pr(k < (i-1)m + a)
+
+    With s prompts in all, a of them on the fullest rank, a pass lies between one with a prompts on that rank alone and
+    one with a on all, as s does between a and R*a. Where b < R, the r ranks of pass i that have a prompt go in
+    :math:`\lceil r/b \rceil` turns.
+
+    Parameters
+    ----------
+    batch
+        Residents of an instance B, spread over ranks as evenly as can be, (columns,). [request]
+    ranks
+        Attention DP ranks R, a number or (columns,). [1]
+    most
+        Prompts of a pass b, (columns,). [request]
+    ending
+        Probability q that a resident ends in a step, at most 1, a number or (columns,); 1/(E[OSL]-1) without drafts.
+        [1]
+
+    Returns
+    -------
+    Refill
+        Passes to time, and their weights.
+
+    Examples
+    --------
+    With 64 residents on 8 ranks and answers of 1024 tokens nearly every prompt is alone in its pass, although there is
+    room for 8:
+
+    >>> found = refill(np.array([64]), 8, np.array([8]), 1 / 1023)
+    >>> found.prompts.tolist(), found.each.round(3).tolist(), found.passes.round(3).tolist()
+    ([[8, 1]], [[0.004, 0.969]], [0.973])
+
+    Answers of two tokens all end together:
+
+    >>> refill(np.array([64]), 8, np.array([8]), 1.0).passes.tolist()
+    [0.125]
+    """
+    ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
+    turns = np.where((most < ranks) & (most < batch), most, 0)
+    room = np.maximum(most // ranks, 1)
+    wide = int(room.max(initial=1)).bit_length() + 1
+    prompts, passes = np.ones((batch.size, 2 * wide), np.int64), np.zeros(batch.size)
+    each, own = np.zeros((2, batch.size, 2 * wide))
+    for rows in _alike(_reached(batch, ranks, ending), room, turns, np.where(turns > 0, ranks, 0)):
+        part = _of_room(batch[rows], ranks[rows], ending[rows], int(room[rows[0]]), int(turns[rows[0]]))
+        knots = np.arange(part.lone.size // 2)
+        places = np.concatenate([knots, wide + knots])
+        prompts[rows[:, None], places], passes[rows] = part.prompts, part.passes
+        each[rows[:, None], places], own[rows[:, None], places] = part.each, part.own
+    return Refill(prompts, np.arange(2 * wide) > wide, each, own, passes).of(slice(None))
+
+
+def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
+    """Say where a pass needs room for several prompts of a rank.
+
+    Parameters
+    ----------
+    batch, ranks, ending
+        As in ``refill``.
+    together
+        Prompts of each rank that a pass has room for, above one, (sizes,). [request]
+
+    Returns
+    -------
+    ndarray of bool
+        Whether, of the steps that free a seat, more than one in a hundred frees more than half as many on some rank,
+        (columns, sizes).
+
+    Examples
+    --------
+    >>> worth_room(np.array([8, 64, 1024]), 1, np.array([2, 4, 8]), 1 / 1023).tolist()
+    [[False, False, False], [True, False, False], [True, True, False]]
+    """
+    ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
+    found = np.zeros((batch.size, together.size), dtype=bool)
+    for rows in _alike(_reached(batch, ranks, ending)):
+        seats = _Seats.of(batch[rows], ranks[rows], ending[rows], 1)
+        some = seats.more_than(0)
+        for column, each in enumerate(together.tolist()):
+            found[rows, column] = seats.more_than(each // 2) > _WORTH * some
+    return found
+
+
+class MixedSteps(NamedTuple):
+    """Shares of the steps of an instance whose ranks have pieces of prompts in some of them, each when it has one."""
+
+    alone: Floats  # that count as mixed with a piece on one rank [1]
+    full: Floats  # and with one on every rank [1]
+    plain: Floats  # without a piece [1]
+
+
+def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
+    r"""Share out the steps of ranks that take pieces of prompts apart from each other.
+
+    With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
+
+    Parameters
+    ----------
+    busy : array_like
+        Share of steps phi in which a rank has a piece of a prompt. [1]
+    ranks : array_like
+        Attention DP ranks R. [1]
+
+    Returns
+    -------
+    MixedSteps
+        The mean step is ``alone*T(1) + full*T(R) + plain*T_d``.
+
+    Examples
+    --------
+    Two ranks with a piece in half of their steps: both in a quarter, one of them in half of all steps:
+
+    >>> [float(share) for share in mixed_steps(0.5, 2.0)]
+    [0.5, 0.25, 0.25]
+    >>> [float(share) for share in mixed_steps(0.25, 1.0)]
+    [0.0, 0.25, 0.75]
+    """
+    plain = np.asarray((1.0 - busy) ** ranks)
+    some = 1.0 - plain
+    full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
+    full = np.clip(full, 0.0, some)
+    return MixedSteps(some - full, full, plain)
+
+
+def passes_in_gap(passes: Floats) -> Floats:
+    """Round passes between two steps up to what the longest gap between two tokens has, one at least.
+
+    Parameters
+    ----------
+    passes
+        Mean between two steps. [1]
+
+    Returns
+    -------
+    ndarray
+        Whole numbers; a millionth of a pass is rounding. [1]
+
+    Examples
+    --------
+    >>> passes_in_gap(np.array([0.01, 1.0 + 1e-9, 4.3])).tolist()
+    [1.0, 1.0, 5.0]
+    """
+    return np.maximum(np.ceil(np.round(passes, 6)), 1.0)
+
+
+def _alike(*keys: Ints) -> list[Ints]:
+    """Places of the columns that share all keys."""
+    _, which = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    return [] if not order.size else np.split(order, np.flatnonzero(np.diff(which.ravel()[order])) + 1)
+
+
+def _reached(batch: Ints, ranks: Ints, ending: Floats) -> Ints:
+    """Logarithm of how many seats of a rank may be free after a step, rounded up."""
+    seats = batch // ranks + 1
+    mean = seats * ending
+    return np.asarray(np.ceil(np.log2(np.minimum(mean + _DEVIATIONS * np.sqrt(mean) + _FEW, seats))), dtype=np.int64)
+
+
+class _Seats(NamedTuple):
+    """Free seats of the ranks of some batches after a step: those with a seat more than the others come first.
+
+    Arrays have shape (columns, kinds of ranks) or (columns, kinds of ranks, counts), counts from one on.
+    """
+
+    ranks: Ints  # of each kind [1]
+    share: Floats  # probability of a count [1]
+    reach: Floats  # of a count or more [1]
+
+    @classmethod
+    def of(cls, batch: Ints, ranks: Ints, ending: Floats, whole: int) -> _Seats:
+        """Counts up to a multiple of ``whole``."""
+        seats = np.stack([batch // ranks + 1, batch // ranks], axis=1)
+        counts = -(-(2 ** int(_reached(batch, ranks, ending).max())) // whole) * whole
+        k, n, q = np.arange(1, counts + 1), seats[..., None], ending[:, None, None]
+        fact = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(int(seats.max()), counts) + 1)))])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            others = np.where(n == k, 0.0, (n - k) * np.log1p(-q))
+            ways = fact[n] - fact[k] - fact[np.maximum(n - k, 0)]
+            share = np.where(k <= n, np.exp(ways + k * np.log(q) + others), 0.0)
+        reach = np.minimum(share[..., ::-1].cumsum(-1)[..., ::-1], 1.0)
+        return cls(np.stack([batch % ranks, ranks - batch % ranks], axis=1), share, reach)
+
+    def more_than(self, count: int) -> Floats:
+        """Probability that some rank has more free seats, (columns,). [1]"""
+        beyond = self.reach[..., count] if count < self.reach.shape[-1] else np.zeros(self.ranks.shape)
+        return 1.0 - _none(beyond, self.ranks)
+
+
+def _none(reach: Floats, ranks: Ints) -> Floats:
+    """Probability that none of some ranks of two kinds does what one does with ``reach``, (columns, ...). [1]"""
+    each = (1.0 - reach) ** ranks.reshape(*ranks.shape, *([1] * (reach.ndim - 2)))
+    return np.asarray(each.prod(axis=1))
+
+
+def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) -> Refill:
+    """Passes with room for the same number of prompts of a rank, or of all ranks if they take turns."""
+    seats = _Seats.of(batch, ranks, ending, room)
+    reach = seats.reach.reshape(batch.size, 2, -1, room)  # passes one after the other, prompts of a rank within
+    passes, prompts, squares = _by_fullest(seats, reach)
+    expected, most = prompts.sum(1), ranks
+    if turns:
+        filled = (seats.ranks[..., None] * reach.sum(-1)).sum(1) / ranks[:, None]
+        passes, squares = (each.sum(1)[:, None] for each in _turns(filled, int(ranks[0]), turns))
+        most = np.full_like(ranks, turns)
+    knots = np.unique([*(2 ** np.arange(room.bit_length())).clip(max=room), room])
+    places = np.minimum(most[:, None] * knots, batch[:, None])
+    count = np.arange(1, room + 1)
+    spread = np.stack([np.interp(count, knots, row) for row in np.eye(knots.size)], axis=1)
+    whole = np.minimum(most[:, None] * count, batch[:, None])  # prompts of a pass in which all ranks are as full
+
+    def weights(values: Floats, alike: Floats) -> Floats:
+        full = np.where(whole > count, (alike - count * values) / np.maximum(whole - count, 1), values)
+        return np.asarray(np.concatenate([full @ spread, (values - full) @ spread], axis=1) / expected[:, None])
+
+    return Refill(
+        prompts=np.concatenate([places, np.broadcast_to(knots, places.shape)], axis=1),
+        lone=np.arange(2 * knots.size) > knots.size,
+        each=weights(passes, prompts),
+        own=weights(prompts, squares),
+        passes=passes.sum(1) / expected,
+    )
+
+
+def _by_fullest(seats: _Seats, reach: Floats) -> tuple[Floats, Floats, Floats]:
+    """Passes, prompts in them and squares of these, by the prompts of the fullest rank, (columns, prompts). [1]"""
+    count, on = np.arange(1, reach.shape[-1] + 1), seats.ranks
+    more = np.zeros_like(reach)
+    more[..., :-1] = reach[..., 1:]
+    share = seats.share.reshape(reach.shape)
+    share = np.concatenate([share[..., :-1], reach[..., -1:]], axis=-1)  # the last has all that is left
+    first, second = (count * share).cumsum(-1), (count**2 * share).cumsum(-1)  # of ranks with at most as many
+
+    def others(*but: int) -> Floats:
+        """Probability that all other ranks have at most as many, times the ways to choose these."""
+        left, ways = on.copy(), np.ones(len(on))
+        for kind in but:
+            ways, left[:, kind] = ways * np.maximum(left[:, kind], 0), left[:, kind] - 1
+        return ways[:, None, None] * _none(more, np.maximum(left, 0))
+
+    passes = 1.0 - _none(reach, on)  # that the fullest rank has as many or more
+    passes[..., :-1] -= passes[..., 1:]
+    prompts, squares = (np.asarray(sum(each[:, kind] * others(kind) for kind in (0, 1))) for each in (first, second))
+    squares = squares + sum(first[:, k] * first[:, j] * others(k, j) for k in (0, 1) for j in (0, 1))
+    prompts, squares = (np.diff(each, axis=-1, prepend=0.0) for each in (prompts, squares))
+    return passes.sum(1), prompts.sum(1), squares.sum(1)
+
+
+def _turns(filled: Floats, ranks: int, most: int) -> tuple[Floats, Floats]:
+    """Passes of ranks that take turns, and squares of their prompts; ``filled`` is what each rank has, (columns, i)."""
+    r = np.arange(ranks + 1)
+    fact = np.concatenate([[0.0], np.cumsum(np.log(r[1:]))])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        full = np.clip(filled, 0.0, 1.0)[..., None]
+        logs = np.where(r == 0, 0.0, r * np.log(full)) + np.where(r == ranks, 0.0, (ranks - r) * np.log1p(-full))
+    share = np.exp(fact[-1] - fact[r] - fact[ranks - r] + logs)
+    return share @ (-(-r // most)).astype(float), share @ (r // most * most**2 + (r % most) ** 2).astype(float)

@@ -1,0 +1,152 @@
+"""Compiled: what comes from outside joins a queue, and the instance takes notice of it."""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.simulation.kernel.compiled import inner
+from disagg_sim.simulation.kernel.handover import count
+from disagg_sim.simulation.kernel.home import chosen, ranking_at, whole_numbers
+from disagg_sim.simulation.kernel.layout import (
+    AHEAD,
+    BLOCK_TOKENS,
+    CLOSES,
+    COMING,
+    FED,
+    HOLD,
+    NOT_HANDED,
+    NOTIFY,
+    PROMPTS,
+    RESERVE,
+    Feed,
+    Mode,
+    Queues,
+    Scheduling,
+    SegmentStatus,
+    State,
+)
+from disagg_sim.simulation.kernel.least import set_key
+from disagg_sim.simulation.kernel.progress import due_s, wake
+from disagg_sim.simulation.kernel.queue import by_priority, enqueue, most_tokens
+from disagg_sim.simulation.kernel.ranking import least_loaded
+from disagg_sim.simulation.kernel.ranks import choose_rank, gather
+
+QUEUED, MANUAL, PRIORITY = int(SegmentStatus.QUEUED), int(Mode.MANUAL), int(Scheduling.PRIORITY)
+
+#: Why ``submitted`` refuses: lengths that the instance can never serve; events before the time of submission.
+IMPOSSIBLE, LATE = 1, 2
+
+
+@inner
+def row_of(st: State | Queues, s: int) -> int:
+    """Where the rank of a segment has its queues and its memory."""
+    row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
+    return row
+
+
+@inner
+def changed(st: State | Queues, i: int) -> None:
+    """Bring trees, log and sums over ranks up to date with an instance that may have changed."""
+    if st.inst[i].ranks > 1:
+        gather(st, i)
+    set_key(st.soon, i, st.inst[i].next_s)
+    set_key(st.due, i, due_s(st, i))
+    st.log[st.world[0].changes % len(st.log)] = i
+    st.world[0].changes += 1
+
+
+@inner
+def _close(st: Queues, i: int) -> bool:
+    """Close the batch of a policy on all ranks that have a part of it; whether any may begin now."""
+    inst, alone = st.inst[i], False
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        rank = st.inst[row]
+        if rank.first[PROMPTS] >= 0 and st.seg[rank.last[PROMPTS]].closes == 0:
+            st.seg[rank.last[PROMPTS]].closes = 1
+            alone = alone or rank.closed == 0
+            rank.closed += 1
+    return alone
+
+
+@inner
+def _enqueue(st: Queues, row: int, s: int) -> bool:
+    """Put a segment into the queue where it belongs; whether it is the first there, else it changes no run."""
+    inst, closes = st.inst[row], st.seg[s].closes
+    if st.seg[s].left == 0 or st.seg[s].reserve > 0:
+        enqueue(st, row, s, COMING)
+        return bool(inst.first[COMING] == s)
+    enqueue(st, row, s, PROMPTS)
+    first = inst.first[PROMPTS] == s or (closes == 1 and inst.closed == 0)
+    inst.closed += closes
+    return bool(first or (by_priority(inst) and inst.admitted > 0 and st.seg[inst.last_admitted].next == s))
+
+
+@inner
+def submitted(
+    st: Queues, s: int, wanted: tuple[int, int, int, int, int, int, int], last_token_s: float, now: float
+) -> int:
+    """Queue a segment, see ``entry.submit``: 0, or why not."""
+    i, request, context, prompt, generate, hit, flags = wanted
+    inst, seg, world = st.inst, st.seg, st.world
+    if inst[i].next_s < now:
+        return LATE
+    if context < 0 or generate < 0 or hit < 0 or prompt < 0 or prompt + generate < 1 or hit > max(prompt - 1, 0):
+        return IMPOSSIBLE
+    rank = choose_rank(st, i) if inst[i].ranks > 1 else 0
+    row = inst[i].rank_at + rank
+    if most_tokens(context, prompt, generate, inst[row].table.drafts) > inst[row].total_blocks * BLOCK_TOKENS:
+        return IMPOSSIBLE
+    one = seg[s]
+    one.request, one.instance, one.rank, one.handed = request, i, rank, NOT_HANDED
+    ranked = inst[i].scheduling == PRIORITY and request < len(st.priority)
+    one.priority = st.priority[request] if ranked else 0
+    one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
+    one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
+    one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
+    if one.reserve > 0:
+        world[0].reserves = 1
+    one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
+    one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
+    one.submit_s, one.last_s = now, last_token_s
+    one.start_s = one.first_token_s = one.finish_s = math.nan
+    one.exposed_s = one.transfer_s = one.blocked_s = 0.0
+    inst[row].requests += 1
+    inst[row].request_tokens += context + prompt
+    inst[i].turn = (rank + 1) % inst[i].ranks
+    if one.reserve < 2:
+        count(st, row, s, 1)
+    alone = _enqueue(st, row, s)
+    if inst[i].ranks > 1 and one.closes == 1 and inst[i].mode == MANUAL:
+        alone = _close(st, i) or alone
+    if alone:
+        wake(st, i, now)
+    changed(st, i)
+    return 0
+
+
+@inner
+def come(st: Queues, feed: Feed, now: float) -> bool:
+    """The next request of the feed comes, and is placed; whether it could be."""
+    request = feed.next
+    prompt, total = (
+        whole_numbers(feed.prompts_at, feed.requests)[request],
+        whole_numbers(feed.totals_at, feed.requests)[request],
+    )
+    if total > feed.most or feed.submitted == len(st.seg):
+        return False
+    if feed.place_at != 0:
+        i = chosen(feed.place_at, st.world[0].home, feed.context_at, request, prompt, -1, now)
+        if i < 0:
+            return False
+    else:
+        trees, group, present = ranking_at(feed, st.world[0].instances)
+        i = least_loaded(st, trees, group, present, feed.load, prompt if feed.own_tokens == 1 else 1, now)
+    generate = total - prompt if feed.whole == 1 else 1
+    goes_on = feed.whole == 0 and (total > prompt + 1 or feed.kept == 1)
+    flags = feed.hold if goes_on else feed.closes
+    submitted(st, feed.submitted, (i, request, 0, prompt, generate, 0, flags), math.nan, now)
+    if goes_on and feed.onward == 1:
+        st.seg[feed.submitted].handed = FED
+    feed.next += 1
+    feed.submitted += 1
+    return True

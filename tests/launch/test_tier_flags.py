@@ -1,0 +1,118 @@
+"""Engines are told which tiers keep prompts, each in its own unit; what they cannot do is a line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+import disagg_sim as ds
+from disagg_sim.facts.hardware import KvTier
+from disagg_sim.facts.load import load_launcher
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.launch.engines import ENGINES, environment_of
+from disagg_sim.launch.expressible import expressible
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import Workers, workers_of
+
+AT = ds.setup("deepseek_r1", "h200_sxm", "fp8")  # 250 GB of DRAM and 3,840 GB of SSD a GPU
+R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
+WIDE = ds.Mapping(dp_attn=4, tp_attn=2, ep=8)
+
+
+def workers(role: str, *tiers: str, **changes) -> Workers:
+    return Workers(role=role, mapping=WIDE, instances=1, setup=AT, batch=64, tiers=tiers, **changes)
+
+
+def flags(engine: str, each: Workers):
+    return ENGINES[engine].settings(each, R1)
+
+
+def test_vllm_counts_bytes_over_the_ranks_of_a_data_parallel_engine():
+    """Four engines of two GPUs: 500 GB each; beside NIXL the connectors are joined."""
+    config = flags("vllm", workers("prefill", "dram"))["--kv-transfer-config"]
+    assert (config["kv_connector"], config["kv_role"]) == ("MultiConnector", "kv_producer")
+    sends, keeps = config["kv_connector_extra_config"]["connectors"]
+    assert sends == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    assert keeps["kv_connector_extra_config"] == {"cpu_bytes_to_use": 500_000_000_000}
+    alone = flags("vllm", workers("colocated", "dram"))
+    assert alone["--kv-offloading-size"] == pytest.approx(500e9 / 2**30, abs=0.01)
+    assert alone["--kv-offloading-backend"] == "native"
+
+
+def test_sglang_counts_gigabytes_of_a_rank_and_keeps_files_behind_them():
+    found = flags("sglang", workers("prefill", "dram", "ssd"))
+    assert found["--enable-hierarchical-cache"] is True
+    assert (found["--hicache-size"], found["--hicache-storage-backend"]) == (250, "file")
+    assert environment_of("sglang", [workers("prefill", "dram", "ssd")]) == {
+        "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": "/kv_cache"
+    }
+    assert "--hicache-storage-backend" not in flags("sglang", workers("prefill", "dram"))
+
+
+def test_trtllm_counts_bytes_of_a_rank():
+    cache = flags("trtllm", workers("prefill", "dram", "ssd"))["kv_cache_config"]
+    assert (cache["host_cache_size"], cache["disk_cache_size"]) == (250_000_000_000, 3_840_000_000_000)
+    assert cache["disk_cache_path"] == "/kv_cache"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_tiers_no_flag(engine):
+    told = f"{flags(engine, workers('prefill'))} {environment_of(engine, [workers('prefill')])}".lower()
+    assert not [word for word in ("offload", "hicache", "hierarchical", "host_cache", "disk") if word in told]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "dynamo", "llm-d"])
+def test_what_is_written_is_sourced(engine):
+    tp8 = replace(workers("colocated", *(() if engine == "llm-d" else ("dram",))), mapping=ds.Mapping(tp_attn=8, ep=8))
+    deployment = [tp8 if engine != "sglang" else replace(tp8, tiers=("dram", "ssd"))]
+    made = ds.launch(deployment, engine=engine)
+    backend = {"dynamo": "vllm", "llm-d": "vllm"}.get(engine, engine)
+    table = load_launcher(backend).options
+    written = ENGINES[backend].settings(deployment[0], R1)
+    for name, value in written.items():
+        if isinstance(value, dict) and backend == "trtllm":
+            assert all(not table[f"{name}.{key}"].refuses(each) for key, each in value.items())
+        else:
+            assert not table[name].refuses(value), (name, value)
+    for name, value in environment_of(backend, deployment).items():
+        assert not table[name].refuses(value)
+    assert [note for note in made.notes if "prompts are kept in dram, 250 GB for each GPU" in note] or engine == "llm-d"
+    if engine == "trtllm":
+        assert yaml.safe_load(made.files["colocated.yaml"])["kv_cache_config"]["host_cache_size"] == 250_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "each", "said"),
+    [
+        ("vllm", workers("prefill", "dram", "ssd"), "prompts in ssd; allowed: dram"),
+        ("sglang", workers("prefill", "dram", "remote"), "prompts in remote; allowed: dram, ssd"),
+        ("trtllm", workers("colocated", "ssd"), "prompts in ssd without dram"),
+        (
+            "sglang",
+            replace(workers("prefill", "dram", "ssd"), mapping=ds.Mapping(tp_attn=8, ep=8, dcp=8)),
+            "prompts in ssd under DCP",
+        ),
+    ],
+)
+def test_what_an_engine_cannot_do_is_a_line(engine, each, said):
+    assert any(said in reason for reason in expressible([each], engine))
+
+
+def test_a_tier_without_a_size_is_a_line():
+    endless = replace(AT.system, kv_tiers={"dram": KvTier(bandwidth=5e10, latency_s=2e-5)})
+    each = replace(workers("prefill", "dram"), setup=replace(AT, system=endless))
+    assert any("whose size kv_tiers of h200_sxm does not state" in reason for reason in expressible([each], "sglang"))
+
+
+def test_plans_and_rows_tell_the_pools_that_prefill():
+    reuse = Reuse(share=ConstantShare(share=0.8), tiers=(("dram", 0.5), ("hbm", 0.5)))
+    lengths = ds.lengths(8192, 512, cached=reuse)
+    plan = ds.plan("llama_3_1_8b", "h200_sxm", lengths, rate=10)
+    for design in (plan.best, plan.other):
+        assert [each.tiers for each in workers_of(design)] == [("dram",), ()][: len(design.pools)]
+    at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,))
+    row = ds.colocated(at, ds.Mapping(), lengths, options=options).iloc[[0]]
+    (told,) = workers_of(row.assign(traffic="8192/512/cached0.8_dram"))
+    assert told.tiers == ("dram",)

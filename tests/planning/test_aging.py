@@ -1,0 +1,80 @@
+"""Plans whose experts become others' popular: longer passes, and when copies are moved."""
+
+import math
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.launch.engines import sglang_flags, vllm_flags
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import workers_of
+from disagg_sim.physics.rebalance import rebalancing
+from disagg_sim.planning.aging import moves_of
+from disagg_sim.report.plan import plan_json, screen
+
+R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
+
+
+def planned(drift):
+    options = ds.PlanOptions(expert_skew=1.0, max_redundant_experts=64, popularity_drift=drift, engine="sglang")
+    return ds.plan("deepseek_r1", "h200_sxm", ds.lengths(4096, 1024), rate=60, options=options)
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {drift: planned(drift) for drift in (None, 3600.0)}
+
+
+def test_passes_are_longer_by_what_is_lost(plans):
+    """The same pool with and without drift: its best pass takes 1 + loss of what it took."""
+    still, moving = (plans[drift].best.pools[0] for drift in (None, 3600.0))
+    assert still.mapping == moving.mapping
+    assert still.mapping.redundant_slots
+    (moves,) = moves_of(plans[3600.0].best)
+    ratio = moving.choice.busy[-1] / still.choice.busy[-1]
+    assert ratio == pytest.approx(1 + moves.loss, rel=1e-2)  # told of the longer pass
+    assert moves.loss < moves.usual < moves.never
+
+
+@pytest.mark.long
+def test_what_ages_fast_needs_no_fewer_gpus(plans):
+    fast = planned(30.0)
+    assert plans[None].best.gpus <= plans[3600.0].best.gpus <= fast.best.gpus
+
+
+def test_the_period_is_told_and_given_to_engines(plans):
+    plan = plans[3600.0]
+    (moves,) = moves_of(plan.best)
+    told = {row[0]: row[1] for block in screen(plan) for row in block.rows if len(row) > 1}
+    assert f"({moves.passes:,} passes)" in told["experts"]
+    assert plan_json(plan)["rebalancing"][0]["passes"] == moves.passes
+    prefill = workers_of(plan.best)[0]
+    assert vllm_flags(prefill, R1)["--eplb-config"]["step_interval"] == moves.passes
+    assert sglang_flags(prefill, R1)["--eplb-rebalance-num-iterations"] == moves.passes
+    assert "rebalancing" not in plan_json(plans[None])
+    before = workers_of(plans[None].best)[0]
+    assert "--eplb-rebalance-num-iterations" not in sglang_flags(before, R1)
+
+
+def test_a_period_in_passes_is_that_in_seconds(plans):
+    best = plans[3600.0].best
+    (moves,), pool = moves_of(best), best.pools[0]
+    tokens = float(pool.batch) * best.work.lengths.mean_new
+    seconds = float(pool.choice.busy[-1])
+    found = rebalancing(pool.setup, pool.mapping, tokens=tokens, seconds=seconds, drift=3600.0)
+    assert moves.period == pytest.approx(float(found.period))
+    assert moves.passes == round(moves.period / seconds)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"popularity_drift": 60.0}, "acts with expert_skew and max_redundant_experts above 0 only"),
+        ({"popularity_drift": 0.0, "expert_skew": 0.5, "max_redundant_experts": 8}, "popularity_drift"),
+        ({"popularity_drift": math.nan, "expert_skew": 0.5, "max_redundant_experts": 8}, "popularity_drift"),
+    ],
+)
+def test_faults_are_one_line(options, said):
+    with pytest.raises(InputError, match=said):
+        ds.PlanOptions(**options)

@@ -1,0 +1,46 @@
+"""Co-located plans with DP attention against simulation: at light load and at that of the plan."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import Mode
+from disagg_sim.planning.pools import ColocatedChoice
+from disagg_sim.planning.prove import prove, resized
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Kimi K2: 16,384 tokens in 64 pieces of 256 a rank."""
+    return ds.plan("kimi_k2", "gb200_nvl72", ds.lengths(16_384, 512), ttft="10 s", tpot="40 ms", rate=20)
+
+
+@pytest.fixture(scope="module")
+def design(found):
+    return next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
+
+
+def test_the_rank_whose_prompt_has_come_furthest_sets_the_time_of_a_step(design):
+    """Of j prompts evenly on their way the furthest has come j/(j+1), the only one half, on average.
+
+    So where a step takes 1 s in the middle of a prompt and 1.5 s at its end, one that all ranks join takes
+    0.5 + R/(R+1), 1.5 s of very many.
+    """
+    choice, ranks = design.pools[0].choice, design.pools[0].choice.ranks
+    assert isinstance(choice, ColocatedChoice)
+    flat = np.ones_like(choice.mixed)
+    known = replace(choice, single=flat, mixed=flat, late=1.5 * flat)
+    assert known._full == pytest.approx(0.5 + ranks / (ranks + 1))
+    assert known._beside((flat[0], flat[0], 1.5 * flat[0]), 1.0) == pytest.approx(1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("load", "near"), [(0.1, 0.1), (0.5, 0.1), (1.0, 0.3)])
+def test_simulated_requests_wait_as_long(found, design, load, near):
+    asked = resized(found, design, (design.pools[0].instances,), load * design.rate)
+    run = prove(found, asked, adapt=False).planned
+    pool = asked.pools[0]
+    assert pool.choice.ttft(asked.rate, pool.instances, 0.5) == pytest.approx(run.ttft["p50"], rel=near)
+    assert pool.choice.tpot(asked.rate, pool.instances, 0.5) == pytest.approx(run.tpot["p50"], rel=0.05)

@@ -1,0 +1,66 @@
+"""What a plan says of the tiers that its prompts lie in."""
+
+import math
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.planning.tiers import tier_uses
+from disagg_sim.report.plan import plan_json, screen
+
+TIERS = (("dram", 0.25), ("hbm", 0.5), ("remote", 0.25))
+
+
+def planned(tiers, **options):
+    lengths = ds.lengths(8192, 256, cached=Reuse(share=ConstantShare(share=0.75), tiers=tiers))
+    return ds.plan("llama_3_1_8b", "h200_sxm", lengths, rate=20, options=ds.PlanOptions(**options))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return planned(TIERS)
+
+
+def test_what_the_tiers_have_is_what_is_cached(plan):
+    """Three quarters of 8,192 tokens are whole blocks of 16."""
+    uses = tier_uses(plan.best)
+    assert sum(each.share for each in uses) == pytest.approx(0.75)
+    assert {each.name: each.share for each in uses}["hbm"] == pytest.approx(0.375)
+
+
+def test_times_and_rooms_by_hand(plan):
+    """65,536 B a token in fp8: 6,144 tokens at 50 GB/s and 20 us; 250 GB of each GPU hold 3.8 million tokens."""
+    uses = {each.name: each for each in tier_uses(plan.best)}
+    gpus = int(plan.best.pools[0].mapping.gpus)
+    dram = uses["dram"]
+    assert dram.load == pytest.approx(20e-6 + 6144 * 65_536 / gpus / 50e9)
+    assert dram.holds == pytest.approx(gpus * 250e9 / 65_536)
+    assert uses["hbm"].load == 0.0
+    assert math.isinf(uses["remote"].holds)  # no capacity is stated
+    assert all(each.loads for each in uses.values())
+
+
+def test_computing_the_start_again_takes_longer_than_the_tokens_that_it_adds(plan):
+    """The first 6,144 tokens are three times as many as the rest, and have fewer tokens before them."""
+    at, mapping = plan.best.pools[0].setup, plan.best.pools[0].mapping
+    ftl = {isl: ds.prefill_grid(at, mapping, ds.lengths(isl, 256), batch=[1]).latency.min() for isl in (2048, 8192)}
+    again = tier_uses(plan.best)[0].recomputed
+    assert 0 < again < ftl[8192]
+    assert again == pytest.approx(ftl[8192] - ftl[2048], rel=0.2)  # a past of 6,144 adds some to the pass of 2,048
+
+
+def test_hbm_that_is_set_aside_is_the_room_of_its_tier():
+    best = planned((("hbm", 1.0),), set_aside=10e9).best
+    (hbm,) = tier_uses(best)
+    assert hbm.holds == pytest.approx(int(best.pools[0].mapping.gpus) * 10e9 / 65_536)
+
+
+def test_tiers_are_told_where_they_are_named_alone(plan):
+    told, json = {row[0]: row[1] for block in screen(plan) for row in block.rows if len(row) > 1}, plan_json(plan)
+    assert "beats computing" in told["in dram"]
+    assert "nothing to load" in told["in hbm"]
+    assert [each["name"] for each in json["tiers"]] == ["hbm", "dram", "remote"]
+    assert json["tiers"][2]["holds"] is None
+    assert tier_uses(planned(()).best) == ()
+    assert "tiers" not in plan_json(planned(()))
