@@ -348,6 +348,23 @@ def _interrupted(root: Path) -> tuple[int, str]:
     return run.returncode, said
 
 
+def test_workers_never_see_ctrl_c() -> None:
+    # In a process of its own: the helpers whose start would let the signal through start once a process.
+    program = """
+import signal
+from disagg_sim.sweep.backends.local import in_processes
+from disagg_sim.sweep.backends.workers import Outcome
+
+def held(task):
+    return Outcome(value=signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+with in_processes(2) as engine:
+    print(all(outcome.value for _, outcome in engine(held, dict.fromkeys(range(4)))))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "True", run.stderr
+
+
 @pytest.mark.alone
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     code, said = 0, ""

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing import resource_tracker
 from typing import Any
 
 from joblib import Parallel, delayed
-from joblib.externals.loky.backend import resource_tracker
+from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 from disagg_sim.sweep.backends.workers import Call, Engine, Outcome
 
@@ -97,7 +98,8 @@ def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int,
 def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of tasks that share a pool of processes."""
     parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1)
-    resource_tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
+    for tracker in (resource_tracker, loky_tracker):
+        tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
     with _interrupt_held():
         found = parallel(delayed(_work)(call, number, task, os.getpid()) for number, task in tasks.items())
     yield from found
