@@ -11,6 +11,7 @@ import typer
 
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
+from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.tables import table_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
@@ -32,13 +33,12 @@ from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import GB, parse_quantity
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, reuse_of, with_cached
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, with_cached
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
 
 INFEASIBLE = 2  # exit code
-SHARES_ROUNDING = 1e-9  # of their sum
 
 
 def plan(
@@ -251,30 +251,12 @@ def _memory(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tie
 
 def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
     """The work with a share of its prompts cached, in tiers."""
-    if tiers and not share:
-        raise InputError(
-            "--tiers says where prompts are cached; give --cached, too, or sessions, or a trace with blocks"
-        )
-    if not share:
+    reuse = asked_reuse(share, tiers, others=", or sessions, or a trace with blocks")
+    if reuse is None:
         return work
-    reuse = replace(reuse_of(share), tiers=_tiers(tiers))
     if isinstance(work, TrafficCase):
         return replace(work, cached=reuse)
     return with_cached(work if isinstance(work, Lengths) else lengths(work), reuse)
-
-
-def _tiers(text: str) -> tuple[tuple[str, float], ...]:
-    """Tiers with their shares of the cached prompts, from ``dram`` or ``hbm=0.5,dram=0.5``."""
-    found: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, number = part.strip().partition("=")
-        try:
-            found[name] = as_float(float(number or 1.0))
-        except ValueError:
-            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=0.5,dram=0.5") from None
-    if found and abs(sum(found.values()) - 1.0) > SHARES_ROUNDING:
-        raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
-    return tuple(sorted(found.items()))
 
 
 def _prices(given: list[str]) -> dict[str, float]:

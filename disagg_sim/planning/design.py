@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.availability import Spares
 from disagg_sim.planning.limits import SHARES, Work
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
+from disagg_sim.serving.availability import Spares
 from disagg_sim.simulation.deployment import Replicas
 
 #: Latencies at the percentiles that are printed. [s]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from disagg_sim.errors import InputError, as_float, quoted
 from disagg_sim.facts.failures import FailureSpec
-from disagg_sim.planning.availability import Need, blast_of, spares_for
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.serving.availability import Need, blast_of, spares_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from disagg_sim.domain import Mapping
 from disagg_sim.physics.kv_tiers import load_time, tier_of, tier_tokens
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
+from disagg_sim.workload.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +52,40 @@ def tier_uses(design: Design) -> tuple[TierUse, ...]:
     >>> [(each.name, f"{each.share:.2f}", each.loads) for each in tier_uses(best)]
     [('hbm', '0.20', True), ('dram', '0.60', True)]
     """
-    lengths, pool = design.work.lengths, design.pools[0]
-    cached, at, mapping = lengths.cached, pool.setup, pool.mapping
+    pool = design.pools[0]
+    return tiers_of_instance(pool.setup, pool.mapping, design.work.lengths, pool.instances)
+
+
+def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: int = 1) -> tuple[TierUse, ...]:
+    """Find what each tier does for the prompts of an instance.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of an instance that prefills.
+    lengths
+        Of the requests, with what is cached of them.
+    instances
+        That find what lies in a shared tier. [1]
+
+    Returns
+    -------
+    tuple of TierUse
+        As ``tier_uses``.
+
+    Examples
+    --------
+    7,360 tokens of 65,536 B are loaded at 50 GB/s and 20 us in 9.7 ms:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
+    >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> (dram,) = tiers_of_instance(at, ds.Mapping(), ds.lengths(8192, 256, cached=reuse))
+    >>> f"{1e3 * dram.load:.1f} ms", dram.loads
+    ('9.7 ms', True)
+    """
+    cached = lengths.cached
     if cached is None or not cached.reuse.tiers:
         return ()
     isl, past, chunk = lengths.mean_isl, cached.mean_past, int(mapping.chunk_tokens)
@@ -63,7 +98,7 @@ def tier_uses(design: Design) -> tuple[TierUse, ...]:
     for name, share in cached.reuse.tiers:
         tier = tier_of(at.system, name)
         room = at.set_aside or None if tier is None else tier.capacity
-        together = pool.instances if tier is not None and tier.shared else 1
+        together = instances if tier is not None and tier.shared else 1
         found.append(
             TierUse(
                 name=name,

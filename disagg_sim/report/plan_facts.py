@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
@@ -13,8 +13,9 @@ from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.plan import Plan
-from disagg_sim.planning.tiers import tier_uses
+from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
+from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 
@@ -50,7 +51,7 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
             f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
-    yield from tier_rows(design)
+    yield from tier_rows(tier_uses(design), design.pools[0].setup.system.name)
     yield from moves_rows(design)
     hour, million = price_of(plan, design)
     if math.isnan(hour):
@@ -62,7 +63,8 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
         told = f"{Trust.ASSUMED}: {'as given' if plan.options.prices else 'middle of the market range'}"
         yield "price", f"{hour:,.2f} USD/h, {million:.3g} USD for a million output tokens", told
     yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
-    yield from spares_rows(plan, design)
+    pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
+    yield from spares_rows(design.spares, pools, plan.options.failures)
 
 
 def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:
@@ -80,34 +82,38 @@ def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:
         yield "experts", told, f"{Trust.ASSUMED}: popularity drifts as stated"
 
 
-def tier_rows(design: Design) -> Iterator[tuple[str, str, str]]:
+def tier_rows(uses: Sequence[TierUse], system: str) -> Iterator[tuple[str, str, str]]:
     """Write what prompts find in each tier that is named, and whether they load it sooner than they compute it."""
-    for each in tier_uses(design):
+    for each in uses:
         load, again = seconds_text(each.load), seconds_text(each.recomputed)
         way = f"loading in {load} beats computing in {again}" if each.loads else f"computing in {again} beats {load}"
         room = (
             f"; an instance has room for {each.holds / MILLION:.3g} million tokens" if math.isfinite(each.holds) else ""
         )
         told = f"{100 * each.share:.3g} % of prompt tokens, {way if each.load else 'nothing to load'}{room}"
-        rests = f"kv_tiers of {design.pools[0].setup.system.name}" if each.load else "as asked for"
+        rests = f"kv_tiers of {system}" if each.load else "as asked for"
         yield f"in {each.name}", told, f"{Trust.ASSUMED}: {rests}"
 
 
-def spares_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str, str]]:
-    """Write what the spares of a design give, what would be without them, and how often an instance stops."""
-    found = design.spares
+def spares_rows(
+    found: Spares | None, pools: Sequence[tuple[str, int]], failures: str
+) -> Iterator[tuple[str, str, str]]:
+    """Write what spares give, what would be without them, and how often an instance stops.
+
+    Of each pool its name and the GPUs of an instance; ``failures`` names the rates.
+    """
     if found is None:
         return
-    counts = " and ".join(f"{count} {role_text(pool)}" for count, pool in zip(found.counts, design.pools, strict=True))
+    counts = " and ".join(f"{count} {name}" for count, (name, _) in zip(found.counts, pools, strict=True))
     without = f", {_share(found.without)} without" if any(found.counts) else ""
     told = f"{_share(found.availability)} of the time at full capacity with {counts} spare{without}"
-    rests = f"{Trust.ASSUMED}: {plan.options.failures}"
+    rests = f"{Trust.ASSUMED}: {failures}"
     yield "availability", told, rests
     days = (f"{mtbf / DAY:,.3g} days" if math.isfinite(mtbf) else "never" for mtbf in found.mtbf)
-    hit = [each * int(pool.mapping.gpus) for each, pool in zip(found.together, design.pools, strict=True)]
+    hit = [each * gpus for each, (_, gpus) in zip(found.together, pools, strict=True)]
     stops = (
-        f"{role_text(pool)} every {each} (blast radius {gpus} GPU{'s' * (gpus > 1)})"
-        for pool, each, gpus in zip(design.pools, days, hit, strict=True)
+        f"{name} every {each} (blast radius {gpus} GPU{'s' * (gpus > 1)})"
+        for (name, _), each, gpus in zip(pools, days, hit, strict=True)
     )
     yield "failures", f"an instance stops: {', '.join(stops)}; expected goodput {_share(found.capacity)}", rests
 

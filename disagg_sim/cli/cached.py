@@ -1,0 +1,57 @@
+"""Read ``--cached`` and ``--tiers``: what caches hold of prompts, and where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from disagg_sim.errors import InputError, as_float, quoted
+from disagg_sim.facts.traffic import Reuse
+from disagg_sim.workload.lengths import reuse_of
+
+SHARES_ROUNDING = 1e-9  # of their sum
+
+
+def asked_reuse(share: float, tiers: str, *, others: str = "") -> Reuse | None:
+    """Read a share of the prompts that is cached, and in which tiers.
+
+    Parameters
+    ----------
+    share
+        Of every prompt; 0 = nothing is cached. [1]
+    tiers
+        ``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM.
+    others
+        What else may say how much is cached, for the message.
+
+    Returns
+    -------
+    Reuse or None
+        None where nothing is cached.
+
+    Raises
+    ------
+    InputError
+        Tiers without a share; shares of tiers that do not add up to 1.
+
+    Examples
+    --------
+    >>> asked_reuse(0.9, "hbm=0.25,dram=0.75").tiers, asked_reuse(0.0, "")
+    ((('dram', 0.75), ('hbm', 0.25)), None)
+    """
+    if tiers and not share:
+        raise InputError(f"--tiers says where prompts are cached; give --cached, too{others}")
+    return replace(reuse_of(share), tiers=_tiers(tiers)) if share else None
+
+
+def _tiers(text: str) -> tuple[tuple[str, float], ...]:
+    """Tiers with their shares of the cached prompts, from ``dram`` or ``hbm=0.5,dram=0.5``."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.strip().partition("=")
+        try:
+            found[name] = as_float(float(number or 1.0))
+        except ValueError:
+            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=0.5,dram=0.5") from None
+    if found and abs(sum(found.values()) - 1.0) > SHARES_ROUNDING:
+        raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
+    return tuple(sorted(found.items()))
