@@ -12,16 +12,22 @@ import typer
 from rich.text import Text
 
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
+from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
-from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
+from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
-from disagg_sim.facts.load import load_model
+from disagg_sim.facts.load import load_failures, load_model
+from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.question import FAILURES
+from disagg_sim.planning.spares import Availability
+from disagg_sim.planning.tiers import tiers_of_designs
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -38,6 +44,7 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
+from disagg_sim.report.plan_facts import cached_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -49,11 +56,14 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
+from disagg_sim.workload.prefixes import reuse_text
 
 #: What ``--phase`` may say.
 PHASES = ("prefill", "decode", "colocated", "piggyback")
+#: Options of a design by hand, and what a table says in their place.
+_SAID = {"--rank-imbalance": "how its ranks were counted", "--cached": "what was cached", "--tiers": "where that was"}
 #: FTL of a design by hand: as it comes. [s]
 NO_LIMIT = 1e9
 #: Characters of the longest bar.
@@ -100,6 +110,10 @@ def explain(
             help="Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.",
         ),
     ] = "",
+    cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
+    tiers: Annotated[
+        str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
+    ] = "",
     rank_imbalance: Annotated[
         str,
         typer.Option(metavar="ROUTING", help=f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}."),
@@ -108,6 +122,11 @@ def explain(
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
     energy: Annotated[bool, typer.Option("--energy", help="Tell watts and joules of the passes, too.")] = False,
+    availability: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Tell what a failure stops, and the spares for so much of the time."),
+    ] = None,
+    failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
@@ -117,9 +136,9 @@ def explain(
     if (results is None) == (not model):
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
     asked = lengths_named(traffic) if traffic else None
+    wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
     if results is not None:
-        if rank_imbalance != EVEN_RANKS:
-            raise InputError("--rank-imbalance is of a design by hand; a table says how its ranks were counted")
+        _refuse_of_tables({"--rank-imbalance": rank_imbalance != EVEN_RANKS, "--cached": cached, "--tiers": tiers})
         table = read_points(results, case)
         chosen = chosen_row(table, row, at_interactivity, best=best)
         design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
@@ -128,16 +147,45 @@ def explain(
         drafter = asked_speculation(load_model(model).name, speculate, acceptance)
         at, chosen = setup(model, *named, profile, engine or None, drafter), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
-        asked = uneven(asked or lengths(isl, osl), rank_imbalance)
+        asked = asked or lengths(isl, osl)
+        if (reuse := _reuse(cached, tiers, phase, asked)) is not None:
+            asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
+        asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch)
-    found = breakdown(design, origin=Origin(lengths=asked))
-    watts = energy_parts(design, origin=Origin(lengths=asked)) if energy else None
+    origin = Origin(lengths=asked)
+    found = breakdown(design, origin=origin)
+    one = design_of(design, 0, 0) if isinstance(design, PhaseGrid) else next(designs_of(design, origin))
+    watts = energy_parts(design, origin=origin) if energy else None
+    uses, spared = tiers_of_designs(one), None if wanted is None else wanted.of_designs(one)
     if figure is not None:
         draw_breakdown(found, figure, row=chosen)
     if as_json:
-        typer.echo(json.dumps(explain_json(found, watts), indent=2))
+        typer.echo(json.dumps(explain_json(found, watts, uses, None if spared is None else spared[1]), indent=2))
         return
     _print(found, chosen, traffic, watts)
+    facts = [*cached_rows(one.lengths, uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
+    facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
+    if facts:
+        typer.echo("\nas it is served")
+        print_table(facts, header=("what", "", "rests on"))
+
+
+def _refuse_of_tables(given: dict[str, object]) -> None:
+    """``InputError`` for options that say what a table has said."""
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{option} is of a design by hand; a table says {_SAID[option]}")
+
+
+def _reuse(share: float, tiers: str, phase: str, asked: Lengths) -> Reuse | None:
+    """What caches hold of the prompts of a design by hand."""
+    reuse = asked_reuse(share, tiers)
+    if reuse is not None and phase == "decode":
+        others = ", ".join(each for each in PHASES if each != phase)
+        raise InputError(f"--cached is of prompts, and --phase is {phase}; allowed: {others}")
+    if reuse is not None and asked.cached is not None:
+        raise InputError("--cached: --traffic says what is cached already; name a traffic without")
+    return reuse
 
 
 def _given(option: str, value: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from disagg_sim.certainty.designs import Designs
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.kv_tiers import load_time, tier_of, tier_tokens
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
@@ -109,3 +110,33 @@ def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: 
             )
         )
     return tuple(sorted(found, key=lambda each: each.load))
+
+
+def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
+    """Find what each tier does for the prompts of a design of a table, or of an instance that prefills.
+
+    Parameters
+    ----------
+    one
+        Of one row.
+
+    Returns
+    -------
+    tuple of TierUse
+        As ``tier_uses``; empty of an instance that decodes alone.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.grid_points import design_of
+    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
+    >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> grid = ds.prefill_grid(at, Mapping(), ds.lengths(8192, 256, cached=reuse), batch=[1])
+    >>> [each.name for each in tiers_of_designs(design_of(grid, 0, 0))]
+    ['dram']
+    """
+    if "prefill" not in one.phases:
+        return ()
+    count = one.instances if one.shared else one.prefill_instances
+    return tiers_of_instance(one.prefill_at, one.prefill_mapping[0], one.lengths, int(count[0]))

@@ -14,6 +14,7 @@ from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Shares, shares_of_text
 from disagg_sim.domain import Mode
+from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import trust_shares
 from disagg_sim.report.schemas import (
     COMPARE,
@@ -33,6 +34,7 @@ from disagg_sim.report.schemas import (
     plain,
 )
 from disagg_sim.report.words import records
+from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.inputs import Change
@@ -53,7 +55,9 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [plain(row) for row in records(table)]
 
 
-def explain_json(found: Breakdown, energy: pd.DataFrame | None = None) -> ExplainJson:
+def explain_json(
+    found: Breakdown, energy: pd.DataFrame | None = None, tiers: Sequence[TierUse] = (), spares: Spares | None = None
+) -> ExplainJson:
     """Make the JSON of designs taken apart.
 
     Parameters
@@ -62,6 +66,8 @@ def explain_json(found: Breakdown, energy: pd.DataFrame | None = None) -> Explai
         From ``breakdown``.
     energy
         From ``certainty.energy.energy_parts``, where it was asked for.
+    tiers, spares
+        Of ``planning.tiers`` and ``planning.spares``, where tiers are named, and spares were asked for.
 
     Returns
     -------
@@ -93,6 +99,10 @@ def explain_json(found: Breakdown, energy: pd.DataFrame | None = None) -> Explai
     }
     if energy is not None:
         whole["energy"] = _rows(energy)
+    if tiers:
+        whole["tiers"] = [plain({**asdict(each), "loads": each.loads}) for each in tiers]
+    if spares is not None:
+        whole["spares"] = plain(asdict(spares))
     return whole
 
 

@@ -18,6 +18,7 @@ from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.units import DAY, GB, HOUR, MILLION
+from disagg_sim.workload.lengths import Lengths
 
 
 def price_of(plan: Plan, design: Design) -> tuple[float, float]:
@@ -82,6 +83,39 @@ def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:
         yield "experts", told, f"{Trust.ASSUMED}: popularity drifts as stated"
 
 
+def cached_rows(
+    lengths: Lengths, uses: Sequence[TierUse], system: str, *, passes: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Write how much of a mean prompt caches hold, and what each tier does.
+
+    Parameters
+    ----------
+    lengths
+        Of the requests.
+    uses, system
+        What each tier does, and the system whose tiers they are.
+    passes
+        Whether passes of prefill count.
+
+    Yields
+    ------
+    tuple of str
+        What, what is told of it, what that rests on; nothing where nothing is cached.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> [row[1] for row in cached_rows(ds.lengths(8192, 256, cached=0.5), (), "h200_sxm", passes=True)]
+    ['4,096 of 8,192 tokens of a prompt; a pass computes 4,096']
+    """
+    if lengths.cached is None or not passes:
+        return
+    past, whole = lengths.cached.mean_past, lengths.mean_isl
+    told = f"{past:,.0f} of {whole:,.0f} tokens of a prompt; a pass computes {lengths.mean_new:,.0f}"
+    yield "cached", told, f"{Trust.ASSUMED}: as asked for"
+    yield from tier_rows(uses, system)
+
+
 def tier_rows(uses: Sequence[TierUse], system: str) -> Iterator[tuple[str, str, str]]:
     """Write what prompts find in each tier that is named, and whether they load it sooner than they compute it."""
     for each in uses:
@@ -100,7 +134,27 @@ def spares_rows(
 ) -> Iterator[tuple[str, str, str]]:
     """Write what spares give, what would be without them, and how often an instance stops.
 
-    Of each pool its name and the GPUs of an instance; ``failures`` names the rates.
+    Parameters
+    ----------
+    found
+        From ``availability.spares_for``; None where no availability is asked for.
+    pools
+        Of each pool its name and the GPUs of an instance. [1]
+    failures
+        Name of the failure rates.
+
+    Yields
+    ------
+    tuple of str
+        What, what is told of it, what that rests on.
+
+    Examples
+    --------
+    >>> from disagg_sim.serving.availability import Blast, Need, spares_for
+    >>> spot = Blast(own=0.02 / 0.98, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1.0)
+    >>> found = spares_for([Need(instances=10, cost=8.0, blast=spot)], 0.99)
+    >>> next(spares_rows(found, [("decode", 8)], "spot"))[1]
+    '99.846 % of the time at full capacity with 2 decode spare, 81.7 % without'
     """
     if found is None:
         return

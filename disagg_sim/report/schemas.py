@@ -105,7 +105,7 @@ class DesignJson(TypedDict):
 
 
 class TierJson(TypedDict):
-    """A tier of prefix caches of the best design, for one prompt of mean length."""
+    """A tier of prefix caches of a design, for one prompt of mean length."""
 
     name: str
     share: Annotated[float, Field(description="of all prompt tokens, found there [1]")]
@@ -261,6 +261,8 @@ class ExplainJson(TypedDict):
     energy: NotRequired[
         Annotated[list[Row], Field(description="of one GPU in one pass, by operator [s], [W], [J]: explain --energy")]
     ]
+    tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: explain --tiers")]]
+    spares: NotRequired[Annotated[SparesJson, Field(description="of the pools of the design: explain --availability")]]
 
 
 class PointJson(TypedDict):

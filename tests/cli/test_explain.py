@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
+from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.parquet import read_parquet
+from disagg_sim.serving.availability import Need, blast_of
 
 SWEEP = """
 name: trial
@@ -217,3 +221,89 @@ def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, caps
     capsys.readouterr()
     assert run(["explain", *by_hand]) == 0
     assert "log_normal_4096_512 (6,653 tokens in, 740 out on average)" in capsys.readouterr().out
+
+
+def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """What the command prints for people, and for programs."""
+    told = []
+    for more in ([], ["--json"]):
+        capsys.readouterr()
+        assert run(["explain", *arguments, *more]) == 0
+        told.append(capsys.readouterr().out)
+    return told[0], json.loads(told[1])
+
+
+ALONE = ["--model", "llama_3_1_8b", "--system", "h200_sxm", "--precision", "fp8", "--isl", "8192", "--osl", "256"]
+
+
+def test_cached_prompts_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """460 of 512 blocks of 16 tokens are found; 65,536 B a token come at 50 GB/s and 20 us."""
+    text, told = explained([*ALONE, "--phase", "prefill", "--cached", "0.9", "--tiers", "dram"], capsys)
+    (load,) = [part["seconds"] for part in told["operators"] if part["operator"] == "load of the past"]
+    assert load == pytest.approx(20e-6 + 7360 * 65_536 / 50e9)
+    (dram,) = told["tiers"]
+    assert (dram["name"], dram["load"], dram["loads"]) == ("dram", pytest.approx(load), True)
+    assert "8,192 tokens in, 256 out, cached0.9_dram" in text
+    assert "7,360 of 8,192 tokens of a prompt; a pass computes 832" in text
+    assert sum(part["seconds"] for part in told["operators"]) == pytest.approx(told["points"][0]["ftl_s"])
+
+
+def test_options_of_serving_are_off_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [*ALONE, "--phase", "prefill"]
+    plain, told = explained(asked, capsys)
+    assert explained([*asked, "--cached", "0"], capsys) == (plain, told)
+    assert not {"tiers", "spares"} & told.keys()
+    assert "as it is served" not in plain
+
+
+def test_failures_of_an_instance_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    """One GPU in 50,677 hours fails in all, so one of eight every 264 days; caches come from another NVLink domain."""
+    hand = ["--model", "llama_3_1_70b", "--system", "h100_sxm", "--precision", "fp8", "--tp", "8", "--batch", "32"]
+    text, told = explained([*hand, "--availability", "0.99999"], capsys)
+    assert told["spares"]["mtbf"] == [pytest.approx(50_677 * 3600 / 8, rel=1e-4)]
+    assert told["spares"]["counts"] == [1]
+    assert told["spares"]["availability"] >= 0.99999 > told["spares"]["without"]
+    assert "decode every 264 days (blast radius 8 GPUs)" in text
+    both = [*hand, "--phase", "colocated", "--availability", "0.99999"]
+    assert explained(both, capsys)[1]["spares"]["mtbf"][0] > told["spares"]["mtbf"][0]  # it needs no links
+
+
+def test_spares_of_a_row_are_those_of_its_pools(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pools of a matched point fail independently: their shares of the time multiply."""
+    table = pd.read_csv(results / "frontier.csv")
+    row = int(table.index[table["mode"] == "disaggregated"][0])
+    _, told = explained([str(results), "--row", str(row), "--availability", "0.9999"], capsys)
+    assert len(told["spares"]["counts"]) == 2
+    failing, system = load_failures("llama_3_405b"), load_system("h100_sxm")
+    links = bool(table["total_gpus"][row] > 2)  # the NVLink domain of the sweep
+    alone = 1.0
+    for pool in ("prefill", "decode"):
+        blast = blast_of(failing, replace(system, nvlink_domain=2), table[f"{pool}_gpus"][row], links=links)
+        alone *= Need(instances=int(table[f"{pool}_instances"][row]), cost=1.0, blast=blast).up(0)
+    assert told["spares"]["without"] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--phase", "prefill", "--tiers", "dram"], "give --cached, too"),
+        (["--phase", "prefill", "--cached", "0.9", "--tiers", "drum"], "did you mean 'dram'?"),
+        (["--phase", "prefill", "--cached", "0.9", "--tiers", "hbm=0.5,dram=0.4"], "shares add up to 0.9; allowed: 1"),
+        (["--cached", "0.9"], "--phase is decode; allowed: prefill, colocated, piggyback"),
+        (["--phase", "prefill", "--traffic", "8192/256/cached0.5", "--cached", "0.9"], "what is cached already"),
+        (["--availability", "1"], "availability 1.0 is out of range"),
+        (["--availability", "0.9", "--failures", "rsc_3"], "did you mean 'rsc_"),
+    ],
+)
+def test_faults_of_options_of_serving_are_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["explain", *ALONE[:6], *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_table_says_what_was_cached(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["explain", str(results), "--best", "--cached", "0.9"]) == 2
+    assert "--cached is of a design by hand; a table says what was cached" in capsys.readouterr().err
