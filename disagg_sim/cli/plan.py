@@ -12,7 +12,8 @@ import typer
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.tables import table_text
+from disagg_sim.cli.plan_pools import INFEASIBLE, answer_pools, pools_question, refused
+from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
@@ -28,17 +29,16 @@ from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions
+from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
-from disagg_sim.report.plan import Block, Told, changes, plan_json, screen, write_plan
+from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.units import GB, parse_quantity
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, with_cached
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace
-
-INFEASIBLE = 2  # exit code
 
 
 def plan(
@@ -49,6 +49,14 @@ def plan(
     osl: Annotated[int | None, typer.Option(min=2, help="Output tokens.")] = None,
     traffic: Annotated[str, typer.Option(metavar="NAME", help="Lengths of a shipped traffic.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
+    pools: Annotated[
+        str, typer.Option(metavar="POOL,...", help=f"More pools than prefill,decode, of {', '.join(POOLS)}; no queues.")
+    ] = "",
+    images: Annotated[
+        str,
+        typer.Option(metavar="NxHxW[@SHARE]", help="Images of a request, 2x1120x1120; share whose encoding is kept."),
+    ] = "",
+    ffn_system: Annotated[str, typer.Option(metavar="F", help="Another system for the ffn pool.")] = "",
     cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     tiers: Annotated[
         str,
@@ -136,6 +144,14 @@ def plan(
         set_aside=0.0 if memory is None else memory.hbm,
     )
 
+    if pools or images or ffn_system:
+        given = {"--tiers of sessions": memory, "--simulate": proof, "--energy": energy, "--utilisation": utilisation}
+        refused(given | {"--emit": emit, "--trace": played})
+        limits = (ttft, tpot)
+        asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
+        answer_pools(model, system, work, asked, options, out=out, as_json=as_json)
+        return
+
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
         limits = {"ttft": TTFT if ttft is None else ttft, "tpot": TPOT if tpot is None else tpot}
         return planned(model, system, lengths, **limits, rate=rate, gpus=gpus, options=options)
@@ -148,12 +164,12 @@ def plan(
         told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy or objective == JOULE else None)
         told = replace(told, prices=_token_prices(found, utilisation))
         made = _start(found, emit) if emit else None
-    text = _text(screen(found, told))
+    text = blocks_text(screen(found, told))
     if not as_json:
         typer.echo(text, nl=False)
     if found.best is not None:
         told = replace(told, changes=flips(found))  # after the answer, which need not wait for it
-        last = _text([changes(found, told)])
+        last = blocks_text([changes(found, told)])
         text += f"\n{last}"
         if not as_json:
             typer.echo(f"\n{last}", nl=False)
@@ -273,14 +289,3 @@ def _prices(given: list[str]) -> dict[str, float]:
         if name not in list_specs("hardware"):
             raise InputError(f"--price: {quoted(name)} is not a system{nearest(name, list_specs('hardware'))}")
     return found
-
-
-def _text(blocks: list[Block]) -> str:
-    """Blocks with a blank line between them."""
-    parts = []
-    for block in blocks:
-        if len(block.rows[0]) == 1:
-            parts.append("\n".join(row[0] for row in block.rows))
-        else:
-            parts.append(table_text(block.rows, header=block.header, numeric=block.numeric))
-    return "\n\n".join(parts) + "\n"

@@ -15,6 +15,8 @@ from disagg_sim.errors import printable
 if TYPE_CHECKING:
     import pandas as pd
 
+    from disagg_sim.report.plan import Block
+
 #: Columns of the output when it is no terminal.
 WIDE = 200
 
@@ -53,6 +55,17 @@ def table_text(
     with console.capture() as text:
         console.print(table)
     return "\n".join(line.rstrip() for line in text.get().splitlines())
+
+
+def blocks_text(blocks: Iterable[Block]) -> str:
+    """The blocks with a blank line between them."""
+    parts = []
+    for block in blocks:
+        if len(block.rows[0]) == 1:
+            parts.append("\n".join(row[0] for row in block.rows))
+        else:
+            parts.append(table_text(block.rows, header=block.header, numeric=block.numeric))
+    return "\n\n".join(parts) + "\n"
 
 
 def print_frame(table: pd.DataFrame) -> None:

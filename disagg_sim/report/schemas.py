@@ -22,6 +22,7 @@ Percentiles = Annotated[dict[str, float | None], Field(description="p50, p90, p9
 Band = Annotated[list[float | None], Field(description="80 % of the samples lie between them [1]")]
 Row = Annotated[dict[str, Any], Field(description="a row of a table by column; units end the names of columns")]
 PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/1", "disagg-sim/explain/1", "disagg-sim/sweep/1"
+POOLS = "disagg-sim/pools/1"
 COMPARE, SIMULATE = "disagg-sim/compare/1", "disagg-sim/simulate/1"
 _Schema = Annotated[str, Field(pattern=r"^disagg-sim/[a-z]+/[0-9]+$", description="name and version of this JSON")]
 
@@ -239,6 +240,61 @@ class PlanJson(TypedDict):
     said: Annotated[dict[str, Any], Field(description="sentences of the screen, for people")]
 
 
+class PoolsQuestionJson(TypedDict):
+    """What was asked of more pools; of rate and gpus one is not null."""
+
+    model: str
+    pools: list[str]
+    images: Annotated[dict[str, float] | None, Field(description="of a request: images, height, width, cached")]
+    mean_isl: Annotated[float, Field(description="[token]")]
+    mean_osl: Annotated[float, Field(description="[token]")]
+    ftl_limit_s: float
+    ttl_limit_s: float
+    rate_per_s: float | None
+    gpus: int | None
+    objective: str
+
+
+class StageJson(TypedDict):
+    """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
+
+    pool: Annotated[str, Field(pattern="^(encode|prefill|decode|attention|ffn)$")]
+    instances: int
+    gpus: Annotated[int, Field(description="of all instances")]
+    system: str
+    precision: str
+    engine: str
+    mapping: Annotated[dict[str, int], Field(description="degrees of an instance; empty of encode pools")]
+    batch: Annotated[int, Field(description="requests of an instance")]
+    microbatches: int
+    rate_per_s: Annotated[float, Field(description="of all instances at full rate")]
+    load: Annotated[float, Field(description="rate of the plan over their rate [1]")]
+    seconds: Annotated[float, Field(description="to encode a request, FTL of prefill, or TTL [s]")]
+    idle: Annotated[float | None, Field(description="share of a step in which a rank waits for the other half [1]")]
+    held_by: Annotated[str, Field(description="limit that a larger batch would break; empty = none")]
+
+
+class PoolsJson(TypedDict):
+    """Answer of ``disagg-sim plan --pools ... --json``."""
+
+    schema: _Schema
+    status: Annotated[str, Field(pattern="^(optimal|feasible|unsolved|infeasible)$")]
+    message: str
+    binds: Annotated[str, Field(description="of an infeasible plan: the limit; else empty")]
+    nearest: Annotated[float | None, Field(description="value of that limit that would do, in its unit")]
+    question: PoolsQuestionJson
+    rate_per_s: float
+    gpus: int
+    output_tokens_per_s_per_gpu: float
+    ftl_s: float | None
+    ttl_s: float | None
+    usd_per_hour: float | None
+    gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
+    pools: list[StageJson]
+    others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
+    left_out: list[str]
+
+
 class LatencyTrustJson(TypedDict):
     """What a latency of a design rests on."""
 
@@ -365,9 +421,10 @@ class SimulateJson(TypedDict):
     capacity: list[Row]
 
 
-#: JSON by the command that prints it.
+#: JSON by the command that prints it; ``pools`` is that of ``plan --pools``.
 SCHEMAS: dict[str, tuple[str, Any]] = {
     "plan": (PLAN, PlanJson),
+    "pools": (POOLS, PoolsJson),
     "explain": (EXPLAIN, ExplainJson),
     "sweep": (SWEEP, SweepJson),
     "compare": (COMPARE, CompareJson),

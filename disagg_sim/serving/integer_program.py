@@ -13,11 +13,14 @@ and, where the number of distinct configurations of a pool is limited, binaries 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -222,8 +225,29 @@ def _solvers(pulp: Any, time_limit: float) -> Iterator[Any]:
         msg=False, timeLimit=time_limit, gapRel=0.0, gapAbs=0.0, threads=1, mip_heuristic_run_feasibility_jump=False
     )
     if highs.available():
+        _first_made()
         yield highs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP 4 will want CBC installed apart
         cbc = pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0)
     yield cbc
+
+
+@cache
+def _first_made() -> None:
+    """Make one HiGHS aside: 1.16 prints its version as the first of a process is made, before it can be told not to."""
+    highspy: Any = import_module("highspy")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    try:
+        own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # a process without standard output
+        highspy.Highs()
+        return
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+        os.close(nowhere)

@@ -20,10 +20,9 @@ from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
 from disagg_sim.serving.integer_program import Choices
+from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.serving.sides import EncodeSide, GridSide, SplitSide
 
-#: Pools in the order in which a request passes them; the last two decode together.
-POOLS = ("encode", "prefill", "decode", "attention", "ffn")
 #: What a request passes: the pools of one of them do the same work.
 ROLES = ("encode", "prefill", "decode")
 
@@ -39,6 +38,9 @@ class PoolsPlan(Shown):
     status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"
     message: str  # one line
     members: tuple[tuple[Member, int], ...] = ()  # configurations and their instances
+    #: Of each of them, the limit that a larger batch would break: "memory" ("attention_memory", "ffn_memory"), "ftl",
+    #: "ttl", "kv_link"; "" = none.
+    held_by: tuple[str, ...] = ()
     request_rate: float = 0.0  # of the slowest pool [request/s]
     tokens_per_s_per_gpu: float = 0.0  # output tokens over ALL GPUs [token/s]
     cost: float = NAN  # of all GPUs, in the unit of ``per``; NaN where GPUs are counted
@@ -224,10 +226,12 @@ def _gpus_of(member: Member) -> dict[str, int]:
 def _plan(sides: dict[str, list[_Side]], filled: Filled, candidates: Sequence[Candidates], added: float) -> PoolsPlan:
     """The counts as instances."""
     members: list[tuple[Member, int]] = []
+    held: list[str] = []
     for found, counts in zip(sides.values(), filled.counts, strict=False):
         ends = [0, *accumulate(side.choices.gpus.size for side in found)]
         for side, (start, stop) in zip(found, pairwise(ends), strict=True):
             members += side.members(counts[start:stop])
+            held += side.held_by(counts[start:stop])
     osl = next(each.lengths.mean_osl for each in candidates if not isinstance(each, EncodeStep))
     total = filled.total_gpus
 
@@ -240,6 +244,7 @@ def _plan(sides: dict[str, list[_Side]], filled: Filled, candidates: Sequence[Ca
         status=filled.status,
         message=filled.message,
         members=tuple(members),
+        held_by=tuple(held),
         request_rate=filled.request_rate,
         tokens_per_s_per_gpu=filled.request_rate * osl / total if total else 0.0,
         cost=filled.cost,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
@@ -40,6 +40,13 @@ def undominated(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     instead = (gpus[best][:, None] // gpus[best]) * rate[best]  # (first, second)
     np.fill_diagonal(instead, -np.inf)
     return best[(instead < rate[best][:, None]).all(axis=1)]
+
+
+def _held_by(kept: Mapping[str, Mask], row: int, column: int) -> str:
+    """The first limit that the next larger batch would break; "" where there is none, or no such batch on the grid."""
+    following = column + 1
+    broken = (name for name, mask in kept.items() if following < mask.shape[1] and not mask[row, following])
+    return next(broken, "")
 
 
 class GridSide:
@@ -84,6 +91,13 @@ class GridSide:
     def members(self, counts: Ints) -> Iterator[tuple[Instance, int]]:
         """The counts of ``choices`` as instances of a pool."""
         return ((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts))
+
+    def held_by(self, counts: Ints) -> Iterator[str]:
+        """Of each of ``members``, the limit that a larger batch would break: "memory", "ftl", "ttl", "kv_link", ""."""
+        grid, latency = self.grid, "ftl" if self.grid.phase == "prefill" else "ttl"
+        linked = (kv_rate_per_gpu(grid) <= self.kv_link_limit) & (grid.request_rate <= self.rates)
+        kept = {"memory": grid.feasible, latency: self.in_time, "kv_link": linked}
+        return (_held_by(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
 
     def _instance(self, choice: int) -> Instance:
         """One of ``choices``, at the rate that its links can feed."""
@@ -144,6 +158,18 @@ class SplitSide:
             found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
             yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
 
+    def held_by(self, counts: Ints) -> Iterator[str]:
+        """As ``GridSide.held_by``, of memory that of which pool: "attention_memory" or "ffn_memory"."""
+        grid = self.grid
+        linked = (self.taken_in <= self.kv_link_limit) & (grid.request_rate <= self.rates)
+        kept = {
+            "attention_memory": grid.attention_bytes <= grid.setup.memory_limit,
+            "ffn_memory": grid.ffn_bytes <= grid.ffn_setup.memory_limit,
+            "ttl": self.in_time,
+            "kv_link": linked,
+        }
+        return (_held_by(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
+
 
 class EncodeSide:
     """An encode pool: instances of one GPU."""
@@ -159,3 +185,7 @@ class EncodeSide:
     def members(self, counts: Ints) -> Iterator[tuple[EncodeStep, int]]:
         """The one choice."""
         yield self.step, int(counts[0])
+
+    def held_by(self, counts: Ints) -> Iterator[str]:
+        """A GPU encodes one request at a time: no limit holds a batch."""
+        yield from [""] * np.count_nonzero(counts)

@@ -25,7 +25,7 @@ from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
-from disagg_sim.sweep.pool_spec import TWO, Images
+from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB

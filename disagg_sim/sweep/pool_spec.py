@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
-from disagg_sim.facts import load
 from disagg_sim.facts.schema import Range, Strict
+from disagg_sim.serving.pool_names import Images
 
-#: The pools that every sweep has.
-TWO = ("prefill", "decode")
 _Pixels = Annotated[int, Range(1, 10**5)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
-    """Images of a request; their tokens are part of its prompt."""
-
-    images: int  # of a request [1]
-    height: int  # [pixel]
-    width: int  # [pixel]
-    cached: float = 0.0  # share whose embeddings are kept [1]
 
 
 class ImagesKeys(Strict):
@@ -36,50 +22,3 @@ class ImagesKeys(Strict):
 def images_of(keys: ImagesKeys) -> Images:
     """The images that a file describes."""
     return Images(**dict(keys))
-
-
-def pool_faults(
-    pools: Sequence[str], images: Images | None, models: Sequence[str], shortest: int, options: dict[str, object]
-) -> Iterator[str]:
-    """Say which pools do not serve a request, and which keys do not go with them.
-
-    Parameters
-    ----------
-    pools, images
-        As the file says.
-    models, shortest
-        Names of the models, and the shortest prompt. [token]
-    options
-        Keys that further pools need at their default, and their values.
-
-    Yields
-    ------
-    str
-        One line a fault: key, value, what is allowed.
-
-    Examples
-    --------
-    >>> list(pool_faults(("prefill", "attention"), None, ["llama_3_1_8b"], 1024, {}))
-    ['pools: attention and ffn decode together; give both or neither']
-    """
-    asked = {*pools}
-    if asked == {*TWO}:
-        if images is not None:
-            yield "images: need 'encode' among the pools"
-        return
-    if len({"attention", "ffn"} & asked) == 1:
-        yield "pools: attention and ffn decode together; give both or neither"
-    elif "prefill" not in asked or not {"decode", "attention"} & asked:
-        yield f"pools: {', '.join(pools)} serve no request; allowed: prefill with decode, or with attention and ffn"
-    if ("encode" in asked) != (images is not None):
-        yield f"images: {'are missing: encode needs them' if images is None else 'need encode among the pools'}"
-    for key, value in options.items():
-        if value:
-            yield f"{key}: {value} does not go with pools other than prefill and decode"
-    if images is None or "encode" not in asked:
-        return
-    for model in (load.load_model(name) for name in models):
-        if model.encoder is None:
-            yield f"pools: encode needs a model with an encoder, and {model.name} has none"
-        elif (tokens := images.images * model.encoder.tokens(images.height, images.width)) > shortest:
-            yield f"images: {tokens} tokens of {model.name} are more than a prompt of {shortest}, which counts them"

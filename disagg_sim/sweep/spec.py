@@ -53,8 +53,8 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
-from disagg_sim.serving.pools import POOLS
-from disagg_sim.sweep.pool_spec import TWO, Images, ImagesKeys, images_of, pool_faults
+from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
+from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB

@@ -1,0 +1,94 @@
+"""``disagg-sim plan --pools``: plan encode, attention and feed-forward pools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from disagg_sim.cli.tables import blocks_text
+from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.planning.limits import TPOT, TTFT, limit_of
+from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.report.more_pools import pools_json, pools_screen, write_pools
+from disagg_sim.serving.pool_names import POOLS, Images
+from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
+from disagg_sim.workload.trace import Trace
+
+INFEASIBLE = 2  # exit code
+_IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
+
+
+def refused(given: Mapping[str, object]) -> None:
+    """``InputError`` for options that are of plans of prefill and decode alone."""
+    said = [name for name, value in given.items() if value]
+    if said:
+        raise InputError(f"{', '.join(said)} and --pools exclude each other: only plans of prefill and decode take it")
+
+
+def pools_question(
+    pools: str, images: str, ffn_system: str, limits: tuple[str | None, str | None], size: Size
+) -> PoolsQuestion:
+    """What ``--pools`` and the options beside it ask."""
+    names = tuple(dict.fromkeys(part.strip() for part in pools.split(",") if part.strip()))
+    for name in names:
+        if name not in POOLS:
+            raise InputError(f"--pools {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")
+    if not names:
+        raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
+    ftl, ttl = (_seconds(*each) for each in zip(("--ttft", "--tpot"), limits, (TTFT, TPOT), strict=True))
+    return PoolsQuestion(
+        pools=names,
+        size=size,
+        images=_images(images) if images else None,
+        ftl_limit=ftl,
+        ttl_limit=ttl,
+        ffn_system=ffn_system or None,
+    )
+
+
+def _seconds(name: str, text: str | None, usual: Any) -> float:
+    """A limit of a configuration, which has no percentile. [s]"""
+    if text is not None and re.search(r"p\d+\s*$", text):
+        raise InputError(f"{name} {quoted(text)}: with --pools a limit is of a configuration, without a percentile")
+    return limit_of(usual if text is None else text, name).seconds
+
+
+def _images(text: str) -> Images:
+    found = _IMAGES.fullmatch(text.strip())
+    share = float(found[4] or 0.0) if found and (found[4] or "0").count(".") <= 1 and found[4] != "." else 1.0
+    if found is None or not share < 1.0 or not all(1 <= int(found[i]) <= 10**5 for i in (1, 2, 3)):
+        raise InputError(
+            f"--images {quoted(text)}; allowed: COUNTxHEIGHTxWIDTH in pixels, 2x1120x1120, and @SHARE below 1 of them "
+            "whose encoding is kept"
+        )
+    return Images(images=int(found[1]), height=int(found[2]), width=int(found[3]), cached=share)
+
+
+def answer_pools(
+    model: str,
+    system: str,
+    work: Lengths | Trace | TrafficCase,
+    asked: PoolsQuestion,
+    options: PlanOptions,
+    *,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Plan, print and write; exit code 2 where nothing keeps the limits."""
+    law = work if isinstance(work, Lengths) else lengths(work)
+    if options.rank_imbalance != EVEN_RANKS:
+        law = uneven(law, options.rank_imbalance)
+    found = plan_more_pools(model, system, law, asked, options)
+    text = blocks_text(pools_screen(found))
+    typer.echo(json.dumps(pools_json(found), indent=2) if as_json else text, nl=as_json)
+    if out is not None:
+        write_pools(found, text, out)
+    if not found.plan.members:
+        raise typer.Exit(INFEASIBLE)

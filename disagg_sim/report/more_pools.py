@@ -1,0 +1,272 @@
+"""Write plans of more pools than prefill and decode for people and programs: screen, JSON, files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.certainty.trust import Trust
+from disagg_sim.domain import MAPPING_COLUMNS, Mapping
+from disagg_sim.planning.more_pools import MorePools, Stage
+from disagg_sim.report.plan import Block
+from disagg_sim.report.plan_rows import seconds_text
+from disagg_sim.report.schemas import POOLS, PoolsJson, StageJson, plain
+from disagg_sim.report.words import text_of
+from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.serving.pools import PoolsPlan
+from disagg_sim.units import HOUR, MILLION
+
+HEADER = ("pool", "instances", "GPUs", "precision", "batch", "rate", "load", "a request takes", "binds")
+#: Pools as people read them.
+POOL_TEXT = {"ffn": "FFN"}
+#: What a larger batch of an instance would break, in words.
+HELD_TEXT = {
+    "memory": "memory holds the batch",
+    "attention_memory": "memory holds the batch",
+    "ffn_memory": "memory holds the batch",
+    "ftl": "the FTL limit holds the batch",
+    "ttl": "the TTL limit holds the batch",
+    "kv_link": "the KV link holds the rate",
+}
+#: Loads that differ by less set the rate together. [1]
+SAME = 1e-6
+
+
+def pools_screen(found: MorePools) -> list[Block]:
+    """Write a plan of more pools for people.
+
+    Parameters
+    ----------
+    found
+        With or without pools.
+
+    Returns
+    -------
+    list of Block
+        The question, the answer, a row for each pool, what they give, other systems.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.question import Size
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=1e-3)
+    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
+    >>> print(pools_screen(found)[1].rows[0][0])
+    INFEASIBLE: no split over attention and feed-forward GPUs meets the TTL limit of 0.001 s; the best TTL is ... s
+    """
+    plan = found.plan
+    head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
+    blocks = [_lines(_question(found)), _lines(f"{head}{plan.message}")]
+    if plan.members:
+        blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block(tuple(_facts(found)))]
+    told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
+    told += [f"left out: {line}" for line in found.left_out]
+    told += ["limits hold for a configuration, without queues: leave room for requests that come at random"]
+    return [*blocks, _lines(*told)]
+
+
+def _lines(*lines: str) -> Block:
+    return Block(tuple((line,) for line in lines))
+
+
+def _told(plan: PoolsPlan) -> str:
+    return f"{plan.total_gpus} GPUs, {plan.message}" if plan.members else plan.message
+
+
+def _question(found: MorePools) -> str:
+    asked, law = found.question, found.lengths
+    images = ""
+    if asked.images is not None:
+        kept = f", {asked.images.cached:.3g} of them kept" if asked.images.cached else ""
+        images = f", {asked.images.images} images of {asked.images.height} x {asked.images.width}{kept}"
+    many = f"{asked.size.gpus} GPUs" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
+    limits = f"FTL {seconds_text(asked.ftl_limit)}, TTL {seconds_text(asked.ttl_limit)}"
+    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
+    return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
+
+
+def _rows(found: MorePools) -> Iterator[tuple[str, ...]]:
+    """A row for each pool; what binds it names the pool that sets the rate."""
+    slowest = max(stage.load for stage in found.stages)
+    for stage in found.stages:
+        name = POOL_TEXT.get(stage.pool, stage.pool)
+        micro = f" in {stage.microbatches} micro-batches" if stage.microbatches > 1 else ""
+        yield (
+            name,
+            f"{stage.instances} x {_layout(stage)}",
+            f"{stage.gpus} x {stage.setup.system.name}",
+            stage.setup.precision.name,
+            f"{stage.batch} request{'s' * (stage.batch > 1)}{micro}",
+            f"{stage.rate:.4g}/s",
+            f"{stage.load:.0%}",
+            seconds_text(stage.seconds) + (" a token" if stage.pool in ("decode", "attention", "ffn") else ""),
+            "; ".join(_binds(stage, stage.load > slowest * (1 - SAME))),
+        )
+
+
+def _layout(stage: Stage) -> str:
+    """Degrees of the half of a layer that a pool runs: ``DP12``, ``EP6+2``, ``TP4 PP2``."""
+    mapping = stage.mapping
+    if mapping is None:
+        return "1 GPU"
+    if stage.pool == "attention" or (stage.pool == "ffn" and not stage.setup.model.is_moe):
+        return text_of(replace(mapping, ep=1))
+    return text_of(replace(mapping, dp_attn=1)) if stage.pool == "ffn" else text_of(mapping)
+
+
+def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
+    if slowest:
+        yield "sets the rate"
+    if stage.held_by:
+        yield HELD_TEXT[stage.held_by]
+    if not math.isnan(stage.idle):
+        yield f"waits {stage.idle:.0%} of a step"
+
+
+def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
+    plan, asked = found.plan, found.question
+    tokens = plan.request_rate * found.lengths.mean_osl
+    yield "FTL", f"{seconds_text(plan.ftl_s)} of {seconds_text(asked.ftl_limit)}", "encoding included, no queue"
+    yield "TTL", f"{seconds_text(plan.ttl_s)} of {seconds_text(asked.ttl_limit)}", ""
+    yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
+    hour = price_of(found)
+    if math.isnan(hour):
+        yield "price", "no market price of all systems is known: --price SYSTEM=USD_PER_HOUR", ""
+    else:
+        rests = "as given" if found.options.prices else "middle of the market range"
+        million = f"{hour / HOUR / tokens * MILLION:.3g} USD for a million output tokens"
+        yield "price", f"{hour:,.2f} USD/h, {million}", f"{Trust.ASSUMED}: {rests}"
+    watts = sum(stage.gpus * stage.setup.system.tdp for stage in found.stages)
+    yield "energy", f"{tokens / watts:.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
+
+
+def price_of(found: MorePools) -> float:
+    """Add up the price of all pools; NaN where that of a system is not known. [USD/h]"""
+    total = 0.0
+    for stage in found.stages:
+        system, prices = stage.setup.system, found.options.prices
+        known = system.name in prices or bool(system.usd_per_gpu_hour)
+        total += stage.gpus * (usd_per_gpu_hour(system, prices) if known else math.nan)
+    return total
+
+
+def pools_json(found: MorePools) -> PoolsJson:
+    """Make the versioned JSON of a plan of more pools: SI units.
+
+    Parameters
+    ----------
+    found
+        With or without pools.
+
+    Returns
+    -------
+    dict
+        ``schema``, ``status``, ``question``, ``pools`` ...
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.question import Size
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=0.1)
+    >>> made = pools_json(plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked))
+    >>> made["schema"], sorted({pool["pool"] for pool in made["pools"]})
+    ('disagg-sim/pools/1', ['attention', 'ffn', 'prefill'])
+    """
+    plan, asked, law = found.plan, found.question, found.lengths
+    return {
+        "schema": POOLS,
+        "status": plan.status,
+        "message": plan.message,
+        "binds": plan.binds,
+        "nearest": plain(plan.nearest),
+        "question": {
+            "model": found.model.name,
+            "pools": list(asked.pools),
+            "images": None if asked.images is None else plain(asdict(asked.images)),
+            "mean_isl": law.mean_isl,
+            "mean_osl": law.mean_osl,
+            "ftl_limit_s": asked.ftl_limit,
+            "ttl_limit_s": asked.ttl_limit,
+            "rate_per_s": asked.size.rate,
+            "gpus": asked.size.gpus,
+            "objective": found.options.objective,
+        },
+        "rate_per_s": plan.request_rate,
+        "gpus": plan.total_gpus,
+        "output_tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
+        "ftl_s": plain(plan.ftl_s),
+        "ttl_s": plain(plan.ttl_s),
+        "usd_per_hour": plain(price_of(found)) if plan.members else None,
+        "gap": plain(plan.gap),
+        "pools": [_stage_json(stage) for stage in found.stages],
+        "others": {names: other.message for names, other in found.others},
+        "left_out": list(found.left_out),
+    }
+
+
+def _stage_json(stage: Stage) -> StageJson:
+    return {
+        "pool": stage.pool,
+        "instances": stage.instances,
+        "gpus": stage.gpus,
+        "system": stage.setup.system.name,
+        "precision": stage.setup.precision.name,
+        "engine": stage.setup.engine,
+        "mapping": {} if stage.mapping is None else _degrees(stage.mapping),
+        "batch": stage.batch,
+        "microbatches": stage.microbatches,
+        "rate_per_s": stage.rate,
+        "load": stage.load,
+        "seconds": stage.seconds,
+        "idle": plain(stage.idle),
+        "held_by": stage.held_by,
+    }
+
+
+def _degrees(mapping: Mapping) -> dict[str, int]:
+    return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
+
+
+def write_pools(found: MorePools, text: str, out: Path) -> None:
+    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
+
+    Parameters
+    ----------
+    found
+        With or without pools.
+    text
+        The screen.
+    out
+        Directory; it is made.
+
+    Returns
+    -------
+    None
+        The files are there whole.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.question import Size
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=0.1)
+    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_pools(found, "16 GPUs", Path(folder))
+    ...     sorted(each.name for each in Path(folder).iterdir())
+    ['designs.csv', 'plan.json', 'plan.txt']
+    """
+    made = pools_json(found)
+    write_text(out / "plan.txt", text)
+    write_text(out / "plan.json", json.dumps(made, indent=2) + "\n")
+    rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]
+    write_csv(out / "designs.csv", pd.DataFrame(rows).drop(columns="mapping", errors="ignore"))

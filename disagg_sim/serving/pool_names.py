@@ -1,0 +1,75 @@
+"""Name the pools that a request passes, and say which of them serve one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from disagg_sim.facts.load import load_model
+from disagg_sim.facts.model import ModelSpec
+
+#: Pools in the order in which a request passes them; the last two decode together.
+POOLS = ("encode", "prefill", "decode", "attention", "ffn")
+#: The pools of a text model whose layers stay whole.
+TWO = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Images of a request; their tokens are part of its prompt."""
+
+    images: int  # of a request [1]
+    height: int  # [pixel]
+    width: int  # [pixel]
+    cached: float = 0.0  # share whose embeddings are kept [1]
+
+
+def pool_faults(
+    pools: Sequence[str],
+    images: Images | None,
+    models: Sequence[str | ModelSpec],
+    shortest: float,
+    options: dict[str, object],
+) -> Iterator[str]:
+    """Say which pools do not serve a request, and which keys do not go with them.
+
+    Parameters
+    ----------
+    pools, images
+        As the file says.
+    models, shortest
+        Models or their names, and the shortest prompt. [token]
+    options
+        Keys that further pools need at their default, and their values.
+
+    Yields
+    ------
+    str
+        One line a fault: key, value, what is allowed.
+
+    Examples
+    --------
+    >>> list(pool_faults(("prefill", "attention"), None, ["llama_3_1_8b"], 1024, {}))
+    ['pools: attention and ffn decode together; give both or neither']
+    """
+    asked = {*pools}
+    if asked == {*TWO}:
+        if images is not None:
+            yield "images: need 'encode' among the pools"
+        return
+    if len({"attention", "ffn"} & asked) == 1:
+        yield "pools: attention and ffn decode together; give both or neither"
+    elif "prefill" not in asked or not {"decode", "attention"} & asked:
+        yield f"pools: {', '.join(pools)} serve no request; allowed: prefill with decode, or with attention and ffn"
+    if ("encode" in asked) != (images is not None):
+        yield f"images: {'are missing: encode needs them' if images is None else 'need encode among the pools'}"
+    for key, value in options.items():
+        if value:
+            yield f"{key}: {value} does not go with pools other than prefill and decode"
+    if images is None or "encode" not in asked:
+        return
+    for model in (each if isinstance(each, ModelSpec) else load_model(each) for each in models):
+        if model.encoder is None:
+            yield f"pools: encode needs a model with an encoder, and {model.name} has none"
+        elif (tokens := images.images * model.encoder.tokens(images.height, images.width)) > shortest:
+            yield f"images: {tokens} tokens of {model.name} are more than a prompt of {shortest:.0f}, which counts them"

@@ -1,0 +1,149 @@
+"""Plans of more pools: the integer program's counts, what binds each pool, what the command says."""
+
+import json
+
+import jsonschema
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.main import run
+from disagg_sim.errors import InputError
+from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.report.schemas import json_schema
+from disagg_sim.serving.pool_names import Images
+
+FIVE = ("encode", "prefill", "attention", "ffn", "decode")
+IMAGES = Images(images=2, height=1120, width=1120)
+MODEL, SYSTEM, LENGTHS = "qwen3_5_35b_a3b", "gb200_nvl72", ds.lengths(4096, 256)
+COMMAND = ("plan", "--model", MODEL, "--system", SYSTEM, "--isl", "4096", "--osl", "256")
+
+
+def asked(pools=FIVE, images=IMAGES, size=Size(gpus=32), options=PlanOptions(), system=SYSTEM, **limits):  # noqa: B008
+    question = PoolsQuestion(pools=pools, images=images, size=size, **limits)
+    return plan_more_pools(MODEL, system, LENGTHS, question, options)
+
+
+def test_a_plan_is_the_answer_of_the_integer_program():
+    """The same candidates by hand: grids of all launchable mappings and of all splits."""
+    found = asked(ttl_limit=0.03)
+    at = ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv")
+    cuts = ds.enumerate_mappings(at, layouts="launchable")
+    step = ds.encode_step(at, images=2, height=1120, width=1120)
+    grids = ds.prefill_grid(at, cuts, LENGTHS), ds.decode_grid(at, cuts, LENGTHS)
+    split = ds.split_grid(at, LENGTHS, max_gpus=32)
+    plain = ds.plan_pools([step, *grids, split], ftl_limit=2.0, ttl_limit=0.03, gpu_budget=32)
+    assert found.plan.request_rate == plain.request_rate
+    assert found.plan.gpus == plain.gpus
+
+
+@pytest.mark.parametrize("pools", [FIVE, ("encode", "prefill", "decode"), ("encode", "prefill", "attention", "ffn")])
+def test_every_pool_keeps_up_and_the_slowest_sets_the_rate(pools):
+    found = asked(pools, size=Size(rate=100.0))
+    assert found.plan.status == "optimal"
+    assert found.plan.request_rate >= 100.0 * (1 - 1e-9)
+    assert {stage.pool for stage in found.stages} <= set(pools)
+    assert sum(stage.gpus for stage in found.stages) == found.plan.total_gpus
+    assert max(stage.load for stage in found.stages) == pytest.approx(1.0)
+    for stage in found.stages:
+        assert stage.rate * stage.load == pytest.approx(found.plan.request_rate)
+    encode = next(stage for stage in found.stages if stage.pool == "encode")
+    one = ds.encode_step(encode.setup, images=2, height=1120, width=1120)
+    assert encode.instances == -(-found.plan.request_rate // one.request_rate)  # a GPU fewer would not keep up
+
+
+def test_halves_of_an_instance_share_its_batch_and_step():
+    attention, ffn = (
+        next(stage for stage in asked(("prefill", "attention", "ffn"), None).stages if stage.pool == name)
+        for name in ("attention", "ffn")
+    )
+    assert (attention.instances, attention.batch, attention.microbatches) == (
+        ffn.instances,
+        ffn.batch,
+        ffn.microbatches,
+    )
+    assert attention.seconds == ffn.seconds
+    assert 0 <= min(attention.idle, ffn.idle) < max(attention.idle, ffn.idle) < 1
+
+
+def test_what_binds_a_batch_is_what_a_looser_limit_moves():
+    """A decode pool held by TTL serves more within twice the limit; one held by memory does not."""
+    tight = asked(("encode", "prefill", "decode"), ttl_limit=0.004)
+    decode = next(stage for stage in tight.stages if stage.pool == "decode")
+    assert decode.held_by == "ttl"
+    at, mapping = decode.setup, decode.mapping
+    grid = ds.decode_grid(at, mapping, LENGTHS)
+    places = [i for i, size in enumerate(grid.batch) if size > decode.batch]
+    assert grid.latency[0, places[0]] > 0.004 >= decode.seconds
+    loose = asked(("encode", "prefill", "decode"), ttl_limit=10.0)
+    assert {stage.held_by for stage in loose.stages if stage.pool == "decode"} <= {"memory", "kv_link", ""}
+
+
+def test_pools_may_have_systems_of_their_own():
+    options = PlanOptions(prefill_system="b200_sxm", objective="usd", prices={"b200_sxm": 3.0, "h200_sxm": 2.0})
+    question = PoolsQuestion(
+        pools=("encode", "prefill", "attention", "ffn"), images=IMAGES, size=Size(rate=20.0), ffn_system="b200_sxm"
+    )
+    found = plan_more_pools(MODEL, "h200_sxm", LENGTHS, question, options)
+    systems = {stage.pool: stage.setup.system.name for stage in found.stages}
+    assert systems == {"encode": "b200_sxm", "prefill": "b200_sxm", "attention": "h200_sxm", "ffn": "b200_sxm"}
+    assert found.plan.cost == pytest.approx(
+        sum(stage.gpus * options.prices[stage.setup.system.name] for stage in found.stages)
+    )
+
+
+def test_the_best_of_several_systems_is_told_first():
+    found = asked(("encode", "prefill", "decode"), system="h100_sxm,gb200_nvl72")
+    ((names, other),) = found.others
+    assert names == "h100_sxm"
+    assert found.plan.request_rate > other.request_rate > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pools": ("prefill", "attention")}, "attention and ffn decode together"),
+        ({"pools": ("encode", "prefill", "decode"), "images": None}, "encode needs them"),
+        ({"pools": ("prefill", "decode"), "images": None}, "leave pools out"),
+        ({"size": Size(users=3)}, "users: 3 is of plans of prefill and decode alone"),
+        ({"options": PlanOptions(objective="joule")}, "objective: 'joule' is of plans"),
+        ({"options": PlanOptions(availability=0.99)}, "availability: 0.99 is of plans"),
+    ],
+)
+def test_faults_say_what_is_allowed(changes, said):
+    with pytest.raises(InputError, match=said):
+        asked(**changes)
+
+
+def test_the_command_prints_its_pools_and_keeps_its_schema(capsys, tmp_path):
+    extra = ("--pools", ",".join(FIVE), "--images", "2x1120x1120", "--gpus", "32", "--out", str(tmp_path))
+    assert run([*COMMAND, *extra]) == 0
+    text = capsys.readouterr().out
+    assert "2 images of 1120 x 1120" in text
+    assert "sets the rate" in text
+    assert (tmp_path / "plan.txt").read_text() == text
+    assert run([*COMMAND, *extra, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    jsonschema.validate(made, json_schema("pools"))
+    assert made == json.loads((tmp_path / "plan.json").read_text())
+    assert run([*COMMAND, *extra, "--tpot", "1e-6"]) == 2
+    assert "INFEASIBLE: no decode configuration meets the TTL limit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (("--pools", "prefil,attention,ffn"), "did you mean 'prefill'"),
+        (("--images", "2x1120x1120"), "--images and --ffn-system need --pools"),
+        (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
+        (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
+        (("--pools", "prefill,attention,ffn", "--simulate"), "--simulate and --pools exclude each other"),
+        (("--pools", "prefill,attention,ffn", "--tpot", "30 ms@p99"), "without a percentile"),
+        (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "no drafts"),
+    ],
+)
+def test_faults_of_the_command_are_one_line(extra, said, capsys):
+    assert run([*COMMAND, "--gpus", "32", *extra]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
