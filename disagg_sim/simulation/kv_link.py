@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
@@ -55,6 +56,7 @@ class LinkSpec:
     sharing: str = "fair"  # of ``SHARING``
     push: str = "chunk"  # of ``PUSHES``
     chunk_tokens: int = 2048  # of a push chunk by chunk [token]
+    spine_oversubscription: float | None = None  # NICs of a leaf over its uplinks; None: as the system's file says [1]
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
@@ -69,16 +71,24 @@ class LinkSpec:
             raise InputError(f"link latency_s {self.latency_s} is out of range; allowed: from 0 s")
         if self.descriptor_s is not None and not 0 <= self.descriptor_s < math.inf:
             raise InputError(f"link descriptor_s {self.descriptor_s} is out of range; allowed: from 0 s")
+        over = self.spine_oversubscription
+        if over is not None and not 1.0 <= over < math.inf:
+            raise InputError(f"link spine_oversubscription {over} is out of range; allowed: from 1")
         if self.chunk_tokens < 1:
             raise InputError(f"link chunk_tokens {self.chunk_tokens} is out of range; allowed: whole numbers from 1")
 
     def spine(self, at: Setup, gpus: float) -> Spine | None:
         """The uplinks that a simulated deployment of ``gpus`` shares; None where its NICs are all that counts."""
-        system, profile = at.system, at.profile
+        system, profile = self._on(at.system), at.profile
         leaf, over = system.leaf_gpus, system.spine_oversubscription or 1.0
         if leaf is None or over == 1.0 or not leaf < gpus < math.inf or self.sharing != "fair" or self.bandwidth:
             return None
         return Spine(leaf, leaf * path_bandwidth(system, profile, "spine"))
+
+    def _on(self, system: SystemSpec) -> SystemSpec:
+        """The system with the spine of this network."""
+        over = self.spine_oversubscription
+        return system if over is None else replace(system, spine_oversubscription=over)
 
     def wire(self, at: Setup, gpus: float, *, shared_spine: bool = False) -> Wire:
         """The links of a deployment of ``gpus``, infinity where an NVLink domain cannot hold it.
@@ -88,7 +98,7 @@ class LinkSpec:
 
         Where bandwidth or latency are given, the profile adds no costs.
         """
-        system, profile = at.system, at.profile
+        system, profile = self._on(at.system), at.profile
         inside = gpus <= system.nvlink_domain
         link = own_link_bandwidth(system, profile, within_domain=inside)
         if path_of(system, gpus) == "spine" and not (shared_spine and self.spine(at, gpus)):

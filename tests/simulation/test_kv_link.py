@@ -203,6 +203,7 @@ def test_descriptors_are_hidden_with_their_pieces():
         ({"latency_s": -1.0}, "from 0 s"),
         ({"descriptor_s": -1.0}, "descriptor_s -1.0"),
         ({"chunk_tokens": 0}, "from 1"),
+        ({"spine_oversubscription": 0.5}, "spine_oversubscription 0.5 is out of range"),
     ],
 )
 def test_bad_links_are_refused(options, text):
