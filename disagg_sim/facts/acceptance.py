@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import list_specs, load_speculation
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
 
 
@@ -37,7 +38,7 @@ def measured_speculation(model: str) -> Speculation:
     own = [curve for curve in every if curve.model == model]
     if len(own) == 1:
         return own[0]
-    state = "state your own, such as 'mtp 0.8 0.6' or {method: mtp, acceptance: [0.8, 0.6]} in a file"
+    state = "state your own, such as 'mtp 0.8 0.6' or 'draft_model llama_3_1_8b 0.8 0.6', or in a file"
     if own:
         raise InputError(
             f"{model} has {len(own)} curves of acceptance: {', '.join(c.name for c in own)}; name one, or {state}"
@@ -46,13 +47,13 @@ def measured_speculation(model: str) -> Speculation:
     raise InputError(f"no acceptance was measured on {model}, and none is assumed; measured: {names}; {state}")
 
 
-def check_measured_on(speculation: Speculation, model: str) -> None:
-    """Refuse a curve of another model.
+def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
+    """Refuse a curve of another model, and a draft model of another vocabulary.
 
     Parameters
     ----------
     speculation, model
-        Curve, measured or stated, and name of the model that is to be served with it.
+        Drafter with its curve, measured or stated, and the model that is to be served with it.
 
     Returns
     -------
@@ -62,19 +63,29 @@ def check_measured_on(speculation: Speculation, model: str) -> None:
     Raises
     ------
     InputError
-        Where it was measured on another model; a stated acceptance belongs to none.
+        Where it was measured on another model (a stated acceptance belongs to none); where the tokens of a draft model
+        are not those of the model: engines refuse unequal vocabularies (vllm/v1/spec_decode/draft_model.py).
 
     Examples
     --------
-    >>> check_measured_on(load_speculation("deepseek_r1_mtp"), "deepseek_v3")
+    >>> from disagg_sim.facts.load import load_model
+    >>> check_drafts_for(load_speculation("deepseek_r1_mtp"), load_model("deepseek_v3"))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: acceptance 'deepseek_r1_mtp' was measured on deepseek_r1, not on deepseek_v3; ...
+    >>> check_drafts_for(load_speculation("draft_model llama_2_7b 0.7"), load_model("llama_3_1_70b"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: draft model llama_2_7b has 32000 tokens in its vocabulary, llama_3_1_70b 128256; ...
     """
-    if speculation.model not in ("", model):
-        stated = " ".join([speculation.method, *(f"{share:g}" for share in speculation.acceptance)])
+    if speculation.model not in ("", model.name):
         raise InputError(
-            f"acceptance {speculation.name!r} was measured on {speculation.model}, not on {model}; to take it all the "
-            f"same, state it: {stated!r}"
+            f"acceptance {speculation.name!r} was measured on {speculation.model}, not on {model.name}; to take it all "
+            f"the same, state it: {speculation.words!r}"
+        )
+    drafter = speculation.drafter
+    if drafter is not None and drafter.vocab != model.vocab:
+        raise InputError(
+            f"draft model {drafter.name} has {drafter.vocab} tokens in its vocabulary, {model.name} {model.vocab}; "
+            "allowed: the same, as it drafts tokens of the model"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -262,7 +263,8 @@ def load_speculation(name: str | Path) -> Speculation:
     Parameters
     ----------
     name
-        As in ``load_system``; or a method and an acceptance of one's own, ``"mtp 0.8 0.6"``.
+        As in ``load_system``; or a method and an acceptance of one's own, ``"mtp 0.8 0.6"`` or, of a draft model,
+        ``"draft_model llama_3_1_8b 0.8 0.6"``.
 
     Returns
     -------
@@ -275,8 +277,12 @@ def load_speculation(name: str | Path) -> Speculation:
     [(0.816,), (0.8, 0.6)]
     """
     if isinstance(name, str) and " " in name and not is_path(name):
-        return speculation_in_words(name)
-    return _load("speculation", name, Speculation)
+        return speculation_in_words(name, load_model)
+    found = _load("speculation", name, Speculation)
+    if not found.draft_model:
+        return found
+    drafter = load_model(found.draft_model)
+    return replace(found, draft_model=drafter.name, drafter=drafter)
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:

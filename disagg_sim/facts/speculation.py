@@ -11,7 +11,7 @@ on model, drafter and text, so there is no default: ``speculation/`` holds measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +25,10 @@ from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, s
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
-#: A module of the model's own kind of layer that is trained with it, and a small decoder layer on its hidden states.
-MTP, EAGLE3 = "mtp", "eagle3"
-METHODS = (MTP, EAGLE3)
+#: A module of the model's own kind of layer that is trained with it, a small decoder layer on its hidden states, and
+#: a model of its own with the same vocabulary.
+MTP, EAGLE3, DRAFT_MODEL = "mtp", "eagle3", "draft_model"
+METHODS = (MTP, EAGLE3, DRAFT_MODEL)
 #: Most drafts of a step; no published curve goes further. [token]
 MOST_DRAFTS = 8
 #: Hidden states that are joined before a draft layer: embedding and hidden state, or those of three layers. [1]
@@ -63,6 +64,8 @@ class Speculation(Shown):
     method: Annotated[str, OneOf(METHODS)]
     acceptance: Annotated[tuple[_Share, ...], NotEmpty]  # marginal, by position, never rising [1]
     layer: DraftLayer | None = None  # of EAGLE-3
+    draft_model: str = ""  # name of the model that drafts
+    drafter: Annotated[ModelSpec | None, NOT_IN_FILE] = None  # the same, loaded
     drafts: Annotated[tuple[int, ...], NOT_IN_FILE] = ()  # numbers of drafts to try; () = none to all positions [token]
     task: str = ""  # text that it was measured on
     thinking: str = ""  # on, off, or not stated
@@ -71,7 +74,7 @@ class Speculation(Shown):
     source: str = ""
 
     def __post_init__(self) -> None:
-        """``ValueError`` unless the acceptance falls, and an EAGLE-3 head has a layer."""
+        """``ValueError`` unless the acceptance falls, an EAGLE-3 head has a layer, and a draft model a name."""
         if any(later > sooner for sooner, later in pairwise(self.acceptance)):
             shown = ", ".join(f"{share:g}" for share in self.acceptance)
             raise ValueError(
@@ -79,13 +82,23 @@ class Speculation(Shown):
             )
         if len(self.acceptance) > MOST_DRAFTS:
             raise ValueError(f"acceptance has {len(self.acceptance)} positions; allowed: up to {MOST_DRAFTS}")
-        if (self.layer is None) != (self.method == MTP):
-            raise ValueError(f"method {self.method} {'needs' if self.layer is None else 'has no'} key 'layer'")
+        for key, method, given in (
+            ("layer", EAGLE3, self.layer is not None),
+            ("draft_model", DRAFT_MODEL, bool(self.draft_model)),
+        ):
+            if given != (self.method == method):
+                raise ValueError(f"method {self.method} {'has no' if given else 'needs'} key {key!r}")
 
     @property
     def choices(self) -> tuple[int, ...]:
         """Numbers of drafts that a search tries, rising. [token]"""
         return self.drafts or tuple(range(len(self.acceptance) + 1))
+
+    @property
+    def words(self) -> str:
+        """Method, draft model and acceptance in one line, as ``speculation_in_words`` reads it."""
+        shares = (f"{share:.10g}" for share in self.acceptance)
+        return " ".join([self.method, *([self.draft_model] if self.draft_model else []), *shares])
 
     def trying(self, drafts: tuple[int, ...]) -> Speculation:
         """The same drafter with other numbers of drafts to try.
@@ -108,8 +121,11 @@ class Speculation(Shown):
         """Find the draft layers on a model.
 
         An MTP module repeats the last layer of the model that caches tokens, with the last feed-forward part (arXiv
-        2412.19437, section 2.2; hybrid models attend fully in it); EAGLE-3 has a layer of its own.
+        2412.19437, section 2.2; hybrid models attend fully in it); EAGLE-3 has a layer of its own, a draft model all
+        of its layers.
         """
+        if self.drafter is not None:
+            return self.drafter.layers
         if self.layer is not None:
             return (self.layer.kind,)
         attending = [kind.attention for kind in model.layers if kind.attention.stores(1.0)]
@@ -154,13 +170,15 @@ def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculatio
         raise spec_error(path, [str(error)]) from None
 
 
-def speculation_in_words(word: str) -> Speculation:
+def speculation_in_words(word: str, load_model: Callable[[str], ModelSpec]) -> Speculation:
     """Read a method and its acceptance from one line, the name of ``stated_speculation``.
 
     Parameters
     ----------
     word
-        Of a table, a file or a command.
+        Of a table, a file or a command. A draft model stands behind its method.
+    load_model
+        Finds the draft model of a name.
 
     Returns
     -------
@@ -174,18 +192,35 @@ def speculation_in_words(word: str) -> Speculation:
 
     Examples
     --------
-    >>> speculation_in_words("mtp 0.8 0.6").acceptance
+    >>> from disagg_sim.facts.load import load_model
+    >>> speculation_in_words("mtp 0.8 0.6", load_model).acceptance
     (0.8, 0.6)
+    >>> speculation_in_words("draft_model llama-3.1-8b 0.7 0.5", load_model).name
+    'draft_model llama_3_1_8b 0.7 0.5'
     """
     method, *shares = word.split()
+    named = method == DRAFT_MODEL and shares and not _is_number(shares[0])
+    own = shares.pop(0) if named else ""
+    if (method == DRAFT_MODEL and not named) or not all(map(_is_number, shares)):
+        raise InputError(
+            f"speculation {quoted(word)} is no method and its acceptance, such as 'mtp 0.8 0.6' or "
+            "'draft_model llama_3_1_8b 0.8 0.6'"
+        )
+    acceptance = tuple(float(share) for share in shares)
+    return stated_speculation(method, acceptance, drafter=load_model(own) if own else None)
+
+
+def _is_number(word: str) -> bool:
     try:
-        acceptance = tuple(float(share) for share in shares)
+        float(word)
     except ValueError:
-        raise InputError(f"speculation {quoted(word)} is no method and its acceptance, such as 'mtp 0.8 0.6'") from None
-    return stated_speculation(method, acceptance)
+        return False
+    return True
 
 
-def stated_speculation(method: str, acceptance: tuple[float, ...], layer: DraftLayer | None = None) -> Speculation:
+def stated_speculation(
+    method: str, acceptance: tuple[float, ...], layer: DraftLayer | None = None, drafter: ModelSpec | None = None
+) -> Speculation:
     """Make the speculation of a stated acceptance.
 
     Parameters
@@ -196,6 +231,8 @@ def stated_speculation(method: str, acceptance: tuple[float, ...], layer: DraftL
         Marginal, by position. [1]
     layer
         Of EAGLE-3.
+    drafter
+        Draft model, of the method ``draft_model``.
 
     Returns
     -------
@@ -219,16 +256,18 @@ def stated_speculation(method: str, acceptance: tuple[float, ...], layer: DraftL
     if not acceptance or not all(0.0 <= share <= 1.0 for share in acceptance):
         shown = ", ".join(f"{share:g}" for share in acceptance)
         raise InputError(f"acceptance [{shown}] is out of range; allowed: shares from 0 to 1, one a position")
-    name = " ".join([method, *(f"{share:.10g}" for share in acceptance)])
     try:
-        return Speculation(
-            name=name,
+        said = Speculation(
+            name="",
             title="acceptance as stated",
             model="",
             method=method,
             acceptance=tuple(float(share) for share in acceptance),
             layer=layer,
+            draft_model=drafter.name if drafter is not None else "",
+            drafter=drafter,
             source="stated",
         )
     except ValueError as error:
         raise InputError(str(error)) from None
+    return replace(said, name=said.words)

@@ -4,6 +4,10 @@ Serving facts page, section 2. An MTP module joins the hidden state and the embe
 one layer of the model's kind and shares embedding and head (arXiv 2412.19437, section 2.2). EAGLE-3 joins the hidden
 states of three layers (3d to d) once a step; its layer reads hidden state and embedding side by side, and its head is
 its own (arXiv 2503.01840).
+
+A draft model is a model of its own (arXiv 2211.17192): it has the formats of the recipe and the TP of attention, as
+engines ask for (vllm/v1/spec_decode/draft_model.py; SGLang gives it the TP group of the model), a cache of its own for
+every token, prompts too, and takes nothing of the model but tokens. It stands on the last pipeline stage.
 """
 
 from __future__ import annotations
@@ -26,20 +30,23 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 class _Models(NamedTuple):
     """A model with its drafter."""
 
-    served: ModelSpec  # layers of the model and of the drafter
+    served: ModelSpec  # layers of the model and of a head; of both models
     alone: ModelSpec  # layers and head of the drafter
 
 
 @lru_cache(maxsize=64)
 def _models(model: ModelSpec, speculation: Speculation) -> _Models:
     layers = speculation.layers_on(model)
+    served = replace(model, layers=(*model.layers, *layers))
+    if speculation.drafter is not None:
+        return _Models(served, speculation.drafter)
     vocab = model.vocab if speculation.layer is None else speculation.layer.vocab
-    return _Models(replace(model, layers=(*model.layers, *layers)), replace(model, layers=layers, vocab=vocab))
+    return _Models(served, replace(model, layers=layers, vocab=vocab))
 
 
 @lru_cache(maxsize=64)
 def with_draft_layers(at: Setup) -> Setup:
-    """Make the setup of the model and its draft layers: what prefill passes, and what memory and caches hold.
+    """Make the setup of the model and its draft layers, of its own width: what prefill passes, and what memory holds.
 
     Parameters
     ----------
@@ -49,7 +56,7 @@ def with_draft_layers(at: Setup) -> Setup:
     Returns
     -------
     Setup
-        Without speculation; ``at`` itself where it has none.
+        Without speculation; ``at`` itself where it has none, or a draft model, which ``draft_model_of`` finds.
 
     Examples
     --------
@@ -58,14 +65,95 @@ def with_draft_layers(at: Setup) -> Setup:
     >>> len(at.model.layers), len(with_draft_layers(at).model.layers)
     (61, 62)
     """
-    if at.speculation is None:
+    if at.speculation is None or at.speculation.drafter is not None:
         return at
-    return replace(at, model=_models(at.model, at.speculation).served, speculation=None)
+    return replace(at, model=cached_layers(at), speculation=None)
+
+
+def draft_model_of(at: Setup) -> Setup | None:
+    """Find the setup of the draft model, on the same GPUs.
+
+    Parameters
+    ----------
+    at
+        Setup, with or without speculation.
+
+    Returns
+    -------
+    Setup or None
+        None without one: no speculation, or draft layers behind those of the model.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> said = "draft_model llama_3_1_8b 0.7 0.5"
+    >>> own = draft_model_of(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said))
+    >>> own.model.name, own.speculation
+    ('llama_3_1_8b', None)
+    """
+    return of_drafter(at) if at.speculation is not None and at.speculation.drafter is not None else None
+
+
+def cached_layers(at: Setup) -> ModelSpec:
+    """Find the model with every layer that keeps a cache: its own and those of its drafter, for counts of caches alone.
+
+    Parameters
+    ----------
+    at
+        Setup, with or without speculation.
+
+    Returns
+    -------
+    ModelSpec
+        Its layers may be of two widths, so no matrix multiply can be counted with it where there is a draft model.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> said = "draft_model llama_3_1_8b 0.7 0.5"
+    >>> len(cached_layers(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said)).layers)
+    112
+    """
+    return at.model if at.speculation is None else _models(at.model, at.speculation).served
+
+
+def check_context(at: Setup, isl: float, osl: float, *, allow_long: bool = False) -> None:
+    """Refuse requests that do not fit into the context of the model, or of its draft model.
+
+    Parameters
+    ----------
+    at
+        Setup, with or without speculation.
+    isl, osl
+        Input and output of a request. [token]
+    allow_long
+        Whether a context beyond that of the model is meant.
+
+    Returns
+    -------
+    None
+        Where they fit.
+
+    Raises
+    ------
+    InputError
+        Otherwise.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> check_context(setup("llama_3_1_70b", "h200_sxm", "fp8"), 131_000, 100)
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: ...
+    """
+    at.model.check_context(isl, osl, allow_long=allow_long)
+    if (own := draft_model_of(at)) is not None:
+        own.model.check_context(isl, osl, allow_long=allow_long)
 
 
 @lru_cache(maxsize=64)
 def of_drafter(at: Setup) -> Setup:
-    """Make the setup of the draft layers alone, of which ``at`` must have some.
+    """Make the setup of the draft layers alone, of which ``at`` must have some, or of the draft model.
 
     Parameters
     ----------
@@ -168,7 +256,7 @@ def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Ope
     Returns
     -------
     list of Operator
-        In the format of the head.
+        In the format of the head; none for a draft model, which takes tokens alone.
 
     Examples
     --------
@@ -181,6 +269,8 @@ def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Ope
     """
     speculation, d, fmt = at.speculation, at.model.hidden, at.precision.head
     assert speculation is not None
+    if speculation.drafter is not None:
+        return []
     joined = gemm("join hidden states", tokens, d, JOINED[speculation.method] * d, fmt)
     if speculation.layer is None:
         return [joined]
@@ -200,7 +290,7 @@ def joining_bytes(at: Setup, tp: Numeric) -> Numeric:
     Returns
     -------
     numeric
-        Of the shape of ``tp``; 0 without speculation. [B]
+        Of the shape of ``tp``; 0 without speculation, and with a draft model, whose weights are its own. [B]
 
     Examples
     --------
@@ -211,7 +301,7 @@ def joining_bytes(at: Setup, tp: Numeric) -> Numeric:
     '206 MB'
     """
     speculation, d = at.speculation, at.model.hidden
-    if speculation is None:
+    if speculation is None or speculation.drafter is not None:
         return 0.0
     params: Numeric = JOINED[speculation.method] * d * d
     if speculation.layer is not None:
@@ -228,7 +318,9 @@ def _embedding_columns(speculation: Speculation) -> int:
 def handed_bytes(at: Setup, isl: float) -> float:
     """Size what a prefill instance hands over of one prompt, each element once: caches, states, and to a drafter. [B]
 
-    A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3.
+    A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3, of none for a
+    draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
+    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others).
 
     Parameters
     ----------
@@ -249,7 +341,7 @@ def handed_bytes(at: Setup, isl: float) -> float:
     >>> handed_bytes(at, 1000) - 62 / 61 * handed_bytes(plain, 1000)
     14336.0
     """
-    cache = with_draft_layers(at).model.kv_bytes(isl, at.precision)
-    if at.speculation is None:
+    cache = cached_layers(at).kv_bytes(isl, at.precision)
+    if at.speculation is None or at.speculation.drafter is not None:
         return cache
     return cache + (JOINED[at.speculation.method] if at.speculation.layer else 1) * at.model.hidden * ACTIVATION_BYTES

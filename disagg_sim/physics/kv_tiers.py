@@ -15,6 +15,7 @@ from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, prefix_bytes, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
@@ -113,7 +114,7 @@ def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
     >>> loaded_bytes(at, 1000, held=400) / 163_840
     600.0
     """
-    model, precision = at.model, at.precision
+    model, precision = cached_layers(at), at.precision
     there = kv_bytes_per_request(model, precision, held) - model.state_bytes if held else 0.0
     return kv_bytes_per_request(model, precision, past) - there
 
@@ -143,7 +144,7 @@ def rank_bandwidth(at: Setup, mapping: Mapping, past: float, tier: KvTier) -> Nu
     >>> [f"{rank_bandwidth(at, each, 1000, tier_of(at.system, 'dram')) / 1e9:.0f} GB/s" for each in ranks]
     ['50 GB/s', '50 GB/s']
     """
-    return unique_gpus(at.model, mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
+    return unique_gpus(cached_layers(at), mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
 
 
 def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: float) -> float:
@@ -174,8 +175,8 @@ def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: flo
     """
     if capacity is None:
         return math.inf
-    unique = float(unique_gpus(at.model, mapping, prompt, at.precision))
-    return room_tokens(at.model, at.precision, unique * capacity, prompt)
+    unique = float(unique_gpus(cached_layers(at), mapping, prompt, at.precision))
+    return room_tokens(cached_layers(at), at.precision, unique * capacity, prompt)
 
 
 def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: float) -> float:
@@ -199,7 +200,7 @@ def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: flo
     --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
-    >>> f"{room_tokens(at.model, at.precision, 20e9, 8192):,.0f}"
+    >>> f"{room_tokens(cached_layers(at), at.precision, 20e9, 8192):,.0f}"
     '122,070'
     """
     return room / prefix_bytes(model, precision, prompt) * prompt
@@ -230,4 +231,4 @@ def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numer
     >>> f"{break_even_bandwidth(setup('llama_3_1_70b', 'h200_sxm', 'fp8'), 58976, 1.2) / 1e9:.1f} GB/s"
     '8.1 GB/s'
     """
-    return kv_bytes_per_request(at.model, at.precision, past) / recomputed_s
+    return kv_bytes_per_request(cached_layers(at), at.precision, past) / recomputed_s

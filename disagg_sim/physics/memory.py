@@ -20,7 +20,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
-from disagg_sim.physics.drafting import joining_bytes, with_draft_layers
+from disagg_sim.physics.drafting import draft_model_of, joining_bytes, with_draft_layers
 from disagg_sim.physics.residents import (
     EXPANDED,
     CachedTokens,
@@ -241,10 +241,15 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
 
 
 def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfStage]:
-    """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]"""
+    """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]
+
+    A draft model stands on the last stage.
+    """
     model, precision = with_draft_layers(at).model, at.precision
     tp, d = mapping.tp_attn, model.hidden
     table = stage_table(model, mapping.pp)
+    drafter = draft_model_of(at)
+    own = None if drafter is None else next(_stages(drafter, replace(mapping, pp=1), residents))
     layers = [layer for layer, _ in layers_of(model)]
     of_layer = [layer_weight_bytes(model, layer, precision, mapping) for layer in layers]
     if at.sharing.decode == "helix" and not is_one(dcp := mapping.shares[0]):
@@ -279,7 +284,8 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
                 cache = cache + count * attention.expanded_elements(tp) * precision.cache.bytes * residents.expanded
         whole = per_token * residents.tokens
         cache = whole if np.ndim(cache) == 0 and cache == 0.0 else cache + whole
-        yield _OfStage(weights, cache / at.cache_share, state)
+        held = _OfStage(weights, cache / at.cache_share, state)
+        yield held if own is None else _OfStage(*(one + last * more for one, more in zip(held, own, strict=True)))
 
 
 def _everywhere(

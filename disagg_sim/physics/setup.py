@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from disagg_sim.facts.acceptance import check_measured_on
+from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
 from disagg_sim.facts.engine import EngineSpec, Sharing
 from disagg_sim.facts.engine_memory import EngineMemory
@@ -195,7 +195,7 @@ def setup(
     profile_spec = profile if isinstance(profile, ProfileSpec) else load_profile(profile)
     curve = speculation if isinstance(speculation, Speculation | None) else load_speculation(speculation)
     if curve is not None:
-        check_measured_on(curve, model_spec.name)
+        check_drafts_for(curve, model_spec)
     recipe = resolve_precision(precision, _served(model_spec, curve), system_spec)
     overheads = engine if isinstance(engine, EngineSpec) else None
     name = overheads.name if overheads else engine_name(profile_spec, system_spec, str(engine or ""))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from disagg_sim.physics.drafting import cached_layers
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.plan import Plan
 from disagg_sim.search.prefixes import GpuCaches
@@ -96,5 +97,5 @@ def _met(design: Design, memory: GpuCaches, law: Lengths, sessions_per_s: float)
     """The caches of a design, in tokens."""
     pool = design.pools[0]
     own = replace(memory, gpus=int(pool.mapping.gpus), caches=pool.instances)
-    served = pool.setup.model, pool.setup.precision
+    served = cached_layers(pool.setup), pool.setup.precision
     return own.met(served, pool.setup.system, law.mean_isl, sessions_per_s=sessions_per_s)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from disagg_sim.physics.drafting import accepted_length, with_draft_layers
+from disagg_sim.physics.drafting import accepted_length, cached_layers
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
@@ -38,7 +38,7 @@ class Cache(NamedTuple):
 
 def cache_of(grid: PhaseGrid) -> Cache:
     """The cache that a prompt sends to a decode instance of a grid."""
-    model = with_draft_layers(grid.setup).model
+    model = cached_layers(grid.setup)
 
     def pieces(tokens: float) -> float:
         return float(descriptors(model, math.ceil(tokens), BLOCK_TOKENS))

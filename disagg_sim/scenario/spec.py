@@ -13,7 +13,7 @@ from pydantic import AfterValidator, PlainValidator
 from disagg_sim.domain import MOST_SEED, Slo
 from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
-from disagg_sim.facts.acceptance import check_measured_on
+from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import SeveralFaultsError, expected, require_few, told_by
 from disagg_sim.facts.schema import (
     Named,
@@ -389,7 +389,7 @@ def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
     every = [(part, each) for deployment in scenario.deployments for part in PARTS for each in deployment.part(part)]
     for at in {id(at): at for _, each in every if (at := each.setup or usual).speculation is not None}.values():
         assert at.speculation is not None
-        yield from told_by("speculation", check_measured_on, at.speculation, at.model.name)
+        yield from told_by("speculation", check_drafts_for, at.speculation, at.model)
         drafts = [int(each.mapping.draft_tokens) for _, each in every if (each.setup or usual) is at]
         yield from told_by("draft_tokens", at.speculation.trying, tuple(drafts))
         if not any(drafts):

@@ -39,7 +39,7 @@ from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draft_layers
+from disagg_sim.physics.drafting import accepted_length, cached_layers, check_context, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -119,9 +119,7 @@ class PhaseGrid(Shown):
     def unique_gpus(self) -> Ints:
         """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
         at = self.setup
-        distinct = unique_gpus(
-            with_draft_layers(at).model, self.mappings.for_grid(), self.lengths.mean_isl, at.precision
-        )
+        distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
 
     def chosen(self, rows: Any, columns: Any) -> Mapping:
@@ -468,7 +466,7 @@ def _axes(
     """Check and return the mappings and batch sizes of a grid; ``InputError`` for faults common to both kinds."""
     table = mappings_for(at, mappings)
     table = without_pcp(table) if phase == "decode" else table
-    at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
+    check_context(at, lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
     return table, batch_axis(at, table, lengths, phase=phase) if batch is None else given_sizes("batch", batch)
 

@@ -20,7 +20,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, ByValue, Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
-from disagg_sim.physics.drafting import accepted_length, handed_bytes
+from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
@@ -82,7 +82,7 @@ class Case:
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""
         object.__setattr__(self, "lengths", lengths := taken_up(self.at, self.lengths))
-        self.at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
+        check_context(self.at, lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
         above_zero("ftl_limit", self.ftl_limit, "s")
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")

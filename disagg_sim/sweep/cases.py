@@ -147,10 +147,10 @@ class Case:
 
     def counted(self) -> Case:
         """The case with the caches of its turns in tokens of its model."""
-        traffic, pools = self.traffic, self.pools
+        traffic = self.traffic
         if traffic.turns is None:
             return self
-        met = traffic.turns.met(self.model, pools.prefill_precision, self.prefill_system, traffic.isl)
+        met = traffic.turns.met(self.prefill_setup, traffic.isl)
         return replace(self, traffic=replace(traffic, met=met))
 
     def _system(self, name: str) -> SystemSpec:

@@ -76,8 +76,12 @@ def _specs(case: Case) -> dict[str, Any]:
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{profile}": load.load_profile(profile)}
     specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
     specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
-    if case.speculation and (curve := load.load_speculation(case.speculation)).model:  # a stated one has no file
-        specs[f"speculation/{case.speculation}"] = curve
+    if case.speculation:
+        curve = load.load_speculation(case.speculation)
+        if curve.model:  # a stated one has no file
+            specs[f"speculation/{case.speculation}"] = curve
+        if curve.drafter is not None:
+            specs[f"model/{curve.draft_model}"] = curve.drafter
     if case.traffic.law:
         specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):

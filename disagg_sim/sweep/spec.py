@@ -22,7 +22,7 @@ from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
 from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
-from disagg_sim.facts.acceptance import check_measured_on
+from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.profile import MOST_SKEW, skewed_profile
@@ -472,7 +472,7 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
     for curve in curves:
         yield from told_by("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:
-            yield from told_by("speculation", check_measured_on, curve, model)
+            yield from told_by("speculation", check_drafts_for, curve, load.load_model(model))
 
 
 def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:

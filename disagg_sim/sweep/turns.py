@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from disagg_sim.facts import load
-from disagg_sim.facts.hardware import WRITES, KvTier, SystemSpec
+from disagg_sim.facts.hardware import WRITES, KvTier
 from disagg_sim.facts.schema import Axis, Named, OneOf, PlainName, Quantity, Range, Strict, Unless, Written, schema_of
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.drafting import cached_layers
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import TB
 from disagg_sim.workload.turns import TurnCaches
@@ -27,13 +29,13 @@ class Turns:
         """Where nothing is remembered."""
         return TurnCaches(sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
 
-    def met(self, model: str, precision: str, system: SystemSpec, prompt: float) -> TurnCaches:
+    def met(self, at: Setup, prompt: float) -> TurnCaches:
         """Count the caches in tokens.
 
         Parameters
         ----------
-        model, precision, system
-            Of the instances that remember: names of model and recipe.
+        at
+            Of the instances that remember, whose drafter's cache counts, too.
         prompt
             Tokens of a usual prompt. [token]
 
@@ -48,9 +50,8 @@ class Turns:
         """
         if self.cache is None:
             return self.uncached
-        spec = load.load_model(model)
-        at = spec, load.resolve_precision(precision, spec, system)
-        return self.cache.met(at, system, prompt, sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
+        served = cached_layers(at), at.precision
+        return self.cache.met(served, at.system, prompt, sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
 
 
 class _Cache(Strict):

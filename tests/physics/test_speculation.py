@@ -309,7 +309,7 @@ class TestCurves:
             ("mtp 0.6 0.8", "acceptance 0.6, 0.8 rises"),
             ("mtp 1.2", r"acceptance \[1.2\] is out of range"),
             ("mtp many", "is no method and its acceptance, such as 'mtp 0.8 0.6'"),
-            ("draft_model 0.8", "method 'draft_model' is not timed; allowed: mtp, eagle3"),
+            ("medusa 0.8", "method 'medusa' is not timed; allowed: mtp, eagle3, draft_model"),
             ("eagle3 0.8", "method eagle3 needs key 'layer'"),
             ("mtp" + " 0.1" * 9, "9 positions; allowed: up to 8"),
         ],

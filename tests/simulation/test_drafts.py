@@ -120,6 +120,10 @@ def test_a_drafter_takes_memory_and_rows_of_the_largest_step():
 #: Model, system, recipe, drafter, mapping with drafts, prompt, output, batch. A chunk of 200 tokens a step keeps up.
 CASES = {
     "deepseek": ("deepseek_r1", "h200_sxm", "fp8", "mtp 0.8", {"tp_attn": 8, "ep": 8}, 2000, 577, 32),
+    "draft_model": (
+        *("llama_3_1_70b", "h200_sxm", "fp8", "draft_model llama_3_1_8b 0.8 0.6"),
+        *({"tp_attn": 4, "tp_ffn": 4}, 2000, 769, 32),
+    ),
     "ranks": ("mixtral_8x7b", "h100_sxm", "bf16", "mtp 0.8 0.6 0.45", {"dp_attn": 4, "ep": 4}, 1000, 457, 32),
 }
 

@@ -12,22 +12,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import with_draft_layers
+from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
+    all_stages,
     attention_cost,
     attention_side,
     stretched,
     with_ends,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.roofline import Sums
+from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, is_one, look_up, side_by_side
@@ -202,16 +204,16 @@ def chunked_lookups(
     forms: tuple[str, ...] = ("auto",),
 ) -> Lookups[list[PrefillPass]]:
     """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
-    at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
+    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, float(isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
 
-    def linear(size: Numeric) -> Lookups[Any]:
-        side = yield from look_up(_Side(at), (mapping.tp_attn, pcp, size), levels)
+    def linear(of: Setup, size: Numeric) -> Lookups[Any]:
+        side = yield from look_up(_Side(of), (mapping.tp_attn, pcp, size), levels)
         return (
             yield from expert_lookups(
-                at,
+                of,
                 mapping,
                 side,
                 phase="prefill",
@@ -223,30 +225,79 @@ def chunked_lookups(
     most = 4 ** int(np.ceil(np.log2(np.max(plan.chunks)) / 2))
     shards = mapping.tp_attn, dcp, pcp, chunk_tokens
     uneven = bool(np.any(plan.last != plan.size))
-    asked: list[Lookups[Any]] = [
-        look_up(_Head(at), (mapping.tp_attn,), levels),
-        linear(plan.size),
-        *([linear(plan.last)] if uneven else []),
-        *(look_up(_Attention(at, new, past, form, most), shards, levels) for form in forms),
-    ]
-    (head_time, head_sums), full, *rest = yield from side_by_side(asked)
-    final = rest.pop(0) if uneven else full
-    final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
     before = plan.chunks - 1
+
+    def chunks(of: Setup, of_forms: tuple[str, ...]) -> Lookups[tuple[_Chunks, list[_Cores]]]:
+        """Everything but scores and values, and these under every form of MLA."""
+        asked: list[Lookups[Any]] = [
+            look_up(_Head(of), (mapping.tp_attn,), levels),
+            linear(of, plan.size),
+            *([linear(of, plan.last)] if uneven else []),
+            *(look_up(_Attention(of, new, past, form, most), shards, levels) for form in of_forms),
+        ]
+        (head_time, head_sums), full, *cores = yield from side_by_side(asked)
+        final = cores.pop(0) if uneven else full
+        final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
+        sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
+        full, final = (stretched(times, prefill_stretch(of)) for times in (full, final))
+        return _Chunks(before, full, final, sums), cores
+
+    parts, cores = yield from chunks(at, forms)
+    drafted = _NO_DRAFT
+    if own is not None:
+        own_parts, (own_cores,) = yield from chunks(own, ("auto",))
+        drafted = _drafted(own.model, own_parts, own_cores)
+        parts = parts._replace(sums=parts.sums.plus(drafted.sums))
     hop = hop_cost(prompts * plan.size / pcp, mapping.gpus, at) * (pp - 1)
-    linear_sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
     host, host_once = prefill_host(at, mapping, plan.chunks), host_time(at, mapping, 0.0)
-    full, final = (stretched(times, prefill_stretch(at)) for times in (full, final))
     found = []
-    for attention in rest:
-        busy, path = _busy_and_path(at, mapping, before, full, final, attention)
-        sums = with_ends(linear_sums.plus(attention.sums), hop, host_once)
+    for attention in cores:
+        busy, path = _busy_and_path(at, mapping, parts, attention, drafted)
+        sums = with_ends(parts.sums.plus(attention.sums), hop, host_once)
         found.append(PrefillPass(path + host + hop.time, busy + host, sums))
     return found
 
 
+class _Chunks(NamedTuple):
+    """All chunks of a pass but for scores and values."""
+
+    before: Numeric  # chunks before the last [1]
+    full: LayerTimes  # of one of them [s]
+    final: LayerTimes  # of the last, with the head [s]
+    sums: AnySums  # of all [s]
+
+
+class _Drafted(NamedTuple):
+    """Passes of a draft model behind the chunks on the last stage. [s]"""
+
+    whole: Numeric  # behind all chunks
+    full: Numeric  # behind the last chunk of full size
+    last: Numeric  # behind the last chunk
+    sums: AnySums
+
+
+_NO_DRAFT = _Drafted(0.0, 0.0, 0.0, Sums())
+
+
+def _drafted(model: ModelSpec, parts: _Chunks, attention: _Cores) -> _Drafted:
+    """Add up the layers of a draft model, chunk by chunk."""
+
+    def through(times: LayerTimes, scores: tuple[Numeric, ...]) -> Numeric:
+        return all_stages(model, times._replace(scores=scores))
+
+    none = tuple(0.0 for _ in attention.whole)
+    linear = parts.before * through(parts.full, none) + through(parts.final, none)
+    scores = sum(each * count for each, count in zip(attention.whole, model.kind_counts, strict=True))
+    return _Drafted(
+        whole=linear + scores,
+        full=through(parts.full, attention.full),
+        last=through(parts.final, attention.last),
+        sums=parts.sums.plus(attention.sums),
+    )
+
+
 def _busy_and_path(
-    at: Setup, mapping: Mapping, before: Numeric, full: LayerTimes, final: LayerTimes, attention: _Cores
+    at: Setup, mapping: Mapping, parts: _Chunks, attention: _Cores, drafted: _Drafted
 ) -> tuple[Numeric, Numeric]:
     """``sum(t_i)`` of the slowest stage, and the critical path of the pass, of stretched times, without host. [s]
 
@@ -254,21 +305,21 @@ def _busy_and_path(
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
     ``sum(t_i) + (p-1)*max(t_i)``.
     """
-    model, pp = at.model, mapping.pp
+    model, pp, (before, full, final, _) = at.model, mapping.pp, parts
     table, launch = stage_table(model, pp), launch_time(at, mapping)
     kinds = range(len(model.kinds))
     summed = [before * full.layers[i] + final.layers[i] + attention.whole[i] for i in kinds]
     one_full = [full.layers[i] + attention.full[i] for i in kinds]
     one_last = [final.layers[i] + attention.last[i] for i in kinds]
     counts_of_all = model.kind_counts
-    every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds)
-    every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds)
+    every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds) + drafted.full
+    every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds) + drafted.last
     busy: Numeric = 0.0
     path: Numeric = 0.0
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        here = first * (before * full.embedding + final.embedding) + last * final.head
-        here_full = first * full.embedding
-        here_last = first * final.embedding + last * final.head
+        here = first * (before * full.embedding + final.embedding) + last * (final.head + drafted.whole)
+        here_full = first * full.embedding + last * drafted.full
+        here_last = first * final.embedding + last * (final.head + drafted.last)
         for i in kinds:
             here = here + counts[..., i] * summed[i]
             here_full = here_full + counts[..., i] * one_full[i]

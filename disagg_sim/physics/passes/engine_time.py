@@ -15,7 +15,9 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.domain import Mapping
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.drafting import draft_model_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -56,7 +58,7 @@ def host_time(at: Setup, mapping: Mapping, sequences: Numeric) -> Numeric:
 
 
 def launch_time(at: Setup, mapping: Mapping) -> Numeric:
-    """Find the host time to launch the kernels of one stage one by one; 0 without an engine. [s]
+    """Find the host time to launch the kernels of one stage one by one, with those of a draft model; else 0. [s]
 
     Parameters
     ----------
@@ -81,10 +83,14 @@ def launch_time(at: Setup, mapping: Mapping) -> Numeric:
     """
     if at.overheads is None:
         return 0.0
-    kernels = 0
-    for layer, count in layers_of(at.model):
-        kernels += count * (layer.attention.launches + layer.ffn.launches)
-    return at.overheads.kernel_launch * kernels / mapping.pp
+    launch = at.overheads.kernel_launch
+    own = draft_model_of(at)
+    return launch * _kernels(at.model) / mapping.pp + (0.0 if own is None else launch * _kernels(own.model))
+
+
+def _kernels(model: ModelSpec) -> int:
+    """Kernels of all layers. [1]"""
+    return sum(count * (layer.attention.launches + layer.ffn.launches) for layer, count in layers_of(model))
 
 
 def prefill_host(at: Setup, mapping: Mapping, parts: Numeric) -> Numeric:

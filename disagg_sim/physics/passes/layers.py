@@ -294,6 +294,34 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     return total
 
 
+def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
+    """Let a pass of a draft model follow on the last stage.
+
+    Parameters
+    ----------
+    times
+        Of the model that it drafts for. [s]
+    model, drafted
+        Draft model, and times of its pass. [s]
+
+    Returns
+    -------
+    LayerTimes
+        With a longer head, and the sums of both. [s]
+
+    Examples
+    --------
+    A head of 1 ms, and 32 draft layers of 0.5 ms behind it:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> times = LayerTimes(layers=(1e-3,), scores=(0.0,), embedding=0.0, head=1e-3, sums=Sums())
+    >>> drafted = LayerTimes(layers=(0.5e-3,), scores=(0.0,), embedding=0.0, head=0.0, sums=Sums())
+    >>> f"{1e3 * followed(times, load_model('llama_3_1_8b'), drafted).head:.0f} ms"
+    '17 ms'
+    """
+    return times._replace(head=times.head + all_stages(model, drafted), sums=times.sums.plus(drafted.sums))
+
+
 def with_ends(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
     """Add host [s] and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=host))

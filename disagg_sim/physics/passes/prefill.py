@@ -13,14 +13,16 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
-from disagg_sim.physics.drafting import with_draft_layers
+from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
+    LayerTimes,
     all_stages,
     attention_side,
+    followed,
     slowest_stage,
     stretched,
     with_ends,
@@ -56,7 +58,8 @@ def prefill_pass(
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
-    shop; at pp = 1 it is the pass time. Prompts pass the layers of a drafter, too. With an engine every micro-batch has
+    shop; at pp = 1 it is the pass time. Prompts pass the layers of a drafter, too; a draft model follows on the last
+    stage. With an engine every micro-batch has
     host time of its own, kernels are stretched, and the launches are the least time of a stage. Source: physics page,
     section 7; of a cached past section 8.
 
@@ -126,7 +129,7 @@ def prefill_lookups(
     slowest: PromptLoad | None = None,
 ) -> Lookups[PrefillPass]:
     """Ask for what ``prefill_pass`` needs, to be joined with what others ask for."""
-    at, pp, new = with_draft_layers(at), mapping.pp, float(isl - past)
+    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, float(isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
@@ -135,16 +138,17 @@ def prefill_lookups(
     if slowest is not None:
         prompts, each = slowest.prompts / microbatches, slowest.new
     dcp, pcp = mapping.shares
-    side = _Side(at, past, mla_form)
-    times = yield from expert_lookups(
-        at,
-        mapping,
-        (yield from look_up_at(side, (mapping.tp_attn, dcp, pcp), Levels(prompts), each)),
-        phase="prefill",
-        rank=Levels(prompts * each / pcp),
-        total=total,
-    )
-    times = stretched(times, prefill_stretch(at))
+
+    def layers(of: Setup) -> Lookups[LayerTimes]:
+        side = _Side(of, past, mla_form)
+        attention = yield from look_up_at(side, (mapping.tp_attn, dcp, pcp), Levels(prompts), each)
+        rank = Levels(prompts * each / pcp)
+        found = yield from expert_lookups(of, mapping, attention, phase="prefill", rank=rank, total=total)
+        return stretched(found, prefill_stretch(of))
+
+    times = yield from layers(at)
+    if own is not None:
+        times = followed(times, own.model, (yield from layers(own)))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)

@@ -10,7 +10,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.drafting import joining, of_drafter, with_draft_layers
+from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch, step_time
@@ -20,6 +20,7 @@ from disagg_sim.physics.passes.layers import (
     all_stages,
     attention_cost,
     attention_side,
+    followed,
     slowest_stage,
     stretched,
     with_prefill,
@@ -37,6 +38,7 @@ class StepPhysics:
     def __init__(self, at: Setup, mapping: Mapping, mla_form: str = "auto") -> None:
         self._at, self._mapping, self._form = at, mapping, mla_form
         self._prefilled = with_draft_layers(at)  # prompts pass the layers of a drafter as any others
+        self._own = draft_model_of(at)  # which follows on the last stage
         self.queries = 1 + int(np.max(mapping.draft_tokens))
         self.stages, self.ranks = int(np.max(mapping.pp)), int(np.max(mapping.dp_attn))
         self._dcp, self._pcp = mapping.shares
@@ -48,7 +50,7 @@ class StepPhysics:
     @property
     def kinks(self) -> tuple[int, ...]:
         """Windows and chosen tokens of the model's attention: kinks of its step time. [token]"""
-        return self._at.model.kinks
+        return cached_layers(self._at).kinks
 
     @property
     def switches(self) -> bool:
@@ -139,12 +141,17 @@ class StepPhysics:
         shape = (prompts.size, lengths.size, pasts.size)
         tokens = Tokens(prompts=prompts[:, None, None], new=lengths[:, None], past=pasts, dcp=self._dcp, pcp=self._pcp)
         tp, at = self._mapping.tp_attn, self._prefilled
-        cores = tuple(
-            np.broadcast_to(attention_cost(layer.attention, at, tp, tokens, self._form).time, shape)
-            for layer, _ in layers_of(at.model)
-        )
-        none = tuple(0.0 for _ in cores)
-        times = LayerTimes(none, cores, 0.0, 0.0, NO_SUMS)
+
+        def scores(of: Setup) -> LayerTimes:
+            cores = tuple(
+                np.broadcast_to(attention_cost(layer.attention, of, tp, tokens, self._form).time, shape)
+                for layer, _ in layers_of(of.model)
+            )
+            return LayerTimes(tuple(0.0 for _ in cores), cores, 0.0, 0.0, NO_SUMS)
+
+        times = scores(at)
+        if self._own is not None:
+            times = followed(times, self._own.model, scores(self._own))
         rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
             rows.append(self._slowest(times, at))
@@ -160,7 +167,10 @@ class StepPhysics:
         """
         times = self._one_pass(phase, sequences, share, totals, at, queries=self.queries)
         if self.queries == 1 or not np.any(sequences):
-            return times
+            if self._own is None or not np.any(share):
+                return times
+            alone = self._one_pass(phase, np.zeros_like(sequences), share, (0.0, totals[1]), self._own, queries=1)
+            return followed(times, self._own.model, alone)
 
         def draft(share: Numeric, prefill: Numeric, queries: int) -> Numeric:
             own, first = of_drafter(at), queries > 1
