@@ -65,6 +65,7 @@ class Speculation(Shown):
     acceptance: Annotated[tuple[_Share, ...], NotEmpty]  # marginal, by position, never rising [1]
     layer: DraftLayer | None = None  # of EAGLE-3
     draft_model: str = ""  # name of the model that drafts
+    checkpoint: str = ""  # of a head or a draft model, on the hub or a path; "" = none known, or that of the recipe
     drafter: Annotated[ModelSpec | None, NOT_IN_FILE] = None  # the same, loaded
     drafts: Annotated[tuple[int, ...], NOT_IN_FILE] = ()  # numbers of drafts to try; () = none to all positions [token]
     task: str = ""  # text that it was measured on
@@ -82,6 +83,8 @@ class Speculation(Shown):
             )
         if len(self.acceptance) > MOST_DRAFTS:
             raise ValueError(f"acceptance has {len(self.acceptance)} positions; allowed: up to {MOST_DRAFTS}")
+        if self.checkpoint and self.method == MTP:
+            raise ValueError("method mtp has no key 'checkpoint': its module lies in that of the model")
         for key, method, given in (
             ("layer", EAGLE3, self.layer is not None),
             ("draft_model", DRAFT_MODEL, bool(self.draft_model)),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disagg_sim.facts.speculation import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import NODE_GPUS, Workers
 from disagg_sim.units import GB, GIB
@@ -63,8 +64,18 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _given("--quantization", weights.quantised or None)
     flags |= _vllm_connectors(workers)
     if drafts := _drafts_of(workers):
-        flags["--speculative-config"] = {"method": "mtp", "num_speculative_tokens": drafts}
+        flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
     return flags
+
+
+def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
+    """Its drafter; a draft model has the TP of the model, which vLLM asks for."""
+    assert workers.setup.speculation is not None
+    said: dict[str, Any] = {"method": workers.setup.speculation.method, "num_speculative_tokens": drafts}
+    if (own := weights.drafter) is not None:
+        said |= {"model": own.checkpoint, "draft_tensor_parallel_size": int(workers.mapping.tp_attn)}
+        said |= _given("quantization", own.quantised or None)
+    return said
 
 
 def _vllm_connectors(workers: Workers) -> dict[str, Any]:
@@ -161,9 +172,18 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
     flags |= _hicache(workers)
     if drafts := _drafts_of(workers):
-        flags |= {"--speculative-algorithm": "EAGLE", "--speculative-num-steps": drafts}
+        assert at.speculation is not None
+        flags |= {"--speculative-algorithm": _SGLANG_DRAFTERS[at.speculation.method], "--speculative-num-steps": drafts}
         flags |= {"--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": drafts + 1}
+        if (own := weights.drafter) is not None:
+            flags["--speculative-draft-model-path"] = own.checkpoint
+            flags |= _given("--speculative-draft-model-quantization", own.quantised or None)
     return flags
+
+
+#: Kinds of drafters, as SGLang and TensorRT-LLM call them.
+_SGLANG_DRAFTERS = {MTP: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
+_TRTLLM_DRAFTERS = {EAGLE3: "Eagle3", DRAFT_MODEL: "Draft_Target"}
 
 
 def _hicache(workers: Workers) -> dict[str, Any]:
@@ -176,7 +196,7 @@ def _hicache(workers: Workers) -> dict[str, Any]:
     return flags | ({"--hicache-storage-backend": "file"} if tier_bytes(workers, "ssd") else {})
 
 
-def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa: ARG001 - one form for all engines
+def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
     """The configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``.
 
     Parameters
@@ -234,8 +254,18 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:  # noqa
     if workers.role in _KV_ROLES:
         config["cache_transceiver_config"] = {"backend": "NIXL"}
     if drafts := _drafts_of(workers):
-        config["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": drafts}
+        config |= _trtllm_drafts(workers, weights, drafts)
     return config
+
+
+def _trtllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
+    """Its drafter; documentation starts a draft model without the overlap scheduler."""
+    assert workers.setup.speculation is not None
+    method, own = workers.setup.speculation.method, weights.drafter
+    if own is None:
+        return {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": drafts}}
+    said = {"decoding_type": _TRTLLM_DRAFTERS[method], "max_draft_len": drafts, "speculative_model": own.checkpoint}
+    return {**({"disable_overlap_scheduler": True} if method == DRAFT_MODEL else {}), "speculative_config": said}
 
 
 def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.speculation import DRAFT_MODEL
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES, tier_bytes
 from disagg_sim.launch.workers import Workers, workers_of
@@ -136,14 +137,25 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":
             yield f"{where}: PCP outside of prefill pools"
-        if (drafter := each.setup.speculation) is not None and drafter.method != "mtp":
-            yield f"{where}: a head of {drafter.method}, whose checkpoint nothing names"
-        if drafter is not None and engine == "trtllm" and each.mapping.pp > 1:
-            yield f"{where}: speculative decoding over pipeline stages"
+        if (drafter := each.setup.speculation) is not None:
+            for said in _refused_drafts(each, drafter.method, engine):
+                yield f"{where}: {said}"
         for said in _refused_tiers(each, engine):
             yield f"{where}: {said}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
+
+
+def _refused_drafts(workers: Workers, method: str, engine: str) -> Iterator[str]:
+    """Reasons why workers cannot be started with a drafter.
+
+    SGLang: sglang/srt/arg_groups/speculative_hook.py and validation_hook.py, an experimental path aside. vLLM:
+    docs/features/spec_decode, which says so of drafts over stages; its heads run on the last stage since.
+    """
+    if workers.mapping.pp > 1 and (engine != "vllm" or method == DRAFT_MODEL):
+        yield "speculative decoding over pipeline stages"
+    if workers.mapping.dp_attn > 1 and engine == "sglang" and method == DRAFT_MODEL:
+        yield "a draft model beside attention DP"
 
 
 def _refused_tiers(workers: Workers, engine: str) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from disagg_sim.facts.load import load_checkpoints
+from disagg_sim.facts.speculation import MTP
+from disagg_sim.physics.drafting import draft_model_of
 from disagg_sim.physics.setup import Setup
 
-#: In files, where no published checkpoint is known.
-UNKNOWN = "CHECKPOINT"
+#: In files, where no published checkpoint is known, of the model and of its drafter.
+UNKNOWN, UNKNOWN_DRAFTER = "CHECKPOINT", "DRAFT_CHECKPOINT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class Weights:
     checkpoint: str
     quantised: str = ""  # format that the engine makes of it; empty = as it is
     note: str = ""  # what the reader must know
+    drafter: Weights | None = None  # of a head or a draft model; None without, and where it lies in the checkpoint
 
 
 def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> Weights:
@@ -35,7 +38,7 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
     Returns
     -------
     Weights
-        ``UNKNOWN`` with a note where none is known.
+        ``UNKNOWN`` with a note where none is known; with those of a head or a draft model, by the same rules.
 
     Examples
     --------
@@ -45,6 +48,28 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
     >>> weights_of(setup("qwen2_5_7b", "h200_sxm", "fp8")).quantised
     'fp8'
     """
+    own = replace(at, speculation=None)
+    return replace(_of_model(own, checkpoint, quantises=quantises), drafter=_of_drafter(at, quantises=quantises))
+
+
+def _of_drafter(at: Setup, *, quantises: bool) -> Weights | None:
+    """Checkpoint of a head or a draft model."""
+    speculation, own = at.speculation, draft_model_of(at)
+    if speculation is None or speculation.method == MTP:
+        return None
+    if speculation.checkpoint:
+        return Weights(checkpoint=speculation.checkpoint)
+    if own is None:
+        said = f"no checkpoint of the {speculation.method} head {speculation.name} is known: put its name or path"
+        return Weights(checkpoint=UNKNOWN_DRAFTER, note=f"{said} in place of {UNKNOWN_DRAFTER}")
+    found = _of_model(own, "", quantises=quantises)
+    if found.checkpoint != UNKNOWN:
+        return found
+    return replace(found, checkpoint=UNKNOWN_DRAFTER, note=found.note.replace(UNKNOWN, UNKNOWN_DRAFTER))
+
+
+def _of_model(at: Setup, checkpoint: str, *, quantises: bool) -> Weights:
+    """Checkpoint of one model."""
     recipe, model = at.precision, at.model
     kind = (recipe.expert if model.is_moe else recipe.ffn).name
     if checkpoint:
