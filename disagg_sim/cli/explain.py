@@ -25,7 +25,6 @@ from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.question import FAILURES
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import tiers_of_designs
 from disagg_sim.report.breakdown import (
@@ -49,6 +48,7 @@ from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
+from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback

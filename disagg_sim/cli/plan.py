@@ -29,10 +29,11 @@ from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.question import FAILURES, OBJECTIVES, OWN, PlanOptions, Size
+from disagg_sim.planning.question import OBJECTIVES, OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.units import GB, parse_quantity
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, with_cached

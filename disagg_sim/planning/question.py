@@ -15,6 +15,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.serving.availability import FAILURES
 from disagg_sim.workload.lengths import EVEN_RANKS
 from disagg_sim.workload.trace import Trace
 
@@ -29,9 +30,6 @@ MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 #: Most GPUs that are planned for. [1]
 MOST_GPUS = 100_000
 
-
-#: Failure rates where a plan has spares and names none.
-FAILURES = "llama_3_405b"
 
 #: In place of an engine that mappings must suit: that of the times.
 OWN = "own"

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from disagg_sim.certainty.designs import Designs
-from disagg_sim.errors import InputError, as_float, quoted
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.serving.availability import Need, Spares, blast_of, spares_for
+from disagg_sim.serving.availability import Need, Spares, blast_of, check_target, spares_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +20,7 @@ class Availability:
 
     def __post_init__(self) -> None:
         """``InputError`` for a target out of range."""
-        if not 0.0 < as_float(self.target) < 1.0:
-            raise InputError(
-                f"availability {quoted(self.target)} is out of range; allowed: above 0 and below 1, such as 0.999"
-            )
+        check_target(self.target)
 
     def spared(self, design: Design, costs: Mapping[str, float]) -> Design:
         """The design with the cheapest spares for the target, and its cost with them."""

@@ -36,13 +36,17 @@ from disagg_sim.report.schemas import (
 from disagg_sim.report.words import records
 from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.inputs import Change
 
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
 AT = (20.0, 50.0, 100.0)
 #: Columns that say what the throughput of a frontier was taken in, where it is not a GPU.
-_PER = ("tokens_per_usd", "tokens_per_drawn_joule", "tokens_per_joule")
+_PER = (
+    *(f"{name}{WITH_SPARES}" for name in (THROUGHPUT, "tokens_per_usd", "tokens_per_joule")),
+    *("tokens_per_usd", "tokens_per_drawn_joule", "tokens_per_joule"),
+)
 #: Columns that every point has.
 _TOLD = ("mode", INTERACTIVITY, THROUGHPUT, *_PER, TRUST)
 

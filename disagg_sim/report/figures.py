@@ -22,7 +22,7 @@ from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.cases import Case, throughput_column
+from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.store import Store
@@ -88,7 +88,7 @@ class CaseFigures:
     @property
     def y(self) -> str:
         """Column of the throughput."""
-        return throughput_column(self.case.per)
+        return self.case.throughput
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ from disagg_sim.search.layouts import EVIDENCE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.serving.pool_frontier import GPUS
-from disagg_sim.sweep.cases import throughput_column
+from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult
 from disagg_sim.sweep.spec import Limits, SweepSpec
@@ -169,8 +169,9 @@ def _overview(result: SweepResult) -> str:
         first = [case.model, systems, str(case.traffic), *[tags_text(case)] * tagged]
         for mode in item.modes:
             best = (mode.at(0.0), *(mode.at(x) for x in INTERACTIVITIES))
-            rows.append([*first, MODE_TEXT[mode.mode], *(_throughput(point, per) for point in best)])
-    title = f"Throughput [{UNITS[per]}], best and at 20, 50 and 100 tokens/s/user:"
+            rows.append([*first, MODE_TEXT[mode.mode], *(_throughput(point, case.throughput) for point in best)])
+    spares = ", spares among the GPUs" * any(each.columns_of_spares for each in result.plan.spec.served)
+    title = f"Throughput [{UNITS[per]}{spares}], best and at 20, 50 and 100 tokens/s/user:"
     return f"{title}\n\n{_table(head, rows, numbers=4)}"
 
 
@@ -190,7 +191,7 @@ def _without_one_gpu_stages(result: SweepResult) -> str:
             if pair is not None:
                 points = [(mode.at(x), pair.at(x)) for x in (0.0, *INTERACTIVITIES)]
                 rows.append([case.model, pools_text(case.pools), str(case.traffic), MODE_TEXT[mode.mode]])
-                rows[-1] += [_share(mine, theirs, throughput_column(case.per)) for mine, theirs in points]
+                rows[-1] += [_share(mine, theirs, case.throughput) for mine, theirs in points]
     head = ["model", "systems and precision", "ISL/OSL", "mode", "best", *(f"at {x:g}" for x in INTERACTIVITIES)]
     shares = [float(cell) for row in rows for cell in row[-1 - len(INTERACTIVITIES) :] if cell != NOT_REACHED]
     ends = f" ({min(shares):.2f} to {max(shares):.2f})" if shares else ""
@@ -229,7 +230,7 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
         parts.append(_checked(item))
     if fidelity is not None:
         parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
-    parts += [_mode_table(mode, case.per) for mode in item.found]
+    parts += [_mode_table(mode, case) for mode in item.found]
     if len(item.pools):
         parts.append(_pools_table(item.pools))
     if figures and item.found:
@@ -252,7 +253,7 @@ def _gain(item: CaseResult) -> str:
     shared = [mode for mode in item.found if mode.mode != Mode.DISAGGREGATED]
     if not pools or not shared:
         return ""
-    column, told = throughput_column(item.plan.case.per), []
+    column, told = item.plan.case.throughput, []
     for x in (0.0, *INTERACTIVITIES):
         ours, others = pools[0].at(x), [point for mode in shared if (point := mode.at(x)) is not None]
         if ours is not None and others:
@@ -295,21 +296,21 @@ def _extrapolated(fidelity: CaseFidelity) -> str:
     )
 
 
-def _mode_table(item: ModeResult, per: str) -> str:
+def _mode_table(item: ModeResult, case: Case) -> str:
     points = [("best throughput", item.at(0.0)), *((f"≥ {x:g} tokens/s/user", item.at(x)) for x in INTERACTIVITIES)]
     points.append(("best interactivity", item.at(math.inf)))
     own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
     rows = [
         [name, "not reached", *[""] * (len(own) + 1)]
         if point is None
-        else [name, f"{point[X]:.1f}", _throughput(point, per), *cells(point)]
+        else [name, f"{point[X]:.1f}", _throughput(point, case.throughput), *cells(point)]
         for name, point in points
     ]
     counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} matched"
     if item.mode != Mode.DISAGGREGATED:
         counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} within the limits"
     text = MODE_TEXT[item.mode]
-    table = _table([text, "tokens/s/user", UNITS[per], *own], rows, numbers=0)
+    table = _table([text, "tokens/s/user", UNITS[case.per], *own], rows, numbers=0)
     return f"{table}\n\n{counted}."
 
 
@@ -327,7 +328,7 @@ def _pools_table(front: pd.DataFrame) -> str:
             cells.append([name, "not reached", *[""] * (len(head) - 2)])
             continue
         gpus = [f"{int(point[each])}" for each in used]
-        cells.append([name, f"{point[X]:.1f}", _throughput(point, "gpu"), *gpus, mapping_text(point, "prefill")])
+        cells.append([name, f"{point[X]:.1f}", _throughput(point, Y), *gpus, mapping_text(point, "prefill")])
         cells[-1] += [decode_parts_text(point), f"{int(point['decode_batch'])}"]
         cells[-1] += [f"{point['ftl_s']:.2f}", f"{point['ttl_s'] / MS:.1f}"]
     return f"{_table(head, cells, numbers=0)}\n\n{len(front)} points on the frontier over all pools (`pools.csv`)."
@@ -375,10 +376,10 @@ def _deployment_cells(point: Mapping[str, Any]) -> tuple[str, str]:
     return f"{int(point['total_gpus'])}", f"{point['request_rate_per_s']:.3g}"
 
 
-def _throughput(point: Mapping[str, Any] | None, per: str) -> str:
+def _throughput(point: Mapping[str, Any] | None, column: str) -> str:
     if point is None:
         return NOT_REACHED
-    value = float(point[throughput_column(per)])
+    value = float(point[column])
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -25,6 +25,8 @@ from disagg_sim.errors import InputError, as_float, quoted
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 
+#: Failure rates where none are named.
+FAILURES = "llama_3_405b"
 #: Most spare instances of a pool that are tried. [1]
 MOST_SPARES = 1000
 #: Share of time below which a pool is taken to be never short. [1]
@@ -187,6 +189,26 @@ class Spares:
     together: tuple[int, ...]  # most instances of each pool that one failure stops [1]
 
 
+def check_target(target: float) -> None:
+    """Raise ``InputError`` for a share of time out of range.
+
+    Parameters
+    ----------
+    target
+        Availability, above 0 and below 1. [1]
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> check_target(0.999)
+    """
+    if not 0.0 < as_float(target) < 1.0:
+        raise InputError(f"availability {quoted(target)} is out of range; allowed: above 0 and below 1, such as 0.999")
+
+
 def spares_for(needs: Sequence[Need], target: float) -> Spares:
     """Find the cheapest spare instances with which all pools have what the load needs for a share of the time.
 
@@ -218,8 +240,7 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
     >>> [f"{ten.up(spares):.3f}" for spares in (0, 1, 2)], spares_for([ten], 0.99).counts
     (['0.817', '0.980', '0.998'], (2,))
     """
-    if not 0.0 < as_float(target) < 1.0:
-        raise InputError(f"availability {quoted(target)} is out of range; allowed: above 0 and below 1, such as 0.999")
+    check_target(target)
     if len(needs) > 2:
         raise InputError(f"spares of {len(needs)} pools; allowed: one pool or two")
     first, *others = needs

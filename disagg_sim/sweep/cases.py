@@ -26,6 +26,8 @@ from disagg_sim.serving.colocation import Case as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.pool_names import TWO, Images
+from disagg_sim.serving.spares import WITH_SPARES
+from disagg_sim.sweep.as_served import NOTHING, AsServed
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
@@ -58,6 +60,7 @@ class Case:
     speculation: str = ""  # curve, or method and acceptance; "" = none
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
+    served: AsServed = NOTHING  # what counts beside steps and passes
 
     @property
     def name(self) -> str:
@@ -68,6 +71,11 @@ class Case:
         sides.append(profile_and_skew(self.profile)[0])
         parts = [self.model, *sides, self.engine, *str(self.traffic).split("/"), *self.tags]
         return "-".join(part for part in parts if part)
+
+    @property
+    def throughput(self) -> str:
+        """Column that its frontiers are taken in."""
+        return throughput_column(self.per, spares=self.served.columns_of_spares)
 
     @property
     def system(self) -> str:
@@ -183,7 +191,7 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
-    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations, skews)
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations, skews, spec.served)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
@@ -206,8 +214,9 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             speculation=drafter,
             draft_tokens=spec.draft_tokens if drafter else (),
             kv_tiers=spec.kv_tiers,
+            served=served,
         ).counted()
-        for traffic, pools, limits, ratio, domain, form, drafter, skew in product(*axes)
+        for traffic, pools, limits, ratio, domain, form, drafter, skew, served in product(*axes)
     ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]
@@ -241,6 +250,7 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "per": f"per_{case.per}",
         "pools": "-".join(case.pool_names),
         "speculation": case.speculation.replace(" ", "_") or "no_speculation",
+        **case.served.texts,
         "draft_tokens": "drafts" + "_".join(map(str, case.draft_tokens or ("_all",))),
     }
 
@@ -308,7 +318,8 @@ _DEFAULTS = Case(
 def kin(case: Case) -> Case:
     """The case without what none of its setups depends on; equal of cases whose setups are."""
     traffic = case.traffic if case.traffic.turns else _ANY
-    return replace(case, tags=(), matching="", ctx_gen_ratio=None, per="", prices=(), traffic=traffic, limits=Limits())
+    apart: dict[str, Any] = {"tags": (), "matching": "", "ctx_gen_ratio": None, "per": "", "prices": ()}
+    return replace(case, **apart, traffic=traffic, limits=Limits(), served=NOTHING)
 
 
 def origin_of(case: Case) -> Origin:
@@ -317,13 +328,15 @@ def origin_of(case: Case) -> Origin:
     return Origin(systems=systems, interference=case.sharing.interference, lengths=case.lengths)
 
 
-def throughput_column(per: str) -> str:
+def throughput_column(per: str, *, spares: bool = False) -> str:
     """Name the column that a frontier is taken in.
 
     Parameters
     ----------
     per
         ``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``.
+    spares
+        Whether spares are among the GPUs.
 
     Returns
     -------
@@ -335,4 +348,4 @@ def throughput_column(per: str) -> str:
     >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
     ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
     """
-    return COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT
+    return (COLUMNS_PER[per][-1].name if COLUMNS_PER[per] else THROUGHPUT) + WITH_SPARES * spares

@@ -30,7 +30,7 @@ class Common:
 
     def specs(self, case: Case) -> dict[str, Any]:
         """Every spec that the case depends on, by ``kind/name``; None where there is none of the kind."""
-        return self.once(("specs", kin(case), case.traffic.law, case.per), lambda: _specs(case))
+        return self.once(("specs", kin(case), case.traffic.law, case.per, case.served), lambda: _specs(case))
 
     def digests(self, case: Case) -> dict[str, str]:
         """Digest of each of these."""
@@ -84,6 +84,7 @@ def _specs(case: Case) -> dict[str, Any]:
             specs[f"model/{curve.draft_model}"] = curve.drafter
     if case.traffic.law:
         specs[f"traffic/{case.traffic.law}"] = load.load_traffic(case.traffic.law)
+    specs |= case.served.specs
     for name, recipe in ((pools.prefill_system, pools.prefill_precision), (pools.system, pools.precision)):
         specs[f"hardware/{name}"] = load.load_system(name)
         specs[f"efficiency/{name}"] = load.load_efficiency(name)

@@ -25,6 +25,7 @@ from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table, one_word, pareto_front
+from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
@@ -102,7 +103,7 @@ def compute_block(task: BlockTask) -> Done:
             raise StoreError(f"{shown(source.path)}: changed while the sweep ran; start the same command again")
     found = Found(tally, _front(block, frame))
     if task.keep == FRONTIER and block.key.table == POINTS:
-        frame = within_reach(frame, throughput=throughput_column(block.case.per))
+        frame = within_reach(frame, throughput=block.case.throughput)
     store.write(block.key, frame, tally.to_json(), header)
     for other in others:
         other.copy(block.key, store)
@@ -124,7 +125,7 @@ def stored_block(store: Store, block: Block) -> Found:
 
 def _front(block: Block, frame: pd.DataFrame) -> pd.DataFrame:
     if block.key.table == POINTS and len(frame):
-        return pareto_front(frame, throughput=throughput_column(block.case.per))
+        return pareto_front(frame, throughput=block.case.throughput)
     return frame if block.key.table == POOLS else pd.DataFrame()
 
 
@@ -196,7 +197,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
             nic_limit=_finite(limits.nic_limit),
             per=dict(case.prices) or MATCHED_PER.get(case.per, case.per),
         )
-        frame = _with_energy(frame, case)
+        frame = _with_spares(_with_energy(frame, case), case)
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
         reason = reason if case.ctx_gen_ratio is None else NO_RATIO
     if left > len(frame):
@@ -225,7 +226,7 @@ def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
     )
     tally = Tally(computed=seen.design_points, feasible=seen.feasible, rows=len(frame), removals=removals)
     frame = with_cost(frame, dict(case.prices) or MATCHED_PER.get(case.per, case.per))
-    return _typed(_with_energy(frame, case), block), tally
+    return _typed(_with_spares(_with_energy(frame, case), case), block), tally
 
 
 def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
@@ -236,6 +237,14 @@ def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
         return empty_table(_columns(case))
     assumed = {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
     return with_energy(frame.assign(**assumed), origin=replace(origin_of(case), exact=False))
+
+
+def _with_spares(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+    """The points with the spares that the availability of the case takes, where it asks for one."""
+    wanted = case.served.wanted(case.limits.gpu_cap, dict(case.prices) or case.per)
+    if wanted is None:
+        return frame
+    return with_spares(frame, wanted, {spec.name: spec for spec in (case.prefill_system, case.decode_system)})
 
 
 def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float) -> tuple[Removal, ...]:
@@ -258,7 +267,7 @@ def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
 
 
 def _columns(case: Case) -> list[Column]:
-    return [*COLUMNS, *COLUMNS_PER[case.per]]
+    return [*COLUMNS, *COLUMNS_PER[case.per], *case.served.columns(throughput_column(case.per))]
 
 
 def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:

@@ -48,7 +48,9 @@ def why_not(item: CaseResult) -> str:
     case = item.plan.case
     if not item.found:
         return "no result"
-    return "" if case.per == "gpu" else f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
+    if case.per != "gpu":
+        return f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
+    return "its frontier counts spares, elasticities are of the GPUs that serve" * case.served.columns_of_spares
 
 
 def _elasticities(task: tuple[CaseResult, Path]) -> tuple[str, pd.DataFrame]:

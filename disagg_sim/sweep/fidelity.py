@@ -21,7 +21,7 @@ from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import origin_of, throughput_column
+from disagg_sim.sweep.cases import origin_of
 from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
@@ -147,7 +147,7 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
 def _of_case(told: _Told) -> CaseFidelity:
     """What the frontiers of a case, one below another, rest on; and their error bars."""
     item, case = told.item, told.item.plan.case
-    column = throughput_column(case.per)
+    column = case.throughput
     keys: list[str] = ["mode", INTERACTIVITY]
     front = pd.concat([mode.frontier[[*keys, column, "ttl_s", "ftl_s"]] for mode in item.found], ignore_index=True)
     outside = front[[*keys, column]].assign(outside_calibration=told.words)

@@ -13,7 +13,6 @@ import pandas as pd
 
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY
-from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compute import Found
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.plan import POINTS, Block, SweepPlan
@@ -73,7 +72,7 @@ class Gathered:
         self._tables: dict[Key, pd.DataFrame] = {}
         for case in plan.cases:
             for mode in case.modes:
-                front = Front(throughput_column(case.case.per))
+                front = Front(case.case.throughput)
                 self._fronts |= {block.key: (number, front) for number, block in enumerate(mode.points)}
 
     def add(self, key: Key, found: Found) -> None:

@@ -50,10 +50,12 @@ from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
+from disagg_sim.sweep.as_served import NOTHING, AsServed, AvailabilityKeys, FailureKeys, combined, faults
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
@@ -165,6 +167,7 @@ class SweepSpec:
     speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
+    served: tuple[AsServed, ...] = (NOTHING,)  # what counts beside steps and passes
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -335,6 +338,8 @@ class _File(Strict):
     draft_tokens: Axis[Annotated[int, Range(0, MOST_DRAFTS)]] = ()
     kv_tiers: TierKeys = ()
     rank_imbalance: Axis[Annotated[str, OneOf(RANK_IMBALANCES)]] = (EVEN_RANKS,)
+    availability: AvailabilityKeys = (0.0,)
+    failures: FailureKeys = (FAILURES,)
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -366,6 +371,7 @@ class _File(Strict):
             speculations=self.speculation,
             draft_tokens=self.draft_tokens,
             kv_tiers=self.kv_tiers,
+            served=combined(self.availability, self.failures),
         )
 
 
@@ -411,7 +417,8 @@ def load_sweep(
     found = checked_or_faults(_File, {**document, **overrides})
     if isinstance(found, _File):
         spec = found.spec(str(path))
-        found = list(_conflicts(spec, long_context=found.allow_long_context))
+        said = faults(spec.served, found.failures, spec.per)
+        found = [*said, *_conflicts(spec, long_context=found.allow_long_context)]
         if not found:
             return spec
     raise _error(path, list(dict.fromkeys(found)), options)
@@ -458,6 +465,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
         {
             "per": "" if spec.per == "gpu" else spec.per,
             "matching": "" if spec.matching == "exact" else spec.matching,
+            "availability": max(each.availability or 0.0 for each in spec.served),
             "ctx_gen_ratio": spec.ctx_gen_ratios != (None,),
             "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
         },

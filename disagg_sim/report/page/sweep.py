@@ -19,6 +19,7 @@ from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, shown_p
 from disagg_sim.report.page.reading import faults_told, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
@@ -80,7 +81,9 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
         with faults_told(root / "points", "the points of a sweep"):
             others = shown_points(beside_them, beside_them["case"].map(variants)).assign(row=-1)
             points = pd.concat([points, others[[name for name in points if name in others]]], ignore_index=True)
-    counted = front.assign(**{THROUGHPUT: front[throughput_column(held["facts"]["unit"])]})
+    ranked = throughput_column(held["facts"]["unit"])
+    ranked += WITH_SPARES * (ranked + WITH_SPARES in front)
+    counted = front.assign(**{THROUGHPUT: front[ranked]})
     parts, memory = taken_apart(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
     facts = held["facts"] | {
         "directory": str(root),

@@ -1,0 +1,104 @@
+"""Spares of many points at once: as those of one deployment, and what larger deployments share."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_failures, load_system
+from disagg_sim.serving.availability import Need, blast_of, spares_for
+from disagg_sim.serving.points import THROUGHPUT
+from disagg_sim.serving.spares import Wanted, with_spares
+
+LLAMA, H100 = load_failures("llama_3_405b"), load_system("h100_sxm")
+OFTEN = replace(LLAMA, gpu_mtbf=3.6e5, node_mtbf=3.6e6)
+SYSTEMS = {"h100_sxm": H100}
+
+
+def points(*pools):
+    """A table of (G_p, n_p, G_d, n_d), of 10 tokens/s a GPU each; G_p = 0 stands for a co-located instance."""
+    columns = ["prefill_gpus", "prefill_instances", "decode_gpus", "decode_instances"]
+    table = pd.DataFrame(pools, columns=columns)
+    shared = table["prefill_gpus"] == 0
+    table["total_gpus"] = (table["prefill_gpus"] * table["prefill_instances"]) + table["decode_gpus"] * table[
+        "decode_instances"
+    ]
+    table.loc[shared, "prefill_gpus"] = table["decode_gpus"]
+    return table.assign(
+        mode=np.where(shared, "colocated", "disaggregated"), system="h100_sxm", prefill_system="h100_sxm"
+    ).assign(**{THROUGHPUT: 10.0})
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([1, 2, 8]), st.integers(1, 9), st.sampled_from([1, 4, 16]), st.integers(1, 9))
+def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first, taker, second):
+    total = sender * first + taker * second
+    row = with_spares(
+        points((sender, first, taker, second)), Wanted(target=0.999, failing=OFTEN, gpu_cap=total), SYSTEMS
+    )
+    needs = [
+        Need(instances=count, cost=gpus, blast=blast_of(OFTEN, H100, gpus, links=total > 8))
+        for gpus, count in ((sender, first), (taker, second))
+    ]
+    found = spares_for(needs, 0.999)
+    assert (row["prefill_spares"][0], row["decode_spares"][0]) == found.counts
+    assert row["availability"][0] == pytest.approx(found.availability)
+    assert row["gpus_with_spares"][0] == total + sender * found.counts[0] + taker * found.counts[1]
+
+
+def test_a_co_located_point_by_hand():
+    """Ten instances of 8 GPUs that serve 98 % of the time each: two spares for 99 %, so 96 GPUs in place of 80."""
+    failing = replace(LLAMA, gpu_mtbf=8 * 3600.0 * 0.98 / 0.02, node_mtbf=None, link_mtbf=None, restart=3600.0)
+    row = with_spares(points((0, 0, 8, 10)), Wanted(target=0.99, failing=failing, gpu_cap=80), SYSTEMS).iloc[0]
+    assert (row["copies"], row["prefill_spares"], row["decode_spares"]) == (1, 0, 2)
+    assert row[f"{THROUGHPUT}_with_spares"] == pytest.approx(10.0 * 80 / 96)
+    assert row["availability"] == pytest.approx(1 - 0.00152, abs=1e-4)
+
+
+def test_a_site_shares_its_spares():
+    """Pairs of GPUs, each of which needs spares of its own: 32 of them together need fewer than 32 times as many."""
+    alone, site = (
+        with_spares(points((1, 1, 1, 1)), Wanted(target=0.99999, failing=OFTEN, gpu_cap=cap), SYSTEMS).iloc[0]
+        for cap in (2, 64)
+    )
+    assert (alone["copies"], site["copies"]) == (1, 32)
+    assert site["gpus_with_spares"] == 64 + site["prefill_spares"] + site["decode_spares"]
+    assert alone[f"{THROUGHPUT}_with_spares"] < site[f"{THROUGHPUT}_with_spares"] < 10.0
+
+
+@pytest.mark.parametrize("change", [{"gpu_mtbf": None, "node_mtbf": None, "link_mtbf": None}, {"restart": 0.0}])
+def test_without_failures_nothing_changes(change):
+    table, failing = points((1, 3, 4, 2), (0, 0, 8, 1)), replace(LLAMA, **change)
+    found = with_spares(table, Wanted(target=0.999999, failing=failing, gpu_cap=64), SYSTEMS)
+    assert found[f"{THROUGHPUT}_with_spares"].tolist() == table[THROUGHPUT].tolist()
+    assert found["gpus_with_spares"].tolist() == (found["copies"] * table["total_gpus"]).tolist()
+    counts = found[["copies", "prefill_spares", "decode_spares", "availability"]]
+    assert counts.to_numpy().tolist() == [[64 // 11, 0, 0, 1], [8, 0, 0, 1]]
+
+
+def test_no_target_means_no_spares():
+    found = with_spares(points((1, 3, 4, 2)), Wanted(target=0.0, failing=OFTEN, gpu_cap=64), SYSTEMS).iloc[0]
+    assert (found["prefill_spares"], found["decode_spares"], found["availability"]) == (0, 0, 1.0)
+    assert found[f"{THROUGHPUT}_with_spares"] == 10.0
+
+
+def test_spares_are_paid_at_the_price_of_their_system():
+    """A spare of 8 GPUs beside two instances of 8: two thirds of the tokens per USD."""
+    table = points((0, 0, 8, 2)).assign(tokens_per_usd=900.0)
+    failing = replace(LLAMA, gpu_mtbf=1e6, node_mtbf=None, link_mtbf=None)
+    wanted = Wanted(target=0.999, failing=failing, gpu_cap=16, per={"h100_sxm": 3.0})
+    row = with_spares(table, wanted, SYSTEMS).iloc[0]
+    assert row["decode_spares"] == 1
+    assert row["tokens_per_usd_with_spares"] == pytest.approx(600.0)
+
+
+def test_what_is_out_of_reach_is_told():
+    one_domain = replace(LLAMA, domain_mtbf=1.0, restart=1e9)
+    with pytest.raises(InputError, match=r"availability 0\.9 is out of reach with 1,000 spare instances of a pool"):
+        with_spares(points((0, 0, 8, 1)), Wanted(target=0.9, failing=one_domain, gpu_cap=8), SYSTEMS)
+    with pytest.raises(InputError, match=r"availability 1\.0 is out of range"):
+        Wanted(target=1.0, failing=LLAMA, gpu_cap=8)

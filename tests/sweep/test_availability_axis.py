@@ -1,0 +1,105 @@
+"""Availability as an axis of sweeps: spares among the GPUs of a frontier, and nothing where it is off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.errors import SpecError
+from disagg_sim.facts.load import load_failures, load_system
+from disagg_sim.serving.availability import Need, blast_of, spares_for
+from disagg_sim.sweep.spec import load_sweep
+
+SWEEP = """
+name: {name}
+models: [llama_3_1_8b]
+systems: {{h200_sxm: fp8}}
+traffic: [{{isl: 1024, osl: 128}}]
+modes: [disaggregated, colocated]
+limits: {{max_gpus: 2, gpu_cap: 64}}
+{more}
+"""
+
+
+def swept(folder: Path, name: str, more: str) -> Path:
+    (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, more=more))
+    out = folder / name
+    assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("spares")
+    asked = {"plain": "", "waived": "availability: none", "both": "availability: [none, 0.9999999]"}
+    return {name: swept(folder, name, more) for name, more in asked.items()}
+
+
+def test_off_is_the_sweep_without_the_key(results: dict[str, Path]) -> None:
+    for file in ("frontier.csv", "infeasible.csv"):
+        assert (results["waived"] / file).read_bytes() == (results["plain"] / file).read_bytes()
+
+
+def test_without_a_target_a_case_has_the_numbers_of_the_sweep_without_the_key(results: dict[str, Path]) -> None:
+    plain, both = (pd.read_csv(results[name] / "frontier.csv") for name in ("plain", "both"))
+    off = both[both["availability_target"] == 0.0].reset_index(drop=True)
+    assert not both.isna().any().any()
+    assert off[plain.columns].drop(columns="case").equals(plain.drop(columns="case"))
+    assert (off["tokens_per_s_per_gpu_with_spares"] == off["tokens_per_s_per_gpu"]).all()
+    assert off[["prefill_spares", "decode_spares"]].to_numpy().sum() == 0
+
+
+def test_spares_are_those_that_a_plan_takes(results: dict[str, Path]) -> None:
+    table = pd.read_csv(results["both"] / "frontier.csv")
+    failing, system = load_failures("llama_3_405b"), load_system("h200_sxm")
+    spared = table[table["availability_target"] > 0.0]
+    for mode, rows in spared.groupby("mode"):
+        assert rows["tokens_per_s_per_gpu_with_spares"].is_monotonic_decreasing
+        row = rows.iloc[0]
+        pools = ["prefill", "decode"] if mode == "disaggregated" else ["decode"]
+        served = int(row["copies"] * row["total_gpus"])
+        assert 64 - row["total_gpus"] < served <= 64
+        needs = [
+            Need(
+                instances=int(row["copies"] * row[f"{pool}_instances"]),
+                cost=int(row[f"{pool}_gpus"]),
+                blast=blast_of(failing, system, int(row[f"{pool}_gpus"]), links=len(pools) > 1 and served > 8),
+            )
+            for pool in pools
+        ]
+        found = spares_for(needs, 0.9999999)
+        assert [row[f"{pool}_spares"] for pool in pools] == list(found.counts)
+        assert row["availability"] == pytest.approx(found.availability)
+        each = row["tokens_per_s_per_gpu"] * served / row["gpus_with_spares"]
+        assert row["tokens_per_s_per_gpu_with_spares"] == pytest.approx(each, rel=1e-9)
+        assert row["gpus_with_spares"] > served
+
+
+def test_the_summary_and_the_page_count_spares(results: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    both, plain = ((results[name] / "summary.md").read_text() for name in ("both", "plain"))
+    assert "Throughput [tokens/s/GPU, spares among the GPUs]" in both
+    assert "spares" not in plain
+    capsys.readouterr()
+    assert run(["explain", str(results["both"]), "--row", "0"]) == 0
+    assert "rests on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("availability: 1", "availability: 1 is out of range; allowed: from 0.001 to 1"),
+        ("availability: null", "availability: null is not a value; allowed: none"),
+        ("failures: rsc_1", "failures: act with 'availability' only"),
+        ("availability: 0.9\nfailures: rsc_3", "did you mean 'rsc_"),
+        ("availability: 0.9\nper: joule", "availability: spares are counted per gpu, usd or watt; per is 'joule'"),
+        ("availability: 0.9\npools: [prefill, attention, ffn]", "does not go with pools other than prefill and decode"),
+    ],
+)
+def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text(SWEEP.format(name="wrong", more=more))
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(tmp_path / "wrong.yaml"))
+    assert said in str(caught.value)
