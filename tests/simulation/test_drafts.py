@@ -267,5 +267,22 @@ def test_drafts_need_a_drafter_and_pools_the_same():
         ds.simulate(served(PLAIN, 1), TRACE, "vllm")
     with pytest.raises(InputError, match=r"speculation is none in prefill, deepseek_r1_mtp in decode"):
         ds.simulate(served(DRAFTED, 1, prefill=PLAIN), TRACE, "disaggregated")
-    with pytest.raises(InputError, match="'dynaserve' predicts steps of one token a request"):
-        ds.simulate(served(DRAFTED, 1), TRACE, "dynaserve")
+
+
+def test_dynaserve_splits_requests_with_drafts():
+    """Every request gets all its tokens, in AL times fewer steps, and steps may take AL times the limit of a token."""
+    pairs = {k: (ds.Replicas(mapping=replace(EIGHTS, draft_tokens=k), instances=2),) for k in (0, 1)}
+    found = {}
+    for at, k in ((PLAIN, 0), (DRAFTED, 1)):
+        two = ds.ServedDeployment(name="two", gpus=16, setup=at, pairs=pairs[k])
+        found[k] = ds.simulate(two, TRACE, "dynaserve", slo=ds.Slo(ttft=2.0, tpot=0.03)).records
+        assert np.isfinite(found[k].requests.finish_s).all()
+        moved = found[k].requests.segments > 1
+        assert (
+            found[k].instances.decode_tokens.sum()
+            == (TRACE.output_tokens - 1).sum()
+            + (found[k].requests.transferred_tokens[moved] == TRACE.input_tokens[moved]).sum()
+        )
+    mixed = (pairs[0][0], pairs[1][0])
+    with pytest.raises(InputError, match="with 0 and 1 draft tokens"):
+        ds.simulate(ds.ServedDeployment(name="four", gpus=32, setup=DRAFTED, pairs=mixed), TRACE, "dynaserve")

@@ -20,8 +20,12 @@ from disagg_sim.simulation.run import RunOptions
 PAIR = deployment(pairs=2)
 
 
-def fleet_of(mode=Mode.CHUNKED, limit=np.inf):
-    spec = InstanceSpec(table=SIMPLE, blocks=100_000, mode=mode, step_limit_s=limit)
+#: The same steps, each of which verifies two drafts that are always accepted: three tokens.
+THREE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001, accepted=(1.0, 1.0))
+
+
+def fleet_of(mode=Mode.CHUNKED, limit=np.inf, table=SIMPLE):
+    spec = InstanceSpec(table=table, blocks=100_000, mode=mode, step_limit_s=limit)
     return Fleet([spec, spec])
 
 
@@ -66,6 +70,19 @@ def test_bisection_by_hand(rounds, split, first, second):
     assert ask(fleet_of(), 100, 110, rounds=rounds) == (split, pytest.approx(first), pytest.approx(second))
 
 
+def test_drafts_come_as_their_mean():
+    """10 tokens of the second part take four steps of three; of drafts accepted by halves, 1.5 a step, seven."""
+    assert ask(fleet_of(table=THREE), 100, 110)[1:] == (pytest.approx(0.020), pytest.approx(4 * 0.011))
+    halves = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001, accepted=(0.5,))
+    assert ask(fleet_of(table=halves), 100, 110)[2] == pytest.approx(7 * 0.011)
+
+
+def test_a_split_behind_the_prompt_is_where_drafts_of_both_parts_end_together():
+    """At 100: 20 and 44 ms. At 105, 4 and 5 tokens are two steps each: 42 and 22. At 103, one and three: 31 and 33."""
+    split, first, second = ask(fleet_of(table=THREE), 100, 110, rounds=6, tolerance=0.3)
+    assert (split, first, second) == (103, pytest.approx(0.020 + 0.011), pytest.approx(3 * 0.011))
+
+
 def test_bisection_ends_within_the_tolerance():
     # 64 ms against 55 ms differ by 14 % of the later
     assert ask(fleet_of(), 100, 110, rounds=6, tolerance=0.15)[0] == 105
@@ -98,10 +115,15 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 60)), min_siz
 
 
 @settings(max_examples=40, deadline=None)
-@example(requests=[(1, 1), (1, 1), (1, 1), (488, 7), (5000, 1)], mode=Mode.SLO_AWARE, when=0.625)
-@given(requests=REQUESTS, mode=st.sampled_from([Mode.CHUNKED, Mode.SLO_AWARE]), when=st.floats(0.0, 2.0))
-def test_predictor_and_kernel_agree_when_lengths_are_known(requests, mode, when):
-    fleet = fleet_of(mode, 0.10005)  # half a token from any step: rounding decides nothing
+@example(requests=[(1, 1), (1, 1), (1, 1), (488, 7), (5000, 1)], mode=Mode.SLO_AWARE, when=0.625, table=SIMPLE)
+@given(
+    requests=REQUESTS,
+    mode=st.sampled_from([Mode.CHUNKED, Mode.SLO_AWARE]),
+    when=st.floats(0.0, 2.0),
+    table=st.sampled_from([SIMPLE, THREE]),
+)
+def test_predictor_and_kernel_agree_when_lengths_and_what_is_accepted_are_known(requests, mode, when, table):
+    fleet = fleet_of(mode, 0.10005, table)  # half a token from any step: rounding decides nothing
     for request, (prompt, output) in enumerate(requests):
         fleet.submit(1, request, (0, prompt, output), 0.0)
     fleet.run_until(when)

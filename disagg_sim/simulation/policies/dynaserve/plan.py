@@ -5,6 +5,7 @@ First come, first served, decodes before prefill, times from the step table; run
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, step_time
 
 SLO_AWARE = int(Mode.SLO_AWARE)
+#: Of sums of shares: a whole number of tokens is no less for it. [token]
+ROUNDING = 1e-9
 
 
 class Progress:
@@ -40,6 +43,7 @@ class Progress:
     rest_context: int  # of caches that wait behind those in the rows [token]
     context: int  # of caches that wait in the rows [token]
     waited_s: float  # of a part that waits for memory, from the start of the play [s]
+    ahead: float  # part of a token, below 1, by which drafts are ahead of ``step`` [token]
 
 
 PROGRESS = dtype_of(Progress)
@@ -111,12 +115,32 @@ def leave(plan: Plan) -> None:
 
 
 @inner
+def accepted_tokens(inst: Instance, values: Floats) -> float:
+    """Tokens that a step emits for a sequence on average: 1, with drafts AL(k). [token]"""
+    found = 1.0
+    for place in range(inst.table.drafts):
+        found += values[inst.table.accepted_at + place]
+    return found
+
+
+@inner
+def advance(at: Progress, accepted: float, steps: int) -> int:
+    """Let every running sequence have emitted the tokens of so many steps; drafts come as their mean. [token]"""
+    at.ahead += accepted * steps
+    tokens = int(at.ahead + ROUNDING)
+    at.ahead -= tokens
+    at.step += tokens
+    at.run_tokens += tokens * (at.run - at.run_at)
+    return tokens
+
+
+@inner
 def room(at: Progress, inst: Instance, more: int) -> bool:
     """Whether another sequence of ``more`` tokens may start; alone it always may."""
     sequences = at.run - at.run_at + at.admitted
     if sequences == 0:
         return True
-    tokens = inst.total_blocks * BLOCK_TOKENS
+    tokens = inst.total_blocks * BLOCK_TOKENS - (sequences + 1) * inst.table.drafts
     return bool(sequences < inst.max_sequences and at.run_tokens + at.held_tokens + more <= tokens)
 
 
@@ -167,7 +191,7 @@ def settle(plan: Plan, pieces: int, total: int) -> None:
 def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
     """Time of all passes until nothing is left, the part to watch is done, or only ``stop`` prompt tokens wait. [s]"""
     at, decodes = plan.progress[0], plan.decodes
-    time = 0.0
+    accepted, time = accepted_tokens(inst, values), 0.0
     while at.wait_tokens > stop or stop < 0:
         while at.decodes_at < at.decodes and room(at, inst, decodes[at.decodes_at, 0]):
             if at.decodes_at == at.watch_decode:
@@ -179,22 +203,21 @@ def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
         context = (at.run_tokens + count) / count if count > 0 else 0.0
         pieces, total, longest, pairs = 0, 0, 0, 0.0
         if at.prompts_at < at.prompts:
-            budget = max(inst.token_budget - count, 1)
+            budget = max(inst.token_budget - count * (1 + inst.table.drafts), 1)
             if inst.mode == SLO_AWARE:
                 past = plan.prompts[at.prompts_at, 1]
                 budget = aware_prefill(inst.table, values, inst, count, context, past, budget)
             pieces, total, longest, pairs = take(plan, inst, budget)
         if pieces > 0:
             time += step_time(inst.table, values, count, context, pieces, total, longest, pairs)
-            at.step += 1
-            at.run_tokens += count
+            advance(at, accepted, 1)
             leave(plan)
             settle(plan, pieces, total)
         elif count > 0:
-            steps = plan.running[at.run_at, 0] - at.step
-            time += steps_time(inst.table, values, count, context, steps)
-            at.step += steps
-            at.run_tokens += count * steps
+            left = plan.running[at.run_at, 0] - at.step
+            steps = math.ceil((left - at.ahead) / accepted - ROUNDING)
+            tokens = advance(at, accepted, steps)
+            time += steps_time(inst.table, values, count, context, tokens) * (steps / tokens)
             leave(plan)
         else:
             return time

@@ -16,7 +16,8 @@ smallest chunk that the paper tries for its baseline (section 6.1).
 Our choices where the paper is silent: the bisection ends if both times differ by at most 2 %, or 1 ms; pairs are
 fixed, and a request goes to the pair with the fewest requests; the predictor gives a sequence memory as vLLM does, for
 what is cached when it starts; step times are those of the model from the first pass on, because in a simulation a
-running average of observed times would only repeat them.
+running average of observed times would only repeat them. With drafts a step may take the limit between tokens for each
+of the tokens that it emits on average, and the predictor counts these.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import ClassVar
 import numpy as np
 
 from disagg_sim.errors import InputError
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import max_sequences_option, token_budget_option
@@ -109,13 +111,18 @@ class DynaServe:
                 f"deployment {site.deployment.name!r} has {len(start)} instances for policy 'dynaserve'; allowed: an "
                 f"even number, two per pair"
             )
-        if any(mapping.draft_tokens for mapping, _ in start):
-            raise InputError("policy 'dynaserve' predicts steps of one token a request; allowed: draft_tokens 0")
+        drafts = sorted({int(mapping.draft_tokens) for mapping, _ in start})
+        if len(drafts) > 1:
+            said = " and ".join(map(str, drafts))
+            raise InputError(
+                f"policy 'dynaserve' splits requests over instances with {said} draft tokens, which have limits of a "
+                "step of their own; allowed: the same number of all"
+            )
         limits = Limits(
             mode=Mode.SLO_AWARE if self.slo_aware else Mode.CHUNKED,
             token_budget=self.token_budget,
             max_sequences=self.max_sequences,
-            step_limit_s=site.slo.tpot,
+            step_limit_s=site.slo.tpot * float(accepted_length(site.setup.speculation, drafts[0] if drafts else 0)),
             least_prefill=self.least_piece,
         )
         steps = AsPlanned(site=site, parts=self.needs, usual=ByRole(prefill=limits, decode=limits))

@@ -4,6 +4,7 @@ DynaServe's global scheduler looks at what waits and runs on both instances and 
 first served, decodes before prefill, times from the step table. Runs of equal decode steps are taken in closed form.
 Outputs end where they were predicted to. Both instances start on their part of the new request at once, as if
 it were two: it is the work that is balanced.
+With drafts a step emits their mean accepted length for each sequence.
 Attention ranks of an instance count as even: what they have is played as if all of it were in one queue.
 
 Of each queue the first ``LOOKED`` are played; what waits behind them goes at the pace of these, so that a
@@ -24,6 +25,7 @@ from disagg_sim.simulation.policies.dynaserve.book import Known, known_at, next_
 from disagg_sim.simulation.policies.dynaserve.plan import (
     PROGRESS,
     Plan,
+    accepted_tokens,
     add_decode,
     add_part,
     add_prompt,
@@ -104,13 +106,14 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
 def on_rank(known: Known, i: int, row: int, mixed: bool, plan: Plan) -> None:
     """Enter what an attention rank of an instance has; a step in progress, if ``mixed``, counts as done."""
     inst, segs = known.inst[row], known.seg
-    done = 1 if mixed else 0
+    drafts = inst.table.drafts > 0  # its segments are up to date
+    done = int(accepted_tokens(inst, known.values) + 0.5) if mixed else 0
     keys = np.sort(known.sets[0, row, : inst.running_requests])
     for j in range(inst.running_requests):
         seg = segs[keys[j] & 0xFFFFFFFF]
-        steps = inst.counter - seg.joined
+        steps = 0 if drafts else inst.counter - seg.joined
         left = left_of(known, seg, i, seg.emitted + steps)
-        if left != done or not mixed:  # else it ends with the step in progress
+        if left > done or left <= 0 or not mixed:  # else it ends with the step in progress
             join(plan, seg.cached + steps + done, max(left - done, 1))
     arriving(known, i, row, COMING, plan)
     arriving(known, i, row, LANDED, plan)
