@@ -97,7 +97,7 @@ def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculati
     model
         Canonical name.
     asked
-        ``off``, ``auto`` (every number of drafts is tried), or a number of drafts.
+        ``off``, ``auto`` (every number of drafts is tried), or a number of drafts; 0 is off.
     acceptance
         Name of a curve, or a method and an acceptance; "" = the one curve measured on the model.
 
@@ -123,4 +123,6 @@ def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculati
     if asked != "auto" and not (asked.isdigit() and asked.isascii()):
         raise InputError(f"--speculate {quoted(asked)}; allowed: auto, off, or a number of draft tokens")
     found = load_speculation(acceptance) if acceptance else measured_speculation(model)
-    return found if asked == "auto" else found.trying((int(asked),))
+    if asked == "auto":
+        return found
+    return found.trying((int(asked),)) if int(asked) else None

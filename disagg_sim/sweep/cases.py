@@ -191,7 +191,9 @@ def cases_of(spec: SweepSpec) -> tuple[Case, ...]:
 def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     forms = spec.mla_forms if len(forms_of(load.load_model(model))) > 1 else ("auto",)
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
-    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, spec.speculations, skews, spec.served)
+    drafts = any(spec.draft_tokens) or not spec.draft_tokens  # 0 alone: nobody holds a drafter
+    drafters = spec.speculations if drafts else ("",)
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, skews, spec.served)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
