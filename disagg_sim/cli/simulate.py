@@ -16,6 +16,7 @@ from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.perfetto import write_perfetto
+from disagg_sim.report.run_energy import ENERGY_HEADER, write_run_energy
 from disagg_sim.report.simulation import draw_simulation
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, require_no_faults, run_scenario
@@ -42,6 +43,9 @@ def simulate(
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write a Perfetto/Chrome trace of every run.")
     ] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Also write what the instances of every run drew: energy.csv.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the results of another scenario in the directory.")
     ] = False,
@@ -62,10 +66,13 @@ def simulate(
             overwrite=overwrite,
             perfetto=perfetto,
         )
+        drawn = write_run_energy(result, out) if energy else []
         if as_json:
             typer.echo(json.dumps(simulate_json(plan.scenario.name, out, result.summary, result.capacity), indent=1))
         else:
             _print_summary(result)
+            if drawn:
+                print_table(drawn, header=ENERGY_HEADER, numeric=range(3, len(ENERGY_HEADER)))
         require_no_faults(result)
         if not as_json:
             typer.echo(f"{plan.scenario.name}: {len(result.summary)} runs; read {out / 'summary.csv'}")

@@ -22,8 +22,9 @@ from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.records import Instances
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.lengths import Lengths, lengths
@@ -67,15 +68,54 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
     >>> bool(134 < found["watts"][0] < 200)
     True
     """
-    records = result.records
-    if records.models is not None:
-        raise InputError(f"deployment {result.deployment.name!r} serves several models; energy is told of one")
-    held, law = records.instances, lengths(result.trace)
+    if result.records.models is not None:
+        raise several_models(result.deployment)
+    return instances_energy(result.records.instances, result.deployment, result.setup, lengths(result.trace))
+
+
+def several_models(deployment: ServedDeployment) -> InputError:
+    """The error for a deployment of several models. [-]"""
+    return InputError(f"deployment {deployment.name!r} serves several models; energy is told of one")
+
+
+def instances_energy(held: Instances, deployment: ServedDeployment, setup: Setup, law: Lengths) -> pd.DataFrame:
+    """Compute what instances drew over a run.
+
+    Parameters
+    ----------
+    held
+        What each held and did.
+    deployment, setup
+        That they came from, and the setup of those that name none.
+    law
+        Lengths of the requests of the run.
+
+    Returns
+    -------
+    DataFrame
+        As ``run_energy``.
+
+    Raises
+    ------
+    InputError
+        As ``run_energy``.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> one = (ds.Replicas(mapping=ds.Mapping(), instances=1),)
+    >>> alone = ds.ServedDeployment(name="one", gpus=1, colocated=one, setup=at)
+    >>> run = ds.simulate(alone, ds.synthetic_trace(rate=0.1, lengths=(1024, 128), requests=5), "vllm")
+    >>> found = instances_energy(run.records.instances, alone, at, ds.lengths(1024, 128))
+    >>> bool((found == run_energy(run)).all().all())
+    True
+    """
     rows, known = [], {}
     for place in range(held.role.size):
         role, gpus = Role(int(held.role[place])), int(held.gpus[place])
-        replicas = _replicas(result, role, gpus)
-        at = replicas.setup or result.setup
+        replicas = _replicas(deployment, role, gpus)
+        at = replicas.setup or setup
         span, busy = float(held.stop_s[place] - held.start_s[place]), float(held.busy_s[place])
         steps, tokens = float(held.decode_steps[place]), float(held.decode_tokens[place])
         emitted = accepted_length(at.speculation, replicas.mapping.draft_tokens)
@@ -94,11 +134,11 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
     return table.assign(watts=table["joules"] / table["held_s"])
 
 
-def _replicas(result: SimulationResult, role: Role, gpus: int) -> Replicas:
+def _replicas(deployment: ServedDeployment, role: Role, gpus: int) -> Replicas:
     """The entry of the deployment that an instance comes from."""
-    name = result.deployment.name
+    name = deployment.name
     for part in _PARTS[role]:
-        found = {each.mapping: each for each in result.deployment.part(part) if int(each.mapping.gpus) == gpus}
+        found = {each.mapping: each for each in deployment.part(part) if int(each.mapping.gpus) == gpus}
         if len(found) > 1:
             raise InputError(f"deployment {name!r}: {part} has several layouts of {gpus} GPUs; energy is told of one")
         if found:

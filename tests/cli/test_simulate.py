@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
+import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.parquet import read_parquet
 from disagg_sim.scenario import run as scenario_run
@@ -393,3 +394,24 @@ def test_a_name_with_dollar_signs_is_no_formula(scenario, tmp_path):
     path, out = scenario(name=r"price in $\frac{$", trace={"path": "short.csv"}), tmp_path / "out"
     assert simulated(path, "--out", str(out)) == 0
     assert list((out / "figures" / "two").glob("latencies-*.png"))
+
+
+def test_energy_of_runs_is_written_where_asked_for(scenario, tmp_path, capsys):
+    """A GPU draws what its run in the notebook says; without the option nothing is written or printed of it."""
+    path = scenario(policies=["vllm"], trace={"path": "short.csv", "rate_scale": 1.0})
+    plain, asked = tmp_path / "plain", tmp_path / "asked"
+    assert run(["simulate", path, "--out", str(plain), "--no-figures"]) == 0
+    said = capsys.readouterr().out
+    assert run(["simulate", path, "--out", str(asked), "--no-figures", "--energy"]) == 0
+    told = capsys.readouterr().out
+    assert "kWh" in told
+    assert "kWh" not in said
+    assert not (plain / "energy.csv").exists()
+    found = pd.read_csv(asked / "energy.csv")
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    two = ds.ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=2),), setup=at)
+    result = ds.simulate(two, ds.load_trace(str(tmp_path / "short.csv")), "vllm", slo=ds.Slo(ttft=0.5, tpot=0.05))
+    by_hand = ds.run_energy(result)
+    assert found["joules"].sum() == pytest.approx(by_hand["joules"].sum(), rel=1e-6)
+    assert (found["watts"] < 700).all()
+    assert (found["joules"] >= found["waiting_joules"]).all()
