@@ -43,6 +43,7 @@ SWEEPS = {
     "no shared tokens": ("gpu_cap: 16", "gpu_cap: 16, max_dcp: 1, max_pcp: 1"),
     "no limit of the link": ("gpu_cap: 16", "gpu_cap: 16, nic_gb_per_s: none"),
     "two pools": ("", "pools: [prefill, decode]\n"),
+    "no spares": ("", "availability: none\n"),
     "throughput over GPUs": ("", "per: gpu\n"),
 }
 TABLES = ("frontier.csv", "infeasible.csv")

@@ -74,7 +74,24 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
 
 
 def several_models(deployment: ServedDeployment) -> InputError:
-    """The error for a deployment of several models. [-]"""
+    """Make the error for a deployment of several models.
+
+    Parameters
+    ----------
+    deployment
+        Whose energy is asked for.
+
+    Returns
+    -------
+    InputError
+        One line.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> print(several_models(SimpleNamespace(name="two")))
+    deployment 'two' serves several models; energy is told of one
+    """
     return InputError(f"deployment {deployment.name!r} serves several models; energy is told of one")
 
 

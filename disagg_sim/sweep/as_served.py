@@ -1,17 +1,20 @@
-"""Read what of serving a sweep counts beside steps and passes: failures and spares. All of it is off unless said."""
+"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
+from disagg_sim.certainty.energy import JOULE
 from disagg_sim.facts import load
-from disagg_sim.facts.schema import Axis, Range, Unless
+from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import Wanted, spares_columns
+from disagg_sim.sweep.told import KINDS, Told
 
 #: Least and largest share of time at full capacity that is asked for. [1]
 LEAST_SHARE, MOST_SHARE = 1e-3, 0.999_999_999
@@ -56,22 +59,35 @@ class AsServed:
 
 #: All off.
 NOTHING = AsServed()
-#: ``[none, 0.999]``.
-AvailabilityKeys = Axis[Annotated[float, Range(LEAST_SHARE, MOST_SHARE), Unless("none", 0.0)]]
-FailureKeys = Axis[Annotated[str, load.spec_name("failures")]]
 
 
-def combined(availability: tuple[float, ...], failures: tuple[str, ...]) -> tuple[AsServed, ...]:
-    """Every combination of what is counted; without a target all are off, and failures have nothing to act on."""
-    shares: tuple[float | None, ...] = availability if any(availability) else (None,)
-    found = [
-        AsServed(availability=share, failures=name if share else FAILURES) for share, name in product(shares, failures)
-    ]
-    return tuple(dict.fromkeys(found))
+class ServedKeys(Strict):
+    """Keys of a sweep's file that say what it counts beside steps and passes, and what its frontiers tell."""
 
+    availability: Axis[Annotated[float, Range(LEAST_SHARE, MOST_SHARE), Unless("none", 0.0)]] = (0.0,)
+    failures: Axis[Annotated[str, load.spec_name("failures")]] = (FAILURES,)
+    columns: Axis[Annotated[str, OneOf(KINDS)]] = ()
+    utilisation: Annotated[float, Range(1e-3, 1.0)] = 1.0
 
-def faults(served: tuple[AsServed, ...], failures: tuple[str, ...], per: str) -> list[str]:
-    """What the keys say that does not go together."""
-    if not any(each.columns_of_spares for each in served):
-        return [] if failures == (FAILURES,) else ["failures: act with 'availability' only"]
-    return ["availability: spares are counted per gpu, usd or watt; per is 'joule'"] if per == "joule" else []
+    @property
+    def served(self) -> tuple[AsServed, ...]:
+        """Every combination of what is counted; without a target failures have nothing to act on."""
+        shares: tuple[float | None, ...] = self.availability if any(self.availability) else (None,)
+        found = [
+            AsServed(availability=share, failures=name if share else FAILURES)
+            for share, name in product(shares, self.failures)
+        ]
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def told(self) -> Told:
+        """What frontiers tell beside their own columns."""
+        return Told(columns=self.columns, utilisation=self.utilisation)
+
+    def faults(self, per: str) -> Iterator[str]:
+        """What the keys say that does not go together."""
+        if not any(self.availability) and self.failures != (FAILURES,):
+            yield "failures: act with 'availability' only"
+        if any(self.availability) and per == JOULE:
+            yield f"availability: spares are counted per gpu, usd or watt; per is {per!r}"
+        yield from self.told.faults(per)

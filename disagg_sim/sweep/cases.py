@@ -210,7 +210,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             mla_form=form,
             sharing=spec.sharing,
             per=spec.per,
-            prices=spec.prices,
+            prices=spec.prices if spec.per == "usd" else (),
             pool_names=spec.pool_names,
             images=spec.images,
             speculation=drafter,

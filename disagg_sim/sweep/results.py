@@ -24,7 +24,7 @@ from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import Case, axis_columns
+from disagg_sim.sweep.cases import Case, axis_columns, origin_of
 from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
@@ -33,6 +33,7 @@ from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.tally import Tally, add_up
+from disagg_sim.sweep.told import OWN_COLUMNS
 from disagg_sim.sweep.used_fits import UsedFit, fits_used, inherited
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 
@@ -190,7 +191,7 @@ def collect(
     return tuple(
         SweepResult(
             plan=plan,
-            cases=tuple(_collect_case(case, gathered, failed, labelled) for case in plan.cases),
+            cases=tuple(_collect_case(case, gathered, failed, _own(labelled, case, plan.spec)) for case in plan.cases),
             failed=failed,
         )
         for plan, gathered, failed in arrived
@@ -255,6 +256,17 @@ def _collect_case(
         for mode in plan.modes
     )
     return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
+
+
+def _own(
+    fronts: Mapping[tuple[str, str], pd.DataFrame], plan: CasePlan, spec: SweepSpec
+) -> Mapping[tuple[str, str], pd.DataFrame]:
+    """The frontiers of a case with the columns that its sweep asks for."""
+    if spec.told == OWN_COLUMNS:
+        return fronts
+    keys = [(plan.digest, mode.mode) for mode in plan.modes]
+    prices, origin = dict(spec.prices), origin_of(plan.case)
+    return {key: spec.told.added(fronts[key], prices, origin) for key in keys if key in fronts}
 
 
 def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:

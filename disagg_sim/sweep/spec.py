@@ -50,13 +50,13 @@ from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
-from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
-from disagg_sim.sweep.as_served import NOTHING, AsServed, AvailabilityKeys, FailureKeys, combined, faults
+from disagg_sim.sweep.as_served import NOTHING, AsServed, ServedKeys
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
+from disagg_sim.sweep.told import ENERGY, OWN_COLUMNS, TOKEN_PRICES, Told
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB
@@ -168,6 +168,7 @@ class SweepSpec:
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
     served: tuple[AsServed, ...] = (NOTHING,)  # what counts beside steps and passes
+    told: Told = OWN_COLUMNS  # what frontiers say beside their own columns
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -305,7 +306,7 @@ def _speculation(word: str) -> str:
     return str(expected(load.load_speculation, word).name)
 
 
-class _File(Strict):
+class _File(ServedKeys):
     """Keys of a sweep's file."""
 
     name: Title
@@ -338,8 +339,6 @@ class _File(Strict):
     draft_tokens: Axis[Annotated[int, Range(0, MOST_DRAFTS)]] = ()
     kv_tiers: TierKeys = ()
     rank_imbalance: Axis[Annotated[str, OneOf(RANK_IMBALANCES)]] = (EVEN_RANKS,)
-    availability: AvailabilityKeys = (0.0,)
-    failures: FailureKeys = (FAILURES,)
     allow_long_context: bool = False
 
     def spec(self, source: str) -> SweepSpec:
@@ -371,7 +370,8 @@ class _File(Strict):
             speculations=self.speculation,
             draft_tokens=self.draft_tokens,
             kv_tiers=self.kv_tiers,
-            served=combined(self.availability, self.failures),
+            served=self.served,
+            told=self.told,
         )
 
 
@@ -417,8 +417,7 @@ def load_sweep(
     found = checked_or_faults(_File, {**document, **overrides})
     if isinstance(found, _File):
         spec = found.spec(str(path))
-        said = faults(spec.served, found.failures, spec.per)
-        found = [*said, *_conflicts(spec, long_context=found.allow_long_context)]
+        found = [*found.faults(spec.per), *_conflicts(spec, long_context=found.allow_long_context)]
         if not found:
             return spec
     raise _error(path, list(dict.fromkeys(found)), options)
@@ -451,8 +450,8 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     yield from _tier_conflicts(spec)
     for pools in spec.pools:
         yield from _pool_conflicts(spec, pools)
-    if spec.prices and spec.per != "usd":
-        yield f"prices: act with 'per: usd' only, and per is {spec.per!r}"
+    if spec.prices and spec.per != "usd" and TOKEN_PRICES not in spec.told.columns:
+        yield f"prices: act with 'per: usd' or 'columns: {TOKEN_PRICES}' only, and per is {spec.per!r}"
     if spec.matching != "exact" and spec.ctx_gen_ratios != (None,):
         yield f"ctx_gen_ratio: a fixed ratio needs 'matching: exact', and matching is {spec.matching!r}"
     yield from _lacking_fits(spec)
@@ -567,7 +566,8 @@ def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
     if not pools.alike and "disaggregated" not in spec.modes:
         yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"
     names = (pools.system, pools.prefill_system)
-    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or MATCHED_PER.get(spec.per, spec.per)):
+    per = "usd" if TOKEN_PRICES in spec.told.columns else MATCHED_PER.get(spec.per, spec.per)
+    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or per):
         yield f"{fault}; on the command line: --price SYSTEM=USD"
 
 
@@ -584,8 +584,10 @@ def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
 
 def _lacking_power(spec: SweepSpec) -> Iterator[str]:
     """What GPUs draw is known of systems with a power file."""
-    if spec.per != JOULE:
+    if spec.per != JOULE and ENERGY not in spec.told.columns:
         return
+    asked = f"per: {JOULE!r}" if spec.per == JOULE else f"columns: {ENERGY!r}"
     for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):
         if load.load_power(system) is None:
-            yield f"per: {JOULE!r} needs hw_specs/power/{system}.yaml, which does not exist; use 'watt'"
+            other = "; use 'watt'" * (spec.per == JOULE)
+            yield f"{asked} needs hw_specs/power/{system}.yaml, which does not exist{other}"

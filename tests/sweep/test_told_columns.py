@@ -1,0 +1,76 @@
+"""Prices of tokens and energy as columns of a frontier that asks for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.certainty.energy import ENERGY_COLUMNS
+from disagg_sim.certainty.token_prices import PRICE_COLUMNS
+from disagg_sim.cli.main import run
+from disagg_sim.errors import SpecError
+from disagg_sim.sweep.spec import load_sweep
+
+SWEEP = """
+name: {name}
+models: [llama_3_1_8b]
+systems: {{h200_sxm: fp8}}
+traffic: [{{isl: 1024, osl: 128, cached: 0.5}}]
+modes: [disaggregated, colocated]
+limits: {{max_gpus: 2, gpu_cap: 16}}
+{more}
+"""
+ASKED = "columns: [token_prices, energy]\nprices: {h200_sxm: 3.6}\nutilisation: 0.5"
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    folder, found = tmp_path_factory.mktemp("told"), {}
+    for name, more in {"plain": "", "asked": ASKED}.items():
+        (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, more=more))
+        out = folder / name
+        assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
+        found[name] = pd.read_csv(out / "frontier.csv")
+    return found
+
+
+def test_columns_are_added_and_nothing_else_changes(fronts: dict[str, pd.DataFrame]) -> None:
+    plain, asked = fronts["plain"], fronts["asked"]
+    assert asked[plain.columns].equals(plain)
+    added = [name for name in asked if name not in plain]
+    assert added == [column.name for column in (*PRICE_COLUMNS, *ENERGY_COLUMNS)]
+
+
+def test_prices_of_a_request_add_up_to_its_share_of_the_bill(fronts: dict[str, pd.DataFrame]) -> None:
+    """512 new and 512 cached tokens in, 128 out; GPUs at 3.6 USD/h, used half of the time: 2 mUSD a GPU and second."""
+    front = fronts["asked"]
+    millions = {"input": 512, "cached": 512, "output": 128}
+    request = sum(count * front[f"usd_per_million_{name}_tokens"] for name, count in millions.items()) / 1e6
+    by_hand = 2e-3 * front["total_gpus"] / front["request_rate_per_s"]
+    assert request.to_numpy() == pytest.approx(by_hand.to_numpy(), rel=1e-6)
+
+
+def test_columns_are_those_of_the_notebook_interface(fronts: dict[str, pd.DataFrame]) -> None:
+    front = fronts["asked"]
+    again = ds.with_energy(front)
+    for name in ("drawn_watts", "joules_per_request", "facility_watts"):
+        assert again[name].to_numpy() == pytest.approx(front[name].to_numpy(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("columns: [token_price]", "did you mean 'token_prices'?"),
+        ("utilisation: 0.5", "utilisation: acts with 'columns: token_prices' only"),
+        ("prices: {h200_sxm: 3.0}", "prices: act with 'per: usd' or 'columns: token_prices' only, and per is 'gpu'"),
+        ("columns: energy\nper: joule", "columns: 'energy' is what 'per: joule' has already"),
+    ],
+)
+def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text(SWEEP.format(name="wrong", more=more))
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(tmp_path / "wrong.yaml"))
+    assert said in str(caught.value)
