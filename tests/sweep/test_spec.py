@@ -222,7 +222,10 @@ def test_the_command_line_overrides_profile_and_engine(tmp_path: Path) -> None:
             {"profile": "mesured"},
             "--profile: 'mesured' is unknown, did you mean 'measured'?; allowed: ideal, measured, optimistic",
         ),
-        ({"prices": {"h100_sxm": 2.0}}, "--price: act with 'per: usd' only, and per is 'gpu'"),
+        (
+            {"prices": {"h100_sxm": 2.0}},
+            "--price: act with 'per: usd' or 'columns: token_prices' only, and per is 'gpu'",
+        ),
         ({"prices": {"h100_sxm": 0.0}}, "--price h100_sxm: 0.0 is out of range; allowed: from 0.001 to 10000 USD/h"),
     ],
 )
