@@ -102,7 +102,7 @@ FAULTS = {
     ),
     "misspelt knob": ("profile:", "interference: {overlap_los: 0}\nprofile:", ["did you mean 'overlap_loss'"]),
     "unknown objective": ("profile:", "per: wat\nprofile:", ["per", "did you mean 'watt'"]),
-    "prices without use": ("profile:", "prices: {h100_sxm: 2}\nprofile:", ["prices: act with 'per: usd' only"]),
+    "prices without use": ("profile:", "prices: {h100_sxm: 2}\nprofile:", ["prices: act with 'per: usd' or 'columns"]),
     "price of an unknown system": (
         "profile:",
         "per: usd\nprices: {h100_smx: 2}\nprofile:",
