@@ -232,7 +232,7 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
         parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
     parts += [_mode_table(mode, case) for mode in item.found]
     if len(item.pools):
-        parts.append(_pools_table(item.pools))
+        parts.append(_pools_table(item.pools, item.plan.case))
     if figures and item.found:
         names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == Mode.DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
@@ -314,12 +314,12 @@ def _mode_table(item: ModeResult, case: Case) -> str:
     return f"{table}\n\n{counted}."
 
 
-def _pools_table(front: pd.DataFrame) -> str:
+def _pools_table(front: pd.DataFrame, case: Case) -> str:
     """The frontier over further pools at the same interactivities, GPUs of every pool that some design has."""
-    rows = records(front.sort_values(Y, ascending=False))
+    rows = records(front.sort_values(case.throughput, ascending=False))
     used = [name for name in GPUS if front[name].any()]
     points = [("best throughput", 0.0), *((f"≥ {x:g} tokens/s/user", x) for x in INTERACTIVITIES)]
-    head = ["all pools", "tokens/s/user", UNITS["gpu"], *(f"{name.removesuffix('_gpus')} GPUs" for name in used)]
+    head = ["all pools", "tokens/s/user", UNITS[case.per], *(f"{name.removesuffix('_gpus')} GPUs" for name in used)]
     head += ["prefill", "decode", "decode batch", "FTL [s]", "TTL [ms]"]
     cells = []
     for name, least in points:
@@ -328,7 +328,9 @@ def _pools_table(front: pd.DataFrame) -> str:
             cells.append([name, "not reached", *[""] * (len(head) - 2)])
             continue
         gpus = [f"{int(point[each])}" for each in used]
-        cells.append([name, f"{point[X]:.1f}", _throughput(point, Y), *gpus, mapping_text(point, "prefill")])
+        cells.append(
+            [name, f"{point[X]:.1f}", _throughput(point, case.throughput), *gpus, mapping_text(point, "prefill")]
+        )
         cells[-1] += [decode_parts_text(point), f"{int(point['decode_batch'])}"]
         cells[-1] += [f"{point['ftl_s']:.2f}", f"{point['ttl_s'] / MS:.1f}"]
     return f"{_table(head, cells, numbers=0)}\n\n{len(front)} points on the frontier over all pools (`pools.csv`)."

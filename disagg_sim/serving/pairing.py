@@ -80,8 +80,10 @@ def best_counts(
 TRIED = 1_000_000
 
 
-def best_counts_of_pools(rates: Sequence[Floats], gpus: Sequence[Floats], gpu_cap: int) -> tuple[Floats, ...]:
-    r"""Instance counts of the highest rate per GPU of any number of pools, by enumeration.
+def best_counts_of_pools(
+    rates: Sequence[Floats], gpus: Sequence[Floats], gpu_cap: int, prices: Sequence[Floats] | None = None
+) -> tuple[Floats, ...]:
+    r"""Instance counts of the highest rate per GPU, or per cost, of any number of pools, by enumeration.
 
     In a best answer some pool b sets the rate, :math:`X = n_b r_b`, and every other has no more instances than it
     needs, :math:`\lceil X/r_s \rceil`: fewer would lower X, more would cost GPUs. So the counts of one pool after the
@@ -93,6 +95,8 @@ def best_counts_of_pools(rates: Sequence[Floats], gpus: Sequence[Floats], gpu_ca
         Rate [request/s] and GPUs [1] of an instance of each pool.
     gpu_cap : int
         Most GPUs of all pools together. [1]
+    prices : sequence of arrays, shape (n,), optional
+        Of a GPU of each pool, above 0; None = GPUs are counted.
 
     Returns
     -------
@@ -118,8 +122,13 @@ def best_counts_of_pools(rates: Sequence[Floats], gpus: Sequence[Floats], gpu_ca
             at = slice(first, first + step)
             rate = np.arange(1.0, most + 1) * rates[setter][at, None]
             counts = np.stack([np.ceil(rate / r[at, None] * (1 - TIE)) for r in rates])
-            size = sum(count * g[at, None] for count, g in zip(counts, gpus, strict=True))
-            value = np.where(size <= gpu_cap, rate / size, 0.0)
+            sizes = [count * g[at, None] for count, g in zip(counts, gpus, strict=True)]
+            size = sum(sizes)
+            if prices is not None:
+                cost = sum(own * price[at, None] for own, price in zip(sizes, prices, strict=True))
+            else:
+                cost = size
+            value = np.where(size <= gpu_cap, rate / cost, 0.0)
             top = value.max(axis=1, keepdims=True)
             size = np.where(value >= top * (1 - TIE), size, np.inf)
             column = size.argmin(axis=1)

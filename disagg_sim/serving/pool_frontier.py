@@ -9,13 +9,17 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
+from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
+from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
 from disagg_sim.serving.pairing import best_counts_of_pools
-from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.serving.points import COST_COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.units import HOUR
 
 #: GPUs of each pool, in the order in which a request passes them.
 GPUS = ("encode_gpus", "prefill_gpus", "decode_gpus", "attention_gpus", "ffn_gpus")
@@ -35,6 +39,7 @@ def pools_front(
     encode: EncodeStep | None = None,
     ttl_limit: float = np.inf,
     gpu_cap: int = 576,
+    per: Per = "gpu",
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill and encode instances, and keep what no other beats.
 
@@ -50,6 +55,8 @@ def pools_front(
         Largest token-to-token latency, inclusive. [s]
     gpu_cap : int
         Most GPUs of all pools together. [1]
+    per : {"gpu", "usd", "watt"} or mapping
+        What throughput is counted over, as in ``costs.with_cost``; other than "gpu" adds its two columns.
 
     Returns
     -------
@@ -61,7 +68,7 @@ def pools_front(
     Raises
     ------
     InputError
-        Candidates of different cases.
+        Candidates of different cases, a price that is unknown.
 
     Examples
     --------
@@ -77,14 +84,44 @@ def pools_front(
     (True, True)
     """
     prefill.require()
+    systems: list[SystemSpec | str] = [prefill.system, *(at.system for grid in decode for at in _setups(grid))]
+    systems += [] if encode is None else [encode.setup.system]
+    costs = None if per == "gpu" else costs_of_gpus(systems, per)
     tables = []
     for grid in decode:
         check_same_case(prefill, grid)
         rows, columns = _undominated(grid, ttl_limit)
         for choice in range(prefill.batch.size):
-            tables.append(_matched(prefill, choice, grid, rows, columns, encode, gpu_cap))
+            prices = None if costs is None else [each[rows] for each in _prices(prefill, grid, encode, costs)]
+            table = _matched(prefill, choice, grid, rows, columns, encode, gpu_cap, prices)
+            tables.append(table if prices is None else _with_cost(table, prices, per))
     table = pd.concat(tables, ignore_index=True)
-    return pareto_front(table, by=()) if len(table) else table
+    return pareto_front(table, by=(), throughput=throughput_of(per)) if len(table) else table
+
+
+def _setups(grid: PhaseGrid | SplitGrid) -> tuple[Setup, ...]:
+    return (grid.setup, grid.ffn_setup) if isinstance(grid, SplitGrid) else (grid.setup,)
+
+
+def _with_cost(table: pd.DataFrame, prices: list[Floats], per: Per) -> pd.DataFrame:
+    """Add the cost of all pools and the throughput over it; rows of the table have the places of the prices."""
+    first, last = table["encode_gpus"], table["total_gpus"] - table["encode_gpus"] - table["prefill_gpus"]
+    gpus = [*([first] if len(prices) > 2 else []), table["prefill_gpus"], last]
+    cost = sum(price[table.index] * own for price, own in zip(prices, gpus, strict=True))
+    unit = per if isinstance(per, str) else "usd"
+    tokens = table[THROUGHPUT] * table["total_gpus"] * (HOUR if unit == "usd" else 1.0)
+    return table.assign(**dict(zip((column.name for column in COST_COLUMNS[unit]), (cost, tokens / cost), strict=True)))
+
+
+def _prices(
+    prefill: PrefillCandidates, grid: PhaseGrid | SplitGrid, encode: EncodeStep | None, costs: dict[str, float]
+) -> list[Floats]:
+    """Price of a GPU of each pool, encode first where there is one; of halves on two systems the mean. Shape (rows,)"""
+    own = np.full(grid.gpus.shape, costs[grid.setup.system.name])
+    if isinstance(grid, SplitGrid):
+        own += (costs[grid.ffn_setup.system.name] - own) * grid.ffn_gpus / grid.gpus
+    first = [] if encode is None else [np.full_like(own, costs[encode.setup.system.name])]
+    return [*first, np.full_like(own, costs[prefill.system]), own]
 
 
 def _undominated(grid: PhaseGrid | SplitGrid, ttl_limit: float) -> tuple[Ints, Ints]:
@@ -108,6 +145,7 @@ def _matched(
     columns: Ints,
     encode: EncodeStep | None,
     gpu_cap: int,
+    prices: list[Floats] | None,
 ) -> pd.DataFrame:
     """One row for every decode point that fits the cap together with one prefill configuration."""
     ttl, rate = grid.latency[rows, columns], grid.request_rate[rows, columns]
@@ -116,7 +154,7 @@ def _matched(
     sizes = [prefill.gpus[choice] * ones, grid.gpus[rows].astype(float)]
     if encode is not None:
         rates, sizes = [encode.request_rate * ones, *rates], [ones, *sizes]
-    counts = best_counts_of_pools(rates, sizes, gpu_cap) if rows.size else tuple(np.zeros((len(rates), 0)))
+    counts = best_counts_of_pools(rates, sizes, gpu_cap, prices) if rows.size else tuple(np.zeros((len(rates), 0)))
     fits = counts[-1] > 0
     total: Floats = sum((n * g for n, g in zip(counts, sizes, strict=True)), start=0.0 * ones)
     matched = np.min([n * r for n, r in zip(counts, rates, strict=True)], axis=0) if rows.size else ones

@@ -45,7 +45,14 @@ def pools_of_case(block: Block) -> tuple[pd.DataFrame, int]:
     if within > 0:
         candidates = prefill_candidates(grid, ftl_limit=within, nic_limit=nic)
         with suppress(InfeasibleError):  # the frontier of two pools says why
-            front = pools_front(candidates, grids, encode=encode, ttl_limit=limits.ttl_s, gpu_cap=limits.gpu_cap)
+            front = pools_front(
+                candidates,
+                grids,
+                encode=encode,
+                ttl_limit=limits.ttl_s,
+                gpu_cap=limits.gpu_cap,
+                per=dict(case.prices) or case.per,
+            )
     front.insert(0, "case", case.name)
     return front, points
 

@@ -462,7 +462,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
         spec.models,
         min(traffic.isl for traffic in spec.traffic),
         {
-            "per": "" if spec.per == "gpu" else spec.per,
+            "per": spec.per if spec.per == JOULE else "",
             "matching": "" if spec.matching == "exact" else spec.matching,
             "availability": max(each.availability or 0.0 for each in spec.served),
             "ctx_gen_ratio": spec.ctx_gen_ratios != (None,),

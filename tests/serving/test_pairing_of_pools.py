@@ -43,6 +43,26 @@ def test_no_counts_within_the_cap_do_better(pools, cap):
     assert -sum(n * g for n, g in zip(counts, gpus, strict=True)) == fewest
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(pool, st.floats(0.5, 9)), min_size=2, max_size=4), st.integers(2, 12))
+def test_no_counts_within_the_cap_serve_more_for_a_cost(priced, cap):
+    """GPUs of each pool have a price; the cap still counts GPUs."""
+    pools, prices = zip(*priced, strict=True)
+    gpus, rates = zip(*pools, strict=True)
+    columns = [[np.array([float(value)]) for value in values] for values in (rates, gpus, prices)]
+    counts = [int(n[0]) for n in best_counts_of_pools(*columns[:2], cap, columns[2])]
+    paid = [size * price for size, price in zip(gpus, prices, strict=True)]
+    every = [
+        value_of(tried, rates, paid)
+        for tried in product(*(range(1, cap // g + 1) for g in gpus))
+        if sum(n * g for n, g in zip(tried, gpus, strict=True)) <= cap
+    ]
+    if every:
+        assert value_of(counts, rates, paid) == pytest.approx(max(every), rel=1e-9)
+    else:
+        assert counts == [0] * len(pools)
+
+
 @settings(max_examples=60, deadline=None)
 @given(pool, st.lists(pool, min_size=1, max_size=6), st.integers(12, 200))
 def test_two_pools_have_the_rate_per_gpu_of_the_walk_down_the_tree(prefill, decode, cap):

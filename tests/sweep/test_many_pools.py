@@ -59,7 +59,7 @@ def test_a_sweep_with_further_pools_writes_their_frontier_beside_that_of_two(tmp
         (IMAGES, "images: need 'encode' among the pools"),
         ("pools: [prefill, atention, ffn]\n", "did you mean 'attention'"),
         ("pools: [encode, prefill, decode]\nimages: {images: 9, height: 1120, width: 1120}\n", "11025 tokens"),
-        ("pools: [prefill, attention, ffn]\nper: watt\n", "per: watt does not go with pools"),
+        ("pools: [prefill, attention, ffn]\nper: joule\n", "per: joule does not go with pools"),
         ("pools: [prefill, attention, ffn]\nmatching: paper\n", "matching: paper does not go with pools"),
     ],
 )
@@ -74,3 +74,24 @@ def test_images_need_a_model_with_an_encoder(tmp_path):
     (tmp_path / "sweep.yaml").write_text(text)
     with pytest.raises(SpecError, match="llama_3_1_8b has none"):
         load_sweep(str(tmp_path / "sweep.yaml"))
+
+
+@pytest.mark.parametrize("per", ["usd", "watt"])
+def test_throughput_of_all_pools_is_counted_over_what_the_sweep_says(per, tmp_path):
+    """Encode and prefill on a system that costs more: every row has the cost of its pools, and the front is over it."""
+    pools = "pools: [encode, prefill, attention, ffn, decode]\n" + IMAGES
+    prices = {"b200_sxm": 5.0, "h200_sxm": 2.0} if per == "usd" else {"b200_sxm": 1000.0, "h200_sxm": 700.0}
+    text = SWEEP.replace("{gb200_nvl72: nvfp4_fp8kv}", "[{prefill: {b200_sxm: nvfp4_fp8kv}, decode: {h200_sxm: fp8}}]")
+    own = f"prices: {{{', '.join(f'{name}: {price}' for name, price in prices.items())}}}\n" if per == "usd" else ""
+    (tmp_path / "sweep.yaml").write_text(f"{text}{pools}per: {per}\n{own}")
+    out = tmp_path / "out"
+    run_sweep(plan_sweep(load_sweep(str(tmp_path / "sweep.yaml"))), out, jobs=1, listener=Mock())
+    table = pd.read_csv(out / "pools.csv")
+    total, over = ("usd_per_hour", "tokens_per_usd") if per == "usd" else ("tdp_watts", "tokens_per_joule")
+    dear = table["encode_gpus"] + table["prefill_gpus"]
+    cost = prices["b200_sxm"] * dear + prices["h200_sxm"] * (table["total_gpus"] - dear)
+    assert table[total].to_numpy() == pytest.approx(cost.to_numpy())
+    tokens = table["tokens_per_s_per_gpu"] * table["total_gpus"] * (3600.0 if per == "usd" else 1.0)
+    assert table[over].to_numpy() == pytest.approx((tokens / cost).to_numpy())
+    assert table[over].is_monotonic_decreasing
+    assert table["tokens_per_s_per_user"].is_monotonic_increasing

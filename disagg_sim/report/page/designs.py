@@ -142,7 +142,8 @@ def shown_pools(front: pd.DataFrame) -> pd.DataFrame:
     rows = records(front)
     used = [name for name in GPUS if front[name].any()]
     words = {"prefill": [mapping_text(row, "prefill") for row in rows], "decode": [*map(decode_parts_text, rows)]}
-    return front[["case", INTERACTIVITY, THROUGHPUT, "ftl_s", "ttl_s", *used, "decode_batch"]].assign(**words)
+    over = [name for name in COSTS if name in front]
+    return front[["case", INTERACTIVITY, THROUGHPUT, *over, "ftl_s", "ttl_s", *used, "decode_batch"]].assign(**words)
 
 
 def _lengths(points: pd.DataFrame) -> pd.Series:
