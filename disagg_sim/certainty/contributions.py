@@ -21,7 +21,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs, Prompt, Times
-from disagg_sim.certainty.together import Member, added, together
+from disagg_sim.certainty.together import added, together
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
     COLLECTIVE_SIZES,
@@ -45,7 +45,7 @@ STEP = 1e-30
 #: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
 FACTOR: Any = np.complex128(1.0 + STEP * 1j)
 #: Numbers of an operator's time that are carried at once: few enough for the cache, enough to hide numpy's overhead.
-CARRIED = 2048
+CARRIED = 8192
 #: Kinds of operators between the projections of attention, which engines' stretches leave out.
 SCORES = ("prefill_attention", "decode_attention", "attention_part")
 #: Operator kinds as people read them.
@@ -127,18 +127,23 @@ def timed_contributions(
     parts: list[list[tuple[int, list[Contribution]]]] = [[] for _ in designs]
     for unit in together(designs):
         times, shares = _contributions(unit.phase, unit.at, unit.timed, wanted)
+        judged: dict[int, list[Contribution]] = {}  # lengths that are timed beside others are judged by themselves
         for member in unit.members:
-            place, own = member.place, [_of_member(each, member) for each in shares]
+            place, alike = member.place, member.alike
+            if alike.start not in judged:
+                judged[alike.start] = [each for each in shares if wanted(_of_rows(each, alike))]
+            mine = judged[alike.start]
+            own = [replace(_of_rows(each, member.rows), seconds=member.times(each.seconds)) for each in mine]
             found[place] = added(found[place], member.times(times))
             order = 0 if member.prompt is None else 1 + _index(designs[place].prompts, member.prompt)
-            parts[place].append((order, [each for each in own if any(np.any(part) for part in each.seconds)]))
+            parts[place].append((order, [each for each in own if any(map(np.any, each.seconds))]))
     in_order = [[each for _, some in sorted(mine, key=lambda pair: pair[0]) for each in some] for mine in parts]
     return list(zip(found, in_order, strict=True))
 
 
-def _of_member(one: Contribution, member: Member) -> Contribution:
-    sizes = {size: (low[member.rows], high[member.rows]) for size, (low, high) in one.sizes.items()}
-    return replace(one, seconds=member.times(one.seconds), sizes=sizes)
+def _of_rows(one: Contribution, rows: slice) -> Contribution:
+    sizes = {size: (low[rows], high[rows]) for size, (low, high) in one.sizes.items()}
+    return replace(one, seconds=Times(*(part[rows] for part in one.seconds)), sizes=sizes)
 
 
 def _index(prompts: Sequence[Prompt], prompt: Prompt) -> int:

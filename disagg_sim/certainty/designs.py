@@ -47,10 +47,10 @@ class Times(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Prompts of one length whose pass is timed, and how often it counts in ``Times``: numbers or arrays (rows,)."""
+    """Prompts whose pass is timed, of a row of one length, and how often it counts: numbers or arrays (rows,)."""
 
-    isl: float  # [token]
-    past: float = 0.0  # of it, cached before [token]
+    isl: Any  # [token]
+    past: Any = 0.0  # of it, cached before [token]
     fill: Any = 1.0  # [1]
     busy: Any = 1.0  # [1]
     long: Any = 0.0  # [1]
@@ -94,16 +94,17 @@ class Designs:
     by_tpot: NDArray[np.bool_]  # whether it leaves out the prefill of the request's own prompt; else it is the mean
     form: str  # of MLA in prefill
     prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
+    held: RankLoad | None = None  # what the DP ranks hold that a decode step waits for; None = as the lengths say
 
     @property
     def shared(self) -> bool:
         """Whether one instance does both phases."""
         return self.mode in MODES[1:]
 
-    @property
+    @cached_property
     def load(self) -> RankLoad:
         """What the DP ranks hold that a decode step waits for."""
-        return self.lengths.on_ranks(self.batch, self.mapping.dp_attn)
+        return self.held or self.lengths.on_ranks(self.batch, self.mapping.dp_attn)
 
     @cached_property
     def filled(self) -> Refill:

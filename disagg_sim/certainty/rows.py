@@ -65,8 +65,9 @@ class Origin:
         Systems and models by name, in place of the shipped ones.
     interference : Interference
         What the phases cost each other in mixed steps.
-    lengths : Lengths, optional
-        Of the requests, where they follow a distribution that the column ``traffic`` does not name.
+    lengths : Lengths, or mapping of str to Lengths, optional
+        Of the requests, where they follow a distribution that the column ``traffic`` does not name; or by what that
+        column says.
     ftl_quantile : float, optional
         Share of the prompts whose FTL is at most that of the rows, as in ``prefill_grid``; None = the mean. [1]
     exact : bool
@@ -76,7 +77,7 @@ class Origin:
     systems: abc.Mapping[str, SystemSpec] = field(default_factory=dict)
     models: abc.Mapping[str, ModelSpec] = field(default_factory=dict)
     interference: Interference = NO_INTERFERENCE
-    lengths: Lengths | None = None
+    lengths: Lengths | abc.Mapping[str, Lengths] | None = None
     ftl_quantile: float | None = None
     exact: bool = True
 
@@ -220,14 +221,15 @@ def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
     plain, rank_imbalance = ranks_parted(name) if isinstance(name, str) else ("0/", EVEN_RANKS)
     traffic, reuse = parted(plain)
-    if origin.lengths is None and constant_named(traffic):  # a sweep writes constant lengths as ISL/OSL
+    given = origin.lengths.get(str(name)) if isinstance(origin.lengths, abc.Mapping) else origin.lengths
+    if given is None and constant_named(traffic):  # a sweep writes constant lengths as ISL/OSL
         same = lengths_at(isl, osl) if reuse is None else with_cached(lengths_at(isl, osl), reuse)
         return uneven(same, rank_imbalance)
-    found = lengths_named(str(name)) if origin.lengths is None else origin.lengths
+    found = lengths_named(str(name)) if given is None else given
     if (round(found.mean_isl), round(found.mean_osl)) != (round(isl), round(osl)):
         raise InputError(
             f"the table has rows of isl {isl:g} and osl {osl:g}; the means of the lengths "
-            f"{f'of traffic {name}' if origin.lengths is None else 'that were given'} are "
+            f"{f'of traffic {name}' if given is None else 'that were given'} are "
             f"{found.mean_isl:.0f} and {found.mean_osl:.0f}"
         )
     return found

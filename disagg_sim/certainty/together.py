@@ -1,8 +1,8 @@
-"""Time designs of several modes together: passes of one kind under one setup and lengths are one evaluation.
+"""Time designs of several modes and lengths together: passes of one kind under one setup are one evaluation.
 
 A decode step of a co-located instance is that of a decode instance, a pass of prefill that of a prefill instance, and
-the passes that fill one, two or four free seats differ in a number. A pass takes hundreds of operations on arrays,
-whatever the number of rows.
+the passes that fill one, two or four free seats differ in a number, as those of prompts of several lengths do. A pass
+takes hundreds of operations on arrays, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy as np
 
 from disagg_sim.certainty.designs import Designs, Prompt, Times, times_of
 from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 
 
@@ -23,6 +25,7 @@ class Member(NamedTuple):
 
     place: int  # of their designs
     rows: slice  # in what is timed together
+    alike: slice  # of it, those of the same lengths, whose operators are judged together
     prompt: Prompt | None = None  # of prefill: how often the pass counts
 
     def times(self, of_all: Times) -> Times:
@@ -33,6 +36,10 @@ class Member(NamedTuple):
         often = busy if self.prompt.batch is None else fill
         counts = self.prompt
         return Times(step, counts.fill * fill, counts.busy * often, counts.long * fill, counts.load * load)
+
+
+#: Place of designs, and the prompts that they are timed at; None = a decode step.
+_Asked = tuple[int, Prompt | None]
 
 
 class Together(NamedTuple):
@@ -56,17 +63,42 @@ class Together(NamedTuple):
 
 def together(designs: Sequence[Designs]) -> list[Together]:
     """Part the passes of designs by kind: decode steps, then those of prefill."""
-    kinds: dict[Hashable, list[tuple[int, Prompt | None]]] = {}
+    kinds: dict[Hashable, dict[Hashable, list[_Asked]]] = {}
+
+    def ask(place: int, prompt: Prompt | None, kind: tuple[Hashable, ...], lengths: tuple[Hashable, ...]) -> None:
+        kinds.setdefault(kind, {}).setdefault(lengths, []).append((place, prompt))
+
     for place, one in enumerate(designs):
-        kinds.setdefault(("decode", _setup_of(one.at), one.lengths), []).append((place, None))
+        ask(place, None, ("decode", _setup_of(one.at), one.load.batch is None), (one.lengths,))
     for place, one in enumerate(designs):
-        mixed = (one.interference, _setup_of(one.at)) if one.mode == "piggyback" else None
+        mixed = (one.interference, _setup_of(one.at), one.load.batch is None) if one.mode == "piggyback" else None
+        shared = _setup_of(one.prefill_at), one.form, mixed
         chunk = one.chunk_tokens[0] > 0 if one.lengths.constant else one.chunk_tokens[0]
-        shared = _setup_of(one.prefill_at), one.lengths, one.form, float(chunk), mixed
         for prompt in one.prompts:
-            alike = prompt.isl, prompt.past, prompt.tier, prompt.waits, prompt.lone
-            kinds.setdefault(("prefill", *shared, *alike), []).append((place, prompt))
-    return [_unit(designs, asked) for asked in kinds.values()]
+            of_one = one.lengths, prompt.isl, prompt.past, float(chunk)
+            ask(place, prompt, ("prefill", *shared, *_kind_of(one, prompt)), of_one)
+    return [_unit(designs, list(asked.values())) for asked in kinds.values()]
+
+
+def _kind_of(one: Designs, prompt: Prompt) -> tuple[Hashable, ...]:
+    """What passes of prompts share that are timed together, of whatever length they are."""
+    same = prompt.tier, prompt.waits, prompt.lone, prompt.past > 0, _most_chunks(prompt.isl - prompt.past, one)
+    lengths = one.lengths if prompt.waits else (prompt.isl, prompt.past) if prompt.tier != HBM else None
+    return (*same, lengths, _leading(one, lone=prompt.lone) if one.mode == "piggyback" else None)
+
+
+def _leading(one: Designs, *, lone: bool) -> tuple[bool, bool]:
+    """Whether prefill has more tokens in any mixed step, and whether in all: ``mixed_step`` takes its kernels."""
+    chunk = np.maximum(one.mixed_chunk / one.mapping.dp_attn, 1.0) if lone else one.mixed_chunk
+    microbatches = np.minimum(one.mapping.pp, one.batch)
+    leads = chunk / microbatches > np.ceil(one.batch / microbatches) * (1.0 + one.mapping.draft_tokens)
+    return bool(np.any(leads)), bool(np.all(leads))
+
+
+def _most_chunks(new: float, one: Designs) -> int:
+    """Pieces that prompts are cut into, the largest number a power of four; 0 of whole prompts."""
+    size = one.chunk_tokens.min()
+    return 4 ** int(np.ceil(np.log2(max(new / size, 1.0)) / 2)) if size else 0
 
 
 def times_together(designs: Sequence[Designs], under: Callable[[Setup], Setup]) -> list[Times]:
@@ -84,16 +116,30 @@ def added(first: Times, second: Times) -> Times:
     return Times(*(one + other for one, other in zip(first, second, strict=True)))
 
 
-def _unit(designs: Sequence[Designs], asked: Sequence[tuple[int, Prompt | None]]) -> Together:
-    stops = np.cumsum([designs[place].rows.size for place, _ in asked]).tolist()
-    slices = map(slice, [0, *stops], stops)
-    members = tuple(Member(place, rows, prompt) for (place, prompt), rows in zip(asked, slices, strict=False))
-    prompt = asked[0][1]
-    if prompt is None:
-        return Together("decode", _joined([designs[place] for place, _ in asked]), members)
+def _unit(designs: Sequence[Designs], groups: Sequence[Sequence[_Asked]]) -> Together:
+    members: list[Member] = []
+    for group in groups:
+        stops = np.cumsum([designs[place].rows.size for place, _ in group]) + (members[-1].rows.stop if members else 0)
+        starts = stops - [designs[place].rows.size for place, _ in group]
+        alike = slice(int(starts[0]), int(stops[-1]))
+        slices = map(slice, starts.tolist(), stops.tolist())
+        members += [Member(place, rows, alike, prompt) for (place, prompt), rows in zip(group, slices, strict=True)]
+    asked = [each for group in groups for each in group]
+    prompts = [prompt for _, prompt in asked if prompt is not None]
+    if not prompts:
+        return Together("decode", _joined([designs[place] for place, _ in asked]), tuple(members))
     joined = _joined([_at_batch(designs[place], own) for place, own in asked])
-    once = Prompt(prompt.isl, prompt.past, load=1.0, tier=prompt.tier, waits=prompt.waits, lone=prompt.lone)
-    return Together("prefill", joined.of_prompts(once), members)
+    first, sizes = prompts[0], [designs[place].rows.size for place, _ in asked]
+    isl, past = (_of_rows([getattr(each, name) for each in prompts], sizes) for name in ("isl", "past"))
+    once = Prompt(isl, past, load=1.0, tier=first.tier, waits=first.waits, lone=first.lone)
+    return Together("prefill", joined.of_prompts(once), tuple(members))
+
+
+def _of_rows(values: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """A number of each of some designs as one of each row; one number where all are the same."""
+    if all(np.ndim(each) == 0 for each in values) and len({*values}) == 1:
+        return values[0]
+    return np.concatenate([np.broadcast_to(each, size) for each, size in zip(values, sizes, strict=True)])
 
 
 def _at_batch(one: Designs, prompt: Prompt | None) -> Designs:
@@ -113,13 +159,19 @@ def _joined(designs: Sequence[Designs]) -> Designs:
     if not others:
         return first
     columns: dict[str, Any] = {}
+    sizes = [one.rows.size for one in designs]
     for name in (each.name for each in fields(first)):
         parts = [getattr(one, name) for one in designs]
         if isinstance(parts[0], np.ndarray):
             columns[name] = np.concatenate(parts)
         elif isinstance(parts[0], Mapping):
-            columns[name] = _stacked(parts, [one.rows.size for one in designs])
-    return replace(first, **columns)
+            columns[name] = _stacked(parts, sizes)
+    return replace(first, **columns, held=_held([one.load for one in designs], sizes))
+
+
+def _held(loads: Sequence[RankLoad], sizes: Sequence[int]) -> RankLoad:
+    batch = None if loads[0].batch is None else _of_rows([load.batch for load in loads], sizes)
+    return RankLoad(_of_rows([load.context for load in loads], sizes), batch)
 
 
 def _stacked(mappings: Sequence[Mapping], sizes: Sequence[int]) -> Mapping:

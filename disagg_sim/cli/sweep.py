@@ -13,6 +13,7 @@ from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.documents import sweep_json
 from disagg_sim.report.summary import write_summary
+from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
@@ -57,7 +58,8 @@ def sweep(
             typer.echo(_counts(plan))
         else:
             workers = Workers(jobs or cores(), backend, address)
-            said = _compute(plan, out, workers, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
+            with staying(workers) as there:
+                said = _compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
             typer.echo(json.dumps(sweep_json(read_frontier(out)), indent=1) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)

@@ -70,7 +70,7 @@ def fidelity_of(
     seed : int
         Of the samples, the same for every case.
     jobs : int or Workers
-        Where error bars are sampled; a case is a task.
+        Where frontiers are timed again and error bars sampled.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def fidelity_of(
     """
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
     fronts = [(case.plan.case, mode.frontier) for case in fitted for mode in case.found]
-    words = iter(labels(fronts, outside_calibration))
+    words = iter(labels(fronts, outside_calibration, jobs=jobs))
     told = [
         _Told(
             item=case,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,9 @@ from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, kin, origin_of
 
+#: Rows that are timed together, a number that hides what it takes to begin: most share a task with several cases. [1]
+ROWS = 2000
+
 
 class Label(Protocol):
     """Says something of every row of a table, whatever the other rows are."""
@@ -24,7 +27,7 @@ class Label(Protocol):
 
 
 def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label, *, jobs: int | Workers = 1) -> list[pd.Series]:
-    """Label tables of cases; those of cases that differ in limits or costs alone are timed together.
+    """Label tables of cases; those of cases that differ in lengths, limits or costs alone are timed together.
 
     Parameters
     ----------
@@ -40,22 +43,45 @@ def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label, *, jobs: int
     list of Series
         One a table, with its index.
     """
-    groups: dict[tuple[Case, object], list[int]] = {}
-    for number, (case, _) in enumerate(fronts):
-        groups.setdefault((kin(case), case.traffic), []).append(number)
-    tasks = [
-        _Task(place, say, _joint([fronts[number][1] for number in numbers]), origin_of(fronts[numbers[0]][0]))
-        for place, numbers in enumerate(groups.values())
-    ]
+    groups = _groups(fronts)
+    tasks = [_task(place, say, [fronts[number] for number in numbers]) for place, numbers in enumerate(groups)]
     told = dict(run_tasks(_said, tasks, jobs=jobs))
     found: dict[int, pd.Series] = {}
-    for place, numbers in enumerate(groups.values()):
+    for place, numbers in enumerate(groups):
         start = 0
         for number in numbers:
             table = fronts[number][1]
             found[number] = pd.Series(told[place][start : start + len(table)], index=table.index)
             start += len(table)
     return [found[number] for number in range(len(fronts))]
+
+
+def _groups(fronts: Sequence[tuple[Case, pd.DataFrame]]) -> list[list[int]]:
+    """Numbers of the tables that are timed together: of cases with the same setups, ``ROWS`` rows or little more."""
+    alike: dict[Case, list[int]] = {}
+    for number, (case, _) in enumerate(fronts):
+        alike.setdefault(kin(case), []).append(number)
+    groups: list[list[int]] = []
+    for numbers in alike.values():
+        held = ROWS
+        for number in sorted(numbers, key=lambda number: _prompt(fronts[number][0])):
+            if held >= ROWS:
+                groups.append([])
+                held = 0
+            groups[-1].append(number)
+            held += len(fronts[number][1])
+    return groups
+
+
+def _prompt(case: Case) -> tuple[bool, bool, float]:
+    """What passes of prefill differ in: those of neighbours are alike."""
+    cached, lengths = case.lengths.cached, case.lengths
+    return case.lengths.constant, cached is not None, lengths.mean_isl
+
+
+def _task(place: int, say: Label, fronts: Sequence[tuple[Case, pd.DataFrame]]) -> _Task:
+    origin = replace(origin_of(fronts[0][0]), lengths={str(case.traffic): case.lengths for case, _ in fronts})
+    return _Task(place, say, _joint([table for _, table in fronts]), origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from disagg_sim.errors import StoreError
-from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
 from disagg_sim.sweep.gather import Gathered
@@ -104,6 +104,7 @@ def run_sweeps(
     """
     begun = time.perf_counter()
     with ExitStack() as held:
+        jobs = held.enter_context(staying(jobs))
         runs = [_opened(held, plan, root, listener, overwrite=overwrite) for plan, root in sweeps]
         lacking = {block.key: block.points for run in runs for block in run.lacking}
         listener.start(sum(lacking.values()))
@@ -113,16 +114,11 @@ def run_sweeps(
         for run in runs:
             run.gather_stored()
         arrived = [(run.plan, run.gathered, run.failed) for run in runs]
-        results = collect(arrived, jobs=jobs if lacking and _at_hand(jobs) else 1)
+        results = collect(arrived, jobs=jobs)
         for run, result in zip(runs, results, strict=True):
             wall = time.perf_counter() - begun
             write_tables(result, run.store.root, effort=replace(run.effort, wall_seconds=wall))
     return results
-
-
-def _at_hand(jobs: int | Workers) -> bool:
-    """Whether the workers that computed blocks are still there: processes of this machine are."""
-    return isinstance(jobs, int) or jobs.backend == "loky"
 
 
 @dataclass(slots=True, eq=False)

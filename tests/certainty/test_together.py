@@ -7,8 +7,10 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.rows import designs_of
+from disagg_sim.certainty.extrapolation import outside_calibration
+from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.together import times_together, together
+from disagg_sim.certainty.trust import rests_on
 
 
 def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
@@ -27,3 +29,34 @@ def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
     for one, found in zip(designs, times_together(designs, lambda at: at), strict=True):
         for part, alone in zip(found, times_of(one), strict=True):
             np.testing.assert_array_equal(np.broadcast_to(part, one.rows.shape), alone)
+
+
+def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_words() -> None:
+    """Three constant lengths and a distribution: times and words are those of each alone."""
+    at, mappings = (
+        ds.setup("deepseek_r1", "h200_sxm", "fp8"),
+        [ds.Mapping(dp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8)],
+    )
+    given = {
+        "1024/128": ds.lengths(1024, 128),
+        "65536/1024": ds.lengths(65536, 1024),
+        "16384/64": ds.lengths(16384, 64),
+    }
+    given["log_normal_4096_512"] = ds.lengths("log_normal_4096_512")
+    tables = []
+    for name, lengths in given.items():
+        options = ds.Colocation(batch=(8, 64), prefill_batch=(1, 8))
+        for serve in (ds.colocated, ds.piggyback):
+            tables.append(serve(at, mappings, lengths, options=options).assign(traffic=name, case=f"case {name}"))
+    points = pd.concat(tables, ignore_index=True)
+    designs = list(designs_of(points, Origin(lengths=given)))
+    units = together(designs)
+    assert sum(unit.phase == "decode" for unit in units) == 1
+    assert len(units) < sum(len(one.prompts) for one in designs) / 10
+    for one, found in zip(designs, times_together(designs, lambda at: at), strict=True):
+        for part, alone in zip(found, times_of(one), strict=True):
+            np.testing.assert_allclose(np.broadcast_to(part, one.rows.shape), alone, rtol=1e-12)
+    for say in (rests_on, outside_calibration):
+        apart = [say(table, origin=Origin(lengths=given)) for _, table in points.groupby(["case", "mode"], sort=False)]
+        assert say(points, origin=Origin(lengths=given)).tolist() == pd.concat(apart).tolist()
+    assert len({*rests_on(points, origin=Origin(lengths=given))}) > 1

@@ -44,7 +44,7 @@ class ChunkPlan(NamedTuple):
     last: Numeric  # [token]
 
 
-def chunk_plan(isl: float, chunk_tokens: Numeric) -> ChunkPlan:
+def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
     """Cut ``isl`` tokens into chunks of ``chunk_tokens``.
 
     Examples
@@ -71,8 +71,8 @@ class _Attention:
     """Attention of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
 
     at: Setup
-    new: float
-    prefix: float
+    new: Numeric
+    prefix: Numeric
     form: str
     most: int  # chunks of a prompt: sizes that cut it into about as many are timed together [1]
 
@@ -82,7 +82,7 @@ class _Attention:
 
 def _chunk_cores(of: _Attention, shards: tuple[Numeric, ...], chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
     """Attention on (tp, dcp, pcp) GPUs."""
-    at, new, prefix = of.at, of.new, of.prefix
+    at, new, prefix = of.at, of.new, np.asarray(of.prefix)[..., None]
     tp, dcp, pcp = (each if is_one(each) else np.asarray(each)[..., None] for each in shards)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(new, chunk_tokens)))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
@@ -115,9 +115,9 @@ def chunked_prefill_pass(
     mapping: Mapping,
     *,
     batch: Numeric,
-    isl: float,
+    isl: Numeric,
     chunk_tokens: Numeric,
-    past: float = 0.0,
+    past: Numeric = 0.0,
     mla_form: str = "auto",
 ) -> PrefillPass:
     """Time chunked pipelined prefill (CPP) of a batch of prompts.
@@ -198,13 +198,13 @@ def chunked_lookups(
     mapping: Mapping,
     *,
     batch: Numeric,
-    isl: float,
+    isl: Numeric,
     chunk_tokens: Numeric,
-    past: float = 0.0,
+    past: Numeric = 0.0,
     forms: tuple[str, ...] = ("auto",),
 ) -> Lookups[list[PrefillPass]]:
     """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
-    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, float(isl - past)
+    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares

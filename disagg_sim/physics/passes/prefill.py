@@ -49,8 +49,8 @@ def prefill_pass(
     mapping: Mapping,
     *,
     batch: Numeric,
-    isl: float,
-    past: float = 0.0,
+    isl: Numeric,
+    past: Numeric = 0.0,
     mla_form: str = "auto",
     slowest: PromptLoad | None = None,
 ) -> PrefillPass:
@@ -109,7 +109,7 @@ class _Side:
     """The attention ranks' part of a pass."""
 
     at: Setup
-    past: float
+    past: Numeric
     form: str
 
     def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
@@ -123,13 +123,13 @@ def prefill_lookups(
     mapping: Mapping,
     *,
     batch: Numeric,
-    isl: float,
-    past: float = 0.0,
+    isl: Numeric,
+    past: Numeric = 0.0,
     mla_form: str = "auto",
     slowest: PromptLoad | None = None,
 ) -> Lookups[PrefillPass]:
     """Ask for what ``prefill_pass`` needs, to be joined with what others ask for."""
-    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, float(isl - past)
+    at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)

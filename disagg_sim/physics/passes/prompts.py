@@ -21,8 +21,8 @@ def prompt_pass(
     mapping: Mapping,
     *,
     batch: Numeric,
-    isl: float,
-    past: float,
+    isl: Numeric,
+    past: Numeric,
     chunk_tokens: Numeric,
     tier: KvTier | None = None,
     mla_form: str = "auto",
@@ -38,7 +38,8 @@ def prompt_pass(
     batch
         Prompts of a pass over all DP ranks, a number or of shape (1, batches). [request]
     isl, past
-        Length of each prompt, and of it what is cached before the pass. [token]
+        Length of each prompt, and of it what is cached before the pass; with degrees of shape (rows,) also arrays of
+        that shape, without a tier. [token]
     chunk_tokens
         Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
     tier
@@ -91,8 +92,10 @@ class PromptPasses:
         self._chunk_tokens, self._forms = chunk_tokens, forms
         self._known: dict[tuple[float, float], list[PrefillPass]] = {}
 
-    def lookups(self, isl: float, past: float, tier: KvTier | None) -> Lookups[list[PrefillPass]]:
+    def lookups(self, isl: Numeric, past: Numeric, tier: KvTier | None) -> Lookups[list[PrefillPass]]:
         """Ask for the pass of ``prompt_pass`` under each form."""
+        if np.ndim(isl - past):
+            return (yield from self._passes(isl, past))
         found = yield from self._timed(isl, past)
         if tier is None or not past:
             return found
@@ -105,13 +108,13 @@ class PromptPasses:
             self._known[isl, past] = yield from self._passes(isl, past)
         return self._known[isl, past]
 
-    def _passes(self, isl: float, past: float) -> Lookups[list[PrefillPass]]:
+    def _passes(self, isl: Numeric, past: Numeric) -> Lookups[list[PrefillPass]]:
         at, mapping, batch, chunk, forms = self._at, self._mapping, self._batch, self._chunk_tokens, self._forms
         if np.any(np.asarray(chunk) > 0):
             full = self._as_full
             asked = chunked_lookups(at, mapping, batch=full, isl=isl, chunk_tokens=chunk, past=past, forms=forms)
             return (yield from asked)
-        own = PromptLoad(batch, float(isl - past)) if self._lone else None
+        own = PromptLoad(batch, 1.0 * (isl - past)) if self._lone else None
         whole = [
             prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
         ]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, TypeVar
 
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.sweep.backends.local import in_processes, in_this_process
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Engine, Workers, attempt, own_code
+from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Call, Engine, Outcome, Workers, attempt, own_code
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -79,7 +80,45 @@ def run_tasks(
                     given_up(left.pop(number), why)
 
 
+@contextmanager
+def staying(jobs: int | Workers) -> Iterator[Workers]:
+    """Keep a cluster, once it is asked for, for all tasks that follow; processes of this machine stay by themselves.
+
+    Parameters
+    ----------
+    jobs
+        As ``run_tasks`` takes them.
+
+    Yields
+    ------
+    Workers
+        For ``run_tasks``.
+
+    Examples
+    --------
+    >>> with staying(Workers(2, "dask")) as workers:  # starts nothing, as nothing is run
+    ...     workers.backend, workers.engine is None
+    ('dask', False)
+    """
+    where = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    if where.backend not in CLUSTERS or where.engine is not None:
+        yield where
+        return
+    with ExitStack() as held:
+
+        @cache
+        def cluster() -> Engine:
+            return held.enter_context(_engine(where, tasks=2))
+
+        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+            return cluster()(call, tasks)
+
+        yield replace(where, engine=engine)
+
+
 def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
+    if where.engine is not None:
+        return nullcontext(where.engine)
     if where.backend == "dask":
         from disagg_sim.sweep.backends.on_dask import on_dask
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -81,6 +81,7 @@ class Workers:
     jobs: int = 1
     backend: str = ""
     address: str = ""
+    engine: Engine | None = field(default=None, compare=False, repr=False)  # of a cluster that stays; None = not yet
 
     def __post_init__(self) -> None:  # noqa: D105
         if not self.backend:
