@@ -175,8 +175,8 @@ def count_colocated(case: Case, mappings: Mapping) -> int:
     """
     found, alike = 0, defaultdict(list)
     for own, group in drafted_groups(case, mappings):
-        alike[own].append(group)
-    for own, groups in alike.items():
+        alike[own, group.drafts].append(group)
+    for (own, _), groups in alike.items():
         for group, prompts in zip(groups, pass_sizes(own, groups), strict=True):
             cuts = sum(len(forms) for _, forms in _cut_sizes(own, group))
             found += len(group.table) * int(np.count_nonzero(prompts)) * cuts

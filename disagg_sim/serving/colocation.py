@@ -113,6 +113,11 @@ class Group(ByValue):
         """Degrees as columns of shape (rows, 1). [1]"""
         return self.table.for_grid()
 
+    @property
+    def drafts(self) -> int:
+        """Draft tokens of a sequence in a step, the same in all rows. [token]"""
+        return int(np.max(self.table.draft_tokens))
+
     def accepted(self, case: Case) -> float:
         """Tokens that a step emits for a sequence. [token]"""
         return float(np.max(accepted_length(case.at.speculation, self.table.draft_tokens)))

@@ -18,7 +18,7 @@ from disagg_sim.serving.colocation import Case, Chosen, Group, Tally, drafted_gr
 Parts = list[tuple[Chosen, Tally]]
 #: Groups whose points are kept: those of the two modes of a case or two. [1]
 KEPT_GROUPS = 128
-#: A mode asks for what it needs to score some groups.
+#: A mode asks for what it needs to score some groups, all with the same number of draft tokens.
 Search = Callable[[Case, Sequence[Group]], Lookups[list[Parts]]]
 _kept: OrderedDict[tuple[Search, Case, Group], Parts] = OrderedDict()
 
@@ -54,12 +54,12 @@ def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> P
     """
     asked = [(search, own, group) for own, group in drafted_groups(case, mappings)]
     known = {key: parts for key in asked if (parts := _kept.pop(key, None)) is not None}
-    new: dict[Case, list[Group]] = {}
+    new: dict[tuple[Case, int], list[Group]] = {}
     for _, own, group in asked:
         if (search, own, group) not in known:
-            new.setdefault(own, []).append(group)
-    found = evaluate(side_by_side([search(own, groups) for own, groups in new.items()]))
-    for (own, groups), of_groups in zip(new.items(), found, strict=True):
+            new.setdefault((own, group.drafts), []).append(group)
+    found = evaluate(side_by_side([search(own, groups) for (own, _), groups in new.items()]))
+    for ((own, _), groups), of_groups in zip(new.items(), found, strict=True):
         known |= {(search, own, group): parts for group, parts in zip(groups, of_groups, strict=True)}
     _kept.update(known)
     while len(_kept) > KEPT_GROUPS:
