@@ -27,7 +27,7 @@ from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
-from disagg_sim.workload.synthetic import synthetic_trace, with_shared_start
+from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 #: Requests that are judged at least, by percentile, and simulated at most. [request]
@@ -239,12 +239,10 @@ class _Runs:
 
     def _run(self, design: Design) -> Run:
         trace, begin = _requests(self.plan, design, self.seed)
-        options = RunOptions(link=_link(self.plan, design))
-        if (cached := self.plan.work.lengths.cached) is not None:
-            tiers = _below(cached.reuse)
-            kept = 1 if tiers else int(trace.input_tokens.max())  # [token], or the start that all share
-            options = replace(options, prefix_cache_tokens=kept, tiers=tiers)
-        work = self.plan.work
+        options, work = RunOptions(link=_link(self.plan, design)), self.plan.work
+        if work.lengths.cached is not None:
+            reuse = work.lengths.cached.reuse
+            options = replace(options, reuse=reuse, tiers=_below(reuse, design))
         slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
         result = simulate(deployed(design), trace, _policy(design), slo=slo, seed=self.seed, options=options)
         table = result.frame()
@@ -308,23 +306,14 @@ def _requests(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
     filling = math.ceil(FILLING * alone * rate)
     requests = min(filling + judged, MOST_SIMULATED)
     trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
-    if work.lengths.cached is not None:
-        trace = with_shared_start(trace, _played(work.lengths.cached.reuse))
     return trace, float(trace.arrival[min(filling, requests // 2)])
 
 
-def _played(reuse: Reuse) -> Reuse:
-    """What caches hold of prompts, if a simulation can play it."""
-    if reuse.in_decode:
-        raise InputError("simulations know no pasts that decode holds; allowed: a cached share of prefill alone")
-    if len(used := [name for name, share in reuse.tiers if share > 0]) > 1:
-        raise InputError(f"simulations draw no pasts in {' and '.join(used)} by their shares; allowed: one tier")
-    return reuse
-
-
-def _below(reuse: Reuse) -> tuple[str, ...]:
-    """The tier below HBM that pasts lie in, if any: HBM then remembers nothing."""
-    return tuple(name for name, share in reuse.tiers if name != HBM and share > 0)
+def _below(reuse: Reuse, design: Design) -> tuple[str, ...]:
+    """Tiers below HBM that pasts lie in, the fastest of the prefill system first."""
+    known = design.pools[0].setup.system.kv_tiers
+    used = [name for name, share in reuse.tiers if name != HBM and share > 0]
+    return tuple(sorted(used, key=lambda name: -known[name].bandwidth))
 
 
 def _least_counts(runs: _Runs, first: Run) -> Run:

@@ -32,6 +32,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.placed import bare
 from disagg_sim.simulation.prefix_cache import Checkpointed, PrefixCache, PrefixMemory
 from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.stated_pasts import StatedPasts, StatedStores
 
 if TYPE_CHECKING:
     from disagg_sim.simulation.instances import Roster
@@ -195,7 +196,7 @@ class Tiers:
     ----------
     memory : PrefixMemory
         What instances remember in HBM.
-    stores : Stores
+    stores : Stores or StatedStores
         What lies below.
     loaders : callable
         Of each instance.
@@ -204,7 +205,12 @@ class Tiers:
     """
 
     def __init__(
-        self, memory: PrefixMemory, stores: Stores, *, loaders: Callable[[int], Loader], block_tokens: int
+        self,
+        memory: PrefixMemory,
+        stores: Stores | StatedStores,
+        *,
+        loaders: Callable[[int], Loader],
+        block_tokens: int,
     ) -> None:
         self._memory, self._stores, self._loader, self._block_tokens = memory, stores, loaders, block_tokens
         self._ready: dict[tuple[int, int], int] = {}  # by instance and request: past that has been loaded [token]
@@ -343,6 +349,8 @@ def tiered(
         return [spec.tokens for spec in of(instance).specs]
 
     shared = [tier.shared for tier in below(site.setup.system, options.tiers)]
+    if isinstance(inner, StatedPasts):
+        return Tiers(memory, StatedStores(len(shared)), loaders=of, block_tokens=block_tokens)
     stores = Stores(shared, tokens, block_tokens=block_tokens, back=back)
     if back and isinstance(inner, PrefixCache):
         inner.forgotten = stores.forgotten

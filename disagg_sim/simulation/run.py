@@ -13,6 +13,7 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
 from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
@@ -31,6 +32,7 @@ from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import Requests, RunResult
 from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site
+from disagg_sim.simulation.stated_pasts import check_reuse
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.workload.trace import Trace
 
@@ -82,6 +84,7 @@ class RunOptions:
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
     tiers: tuple[str, ...] = ()  # below HBM, of ``kv_tiers`` of the system, the fastest first; () = none
+    reuse: Reuse | None = None  # pasts as stated, in place of what caches find; None = what they find
     tier_writes: str = option(
         "through",
         "what goes into the tiers below HBM: every block that is computed, or what the tier above forgets",
@@ -129,7 +132,11 @@ class RunOptions:
             )
         if self.tiers and self.records != FULL:
             raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
-        if self.tiers and not (self.prefix_cache or self.prefix_cache_tokens):
+        if self.reuse is not None:
+            if self.prefix_cache or self.prefix_cache_tokens:
+                raise InputError("reuse states what caches find; allowed: without prefix_cache and prefix_cache_tokens")
+            check_reuse(self.reuse, self.tiers)
+        elif self.tiers and not (self.prefix_cache or self.prefix_cache_tokens):
             raise InputError(
                 f"tiers {', '.join(self.tiers)} below instances that remember nothing; allowed: beside prefix_cache or "
                 "prefix_cache_tokens"

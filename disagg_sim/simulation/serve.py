@@ -36,11 +36,12 @@ from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
-from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
+from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
 from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, RunResult
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.trace import Trace
 
@@ -285,22 +286,28 @@ def _opened(
         arrival[~np.isin(np.arange(len(trace)), clients.timed)] = np.nan
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
-    prefix = prefix_memory(
+    prefix: PrefixMemory | None = prefix_memory(
         trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoints=checkpoints
     )
+    stated = None
+    if options.reuse is not None:
+        rng, step = site.rng("stated pasts"), checkpoint_tokens(*saves)
+        stated = prefix = StatedPasts(trace, options.reuse, options.tiers, fleet=fleet, step=step, rng=rng)
     if options.tiers and parts.forming is not None:
         raise InputError(
             f"tiers {', '.join(options.tiers)}: policy {name!r} forms batches of prompts, whose pasts are not loaded; "
             "allowed: policies whose engines take prompts as they come"
         )
-    if options.tiers and prefix is not None and trace.prefix is not None:
+    block_tokens = trace.prefix.block_tokens if trace.prefix is not None else 0
+    if options.tiers and prefix is not None and (block_tokens or stated is not None):
 
         def tables(mapping: Mapping) -> StepTable:
             return spec(mapping, Role.PREFILL).table
 
-        prefix = tiered(prefix, trace.prefix.block_tokens, options=options, site=site, roster=roster, tables=tables)
+        size = block_tokens if stated is None else stated.block_tokens
+        prefix = tiered(prefix, size, options=options, site=site, roster=roster, tables=tables)
     lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
-    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix)
+    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix, stated=stated)
     way = parts.transfer if options.transfer == "policy" else options.transfer
     return Cluster(
         parts,

@@ -19,6 +19,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.prefix_cache import PrefixMemory
 from disagg_sim.simulation.shared_queue import SharedQueue
+from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.view import ClusterView, Window, locked
 
 #: Columns of the fleet that policies see, by their names in the view.
@@ -53,6 +54,8 @@ class ClusterState:
         Of every request. [token]
     prefix
         What instances remember of prompts, if they do.
+    stated
+        Pasts as stated, of which decode may hold a part already.
     """
 
     def __init__(
@@ -65,8 +68,9 @@ class ClusterState:
         input_tokens: Ints,
         output_tokens: Ints,
         prefix: PrefixMemory | None,
+        stated: StatedPasts | None = None,
     ) -> None:
-        self.engine, self.fleet, self.roster, self.prefix = engine, fleet, roster, prefix
+        self.engine, self.fleet, self.roster, self.prefix, self.stated = engine, fleet, roster, prefix, stated
         self.site = roster.site
         self.arrival_s = arrival_s  # those of requests that are to come may be NaN [s]
         self.prompts = _looked_up(input_tokens)

@@ -310,8 +310,9 @@ class Transfers:
         return needs if needs and blocks == used else None
 
     def _tokens(self, request: int, have: int) -> int:
-        """Tokens of the cache that moves: the token emitted last is not in it."""
-        return have - 1 if have > self.prompts[request] else have
+        """Tokens of the cache that moves: neither the token emitted last nor what the receiver holds are in it."""
+        tokens = have - 1 if have > self.prompts[request] else have
+        return tokens if self.state.stated is None else max(tokens - self.state.stated.in_decode(request), 0)
 
     def _bytes(self, tokens: int) -> float:
         """``Site.kv_bytes``. [B]"""

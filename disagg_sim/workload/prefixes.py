@@ -89,7 +89,7 @@ class CachedPrefixes(ByValue):
     @property
     def sent(self) -> Floats:
         """Tokens whose cache goes to decode: all but the whole blocks that decode holds already. [token]"""
-        return self.isl - _whole_blocks(self.past * self.reuse.in_decode, self.reuse.block_tokens)
+        return self.isl - whole_blocks(self.past * self.reuse.in_decode, self.reuse.block_tokens)
 
     def at_whole(self, tokens: int) -> CachedPrefixes:
         """The same prompts where a past can be taken up at multiples of ``tokens`` alone."""
@@ -268,7 +268,7 @@ def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
     held = np.minimum(whole * np.tile(share, isl.size), whole - 1)
     return CachedPrefixes(
         isl=whole,
-        past=_whole_blocks(np.maximum(held, 0.0), reuse.block_tokens),
+        past=whole_blocks(np.maximum(held, 0.0), reuse.block_tokens),
         weight=np.repeat(weight, share.size) * np.tile(chance, isl.size),
         reuse=reuse,
     )
@@ -312,7 +312,24 @@ def prefixes_of(
     return CachedPrefixes(isl=isl, past=found, weight=weight, reuse=reuse, few=few)
 
 
-def _whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
+def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
+    """Round down to whole blocks. [token]
+
+    Parameters
+    ----------
+    tokens, block_tokens
+        Numbers of tokens, and of those of a block. [token]
+
+    Returns
+    -------
+    ndarray
+        Of the shape of ``tokens``. [token]
+
+    Examples
+    --------
+    >>> whole_blocks(np.array([15.0, 16.0, 33.0]), 16).tolist()
+    [0.0, 16.0, 32.0]
+    """
     return np.floor(tokens / block_tokens * (1 + ROUNDING)) * block_tokens
 
 

@@ -8,15 +8,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
+from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
-from disagg_sim.facts.traffic import ConstantShare, Reuse, TrafficCase
+from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse, TrafficCase
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
-from disagg_sim.workload.request_columns import PrefixBlocks, Tokens, read_only
+from disagg_sim.workload.prefixes import whole_blocks
+from disagg_sim.workload.request_columns import Tokens, read_only
 from disagg_sim.workload.trace import Trace
 
 
@@ -135,44 +137,37 @@ def synthetic_trace(
     return Trace(arrival=times, input_tokens=inputs, output_tokens=outputs, name=name)
 
 
-def with_shared_start(trace: Trace, reuse: Reuse) -> Trace:
-    """Let all prompts begin with the same tokens, so that a cache that remembers them finds a share of each.
+def drawn_pasts(prompts: Floats, reuse: Reuse, rng: np.random.Generator) -> Floats:
+    """Draw the cached past of each prompt. [token]
 
     Parameters
     ----------
-    trace
-        Of any lengths.
+    prompts
+        Lengths. [token]
     reuse
-        Constant share of each prompt, and blocks of the cache. [1], [token]
+        Distribution of the cached share, and blocks of the cache.
+    rng
+        Where shares are not the same for all.
 
     Returns
     -------
-    Trace
-        With prefix blocks: the first ones of all prompts are alike, the others their own.
-
-    Raises
-    ------
-    InputError
-        A share that is not the same for all prompts.
+    ndarray
+        In whole blocks, at least a token less than the prompt. [token]
 
     Examples
     --------
-    >>> from disagg_sim.facts.traffic import ConstantShare
-    >>> trace = synthetic_trace(rate=2.0, lengths=(100, 64), requests=2, seed=1)
-    >>> blocks = with_shared_start(trace, Reuse(share=ConstantShare(share=0.5))).prefix
-    >>> blocks.ids[:6].tolist(), blocks.ids[6:].tolist()
-    ([0, 1, 2, 9, 10, 11], [0, 1, 2, 15, 16, 17])
+    >>> rng, half = np.random.default_rng(1), Reuse(share=ConstantShare(share=0.5))
+    >>> drawn_pasts(np.array([100.0, 64.0]), half, rng).tolist()
+    [48.0, 32.0]
     """
-    if not isinstance(reuse.share, ConstantShare):
-        raise InputError("a cached share that follows a distribution cannot be drawn; allowed: a constant share")
-    size = reuse.block_tokens
-    held = np.minimum(reuse.share.share * trace.input_tokens, trace.input_tokens - 1) // size
-    blocks = trace.input_tokens // size
-    offsets = np.concatenate([[0], np.cumsum(blocks)])
-    every = np.arange(offsets[-1])
-    place = every - np.repeat(offsets[:-1], blocks)
-    ids = np.where(place < np.repeat(held, blocks), place, int(blocks.max(initial=0)) + every)
-    return replace(trace, prefix=PrefixBlocks(offsets=offsets, ids=ids, block_tokens=size))
+    law = reuse.share
+    if isinstance(law, ConstantShare):
+        shares: Floats = np.full(prompts.size, law.share)
+    elif isinstance(law, BetaShare):
+        shares = rng.beta(law.alpha, law.beta, prompts.size)
+    else:
+        shares = np.interp(rng.random(prompts.size), law.probabilities, law.shares)
+    return whole_blocks(np.minimum(shares * prompts, prompts - 1.0), reuse.block_tokens)
 
 
 def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:

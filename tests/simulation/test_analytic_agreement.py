@@ -52,8 +52,11 @@ def deployment(request):
     return names, Mapping(**mapping), isl, osl, batch, at, cut, StepTable.build(at, cut)
 
 
-def full_queue(spec, lengths, *, residents, requests, waiting, ages=None):
-    """Keep ``residents + waiting`` requests in an instance; the first ones are of the given or evenly spread ages."""
+def full_queue(spec, lengths, *, residents, requests, waiting, ages=None, cached=0):
+    """Keep ``residents + waiting`` requests in an instance; the first ones are of the given or evenly spread ages.
+
+    Of each prompt that comes so many tokens are ``cached``.
+    """
     context, prompt, generate = lengths
     fleet = Fleet([spec])
     for request in range(residents):
@@ -62,11 +65,13 @@ def full_queue(spec, lengths, *, residents, requests, waiting, ages=None):
             0, request, (context + prompt + age, 0, max(generate - age, 1)), 0.0, flags=HEARD, last_token_s=0.0
         )
     for request in range(waiting):
-        fleet.submit(0, request, lengths, 0.0, flags=HEARD, last_token_s=0.0 if context else math.nan)
+        last = 0.0 if context else math.nan
+        fleet.submit(0, request, lengths, 0.0, flags=HEARD, last_token_s=last, cached=cached)
     for _ in range(requests):
         _, now = fleet.run_until(math.inf)
         number = len(fleet.segments)
-        fleet.submit(0, number, lengths, now, flags=HEARD, last_token_s=now if context else math.nan)
+        last = now if context else math.nan
+        fleet.submit(0, number, lengths, now, flags=HEARD, last_token_s=last, cached=cached)
     return fleet
 
 

@@ -1,0 +1,186 @@
+"""Pasts as they are stated: which share, in which tier, held by decode; and drafts beside them, as the physics says."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_analytic_agreement import full_queue, rate, steady
+
+import disagg_sim as ds
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
+from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.search.grid import prefill_grid
+from disagg_sim.serving.colocated import colocated
+from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.piggyback import piggyback
+from disagg_sim.simulation.failures import FailureEvent, Failures
+from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
+from disagg_sim.simulation.kernel.layout import Mode
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.synthetic import drawn_pasts
+
+BOUND = 0.02
+SLO = ds.Slo(ttft=100.0, tpot=10.0)
+LLAMA, ONE = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping()
+
+
+def stated(share=0.5, **more):
+    return Reuse(share=ConstantShare(share=share), **more)
+
+
+def served(at, prefill, decode, mapping, batch=None):
+    parts = {
+        "prefill": (ds.Replicas(mapping=replace(mapping, draft_tokens=0), instances=prefill, batch=1),),
+        "decode": (ds.Replicas(mapping=mapping, instances=decode, batch=batch),),
+    }
+    return ds.ServedDeployment(name="pools", gpus=(prefill + decode) * int(mapping.gpus), setup=at, **parts)
+
+
+def trace(requests, isl, osl, gap=0.0):
+    ends = {"input_tokens": np.full(requests, isl), "output_tokens": np.full(requests, osl)}
+    return ds.Trace(arrival=gap * np.arange(requests), **ends)
+
+
+def alone(reuse, tiers=(), requests=1, isl=8192):
+    """Requests that come one by one, on an instance for each phase."""
+    options = RunOptions(reuse=reuse, tiers=tiers)
+    many = trace(requests, isl, 20, gap=10.0)
+    return ds.simulate(served(LLAMA, 1, 1, ONE), many, "disaggregated", slo=SLO, options=options).records
+
+
+class TestPasts:
+    def test_a_past_in_a_tier_costs_its_load(self):
+        """4,096 tokens of 65,536 B at the tier's bandwidth, before a pass that is the same."""
+        first = {
+            name: alone(stated(tiers=((name, 1.0),)), () if name == "hbm" else (name,)).requests.prefill_end_s[0]
+            for name in ("hbm", "dram")
+        }
+        load = float(load_time(LLAMA, ONE, batch=1, past=4096.0, tier=tier_of(LLAMA.system, "dram")))
+        assert first["dram"] - first["hbm"] == pytest.approx(load, rel=1e-6)
+
+    def test_what_decode_holds_is_not_handed_over(self):
+        """Half of the cached half: three quarters of the prompt move, and no more descriptors."""
+        whole, part = (alone(stated(in_decode=share)).requests for share in (0.0, 0.5))
+        assert part.transferred_tokens[0] / whole.transferred_tokens[0] == 0.75
+        assert part.transfer_s[0] / whole.transfer_s[0] == pytest.approx(0.75, rel=0.02)
+        assert part.prefill_end_s[0] == whole.prefill_end_s[0]
+
+    def test_pasts_lie_in_tiers_by_their_shares(self):
+        """Of 400 prompts half lie in DRAM, three in ten in SSD: within three standard deviations of a binomial."""
+        reuse = stated(share=0.9, tiers=(("dram", 0.5), ("hbm", 0.2), ("ssd", 0.3)))
+        found = alone(reuse, ("dram", "ssd"), requests=400, isl=65_536)
+        loads = found.tier_loads
+        dram, ssd = (np.asarray(loads.tokens) > 0).sum(axis=0).tolist()
+        for count, share in ((dram, 0.5), (ssd, 0.3)):
+            assert abs(count / 400 - share) < 3 * math.sqrt(share * (1 - share) / 400)
+
+    @pytest.mark.parametrize(
+        "law", [BetaShare(alpha=2.0, beta=3.0), EmpiricalShare(probabilities=(0.0, 0.5, 1.0), shares=(0.1, 0.4, 0.7))]
+    )
+    def test_shares_that_follow_a_distribution_are_drawn_with_its_mean(self, law):
+        pasts = drawn_pasts(np.full(20_000, 16_000.0), Reuse(share=law, block_tokens=1), np.random.default_rng(3))
+        assert pasts.mean() / 16_000 == pytest.approx(0.4, abs=0.005)
+
+    def test_a_migrated_prompt_keeps_its_past(self):
+        """Its second instance computes the rest alone, as the first did."""
+        two, plain = served(LLAMA, 2, 1, ONE), RunOptions(reuse=stated(share=0.9))
+        one = trace(1, 65_536, 2)
+        alone = ds.simulate(two, one, "disaggregated", slo=SLO, options=plain).records.requests
+        ends = []
+        for when in (0.1, 0.2):
+            event = FailureEvent(at_s=when, kind="instance", number=int(alone.prefill_instance[0]))
+            failures = Failures(events=(event,), restart_s=math.inf, migration_limit=1)
+            options = replace(plain, failures=failures)
+            found = ds.simulate(two, one, "disaggregated", slo=SLO, options=options).records.requests
+            ends.append(float(found.prefill_end_s[0]))
+        assert ends[1] - ends[0] == pytest.approx(0.1)
+        assert alone.prefill_end_s[0] < ends[0] < alone.prefill_end_s[0] + 0.1  # the host has taken it in before
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"prefix_cache_tokens": 10}, "reuse states what caches find; allowed: without prefix_cache"),
+            ({"tiers": ("dram",)}, "pasts lie in ssd, and the tiers of the run are dram"),
+        ],
+    )
+    def test_what_does_not_go_together_is_said(self, options, said):
+        with pytest.raises(InputError, match=said):
+            RunOptions(reuse=stated(tiers=(("ssd", 1.0),)), **options)
+
+
+#: Model, recipe, drafter, mapping, prompt, output and batch; half of each prompt is cached.
+CASES = {
+    "module": ("deepseek_r1", "mtp 0.8", {"tp_attn": 8, "ep": 8}, 4000, 577, 32),
+    "draft_model": ("llama_3_1_70b", "draft_model llama_3_1_8b 0.8 0.6", {"tp_attn": 4, "tp_ffn": 4}, 4000, 769, 32),
+}
+PAST = 2000 // 16 * 16
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    model, drafter, degrees, isl, osl, batch = CASES[request.param]
+    curve = ds.load_speculation(drafter)
+    drafts = len(curve.acceptance)
+    at = ds.setup(model, "h200_sxm", "fp8", speculation=curve.trying((drafts,)))
+    cut = Mapping(**degrees, draft_tokens=drafts)
+    return at, cut, isl, osl, batch, StepTable.build(at, cut, max_sequences=64, max_context=8192, max_tokens=4096)
+
+
+class TestDraftsBesidePasts:
+    """Analytic and simulated, at constant lengths and a full queue."""
+
+    @pytest.mark.parametrize("tier", ["hbm", "dram"])
+    def test_a_pair_of_pools(self, case, tier):
+        """Prefill is short: its rate is that of the grid, loads hide behind passes, and decode has AL tokens a step."""
+        at, cut, isl, _, _, _ = case
+        reuse = stated(tiers=((tier, 1.0),))
+        grid = prefill_grid(at, replace(cut, draft_tokens=0), ds.lengths(isl, 33, cached=reuse), batch=[1])
+        options = RunOptions(concurrency=24, reuse=reuse, tiers=() if tier == "hbm" else (tier,))
+        many = trace(160, isl, 33)
+        done = ds.simulate(served(at, 1, 2, cut), many, "disaggregated", slo=SLO, options=options).records.requests
+        assert rate(np.sort(done.prefill_end_s)[40:]) == pytest.approx(float(grid.request_rate[0, 0]), rel=BOUND)
+
+    def test_decode_behind_cached_prompts(self, case):
+        at, cut, isl, osl, batch, _ = case
+        exact = decode_step(at, cut, batch=float(batch), context=isl + osl / 2).ttl
+        options = RunOptions(concurrency=batch + 48, reuse=stated(in_decode=0.5))
+        many = trace(12 * batch, isl, osl)
+        pools = served(at, 6, 1, cut, batch=batch)
+        done = ds.simulate(pools, many, "disaggregated", slo=SLO, options=options).records.requests
+        ends = np.sort(done.finish_s)[batch - 1 :: batch][2:-2]
+        assert batch * rate(ends) == pytest.approx(batch / (float(exact) * (osl - 1)), rel=BOUND)
+
+    def test_in_flight_batching(self, case):
+        at, cut, isl, osl, batch, table = case
+        options = Colocation(batch=(batch,), prefill_batch=(1,), ttl_measure="tpot")
+        plain, lens = replace(cut, draft_tokens=0), ds.lengths(isl, osl, cached=0.5)
+        exact = colocated(at, plain, lens, ftl_limit=math.inf, options=options).iloc[0]
+        limits = {"mode": Mode.PREFILL_FIRST, "token_budget": 10**6, "max_prompts": 1, "max_sequences": batch}
+        spec = InstanceSpec(table=table, blocks=10**6, **limits)
+        found = full_queue(spec, (0, isl, osl), residents=batch, requests=8 * batch, waiting=batch, cached=PAST)
+        segments, rows = steady(found, batch)
+        per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+        assert np.mean(per_token) == pytest.approx(exact.ttl_s, rel=BOUND)
+        throughput = rate(segments.finish_s[rows]) * osl / cut.gpus
+        assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+
+    def test_piggyback_with_a_chunk_in_every_step(self, case):
+        """The rest of a prompt is half of it, so half as many tokens go along with each step."""
+        at, cut, isl, osl, batch, table = case
+        options = Colocation(batch=(batch,), every_step_mixed=True)
+        plain, lens = replace(cut, draft_tokens=0), ds.lengths(isl, osl, cached=0.5)
+        exact = piggyback(at, plain, lens, ftl_limit=math.inf, options=options).iloc[0]
+        chunk = round((isl - PAST) * batch * exact.accepted_tokens_per_step / (osl - 1))
+        budget = batch * (1 + cut.draft_tokens) + chunk
+        spec = InstanceSpec(table=table, blocks=10**6, token_budget=budget, max_sequences=batch + 4)
+        found = full_queue(spec, (0, isl, osl), residents=batch, requests=10 * batch, waiting=batch, cached=PAST)
+        segments, rows = steady(found, batch)
+        per_token = (segments.finish_s[rows] - segments.first_token_s[rows]) / (osl - 1)
+        assert np.mean(per_token) == pytest.approx(exact.ttl_mean_s, rel=BOUND)
+        throughput = rate(segments.finish_s[rows]) * osl / cut.gpus
+        assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
