@@ -18,6 +18,7 @@ from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.cached import asked_reuse
+from disagg_sim.cli.explain_pools import MORE_PHASES, explain_pool, refused
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
@@ -89,7 +90,15 @@ def explain(
     precision: Annotated[str, typer.Option(help="The precision recipe.")] = "",
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured.")] = "measured",
     engine: Annotated[str, typer.Option(help="Engine profile; default: the system's.")] = "",
-    phase: Annotated[str, typer.Option(help=f"{', '.join(PHASES)}: an instance of one phase or of both.")] = "decode",
+    phase: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(PHASES)}: an instance of one phase or of both; {', '.join(MORE_PHASES)}: further pools."
+        ),
+    ] = "decode",
+    ffn_gpus: Annotated[int, typer.Option(min=0, help="GPUs of the feed-forward pool, of attention_ffn.")] = 0,
+    microbatches: Annotated[int, typer.Option(min=1, help="That alternate between both pools, of attention_ffn.")] = 3,
+    images: Annotated[str, typer.Option(metavar="NxHxW[@SHARE]", help="Images of a request, of encode.")] = "",
     tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of attention.")] = 1,
     dp: Annotated[int, typer.Option(min=1, help="Data parallelism of attention.")] = 1,
     ep: Annotated[int, typer.Option(min=1, help="Expert parallelism; the FFN shards over tp*dp*pcp/ep.")] = 1,
@@ -150,6 +159,11 @@ def explain(
         asked = asked or lengths(isl, osl)
         if (reuse := _reuse(cached, tiers, phase, asked)) is not None:
             asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
+        if phase in MORE_PHASES:
+            refused({"--json": as_json, "--figure": figure, "--energy": energy, "--availability": wanted})
+            refused({"--speculate": drafter, "--rank-imbalance": rank_imbalance != EVEN_RANKS})
+            explain_pool(at, phase, mapping, asked, batch, halves=(ffn_gpus, microbatches), images=images)
+            return
         asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch)
     origin = Origin(lengths=asked)
@@ -205,7 +219,8 @@ def mapping_by_hand(at: Setup, attention: Mapping, ep: int) -> Mapping:
 def by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:
     """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
     if phase not in PHASES:
-        raise InputError(f"--phase {phase!r} is unknown{nearest(phase, PHASES)}; allowed: {', '.join(PHASES)}")
+        known = (*PHASES, *MORE_PHASES)
+        raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, asked, batch=[batch])

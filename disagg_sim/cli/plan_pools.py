@@ -46,7 +46,7 @@ def pools_question(
     return PoolsQuestion(
         pools=names,
         size=size,
-        images=_images(images) if images else None,
+        images=images_of(images) if images else None,
         ftl_limit=ftl,
         ttl_limit=ttl,
         ffn_system=ffn_system or None,
@@ -60,7 +60,8 @@ def _seconds(name: str, text: str | None, usual: Any) -> float:
     return limit_of(usual if text is None else text, name).seconds
 
 
-def _images(text: str) -> Images:
+def images_of(text: str) -> Images:
+    """Images of a request, from ``2x1120x1120`` or ``2x1120x1120@0.5``."""
     found = _IMAGES.fullmatch(text.strip())
     share = float(found[4] or 0.0) if found and (found[4] or "0").count(".") <= 1 and found[4] != "." else 1.0
     if found is None or not share < 1.0 or not all(1 <= int(found[i]) <= 10**5 for i in (1, 2, 3)):

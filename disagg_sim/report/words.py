@@ -214,5 +214,21 @@ def prefill_text(point: Mapping[str, Any]) -> str:
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table of points by column name."""
+    """Read the rows of a table by column name.
+
+    Parameters
+    ----------
+    points
+        Any table.
+
+    Returns
+    -------
+    list of dict
+        Column -> value, one of each row.
+
+    Examples
+    --------
+    >>> records(pd.DataFrame({"gpus": [8, 16]}))
+    [{'gpus': 8}, {'gpus': 16}]
+    """
     return [{str(name): value for name, value in row.items()} for row in points.to_dict("records")]

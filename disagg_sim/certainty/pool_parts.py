@@ -1,0 +1,213 @@
+"""Take apart what further pools do: a decode step over attention and feed-forward ranks, and the encoding of images.
+
+A half of a layer is a sum of its operators, and so is what a step waits for: the contributions
+:math:`t_o\\,\\partial TTL/\\partial t_o` of ``certainty.contributions`` leave out what hides behind the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.certainty.contributions import Contribution, contributions_in
+from disagg_sim.certainty.designs import Times
+from disagg_sim.certainty.trust import labels_of
+from disagg_sim.errors import InputError
+from disagg_sim.facts.provenance import place_of_fit, place_of_key
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.cost import total_cost
+from disagg_sim.physics.encoder import EncodeStep, encoder_operators
+from disagg_sim.physics.passes.attention_ffn import Halves, Split, SplitStep, halves, split_bytes, split_step
+from disagg_sim.physics.passes.engine_time import host_time
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+from disagg_sim.workload.lengths import Lengths
+
+#: Columns of the parts: ``waited`` is what the step waits for of them, the rest hides behind the other half.
+PART_COLUMNS = ("pool", "operator", "kind", "seconds", "waited", "share", "trust", "source")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SplitParts:
+    """A decode step over two pools, part by part."""
+
+    step: SplitStep
+    #: A row a kind of layer: ``kind``, ``layers`` [1], and of one micro-batch ``attention``, ``ffn``, ``crossings``;
+    #: ``period`` is what a layer of all micro-batches adds to the step. [s]
+    layers: pd.DataFrame
+    #: Operators of one micro-batch through all layers, ``PART_COLUMNS``: ``seconds`` of a GPU of the pool, ``waited``
+    #: of the whole step, which with host and links adds up to TTL, ``share`` of TTL. [s], [1]
+    parts: pd.DataFrame
+    host: float  # of a step [s]
+    links: float  # copies of tokens between the pools and their latency, as far as the step waits for them [s]
+    memory: tuple[tuple[float, float], tuple[float, float]]  # held and limit of an attention and an FFN GPU [B]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EncodeParts:
+    """The encoding of the images of a request, part by part."""
+
+    step: EncodeStep
+    parts: pd.DataFrame  # ``PART_COLUMNS``, of all images of a request; share of what encoding adds to the FTL
+
+
+def split_parts(at: Setup, split: Split, lengths: Lengths, sequences: float, ffn: Setup | None = None) -> SplitParts:
+    """Take a decode step over attention and feed-forward ranks apart.
+
+    Parameters
+    ----------
+    at : Setup
+        Of the attention pool.
+    split : Split
+        Mappings of both pools, and micro-batches; numbers.
+    lengths : Lengths
+        Of the requests.
+    sequences : float
+        Of a micro-batch on one attention rank. [request]
+    ffn : Setup, optional
+        Of the feed-forward pool; None = ``at``.
+
+    Returns
+    -------
+    SplitParts
+        Times of halves and operators [s], memory [B].
+
+    Examples
+    --------
+    What the step waits for adds up to it; experts of few GPUs take most of it:
+
+    >>> import disagg_sim as ds
+    >>> at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 512)
+    >>> split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=8, ep=8), 3)
+    >>> found = split_parts(at, split, lengths, 64.0)
+    >>> waited = found.parts["waited"].sum() + found.host + found.links
+    >>> found.parts.sort_values("waited")["operator"].iloc[-1], f"{waited / found.step.ttl:.9f}"
+    ('routed experts', '1.000000000')
+    """
+    theirs, context = at if ffn is None else ffn, lengths.context
+
+    def both(adjusted: Setup, *, own: bool) -> tuple[Setup, Setup]:
+        return (adjusted, theirs) if own else (at, adjusted)
+
+    def step_of(one: Setup, other: Setup) -> SplitStep:
+        return split_step(one, other, split, sequences=sequences, context=context)
+
+    def halves_of(one: Setup, other: Setup) -> Halves:
+        return halves(one, other, split, sequences=sequences, context=context)
+
+    step, times, counts = step_of(at, theirs), halves_of(at, theirs), at.model.kind_counts
+    rows: list[dict[str, object]] = []
+    for own, pool in ((True, "attention"), (False, "ffn")):
+        mine = at if own else theirs
+
+        def waited(adjusted: Setup, own: bool = own) -> Numeric:
+            return step_of(*both(adjusted, own=own)).ttl
+
+        def alone(adjusted: Setup, own: bool = own) -> Numeric:
+            found = halves_of(*both(adjusted, own=own))
+            mine = _sum(counts, found.attention if own else found.ffn)
+            return mine + found.ends if own else mine
+
+        def crossing(adjusted: Setup) -> Numeric:
+            return _sum(counts, halves_of(adjusted, theirs).crossing)
+
+        counted = _parts(mine, waited)
+        rows += _rows(pool, mine, _parts(mine, alone), counted, float(step.ttl))
+        if own:
+            rows += _rows("crossing", mine, _parts(mine, crossing), counted, float(step.ttl))
+    host = float(host_time(at, split.attention, sequences * split.attention.dp_attn * split.microbatches))
+    parts = pd.DataFrame(rows, columns=list(PART_COLUMNS))
+    links = float(step.ttl) - host - float(parts["waited"].sum())
+    m, kinds = split.microbatches, layers_of(at.model)
+    table = pd.DataFrame(
+        {
+            "kind": [f"{layer.kind.attention.kind} + {layer.kind.ffn.kind}" for layer, _ in kinds],
+            "layers": counts,
+            "attention": [float(each) for each in times.attention],
+            "ffn": [float(each) for each in times.ffn],
+            "crossings": [float(each) for each in times.crossing],
+        }
+    )
+    through = table["attention"] + table["ffn"] + table["crossings"]
+    table["period"] = np.maximum(m * np.maximum(table["attention"], table["ffn"]), through)
+    held = split_bytes(at, theirs, split, sequences=sequences, cached=lengths.resident)
+    limits = at.memory_limit, theirs.memory_limit
+    memory = (float(held[0]), limits[0]), (float(held[1]), limits[1])
+    return SplitParts(step=step, layers=table, parts=parts, host=host, links=links, memory=memory)
+
+
+def _sum(counts: Sequence[int], times: Sequence[Numeric]) -> Numeric:
+    """Over the layers of all kinds. [s]"""
+    total: Numeric = 0.0
+    for count, time in zip(counts, times, strict=True):
+        total = total + count * time
+    return total
+
+
+def _parts(at: Setup, timed: Callable[[Setup], Numeric]) -> list[Contribution]:
+    """Operators of what is timed under a setup."""
+    return contributions_in("decode", at, lambda adjusted: Times(np.atleast_1d(timed(adjusted)), 0.0, 0.0))
+
+
+def _rows(
+    pool: str, at: Setup, alone: list[Contribution], waited: list[Contribution], ttl: float
+) -> list[dict[str, object]]:
+    """Operators of a pool as rows; what the step waits for of each by its key."""
+    counted = {each.key: float(each.seconds.step[0]) for each in waited}
+    found = []
+    for each in alone:
+        part = counted.get(each.key, 0.0)
+        values = (pool, each.name, each.kind, float(each.seconds.step[0]), part, part / ttl)
+        found.append(dict(zip(PART_COLUMNS, (*values, str(labels_of(each)[0]), _source(each, at)), strict=True)))
+    return found
+
+
+def _source(each: Contribution, at: Setup) -> str:
+    if each.fits:
+        return str(place_of_fit(each.fits[0], at.system.name))
+    key = "elementwise_efficiency" if each.kind in ("elementwise", "copy") else "gemm_efficiency"
+    return str(place_of_key("profile", at.profile.name, key))
+
+
+def encode_parts(step: EncodeStep, height: int, width: int) -> EncodeParts:
+    """Take the encoding of the images of a request apart.
+
+    Parameters
+    ----------
+    step : EncodeStep
+        From ``encode_step``.
+    height, width : int
+        Of an image. [pixel]
+
+    Returns
+    -------
+    EncodeParts
+        Times of operators, which add up to that of the step. [s]
+
+    Raises
+    ------
+    InputError
+        A size that is not that of the step.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.encoder import encode_step
+    >>> from disagg_sim.physics.setup import setup
+    >>> step = encode_step(setup("kimi_k2_5", "h200_sxm", "fp8"), images=2, height=1120, width=1120)
+    >>> found = encode_parts(step, 1120, 1120)
+    >>> f"{found.parts['seconds'].sum() / step.time:.9f}"
+    '1.000000000'
+    """
+    at, encoder = step.setup, step.setup.model.encoder
+    if encoder is None or step.images * encoder.tokens(height, width) != step.tokens:
+        raise InputError(f"images of {height} x {width} are not those of the step, which has {step.tokens} tokens")
+
+    def timed(adjusted: Setup) -> Numeric:
+        operators = encoder_operators(encoder, at.model.hidden, encoder.patches(height, width))
+        return step.images * sum(total_cost([op], adjusted).time * runs for op, runs in operators)
+
+    found = _parts(at, timed)
+    return EncodeParts(step=step, parts=pd.DataFrame(_rows("encode", at, found, found, step.latency)))

@@ -1,0 +1,132 @@
+"""``disagg-sim explain --phase attention_ffn|encode``: take a step over two pools, or the encoding of images, apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Named
+from dataclasses import replace
+
+import pandas as pd
+import typer
+
+from disagg_sim.certainty.pool_parts import encode_parts, split_parts
+from disagg_sim.cli.plan_pools import images_of
+from disagg_sim.cli.tables import print_table
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.physics.encoder import encode_step
+from disagg_sim.physics.passes.attention_ffn import Split
+from disagg_sim.physics.setup import Setup
+from disagg_sim.report.breakdown import time_text
+from disagg_sim.report.sources import entries_of
+from disagg_sim.report.words import records, text_of
+from disagg_sim.search.mappings import least_redundant_slots
+from disagg_sim.units import GB, MB
+from disagg_sim.workload.lengths import Lengths
+
+#: Phases that are pools beside prefill and decode.
+ATTENTION_FFN, ENCODE = MORE_PHASES = ("attention_ffn", "encode")
+HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
+
+
+def explain_pool(
+    at: Setup, phase: str, mapping: Mapping, lengths: Lengths, batch: int, *, halves: tuple[int, int], images: str
+) -> None:
+    """Print what a step over both pools waits for, or what encoding a request takes.
+
+    ``halves`` are the GPUs of the feed-forward pool and the micro-batches.
+    """
+    if phase == ENCODE:
+        _explain_encode(at, images)
+        return
+    attention = Mapping(tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_attn, ep=mapping.dp_attn)
+    if attention.gpus != mapping.gpus:
+        raise InputError("--phase attention_ffn takes --tp and --dp of attention, and --ffn-gpus; no other degrees")
+    gpus, micro = halves
+    sequences, left = divmod(batch, int(attention.dp_attn) * micro)
+    if left or not sequences:
+        whole = int(attention.dp_attn) * micro
+        raise InputError(
+            f"--batch {batch}: {attention.dp_attn} DP ranks of {micro} micro-batches; give n times {whole}"
+        )
+    ffn = _ffn(at, gpus)
+    found = split_parts(at, Split(attention, ffn, micro), lengths, float(sequences))
+    step = found.step
+    experts = text_of(replace(ffn, dp_attn=1)) if at.model.is_moe else text_of(ffn)
+    name = f"attention {text_of(replace(attention, ep=1))}, FFN {experts}"
+    typer.echo(
+        f"{at.model.name} on {at.system.name}, {at.precision.name} ({at.profile.name}): decode over {name}, {micro} "
+        f"micro-batches, batch {batch}, {lengths.context:,.0f} cached tokens each"
+    )
+    typer.echo(f"\nTTL {time_text(float(step.ttl))} = {1 / float(step.ttl):.4g} tokens/s/user")
+    typer.echo(f"attention ranks wait {float(step.attention_idle):.0%} of it, FFN ranks {float(step.ffn_idle):.0%}")
+    rows = [
+        (row["kind"], row["layers"], *(time_text(row[name]) for name in ("attention", "ffn", "crossings", "period")))
+        for row in records(found.layers)
+    ]
+    typer.echo("\na layer, one micro-batch; and what a layer of all micro-batches adds to TTL")
+    print_table(rows, header=("layer", "layers", "attention", "FFN", "crossings", "adds"), numeric=(1, 2, 3, 4, 5))
+    typer.echo("\nall layers, one micro-batch; and what TTL waits for")
+    rest = [
+        ("", name, "", time_text(seconds), f"{seconds / float(step.ttl):.1%}")
+        for name, seconds in (("host", found.host), ("copies between pools", found.links))
+    ]
+    print_table([*_rows(found.parts), *rest], header=HEADER, numeric=(2, 3, 4))
+    typer.echo("\nmemory of a GPU")
+    cells = [
+        (pool, f"{held / GB:.1f} GB", f"of {limit / GB:.1f} GB", f"{held / limit:.0%}")
+        for pool, (held, limit) in zip(("attention", "FFN"), found.memory, strict=True)
+    ]
+    print_table(cells, numeric=(1, 3))
+
+
+def _ffn(at: Setup, gpus: int) -> Mapping:
+    """Experts on as many EP ranks, or a dense model's feed-forward part on as many TP ranks."""
+    if not gpus:
+        raise InputError("--phase attention_ffn needs --ffn-gpus, those of the feed-forward pool")
+    if not at.model.is_moe:
+        return Mapping(tp_attn=gpus, tp_ffn=gpus)
+    slots = least_redundant_slots(at.model, gpus)
+    if slots is None:
+        raise InputError(f"--ffn-gpus {gpus}: more ranks than experts of {at.model.name} and their copies fill")
+    return Mapping(dp_attn=gpus, ep=gpus, redundant_slots=slots if gpus > 1 else 0)
+
+
+def _explain_encode(at: Setup, text: str) -> None:
+    if not text:
+        raise InputError("--phase encode needs --images, such as 2x1120x1120")
+    images = images_of(text)
+    step = encode_step(at, images=images.images, height=images.height, width=images.width, cached=images.cached)
+    found = encode_parts(step, images.height, images.width)
+    typer.echo(
+        f"{at.model.name} on {at.system.name} ({at.profile.name}): encoding {images.images} images of {images.height} "
+        f"x {images.width} on one GPU, {step.tokens:,} tokens, {step.embedding_bytes / MB:.0f} MB of embeddings"
+    )
+    typer.echo(
+        f"\nadded to FTL: {time_text(step.latency)}, of it {time_text(step.transfer)} to send the embeddings; a GPU "
+        f"encodes {step.request_rate:.4g} requests/s"
+    )
+    print_table(_rows(found.parts), header=HEADER, numeric=(2, 3, 4))
+    typer.echo("no encoder was measured: all parts are timed at fitted rates of bf16 GEMMs, attention among them")
+
+
+def _rows(parts: pd.DataFrame) -> list[tuple[str, ...]]:
+    ordered = parts.sort_values("waited", ascending=False, kind="stable")
+    return [
+        (
+            row["pool"],
+            row["operator"],
+            time_text(row["seconds"]),
+            time_text(row["waited"]) if row["waited"] else "hidden",
+            f"{row['share']:.1%}",
+            row["trust"],
+            entries_of(row["source"]),
+        )
+        for row in records(ordered)
+    ]
+
+
+def refused(given: Named[str, object]) -> None:
+    """``InputError`` for options of ``explain`` that act on prefill and decode alone."""
+    said = [name for name, value in given.items() if value]
+    if said:
+        raise InputError(f"{', '.join(said)}: only prefill, decode and instances of both take it")
