@@ -81,7 +81,7 @@ def split_parts(at: Setup, split: Split, lengths: Lengths, sequences: float, ffn
 
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 512)
-    >>> split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=8, ep=8), 3)
+    >>> split = Split(ds.Mapping(dp_attn=16, ep=16), ds.Mapping(dp_attn=8, ep=8), 3)
     >>> found = split_parts(at, split, lengths, 64.0)
     >>> waited = found.parts["waited"].sum() + found.host + found.links
     >>> found.parts.sort_values("waited")["operator"].iloc[-1], f"{waited / found.step.ttl:.9f}"
