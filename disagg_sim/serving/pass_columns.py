@@ -1,15 +1,28 @@
-"""Columns of a co-located search: every batch of a group with every number of prompts that its passes may take."""
+"""Columns of a co-located search: every batch of a group with every number of prompts that its passes may take.
+
+How free seats are filled depends on residents, ranks and how long answers are, so searches share it: cases that differ
+in prompts, limits or systems.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.serving.colocation import Case, Group
 from disagg_sim.serving.freed_seats import Refill, refill, worth_room
+
+T = TypeVar("T")
+#: DP degree, probability that a resident ends in a decode step, and prompts that a pass may take where they are given.
+_Key = tuple[int, float, tuple[int, ...] | None]
+#: Axes of which is kept what their batches have: those of all DP degrees of ten lengths of outputs. [1]
+KEPT_AXES = 256
+_kept_sizes: OrderedDict[_Key, tuple[Ints, Ints]] = OrderedDict()
+_kept_passes: OrderedDict[_Key, tuple[Ints, Refill]] = OrderedDict()
 
 
 class PassColumns(NamedTuple):
@@ -60,12 +73,8 @@ def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
     """
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]
-    batch, dp = _axes([group.batch for group in groups], groups)
-    together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
-    room = dp[:, None] * together
-    tried = worth_room(batch, dp, together, _ending(case, groups)) & (room <= batch[:, None])
-    found = np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
-    return np.split(found, np.cumsum([group.batch.size for group in groups])[:-1])
+    found = _of_longest(_kept_sizes, case, groups, _worth_trying)
+    return [sizes[: group.batch.size] for sizes, group in zip(found, groups, strict=True)]
 
 
 def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
@@ -81,14 +90,61 @@ def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
     list of PassColumns
         Of each group.
     """
+    found = []
+    filled = _of_longest(_kept_passes, case, groups, _refilled)
+    for sizes, passes in zip(pass_sizes(case, groups), filled, strict=True):
+        batch_index, together = np.nonzero(sizes)[0], sizes[sizes > 0]
+        found.append(_of(batch_index, together, passes.of(slice(0, together.size))))
+    return found
+
+
+def _worth_trying(case: Case, groups: Sequence[Group]) -> list[Ints]:
+    batch, dp = _axes([group.batch for group in groups], groups)
+    together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
+    room = dp[:, None] * together
+    tried = worth_room(batch, dp, together, _ending(case, groups)) & (room <= batch[:, None])
+    found = np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
+    return np.split(found, np.cumsum([group.batch.size for group in groups])[:-1])
+
+
+def _refilled(case: Case, groups: Sequence[Group]) -> list[Refill]:
     options = pass_sizes(case, groups)
     index = [np.nonzero(prompts)[0] for prompts in options]
-    most = [prompts[prompts > 0] for prompts in options]
+    most = np.concatenate([prompts[prompts > 0] for prompts in options])
     batch, dp = _axes([group.batch[rows] for group, rows in zip(groups, index, strict=True)], groups)
-    filled = refill(batch, dp, np.concatenate(most), _ending(case, groups))
+    filled = refill(batch, dp, most, _ending(case, groups))
     ends = np.cumsum([rows.size for rows in index]).tolist()
-    slices = [slice(end - rows.size, end) for end, rows in zip(ends, index, strict=True)]
-    return [_of(rows, own, filled.of(part)) for rows, own, part in zip(index, most, slices, strict=True)]
+    return [filled.of(slice(end - rows.size, end)) for end, rows in zip(ends, index, strict=True)]
+
+
+def _of_longest(
+    kept: OrderedDict[_Key, tuple[Ints, T]],
+    case: Case,
+    groups: Sequence[Group],
+    made: Callable[[Case, Sequence[Group]], list[T]],
+) -> list[T]:
+    """Find what is kept of batch axes that begin as those of the groups; make it where there is none.
+
+    What a batch has depends on no other batch, and lengths, mappings and limits decide the end of an axis alone.
+    """
+    ending, given = _ending(case, groups), case.options.prefill_batch
+    keys = [(group.dp, ending, given) for group in groups]
+    new: dict[_Key, Group] = {}
+    for key, group in zip(keys, groups, strict=True):
+        known = kept[key][0] if key in kept else group.batch[:0]
+        if not np.array_equal(known[: group.batch.size], group.batch):
+            new[key] = max(group, new.get(key, group), key=lambda each: each.batch.size)
+    if new:
+        kept |= zip(
+            new, zip((group.batch for group in new.values()), made(case, [*new.values()]), strict=True), strict=True
+        )
+    found = []
+    for key in keys:
+        kept.move_to_end(key)
+        found.append(kept[key][1])
+    while len(kept) > KEPT_AXES:
+        kept.popitem(last=False)
+    return found
 
 
 def _of(batch_index: Ints, together: Ints, filled: Refill) -> PassColumns:

@@ -1,0 +1,51 @@
+"""Columns of co-located searches: what batches share between searches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.setup import setup
+from disagg_sim.serving import pass_columns
+from disagg_sim.serving.colocation import Case, Colocation, groups
+from disagg_sim.serving.freed_seats import refill
+from disagg_sim.workload.lengths import lengths
+
+RANKS = [Mapping(tp_attn=8, tp_ffn=8), Mapping(dp_attn=8, ep=8)]
+
+
+def columns(isl: int, osl: int, **options):
+    at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    case = Case(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=Colocation(**options))
+    found = list(groups(case, RANKS))
+    return case, found, pass_columns.pass_columns(case, found)
+
+
+def fresh(*arguments, **options):
+    pass_columns._kept_sizes.clear()
+    pass_columns._kept_passes.clear()
+    return columns(*arguments, **options)
+
+
+@pytest.mark.parametrize("before", [(64, 256), (32_768, 256), (512, 32)])
+def test_columns_are_the_same_after_other_searches(before):
+    """Shorter and longer batch axes of the same answers, and other answers."""
+    _, _, alone = fresh(2048, 256)
+    fresh(*before)
+    _, _, after = columns(2048, 256)
+    for one, other in zip(alone, after, strict=True):
+        assert one.together.size > 0
+        for name in ("batch_index", "together", "sizes", "lone", "places", "longest"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        np.testing.assert_allclose(one.filled.each, other.filled.each, rtol=1e-13)
+        np.testing.assert_allclose(one.filled.passes, other.filled.passes, rtol=1e-13)
+
+
+def test_given_sizes_are_not_taken_for_those_worth_trying():
+    fresh(2048, 256)
+    case, found, given = columns(2048, 256, prefill_batch=(3,), batch=(2, 16, 64))
+    for group, own in zip(found, given, strict=True):
+        np.testing.assert_array_equal(group.batch[own.batch_index], [16, 64])
+        expected = refill(np.array([16, 64]), group.dp, np.array([3, 3]), 1 / case.lengths.gaps)
+        np.testing.assert_allclose(own.filled.passes, expected.passes, rtol=1e-13)
