@@ -315,7 +315,7 @@ class _Scored:
         means = [passes.mean(cut.time[rows]) for cut in cuts]
         each, own = (np.concatenate(parts, axis=1) for parts in zip(*means, strict=True))
         per_token = batch[index] / case.lengths.gaps  # prompts
-        often = np.tile(passes.filled.passes, len(cuts))
+        often = np.tile(passes.passes, len(cuts))
         accepted = self.group.accepted(case)
         others = np.maximum(batch[index] * each - own, 0.0)  # passes that a request's tokens wait for
         mean, tpot, ftl = step + per_token * each, step + others / case.lengths.gaps, own

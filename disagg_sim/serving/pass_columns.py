@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,10 +30,11 @@ class PassColumns(NamedTuple):
 
     batch_index: Ints  # (columns,) place in the batch axis
     together: Ints  # (columns,) prompts that a pass may take [request]
-    filled: Refill  # passes that fill free seats
+    passes: Floats  # (columns,) that a prompt costs, at most one [1]
     sizes: Ints  # (passes,) the numbers of prompts that are timed, over all ranks [request]
     lone: Ints  # (further passes,) and those on one rank [request]
-    places: Ints  # (columns, knots) places in both of the passes of ``filled``; in those on one rank from -1 down
+    each: Floats  # weights that sum times of both to what a prompt costs, (all passes, columns) [1]
+    own: Floats  # and to the pass that a prompt is in, on average, (all passes, columns) [1]
     longest: Ints  # (columns,) place in ``sizes`` of ``together``
 
     def mean(self, times: Floats) -> tuple[Floats, Floats]:
@@ -42,19 +43,16 @@ class PassColumns(NamedTuple):
         Parameters
         ----------
         times
-            Of passes of ``sizes``, then from the end of ``lone``, (rows, passes). [s]
+            Of passes that begin with ``sizes`` and end with those of ``lone``, the last one first, (rows, passes). [s]
 
         Returns
         -------
         tuple of ndarray
             (rows, columns). [s]
         """
-        each: Any = 0.0
-        own: Any = 0.0
-        for knot, places in enumerate(self.places.T):
-            time = times[:, places]
-            each, own = each + self.filled.each[:, knot] * time, own + self.filled.own[:, knot] * time
-        return each, own
+        alone = times[:, times.shape[1] - self.lone.size :][:, ::-1]
+        times = np.concatenate([times[:, : self.sizes.size], alone], axis=1)
+        return times @ self.each, times @ self.own
 
 
 def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
@@ -153,8 +151,19 @@ def _of(batch_index: Ints, together: Ints, filled: Refill) -> PassColumns:
     sizes, which = np.unique(spread, return_inverse=True)
     lone, place = np.unique(on_one, return_inverse=True)
     which, places = which.reshape(spread.shape), np.empty_like(filled.prompts)
-    places[:, ~filled.lone], places[:, filled.lone] = which[:, :-1], -1 - place.reshape(on_one.shape)
-    return PassColumns(batch_index, together, filled, sizes, lone, places, which[:, -1])
+    places[:, ~filled.lone], places[:, filled.lone] = which[:, :-1], sizes.size + place.reshape(on_one.shape)
+
+    def weights(of_knots: Floats) -> Floats:
+        """Of the passes that the knots stand for; two knots may stand for one."""
+        found = np.zeros((sizes.size + lone.size, together.size))
+        for at, knot in zip(places.T, of_knots.T, strict=True):
+            found[at, np.arange(together.size)] += knot
+        return found
+
+    longest = which[:, -1]
+    return PassColumns(
+        batch_index, together, filled.passes, sizes, lone, weights(filled.each), weights(filled.own), longest
+    )
 
 
 def _axes(batches: Sequence[Ints], groups: Sequence[Group]) -> tuple[Ints, Ints]:

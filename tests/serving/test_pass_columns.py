@@ -36,10 +36,10 @@ def test_columns_are_the_same_after_other_searches(before):
     _, _, after = columns(2048, 256)
     for one, other in zip(alone, after, strict=True):
         assert one.together.size > 0
-        for name in ("batch_index", "together", "sizes", "lone", "places", "longest"):
+        for name in ("batch_index", "together", "sizes", "lone", "longest"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-        np.testing.assert_allclose(one.filled.each, other.filled.each, rtol=1e-13)
-        np.testing.assert_allclose(one.filled.passes, other.filled.passes, rtol=1e-13)
+        for name in ("each", "own", "passes"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-13)
 
 
 def test_given_sizes_are_not_taken_for_those_worth_trying():
@@ -48,4 +48,15 @@ def test_given_sizes_are_not_taken_for_those_worth_trying():
     for group, own in zip(found, given, strict=True):
         np.testing.assert_array_equal(group.batch[own.batch_index], [16, 64])
         expected = refill(np.array([16, 64]), group.dp, np.array([3, 3]), 1 / case.lengths.gaps)
-        np.testing.assert_allclose(own.filled.passes, expected.passes, rtol=1e-13)
+        np.testing.assert_allclose(own.passes, expected.passes, rtol=1e-13)
+
+
+def test_means_weigh_the_passes_that_knots_stand_for():
+    """Times affine in prompts, and twice as long where all are on one rank: what the knots give, summed one by one."""
+    case, found, own = fresh(2048, 256)
+    for group, each in zip(found, own, strict=True):
+        times = np.concatenate([1.0 + each.sizes, [np.nan] * 2, 2.0 * (1.0 + each.lone[::-1])])[None, :]
+        mean, _ = each.mean(times)
+        filled = refill(group.batch[each.batch_index], group.dp, each.together, 1 / case.lengths.gaps)
+        expected = (filled.each * np.where(filled.lone, 2.0, 1.0) * (1.0 + filled.prompts)).sum(axis=1)
+        np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
