@@ -54,7 +54,7 @@ def largest_normal(ranks: float) -> float:
 
 def normal_excess(ranks: Numeric) -> Numeric:
     """``largest_normal`` of every element. [1]"""
-    counts, place = distinct(ranks)
+    counts, place = distinct(np.asarray(ranks, dtype=float))
     return np.asarray(np.array([largest_normal(n) for n in counts.tolist()])[place])
 
 

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from disagg_sim.physics.roofline import GridSums, Points, Sums
 from disagg_sim.physics.work import Numeric
 
-#: Largest degree that is looked up by its number, and elements below which that saves nothing. [1]
-LARGEST_DEGREE, FEW = 2**16, 256
+#: Elements below which finding the distinct ones saves nothing, those from which on sorting them is not the fastest
+#: way, and whole numbers for each of which there may be a mark, as measured. [1]
+FEW, MANY, SMALL = 256, 1024, 2**16
 #: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
 DENSE = 0.5
 
@@ -35,18 +37,20 @@ def is_one(degree: Numeric) -> bool:
     return np.ndim(degree) == 0 and degree == 1.0
 
 
-def distinct(degree: Numeric) -> tuple[Any, Any]:
-    """Find the distinct values of a degree, and where each element has its own.
+def distinct(numbers: Numeric) -> tuple[Any, Any]:
+    """Find the distinct values of numbers, and where each element has its own.
+
+    A few are sorted, of many small whole numbers is marked which there are, many others are hashed: what is fastest.
 
     Parameters
     ----------
-    degree
-        Whole numbers, of any shape. [1]
+    numbers
+        Of any shape, none of them NaN. [1]
 
     Returns
     -------
     tuple of ndarray
-        Values, rising, of shape (distinct,), and places in them, of the shape of ``degree``. [1]
+        Values, rising, of shape (distinct,), and places in them, of the shape of ``numbers``. [1]
 
     Examples
     --------
@@ -54,13 +58,22 @@ def distinct(degree: Numeric) -> tuple[Any, Any]:
     >>> values.tolist(), place.tolist()
     ([2.0, 8.0], [[1, 0], [0, 1]])
     """
-    numbers = np.asarray(degree, dtype=float)
-    whole = numbers.astype(np.intp)
-    if not whole.size or whole.min() < 0 or whole.max() > LARGEST_DEGREE or not np.array_equal(whole, numbers):
-        values, place = np.unique(numbers, return_inverse=True)
-        return values, place.reshape(numbers.shape)
-    counts = np.bincount(whole.ravel())
-    return np.flatnonzero(counts).astype(float), (np.cumsum(counts > 0) - 1)[whole]
+    numbers = np.asarray(numbers)
+    flat = numbers.ravel()
+    if flat.size < MANY:
+        rising = np.sort(flat)
+        new = np.ones(rising.size, dtype=bool)
+        np.not_equal(rising[1:], rising[:-1], out=new[1:])
+        values = rising[new]
+        return values, values.searchsorted(flat).reshape(numbers.shape)
+    if flat.min() >= 0 and flat.max() < SMALL and np.array_equal(whole := flat.astype(np.intp), flat):
+        met = np.bincount(whole) > 0
+        return np.flatnonzero(met).astype(numbers.dtype), (np.cumsum(met) - 1)[whole].reshape(numbers.shape)
+    code, found = pd.factorize(flat)
+    order = np.argsort(found)
+    rank = np.empty(order.size, dtype=np.intp)
+    rank[order] = np.arange(order.size)
+    return found[order], rank[code].reshape(numbers.shape)
 
 
 def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
@@ -85,7 +98,7 @@ def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
     """
     if np.size(degree) < FEW:
         return function(np.asarray(degree, dtype=float))
-    values, place = distinct(degree)
+    values, place = distinct(np.asarray(degree, dtype=float))
     found = function(values)
     return tuple(each[place] for each in found) if isinstance(found, tuple) else found[place]
 
@@ -104,8 +117,7 @@ class Levels:
             if row is None:
                 first, self.row = equal_rows(np.ascontiguousarray(few))
                 few = few[first]
-            self.values, place = np.unique(few, return_inverse=True)
-            self.position = place.reshape(few.shape)
+            self.distinct, self.position = distinct(few)
 
     @property
     def arguments(self) -> tuple[Numeric, ...]:
@@ -115,7 +127,7 @@ class Levels:
     @property
     def counts(self) -> tuple[Any, ...]:
         """Token counts of every level, of shape (levels,). [token]"""
-        return (self.values,)
+        return (self.distinct,)
 
     def times(self, factor: Numeric) -> Levels:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
@@ -131,10 +143,10 @@ class Counts:
         if self.gathers:
             each = [Levels(both, row) for both in np.broadcast_arrays(*arguments)]
             places = [levels.position if row is not None else levels.position[levels.row] for levels in each]
-            sizes = [levels.values.size for levels in each]
+            sizes = [levels.distinct.size for levels in each]
             together = Levels(np.ravel_multi_index(places, sizes), row)
-            found = np.unravel_index(together.values, sizes)
-            self.counts = tuple(levels.values[place] for levels, place in zip(each, found, strict=True))
+            found = np.unravel_index(together.distinct, sizes)
+            self.counts = tuple(levels.distinct[place] for levels, place in zip(each, found, strict=True))
             self.row, self.position = together.row, together.position
 
 
@@ -365,9 +377,11 @@ def _distinct_levels(tokens: list[Any]) -> tuple[Any, Any]:
     """First position of every distinct combination of token counts, and the number of the combination at each."""
     combined: Any = np.zeros(tokens[0].size, dtype=np.intp)
     for count in tokens:
-        values, place = np.unique(count, return_inverse=True)
+        values, place = distinct(count)
         combined = combined * values.size + place
-    _, first, number = np.unique(combined, return_index=True, return_inverse=True)
+    values, number = distinct(combined)
+    first = np.empty(values.size, dtype=np.intp)
+    first[number[::-1]] = np.arange(number.size)[::-1]
     return first, number
 
 
