@@ -25,7 +25,7 @@ from disagg_sim.physics.collectives import (
     pipelined_transfer,
     ring_all_reduce_bytes,
 )
-from disagg_sim.physics.tabulate import of_distinct
+from disagg_sim.physics.distinct import of_distinct
 from disagg_sim.physics.work import Numeric
 
 

@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-import pandas as pd
 
+from disagg_sim.physics.distinct import distinct, distinct_rows, equal_rows
 from disagg_sim.physics.roofline import GridSums, Points, Sums
 from disagg_sim.physics.work import Numeric
 
-#: Elements below which finding the distinct ones saves nothing, those from which on sorting them is not the fastest
-#: way, and whole numbers for each of which there may be a mark, as measured. [1]
-FEW, MANY, SMALL = 256, 1024, 2**16
 #: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
 DENSE = 0.5
 
@@ -35,72 +32,6 @@ Result = TypeVar("Result", bound=tuple[Any, ...])
 def is_one(degree: Numeric) -> bool:
     """Whether a degree is the number 1, which changes nothing; a column of ones is no number."""
     return np.ndim(degree) == 0 and degree == 1.0
-
-
-def distinct(numbers: Numeric) -> tuple[Any, Any]:
-    """Find the distinct values of numbers, and where each element has its own.
-
-    A few are sorted, of many small whole numbers is marked which there are, many others are hashed: what is fastest.
-
-    Parameters
-    ----------
-    numbers
-        Of any shape, none of them NaN. [1]
-
-    Returns
-    -------
-    tuple of ndarray
-        Values, rising, of shape (distinct,), and places in them, of the shape of ``numbers``. [1]
-
-    Examples
-    --------
-    >>> values, place = distinct(np.array([[8.0, 2.0], [2.0, 8.0]]))
-    >>> values.tolist(), place.tolist()
-    ([2.0, 8.0], [[1, 0], [0, 1]])
-    """
-    numbers = np.asarray(numbers)
-    flat = numbers.ravel()
-    if flat.size < MANY:
-        rising = np.sort(flat)
-        new = np.ones(rising.size, dtype=bool)
-        np.not_equal(rising[1:], rising[:-1], out=new[1:])
-        values = rising[new]
-        return values, values.searchsorted(flat).reshape(numbers.shape)
-    if flat.min() >= 0 and flat.max() < SMALL and np.array_equal(whole := flat.astype(np.intp), flat):
-        met = np.bincount(whole) > 0
-        return np.flatnonzero(met).astype(numbers.dtype), (np.cumsum(met) - 1)[whole].reshape(numbers.shape)
-    code, found = pd.factorize(flat)
-    order = np.argsort(found)
-    rank = np.empty(order.size, dtype=np.intp)
-    rank[order] = np.arange(order.size)
-    return found[order], rank[code].reshape(numbers.shape)
-
-
-def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
-    """Evaluate a function of a degree once for each of its distinct values.
-
-    Parameters
-    ----------
-    function
-        Of an array; returns an array of its shape, or a tuple of them.
-    degree
-        Of any shape. [1]
-
-    Returns
-    -------
-    ndarray or tuple
-        What the function returns at every element.
-
-    Examples
-    --------
-    >>> of_distinct(np.log2, np.array([[8.0, 2.0], [2.0, 8.0]])).tolist()
-    [[3.0, 1.0], [1.0, 3.0]]
-    """
-    if np.size(degree) < FEW:
-        return function(np.asarray(degree, dtype=float))
-    values, place = distinct(np.asarray(degree, dtype=float))
-    found = function(values)
-    return tuple(each[place] for each in found) if isinstance(found, tuple) else found[place]
 
 
 class Levels:
@@ -389,25 +320,3 @@ def _alone(lookup: Lookup) -> _Answer:
     """The table of one lookup, of shape (distinct degrees, levels)."""
     degrees = (degree[:, None] if np.ndim(degree) else degree for degree in lookup.degrees)
     return _Answer(lookup.function(*degrees, *(count[None, :] for count in lookup.tokens)), lookup.shape)
-
-
-def equal_rows(rows: Any) -> tuple[Any, Any]:
-    """First position of every distinct row of a matrix, and the number of the distinct row at each position.
-
-    Rows that share a degree have the same token counts, so there are few; whole rows compare as bytes.
-    """
-    return _numbered([row.tobytes() for row in rows])
-
-
-def distinct_rows(columns: list[Any], rows: int = 0) -> tuple[Any, Any]:
-    """First position of every distinct row, and the number of the distinct row at each position; all of no columns."""
-    return _numbered(list(zip(*(column.tolist() for column in columns), strict=True)) if columns else [()] * rows)
-
-
-def _numbered(keys: list[Hashable]) -> tuple[Any, Any]:
-    """First position of every distinct key, and the number of the distinct key at each position."""
-    number: dict[Hashable, int] = {}
-    places = np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
-    first = np.zeros(len(number), dtype=np.int64)
-    first[places[::-1]] = np.arange(places.size)[::-1]
-    return first, places

@@ -14,6 +14,7 @@ from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import total_cost
+from disagg_sim.physics.distinct import distinct_rows, equal_rows
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.experts import expert_lookups
@@ -21,7 +22,7 @@ from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stag
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, distinct_rows, equal_rows, look_up, side_by_side
+from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
