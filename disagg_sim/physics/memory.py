@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -198,10 +199,7 @@ def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance:
 
 def _fullest(at: Setup, mapping: Mapping, residents: Residents) -> Numeric:
     """What a GPU of the fullest stage holds of its layers. [B]"""
-    fullest: Numeric = 0.0
-    for held in _stages(at, mapping, residents):
-        fullest = np.maximum(fullest, held.total)
-    return fullest
+    return reduce(np.maximum, (held.total for held in _stages(at, mapping, residents)))
 
 
 def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
@@ -268,7 +266,9 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
         state: Numeric = 0.0
         per_token: Numeric = 0.0
         for index, layer in enumerate(layers):
-            count, attention = counts[..., index], layer.attention
+            count, attention = counts[index], layer.attention
+            if np.ndim(count) == 0 and count == 0:
+                continue
             weights = weights + count * of_layer[index]
             for store, here in attention.stores(precision.cache.bytes, tp, mapping.dcp):
                 token = count * here

@@ -36,10 +36,10 @@ class Sums(NamedTuple):
         if isinstance(other, GridSums):
             return other.after(self, times)
         return Sums(
-            _add(self.compute, other.compute, times),
-            _add(self.memory, other.memory, times),
-            _add(self.communication, other.communication, times),
-            _add(self.latency, other.latency, times),
+            added(self.compute, other.compute, times),
+            added(self.memory, other.memory, times),
+            added(self.communication, other.communication, times),
+            added(self.latency, other.latency, times),
         )
 
 
@@ -179,9 +179,9 @@ def chosen_sums(first: Numeric, yes: AnySums, no: AnySums) -> AnySums:
     return GridSums(at) if isinstance(yes, GridSums) or isinstance(no, GridSums) else at(None)
 
 
-def _add(mine: Numeric, theirs: Numeric, times: Numeric) -> Numeric:
+def added(mine: Numeric, theirs: Numeric, times: Numeric = 1.0) -> Numeric:
     """``mine + theirs * times`` without touching an array for a plain zero or one."""
-    if isinstance(theirs, float) and theirs == 0.0:
+    if (isinstance(theirs, float) and theirs == 0.0) or (isinstance(times, float) and times == 0.0):
         return mine
     more = theirs if isinstance(times, float) and times == 1.0 else theirs * times
     return more if isinstance(mine, float) and mine == 0.0 else mine + more

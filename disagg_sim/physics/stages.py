@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.work import Numeric
@@ -46,15 +45,15 @@ def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]
 
 
 class StageTable(NamedTuple):
-    """Candidate slowest stages of every row, padded by repetition: leading axis = candidate."""
+    """Candidate slowest stages of every row, repeated where a row has fewer; a number is the same in all rows."""
 
-    layers: NDArray[np.float64]  # (candidates, rows, 1, kinds) or (candidates, kinds) [1]
-    first: NDArray[np.float64]  # (candidates, rows, 1) [1]
-    last: NDArray[np.float64]  # (candidates, rows, 1) [1]
+    layers: tuple[tuple[Numeric, ...], ...]  # (candidates, kinds), each of the shape of the degrees [1]
+    first: tuple[Numeric, ...]  # (candidates,), each of the same shape [1]
+    last: tuple[Numeric, ...]  # (candidates,) [1]
 
 
 def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
-    """Candidate stages for pipeline degrees ``pp`` of any shape; the trailing axis counts kinds."""
+    """Candidate stages for pipeline degrees ``pp`` of any shape."""
     degrees = np.asarray(pp)
     return _table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
 
@@ -67,13 +66,17 @@ def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tu
     depth = max(len(plan) for plan in plans)
     padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
     where = inverse.reshape(shape)
-    counts = np.array([[s.layers for s in plan] for plan in padded], dtype=float)  # (values, candidates, kinds)
-    ends = np.array([[(s.first, s.last) for s in plan] for plan in padded], dtype=float)
-    columns = (
-        np.moveaxis(counts[where], -2, 0),
-        np.moveaxis(ends[where, :, 0], -1, 0),
-        np.moveaxis(ends[where, :, 1], -1, 0),
+
+    def of_rows(numbers: list[int]) -> Numeric:
+        if len(set(numbers)) == 1:
+            return float(numbers[0])
+        column: Numeric = np.array(numbers, dtype=float)[where]
+        column.setflags(write=False)
+        return column
+
+    candidates = [[plan[place] for plan in padded] for place in range(depth)]
+    return StageTable(
+        layers=tuple(tuple(of_rows([s.layers[kind] for s in some]) for kind in range(kinds)) for some in candidates),
+        first=tuple(of_rows([s.first for s in some]) for some in candidates),
+        last=tuple(of_rows([s.last for s in some]) for some in candidates),
     )
-    for each in columns:
-        each.setflags(write=False)
-    return StageTable(*columns)

@@ -7,6 +7,7 @@ prompt, so stages work on different chunks of the same prompt at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from disagg_sim.physics.passes.layers import (
     with_ends,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.roofline import AnySums, Sums
+from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, is_one, look_up, side_by_side
@@ -314,18 +315,19 @@ def _busy_and_path(
     counts_of_all = model.kind_counts
     every_full = full.embedding + sum(one_full[i] * counts_of_all[i] for i in kinds) + drafted.full
     every_last = final.embedding + final.head + sum(one_last[i] * counts_of_all[i] for i in kinds) + drafted.last
-    busy: Numeric = 0.0
-    path: Numeric = 0.0
+    busy: list[Numeric] = []
+    path: list[Numeric] = []
+    embeddings, end = before * full.embedding + final.embedding, final.head + drafted.last
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        here = first * (before * full.embedding + final.embedding) + last * (final.head + drafted.whole)
-        here_full = first * full.embedding + last * drafted.full
-        here_last = first * final.embedding + last * (final.head + drafted.last)
+        here = added(added(0.0, embeddings, first), final.head + drafted.whole, last)
+        here_full = added(added(0.0, full.embedding, first), drafted.full, last)
+        here_last = added(added(0.0, final.embedding, first), end, last)
         for i in kinds:
-            here = here + counts[..., i] * summed[i]
-            here_full = here_full + counts[..., i] * one_full[i]
-            here_last = here_last + counts[..., i] * one_last[i]
+            here = added(here, summed[i], counts[i])
+            here_full = added(here_full, one_full[i], counts[i])
+            here_last = added(here_last, one_last[i], counts[i])
         elsewhere = np.maximum(np.where(before > 0, every_full - here_full, 0.0), every_last - here_last)
         here = np.maximum(here, (before + 1.0) * launch)
-        busy = np.maximum(busy, here)
-        path = np.maximum(path, here + np.maximum(elsewhere, (pp - 1) * launch))
-    return busy, path
+        busy.append(here)
+        path.append(here + np.maximum(elsewhere, (pp - 1) * launch))
+    return reduce(np.maximum, busy), reduce(np.maximum, path)

@@ -6,6 +6,7 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from disagg_sim.physics.blocks.base import OUTWARD
 from disagg_sim.physics.context import shared_decode, shared_prefill
 from disagg_sim.physics.cost import cheapest, total_cost
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
-from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums
+from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import is_one
@@ -254,14 +255,14 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     '32 ms'
     """
     table = stage_table(model, pp)
-    slowest: Numeric = 0.0
     of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
+    stages: list[Numeric] = []
     for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        time = first * times.embedding + last * times.head
-        for index, one in enumerate(of_kind):
-            time = time + counts[..., index] * one
-        slowest = np.maximum(slowest, time)
-    return slowest
+        time = added(added(0.0, times.embedding, first), times.head, last)
+        for count, one in zip(counts, of_kind, strict=True):
+            time = added(time, one, count)
+        stages.append(time)
+    return reduce(np.maximum, stages)
 
 
 def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
