@@ -2,6 +2,10 @@
 
 A trace is replayed whole, its time stamps scaled to the planned rate. Without one, Poisson arrivals with the lengths of
 the question are drawn, and the requests of the first two mean times in the system, in which it fills, are not judged.
+
+Counts are searched without spares. A plan with spares is then played with them: as many instances of each pool as it
+has spares fail at once, in full load, and are away for the restart of the stated failures. Their requests begin again
+elsewhere, and the limits must hold for those in flight and all that come after.
 """
 
 from __future__ import annotations
@@ -13,28 +17,19 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode, Slo
+from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import HBM, Reuse
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.replayed import link_of, policy_of, requests_of, tiers_below, time_alone
 from disagg_sim.planning.sizing import cost_of
-from disagg_sim.planning.wires import wire_of
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.simulation.simulate import simulate
-from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.trace import Trace
 
-#: Requests that are judged at least, by percentile, and simulated at most. [request]
-LEAST_JUDGED = {0.5: 1_000, 0.9: 2_000, 0.99: 5_000}
-MOST_SIMULATED = 300_000
-#: Mean times of a request in the system that pass before requests are judged, and in which they are, at least. [1]
-FILLING, JUDGED = 2.0, 3.0
 #: Simulations of a search. [1]
 MOST_RUNS = 40
 #: Relative width at which the search for the rate of a number of GPUs ends. [1]
@@ -64,6 +59,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Failing:
+    """The simulation in which the spares of all pools are needed at once."""
+
+    run: Run  # of requests in flight at the failure, and of those that come after it
+    failed: tuple[int, ...]  # instances of each pool, its spares [1]
+    moved: int  # requests that began again elsewhere [request]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """What simulation says of a planned design, and the design with the counts that it needs."""
 
@@ -71,11 +75,12 @@ class Proof:
     final: Run  # after the counts, or the rate, were adapted; ``planned`` where that was not needed
     design: Design  # of ``final``
     runs: int  # simulations [1]
+    failing: Failing | None = None  # with spares; None without
 
     @property
     def proven(self) -> bool:
-        """Whether the final design holds its limits."""
-        return self.final.holds
+        """Whether the final design holds its limits, where it has spares with as many instances failed."""
+        return self.final.holds and (self.failing is None or self.failing.run.holds)
 
 
 def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed: int = 0) -> Proof:
@@ -124,7 +129,8 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     shown, case = resized(plan, chosen, final.counts, final.rate), plan.case_of(chosen)
     if case.availability is not None:
         shown = case.availability.spared(shown, case.costs)
-    return Proof(planned=first, final=final, design=shown, runs=runs.done)
+    failing = runs.failing(shown) if any(pool.spares for pool in shown.pools) else None
+    return Proof(planned=first, final=final, design=shown, runs=runs.done, failing=failing)
 
 
 def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
@@ -238,14 +244,37 @@ class _Runs:
         return self._known[key]
 
     def _run(self, design: Design) -> Run:
-        trace, begin = _requests(self.plan, design, self.seed)
-        options, work = RunOptions(link=_link(self.plan, design)), self.plan.work
+        trace, begin = requests_of(self.plan, design, self.seed)
+        return self._judged(design, self._played(design, trace, None), begin)
+
+    def failing(self, design: Design) -> Failing:
+        """The run in which as many instances of each pool fail as it has spares."""
+        availability = self.plan.case_of(design).availability
+        assert availability is not None
+        trace, begin = requests_of(self.plan, design, self.seed)
+        when = begin or float(trace.arrival[-1]) / 2  # in full load; halfway through a trace
+        events, numbered = [], 0
+        for pool in design.pools:
+            numbered += pool.instances + pool.spares
+            gone = range(numbered - pool.spares, numbered)
+            events += [FailureEvent(at_s=when, kind="instance", number=number) for number in gone]
+        failures = Failures(events=tuple(events), restart_s=availability.failing.restart, migration_limit=1)
+        result = self._played(design, trace, failures)
+        run = self._judged(design, result, max(when - time_alone(self.plan), 0.0))
+        moved = sum(each.migrated for each in result.records.failures)
+        return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
+
+    def _played(self, design: Design, trace: Trace, failures: Failures | None) -> SimulationResult:
+        options, work = RunOptions(link=link_of(self.plan, design), failures=failures), self.plan.work
         if work.lengths.cached is not None:
             reuse = work.lengths.cached.reuse
-            options = replace(options, reuse=reuse, tiers=_below(reuse, design))
+            options = replace(options, reuse=reuse, tiers=tiers_below(reuse, design))
         slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
-        result = simulate(deployed(design), trace, _policy(design), slo=slo, seed=self.seed, options=options)
-        table = result.frame()
+        return simulate(deployed(design), trace, policy_of(design), slo=slo, seed=self.seed, options=options)
+
+    def _judged(self, design: Design, result: SimulationResult, begin: float) -> Run:
+        """What became of the requests that came from ``begin`` on [s]."""
+        work, table = self.plan.work, result.frame()
         table = table[table["arrival_s"] >= begin]
         done = table[table["status"] == "completed"]
         lost = len(table) - len(done)
@@ -265,22 +294,6 @@ class _Runs:
         )
 
 
-def _link(plan: Plan, design: Design) -> LinkSpec:
-    """The network of the plan: with a limit of bandwidth, the wire that it was sized for."""
-    if plan.options.max_nic is None:
-        return LinkSpec()
-    case = plan.case_of(design)
-    wire = wire_of(case.at, case.prefill_at, design.gpus, plan.options.max_nic)
-    return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
-
-
-def _policy(design: Design) -> Policy:
-    """What serves the design; chunks of one prompt follow each other through a pipeline in a pass of their own."""
-    if design.mode == Mode.DISAGGREGATED:
-        return policy_named("disaggregated")
-    return policy_named("vllm", chunked=not any(pool.mapping.chunk_tokens for pool in design.pools))
-
-
 def _percentiles(values: Floats) -> Percentiles:
     return {name: float(np.quantile(values, share)) if values.size else math.nan for name, share in SHARES.items()}
 
@@ -292,28 +305,6 @@ def _hand_over(done: pd.DataFrame, limit: Limit) -> float:
 
 def _holds(values: Floats, limit: Limit) -> bool:
     return bool(values.size and np.quantile(values, limit.share) <= limit.seconds)
-
-
-def _requests(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
-    """Requests to replay, and from when on they are judged. [s]"""
-    if plan.options.trace is not None:
-        return plan.options.trace.scaled(design.rate / plan.options.trace.rate), 0.0
-    if plan.source is None:
-        raise InputError("requests cannot be drawn from these lengths; give a traffic's case, constants or a trace")
-    work, rate = plan.work, design.rate
-    alone = work.ttft.seconds + work.lengths.gaps * work.tpot.seconds
-    judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
-    filling = math.ceil(FILLING * alone * rate)
-    requests = min(filling + judged, MOST_SIMULATED)
-    trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
-    return trace, float(trace.arrival[min(filling, requests // 2)])
-
-
-def _below(reuse: Reuse, design: Design) -> tuple[str, ...]:
-    """Tiers below HBM that pasts lie in, the fastest of the prefill system first."""
-    known = design.pools[0].setup.system.kv_tiers
-    used = [name for name, share in reuse.tiers if name != HBM and share > 0]
-    return tuple(sorted(used, key=lambda name: -known[name].bandwidth))
 
 
 def _least_counts(runs: _Runs, first: Run) -> Run:

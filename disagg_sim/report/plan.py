@@ -332,4 +332,7 @@ def _proof_json(proof: Proof) -> ProofJson:
         made: RunJson = plain({**asdict(each), "holds": each.holds})
         return made
 
-    return {"planned": run(proof.planned), "final": run(proof.final), "simulations": proof.runs}
+    made: ProofJson = {"planned": run(proof.planned), "final": run(proof.final), "simulations": proof.runs}
+    if (failing := proof.failing) is not None:
+        made["failing"] = {"run": run(failing.run), "failed": list(failing.failed), "moved": failing.moved}
+    return made

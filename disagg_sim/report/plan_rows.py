@@ -278,6 +278,15 @@ def proof_lines(plan: Plan, proof: Proof) -> list[str]:
             f"adapted from {before} instances at {proof.planned.rate:.4g} requests/s{found} to {after} at "
             f"{run.rate:.4g}, in {proof.runs} simulations"
         )
+    if (failing := proof.failing) is not None:
+        one, count = failing.run, " + ".join(map(str, failing.failed))
+        lines.append(
+            f"with {count} instances failed at once, as many as there are spares: "
+            f"{'holds' if one.holds else 'MISSES'} the limits; TTFT {work.ttft.percentile} "
+            f"{seconds_text(one.ttft[work.ttft.percentile])}, TPOT {work.tpot.percentile} "
+            f"{seconds_text(one.tpot[work.tpot.percentile])}, {failing.moved} requests began again"
+            + (f", {one.lost} lost" if one.lost else "")
+        )
     return lines
 
 

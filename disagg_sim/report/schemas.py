@@ -206,12 +206,21 @@ class RunJson(TypedDict):
     holds: bool
 
 
+class FailingJson(TypedDict):
+    """The simulation in which as many instances fail at once as there are spares."""
+
+    run: RunJson
+    failed: Annotated[list[int], Field(description="instances of each pool")]
+    moved: Annotated[int, Field(description="requests that began again elsewhere")]
+
+
 class ProofJson(TypedDict):
     """What simulation found."""
 
     planned: RunJson
     final: RunJson
     simulations: int
+    failing: NotRequired[Annotated[FailingJson, Field(description="plan --availability, where it has spares")]]
 
 
 class PlanJson(TypedDict):

@@ -1,0 +1,65 @@
+"""What simulations of a plan play: its requests, the network, tiers that pasts lie in, and what serves."""
+
+from __future__ import annotations
+
+import math
+
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import HBM, Reuse
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.wires import wire_of
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.policy import Policy
+from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.trace import Trace
+
+#: Requests that are judged at least, by percentile, and simulated at most. [request]
+LEAST_JUDGED = {0.5: 1_000, 0.9: 2_000, 0.99: 5_000}
+MOST_SIMULATED = 300_000
+#: Mean times of a request in the system that pass before requests are judged, and in which they are, at least. [1]
+FILLING, JUDGED = 2.0, 3.0
+
+
+def link_of(plan: Plan, design: Design) -> LinkSpec:
+    """The network of the plan: with a limit of bandwidth, the wire that it was sized for."""
+    if plan.options.max_nic is None:
+        return LinkSpec()
+    case = plan.case_of(design)
+    wire = wire_of(case.at, case.prefill_at, design.gpus, plan.options.max_nic)
+    return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
+
+
+def policy_of(design: Design) -> Policy:
+    """What serves the design; chunks of one prompt follow each other through a pipeline in a pass of their own."""
+    if design.mode == Mode.DISAGGREGATED:
+        return policy_named("disaggregated")
+    return policy_named("vllm", chunked=not any(pool.mapping.chunk_tokens for pool in design.pools))
+
+
+def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
+    """Requests to replay, and from when on they are judged. [s]"""
+    if plan.options.trace is not None:
+        return plan.options.trace.scaled(design.rate / plan.options.trace.rate), 0.0
+    if plan.source is None:
+        raise InputError("requests cannot be drawn from these lengths; give a traffic's case, constants or a trace")
+    work, rate, alone = plan.work, design.rate, time_alone(plan)
+    judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
+    filling = math.ceil(FILLING * alone * rate)
+    requests = min(filling + judged, MOST_SIMULATED)
+    trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
+    return trace, float(trace.arrival[min(filling, requests // 2)])
+
+
+def time_alone(plan: Plan) -> float:
+    """Time of a mean request in the system at its limits. [s]"""
+    return plan.work.ttft.seconds + plan.work.lengths.gaps * plan.work.tpot.seconds
+
+
+def tiers_below(reuse: Reuse, design: Design) -> tuple[str, ...]:
+    """Tiers below HBM that pasts lie in, the fastest of the prefill system first."""
+    known = design.pools[0].setup.system.kv_tiers
+    used = [name for name, share in reuse.tiers if name != HBM and share > 0]
+    return tuple(sorted(used, key=lambda name: -known[name].bandwidth))
