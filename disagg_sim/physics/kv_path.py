@@ -9,55 +9,39 @@ other (NIXL over UCX posts on the CPU of the caller). Source: serving facts page
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.profile import ProfileSpec
-from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request, own_link_bandwidth, unique_gpus
+from disagg_sim.physics.kv_blocks import KvLayout, blocks_of, posted_share
+from disagg_sim.physics.kv_transfer import kv_bytes_per_request, own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 
 #: Classes of paths between two GPUs, from near to far: inside a host or an NVLink domain over NVLink; under one leaf
 #: switch, on a rail, over the NICs; across the spine, whose uplinks may be fewer than the NICs below.
 PATHS = ("host", "domain", "rail", "spine")
-#: How a block of a layer's keys lies in memory: heads, then tokens; or tokens, then heads.
-ORDERS = ("hnd", "nhd")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLayout:
-    """How engines keep caches, which decides how many descriptors a transfer has."""
-
-    block_tokens: int = 16  # of the smaller blocks, where sender and receiver differ [token]
-    order: str = "hnd"  # of ``ORDERS``
-    cross_layer: bool = False  # a block holds all layers (vLLM ``enable_cross_layers_blocks``)
-    run: float = 1.0  # blocks that follow each other in memory and take one descriptor together, on average [1]
-
-    def __post_init__(self) -> None:
-        """``InputError`` for values out of range."""
-        whole_number("block_tokens", self.block_tokens)
-        if self.order not in ORDERS:
-            raise InputError(f"order {self.order!r} is unknown{nearest(self.order, ORDERS)}; allowed: hnd, nhd")
-        if not self.run >= 1.0:
-            raise InputError(f"run {self.run} is out of range; allowed: from 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvHandOver:
-    """One cache on its way from a prefill to a decode instance that share their links with nobody."""
+    """Caches on their way from prefill to decode instances that share their links with nobody; numbers, or arrays."""
 
-    descriptors: float  # of a receiving GPU [1]
-    gpu_bytes: float  # that the busier of a sending and a receiving GPU moves [B]
+    descriptors: Any  # of a receiving GPU [1]
+    gpu_bytes: Any  # that the busier of a sending and a receiving GPU moves [B]
     latency: float  # before the first byte [s]
-    post: float  # of all descriptors [s]
-    wire: float  # of all bytes [s]
+    post: Any  # of all descriptors [s]
+    wire: Any  # of all bytes [s]
 
     @property
-    def time(self) -> float:
+    def time(self) -> Any:
         """From the first descriptor to the last byte. [s]"""
         return self.latency + self.post + self.wire
 
-    def exposed(self, prefill: float, pieces: int) -> float:
+    def exposed(self, prefill: float, pieces: int) -> Any:
         """What is left of it after a prefill that it starts in, piece by piece as these become ready. [s]
 
         ``max(t/n, t - t_prefill*(n-1)/n)``: the last of n pieces leaves when all is computed. One piece: all of it, as
@@ -71,7 +55,7 @@ class KvHandOver:
             n: layers, chunks, or both. [1]
         """
         whole_number("pieces", pieces)
-        return max(self.time / pieces, self.time - prefill * (pieces - 1) / pieces)
+        return np.maximum(self.time / pieces, self.time - prefill * (pieces - 1) / pieces)
 
 
 def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) -> str:
@@ -169,14 +153,79 @@ def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, l
     >>> [f"{kv_descriptors(at, one, other, 32_768, how):,.0f}" for one, other, how in pairs]
     ['327,680', '655,360', '5,242,880']
     """
-    heads = [float(unique_gpus(at.model, m) / (m.dp_attn * m.pp)) for m in (sender, receiver)]
-    pieces = max(heads[0] / heads[1], 1.0)
-    if heads[0] != heads[1] and layout.order == "nhd":
-        pieces *= layout.block_tokens
-    whole = descriptors(at.model, tokens, layout.block_tokens)
-    if layout.cross_layer:
-        whole = -(-tokens // layout.block_tokens)
-    return whole / (1 if layout.cross_layer else receiver.pp) * pieces / layout.run
+    return float(blocks_of(at.model, tokens, layout) * posted_share(at.model, sender, receiver, layout))
+
+
+class KvLoad(NamedTuple):
+    """What a prompt sends, on average."""
+
+    blocks: float  # of ``blocks_of`` [1]
+    size: float  # each element once [B]
+    tokens: float  # [token]
+
+
+def hand_over(
+    ends: tuple[Setup, Setup],
+    sender: Mapping,
+    receiver: Mapping,
+    load: KvLoad,
+    *,
+    path: str,
+    layout: KvLayout,
+    descriptor_s: float | None,
+    threads: int,
+) -> KvHandOver:
+    """Time the transfer of a cache between instances, of many pairs at once; as ``kv_hand_over``.
+
+    Parameters
+    ----------
+    ends
+        Setups of sender and receiver; the slower link counts.
+    sender, receiver
+        Mappings, numbers or columns of one shape.
+    load
+        What moves.
+    path
+        Of ``PATHS``; "" = the wire takes no time.
+    layout, descriptor_s, threads
+        As in ``kv_hand_over``.
+
+    Returns
+    -------
+    KvHandOver
+        Counts, and times [s], of the shape of the mappings.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, load = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), KvLoad(160.0, 1e9, 100.0)
+    >>> tps = Mapping(tp_attn=np.array([1, 2, 4]), tp_ffn=np.array([1, 2, 4]))
+    >>> options = {"path": "rail", "layout": KvLayout(), "descriptor_s": 1e-6, "threads": 1}
+    >>> found = hand_over((at, at), Mapping(tp_attn=4, tp_ffn=4), tps, load, **options)
+    >>> (1e6 * found.post).tolist(), (1e3 * found.wire).tolist()
+    ([640.0, 320.0, 160.0], [20.0, 10.0, 5.0])
+    """
+    at, model = ends[0], ends[0].model
+    count = load.blocks * posted_share(model, sender, receiver, layout)
+    # a request lives on one DP rank of each instance, whose GPUs with distinct parts carry it
+    carriers = [
+        unique_gpus(model, mapping, load.tokens, at.precision) / mapping.dp_attn for mapping in (sender, receiver)
+    ]
+    carried = load.size / np.minimum(*carriers)
+    descriptor = max(end.profile.kv_descriptor for end in ends) if descriptor_s is None else descriptor_s
+    latency, wire = 0.0, 0.0 * carried
+    if path:
+        bandwidth = min(path_bandwidth(end.system, end.profile, path) for end in ends)
+        latency, wire = max(_path_latency(end.profile, path) for end in ends), carried / bandwidth
+    return KvHandOver(
+        descriptors=count, gpu_bytes=carried, latency=latency, post=count * descriptor / threads, wire=wire
+    )
+
+
+def _path_latency(profile: ProfileSpec, path: str) -> float:
+    """Time before the first byte. [s]"""
+    inside = path in ("host", "domain")
+    return profile.kv_transfer_latency + (profile.p2p_latency_inside if inside else profile.p2p_latency_across)
 
 
 def kv_hand_over(
@@ -236,15 +285,10 @@ def kv_hand_over(
     """
     whole_number("tokens", tokens)
     whole_number("threads", threads)
-    profile, count = at.profile, kv_descriptors(at, sender, receiver, tokens, layout or KvLayout())
-    size, bandwidth = kv_bytes_per_request(at.model, at.precision, tokens), path_bandwidth(at.system, profile, path)
-    # a request lives on one DP rank of each instance, whose GPUs with distinct parts carry it
-    carriers = min(float(unique_gpus(at.model, m) / m.dp_attn) for m in (sender, receiver))
-    inside = path in ("host", "domain")
-    return KvHandOver(
-        descriptors=count,
-        gpu_bytes=size / carriers,
-        latency=profile.kv_transfer_latency + (profile.p2p_latency_inside if inside else profile.p2p_latency_across),
-        post=count * (profile.kv_descriptor if descriptor_s is None else descriptor_s) / threads,
-        wire=size / carriers / bandwidth,
+    if path not in PATHS:
+        raise InputError(f"path {path!r} is unknown{nearest(path, PATHS)}; allowed: {', '.join(PATHS)}")
+    layout = layout or KvLayout()
+    load = KvLoad(blocks_of(at.model, tokens, layout), kv_bytes_per_request(at.model, at.precision, tokens), tokens)
+    return hand_over(
+        (at, at), sender, receiver, load, path=path, layout=layout, descriptor_s=descriptor_s, threads=threads
     )

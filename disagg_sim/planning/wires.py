@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from disagg_sim.physics.drafting import accepted_length, cached_layers
+from disagg_sim.physics.kv_blocks import post_share
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.kv_link import LinkSpec, Wire, post_share
+from disagg_sim.simulation.kv_link import LinkSpec, Wire
 
 
 def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> Wire:
@@ -65,7 +66,7 @@ def linked(
         to = taker.mapping
         key = (sender.mapping.tp_attn, to.tp_attn, to.pp, to.dcp)
         if key not in posts:
-            posts[key] = post_share(sender.at.model, sender.mapping, to)
+            posts[key] = float(post_share(sender.at.model, sender.mapping, to))
         return cache.pieces * wire.descriptor_s * posts[key]
 
     senders = []

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
@@ -125,35 +124,6 @@ class LinkSpec:
 def instance_bandwidth(at: Setup, mapping: Mapping, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
     return float(unique_gpus(at.model, mapping)) * per_gpu
-
-
-def post_share(model: ModelSpec, sender: Mapping, receiver: Mapping) -> float:
-    """Descriptors that a GPU of the receiver posts for a block of one tensor of one layer, on average. [1]
-
-    A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
-    heads than those of the sender takes a part of each block from each of them.
-
-    Parameters
-    ----------
-    model
-        Whose cache moves.
-    sender, receiver
-        Mappings of the instances.
-
-    Returns
-    -------
-    float
-        Times the blocks of all tensors and layers (``kv_transfer.descriptors``) those of the GPU.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.load import load_model
-    >>> one, two, stages = Mapping(), Mapping(tp_attn=2, tp_ffn=2), Mapping(pp=2)
-    >>> [post_share(load_model("llama_3_1_70b"), *pair) for pair in ((one, two), (two, one), (one, stages))]
-    [1.0, 2.0, 0.5]
-    """
-    apart = [unique_gpus(model, replace(each, dcp=1)) / (each.dp_attn * each.pp) for each in (sender, receiver)]
-    return float(max(apart[0] / apart[1], 1.0)) / int(receiver.pp * receiver.dcp)
 
 
 class KvLink:

@@ -16,12 +16,13 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.drafting import cached_layers, handed_bytes
+from disagg_sim.physics.kv_blocks import post_share
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth, post_share
+from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.simulation.placed import PlacedMapping, setup_of
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
@@ -155,8 +156,8 @@ class Site:
         return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
-        """``kv_link.post_share`` over the links of the receiver. [s]"""
-        return self.wire(receiver).descriptor_s * post_share(self.setup.model, sender, receiver)
+        """``kv_blocks.post_share`` over the links of the receiver. [s]"""
+        return self.wire(receiver).descriptor_s * float(post_share(self.setup.model, sender, receiver))
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
