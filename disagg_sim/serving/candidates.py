@@ -243,7 +243,9 @@ _LEAST = ("best_ftl", "least_egress", "least_shortfall", "smallest_gpus")
 _SAME = tuple(f.name for f in fields(PrefillCandidates) if f.name not in {*_ARRAYS, *_SUMMED, *_LEAST})
 
 
-def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float | None = None) -> PrefillCandidates:
+def prefill_candidates(
+    prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float | None = None, after: Floats | None = None
+) -> PrefillCandidates:
     """Find the fastest prefill configuration of every instance size within the limits.
 
     Parameters
@@ -254,6 +256,8 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         Largest first-token latency, inclusive. [s]
     nic_limit : float, optional
         Largest KV egress of a GPU at full rate, inclusive. [B/s]
+    after : array of shape (rows,), optional
+        What follows a prefill on each mapping and counts in the limit, such as the hand-over of its cache. [s]
 
     Returns
     -------
@@ -284,7 +288,8 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
     ftl_limit = above_zero("ftl_limit", ftl_limit, "s")
     limit = np.inf if nic_limit is None else above_zero("nic_limit", nic_limit, "B/s")
     feasible = prefill.feasible
-    fast = feasible & (prefill.latency <= ftl_limit)
+    whole = prefill.latency if after is None else prefill.latency + after[:, None]
+    fast = feasible & (whole <= ftl_limit)
     egress = kv_rate_per_gpu(prefill)
     usable = fast & (egress <= limit)
     rows, columns = fastest_points(prefill, prefill.request_rate, usable)
@@ -312,7 +317,7 @@ def prefill_candidates(prefill: PhaseGrid, *, ftl_limit: float, nic_limit: float
         feasible=int(feasible.sum()),
         above_ftl_limit=int(feasible.sum() - fast.sum()),
         removed_by_nic_limit=int(fast.sum() - usable.sum()),
-        best_ftl=least(prefill.latency, feasible),
+        best_ftl=least(whole, feasible),
         least_egress=least(egress, fast),
         least_shortfall=least(prefill.memory_bytes - prefill.memory_limit, ~feasible),
         smallest_gpus=least(prefill.gpus, np.asarray(fast.any(axis=1))),

@@ -1,4 +1,4 @@
-"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares."""
+"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import Wanted, spares_columns
 from disagg_sim.sweep.told import KINDS, Told
+from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
 #: Least and largest share of time at full capacity that is asked for. [1]
 LEAST_SHARE, MOST_SHARE = 1e-3, 0.999_999_999
@@ -26,6 +27,7 @@ class AsServed:
 
     availability: float | None = None  # share of time at full capacity, for which spares are added; 0 = none [1]
     failures: str = FAILURES  # failure rates behind it
+    kv_link: KvWire | None = None  # what the hand-over of a cache takes; None = rows do not say
 
     @property
     def columns_of_spares(self) -> bool:
@@ -38,11 +40,13 @@ class AsServed:
         return {
             "availability": f"availability{self.availability:.12g}" if self.availability else "no_spares",
             "failures": self.failures,
+            "kv_link": str(self.kv_link or NO_LINK),
         }
 
     def columns(self, throughput: str) -> tuple[Column, ...]:
         """Columns of points beside those of the modes and of costs."""
-        return spares_columns(throughput) if self.columns_of_spares else ()
+        links = () if self.kv_link is None else LINK_COLUMNS
+        return (*links, *(spares_columns(throughput) if self.columns_of_spares else ()))
 
     @property
     def specs(self) -> dict[str, Any]:
@@ -66,6 +70,7 @@ class ServedKeys(Strict):
 
     availability: Axis[Annotated[float, Range(LEAST_SHARE, MOST_SHARE), Unless("none", 0.0)]] = (0.0,)
     failures: Axis[Annotated[str, load.spec_name("failures")]] = (FAILURES,)
+    kv_link: LinkAxis = (NO_LINK,)
     columns: Axis[Annotated[str, OneOf(KINDS)]] = ()
     utilisation: Annotated[float, Range(1e-3, 1.0)] = 1.0
 
@@ -73,9 +78,10 @@ class ServedKeys(Strict):
     def served(self) -> tuple[AsServed, ...]:
         """Every combination of what is counted; without a target failures have nothing to act on."""
         shares: tuple[float | None, ...] = self.availability if any(self.availability) else (None,)
+        links: tuple[KvWire | None, ...] = self.kv_link if any(each.counts for each in self.kv_link) else (None,)
         found = [
-            AsServed(availability=share, failures=name if share else FAILURES)
-            for share, name in product(shares, self.failures)
+            AsServed(availability=share, failures=name if share else FAILURES, kv_link=link)
+            for share, name, link in product(shares, self.failures, links)
         ]
         return tuple(dict.fromkeys(found))
 

@@ -154,12 +154,15 @@ class Case:
         return at if cache is None or not cache.hbm else replace(at, set_aside=cache.hbm)
 
     def counted(self) -> Case:
-        """The case with the caches of its turns in tokens of its model."""
-        traffic = self.traffic
-        if traffic.turns is None:
-            return self
-        met = traffic.turns.met(self.prefill_setup, traffic.isl)
-        return replace(self, traffic=replace(traffic, met=met))
+        """The case with the caches of its turns in tokens of its model, and the bandwidth of its link as a limit."""
+        traffic, limits, link = self.traffic, self.limits, self.served.kv_link
+        if link is not None and link.path:
+            most = min(limits.nic_limit, link.bandwidth(self.prefill_setup, self.decode_setup))
+            limits = replace(limits, nic_limit=most)
+        if traffic.turns is not None:
+            met = traffic.turns.met(self.prefill_setup, traffic.isl)
+            traffic = replace(traffic, met=met)
+        return replace(self, traffic=traffic, limits=limits)
 
     def _system(self, name: str) -> SystemSpec:
         spec = load.load_system(name)

@@ -9,6 +9,7 @@ import math
 import time
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
+from typing import Any
 
 import pandas as pd
 
@@ -46,6 +47,7 @@ from disagg_sim.sweep.tally import (
     Tally,
     removal,
 )
+from disagg_sim.sweep.wires import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 
 OWN_ENGINE = "default"  # in the engine columns: none; no word that reads back as empty
 
@@ -168,6 +170,8 @@ def _grid(of: _Scored) -> PhaseGrid:
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     """The candidates of a block, their tally and what has no column."""
     case, grid = block.case, _scored(block)
+    if _links(case):
+        return _linked_prefill(block)
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
     tally = Tally(
         computed=grid.status.size,
@@ -178,26 +182,62 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     return kept.to_frame(), tally, kept.header()
 
 
+def _links(case: Case) -> bool:
+    """Whether the hand-over of caches counts."""
+    return case.served.kv_link is not None and case.served.kv_link.counts
+
+
+@lru_cache(maxsize=4)
+def _takers(case: Case) -> Mapping:
+    """A mapping of each class of receivers."""
+    return takers_of(case.limits.mappings(case.decode_setup), case.decode_setup)
+
+
+def _linked_prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
+    """As ``_prefill``, with candidates for each class of receivers."""
+    case, grid, limits = block.case, _scored(block), block.case.limits
+    assert case.served.kv_link is not None
+    kept = linked_candidates(
+        case.served.kv_link,
+        grid,
+        case.decode_setup,
+        _takers(case),
+        ftl_limit=limits.ftl_s,
+        nic_limit=_finite(limits.nic_limit),
+    )
+    tally = Tally(
+        computed=grid.status.size,
+        feasible=int(grid.feasible.sum()),
+        rows=kept.rows,
+        removals=_limits(grid, ABOVE_FTL, limits.ftl_s, limits.nic_limit, kept.least[:, None]),
+    )
+    return kept.frame, tally, kept.header
+
+
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case, limits = block.case, block.case.limits
     grid = _scored(block)
     removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
-    candidates = _candidates(store, block.candidates)
+    pairs = _pairs(store, block, grid)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)
-    if candidates.batch.size == 0:
+    if not pairs:
         frame, reason = empty_table(_columns(case)), NO_PREFILL
     else:
-        frame = disaggregated(
-            candidates,
-            grid,
-            ftl_limit=limits.ftl_s,
-            ttl_limit=_finite(limits.ttl_s),
-            gpu_cap=limits.gpu_cap,
-            matching=case.ctx_gen_ratio or case.matching,
-            nic_limit=_finite(limits.nic_limit),
-            per=dict(case.prices) or MATCHED_PER.get(case.per, case.per),
-        )
-        frame = _with_spares(_with_energy(frame, case), case)
+        found = [
+            disaggregated(
+                candidates,
+                part,
+                ftl_limit=limits.ftl_s,
+                ttl_limit=_finite(limits.ttl_s),
+                gpu_cap=limits.gpu_cap,
+                matching=case.ctx_gen_ratio or case.matching,
+                nic_limit=_finite(limits.nic_limit),
+                per=dict(case.prices) or MATCHED_PER.get(case.per, case.per),
+            )
+            for candidates, part in pairs
+        ]
+        frame = found[0] if len(found) == 1 else pd.concat(found, ignore_index=True)
+        frame = _served(_with_energy(frame, case), case)
         reason = NO_MATCH if case.matching == "exact" else NO_BALANCE
         reason = reason if case.ctx_gen_ratio is None else NO_RATIO
     if left > len(frame):
@@ -226,7 +266,7 @@ def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
     )
     tally = Tally(computed=seen.design_points, feasible=seen.feasible, rows=len(frame), removals=removals)
     frame = with_cost(frame, dict(case.prices) or MATCHED_PER.get(case.per, case.per))
-    return _typed(_with_spares(_with_energy(frame, case), case), block), tally
+    return _typed(_served(_with_energy(frame, case), case), block), tally
 
 
 def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
@@ -239,24 +279,46 @@ def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     return with_energy(frame.assign(**assumed), origin=replace(origin_of(case), exact=False))
 
 
-def _with_spares(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
-    """The points with the spares that the availability of the case takes, where it asks for one."""
+def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+    """The points with what the case counts beside steps and passes: hand-overs, and spares."""
+    if case.served.kv_link is not None:
+        ends = case.prefill_setup, case.decode_setup
+        frame = with_link(frame, case.served.kv_link, ends, case.lengths)
     wanted = case.served.wanted(case.limits.gpu_cap, dict(case.prices) or case.per)
     if wanted is None:
         return frame
     return with_spares(frame, wanted, {spec.name: spec for spec in (case.prefill_system, case.decode_system)})
 
 
-def _limits(grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float) -> tuple[Removal, ...]:
+def _limits(
+    grid: PhaseGrid, too_slow: str, latency_limit: float, nic_limit: float, after: Any = 0.0
+) -> tuple[Removal, ...]:
     """What memory, latency and NIC limits remove, in this order; a point is counted once."""
     fits = grid.feasible
-    fast = fits & (grid.latency <= latency_limit)
+    latency = grid.latency + after
+    fast = fits & (latency <= latency_limit)
     rate = kv_rate_per_gpu(grid)
     return (
         *removal(grid.phase, OUT_OF_MEMORY, ~fits, grid.memory_bytes - grid.memory_limit, "B"),
-        *removal(grid.phase, too_slow, fits & ~fast, grid.latency - latency_limit, "s"),
+        *removal(grid.phase, too_slow, fits & ~fast, latency - latency_limit, "s"),
         *removal(grid.phase, ABOVE_NIC, fast & (rate > nic_limit), rate - nic_limit, "B/s"),
     )
+
+
+def _pairs(store: Store, block: Block, grid: PhaseGrid) -> list[tuple[PrefillCandidates, PhaseGrid]]:
+    """Candidates and the decode points that they are matched with; where links count, by class of receivers."""
+    if not _links(block.case):
+        candidates = _candidates(store, block.candidates)
+        return [(candidates, grid)] if candidates.batch.size else []
+    linked = _linked(store, block.candidates)
+    kinds = classes_of(grid.mappings, _takers(block.case), grid.setup)
+    return [(linked[place], part) for place, part in parts_of(grid, kinds) if linked[place].batch.size]
+
+
+@lru_cache(maxsize=8)
+def _linked(store: Store, keys: tuple[Key, ...]) -> list[PrefillCandidates]:
+    """The candidates of all prefill blocks of a case, by class of receivers."""
+    return merged_candidates([(store.read(key), store.header(key)) for key in keys])
 
 
 @lru_cache(maxsize=8)

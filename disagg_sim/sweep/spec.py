@@ -464,6 +464,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
         {
             "per": spec.per if spec.per == JOULE else "",
             "matching": "" if spec.matching == "exact" else spec.matching,
+            "kv_link": next((str(each.kv_link) for each in spec.served[::-1] if each.kv_link), ""),
             "availability": max(each.availability or 0.0 for each in spec.served),
             "ctx_gen_ratio": spec.ctx_gen_ratios != (None,),
             "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
@@ -521,6 +522,7 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
     """Keys that act in no mode of the sweep."""
     sharing, neutral = spec.sharing, type(spec.sharing)()
     uses = (
+        ("kv_link", any(each.kv_link for each in spec.served), ("disaggregated",)),
         ("ctx_gen_ratio", spec.ctx_gen_ratios != (None,), ("disaggregated",)),
         ("ttl_measure", sharing.ttl_measure != neutral.ttl_measure, ("colocated", "piggyback")),
         ("every_step_mixed", sharing.every_step_mixed, ("piggyback",)),

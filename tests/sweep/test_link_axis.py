@@ -1,0 +1,127 @@
+"""Hand-overs of caches as an axis of sweeps: by hand, in the FTL limit, and off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.main import run
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import SpecError
+from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.sweep.wires import LINK_COLUMNS, classes_of, takers_of
+
+SWEEP = """
+name: {name}
+models: [llama_3_1_70b]
+systems: {{h100_sxm: fp8}}
+traffic: [{{isl: 8192, osl: 512}}]
+modes: [disaggregated, colocated]
+limits: {{max_gpus: 16, gpu_cap: 64, ftl_s: {ftl}}}
+{more}
+"""
+LINKS = "kv_link: [none, {path: rail}, {path: rail, order: nhd, descriptor_us: 2.4}]"
+
+
+def swept(folder: Path, name: str, ftl: float, more: str) -> pd.DataFrame:
+    (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, ftl=ftl, more=more))
+    out = folder / name
+    assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
+    return pd.read_csv(out / "frontier.csv")
+
+
+@pytest.fixture(scope="module")
+def fronts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    folder = tmp_path_factory.mktemp("links")
+    asked = {"plain": (2.0, ""), "links": (2.0, LINKS), "loose": (1e3, "kv_link: [none, {descriptor_us: 2.4}]")}
+    return {name: swept(folder, name, *keys) for name, keys in asked.items()}
+
+
+def of(front: pd.DataFrame, end: str) -> pd.DataFrame:
+    mine = front[front["case"].str.endswith(end) & (front["mode"] == "disaggregated")]
+    assert len(mine)
+    return mine.reset_index(drop=True)
+
+
+def test_without_a_link_a_case_has_the_numbers_of_the_sweep_without_the_key(fronts: dict[str, pd.DataFrame]) -> None:
+    plain, off = fronts["plain"], of(fronts["links"], "no_link")
+    plain = plain[plain["mode"] == "disaggregated"].reset_index(drop=True)
+    ours, theirs = (table[plain.columns].drop(columns="case") for table in (off, plain))
+    pd.testing.assert_frame_equal(
+        ours, theirs, check_dtype=False, check_exact=True
+    )  # an integer beside 62.5 has a point
+    assert not off[[column.name for column in LINK_COLUMNS[:3]]].to_numpy().any()
+    assert (off["ftl_with_hand_over_s"] == off["ftl_s"]).all()
+
+
+def test_a_hand_over_by_hand(fronts: dict[str, pd.DataFrame]) -> None:
+    """512 blocks of 16 tokens, keys and values of 80 layers, 2.4 us each; 1.34 GB at 97 % of 50 GB/s, 1.5175 ms."""
+    front = of(fronts["links"], "link_rail")
+    row = front[(front["prefill_gpus"] == 1) & (front["decode_pp"] == 1)].iloc[0]
+    assert row["kv_descriptors"] == 512 * 160
+    assert row["hand_over_post_s"] == pytest.approx(512 * 160 * 2.4e-6)
+    assert row["hand_over_s"] - row["hand_over_post_s"] == pytest.approx(1.5175e-3 + 8192 * 163_840 / 48.5e9)
+
+
+def test_rows_say_what_the_notebook_interface_says(fronts: dict[str, pd.DataFrame]) -> None:
+    at, layout = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.KvLayout(order="nhd")
+    for row in of(fronts["links"], "nhd").to_dict("records"):
+        ends = (
+            Mapping(tp_attn=row[f"{side}_tp_attn"], tp_ffn=row[f"{side}_tp_ffn"], pp=row[f"{side}_pp"])
+            for side in ("prefill", "decode")
+        )
+        over = ds.kv_hand_over(at, *ends, 8192, path="rail", layout=layout, descriptor_s=2.4e-6)
+        assert row["hand_over_s"] == pytest.approx(over.time, rel=1e-9)
+        assert row["kv_descriptors"] == pytest.approx(over.descriptors)
+
+
+def test_the_limit_holds_with_the_hand_over(fronts: dict[str, pd.DataFrame]) -> None:
+    """With tokens before heads a change of TP costs seconds: other layouts win, and none is better than without."""
+    off, dear = of(fronts["links"], "no_link"), of(fronts["links"], "nhd")
+    assert (dear["ftl_with_hand_over_s"] <= 2.0).all()
+    assert (dear["ftl_s"] + dear["hand_over_s"]).to_numpy() == pytest.approx(dear["ftl_with_hand_over_s"].to_numpy())
+    best = [
+        off[off["tokens_per_s_per_user"] >= x * (1 - 1e-9)]["tokens_per_s_per_gpu"].max()
+        for x in dear["tokens_per_s_per_user"]
+    ]
+    assert (dear["tokens_per_s_per_gpu"] <= np.array(best) * (1 + 1e-9)).all()
+    assert dear["tokens_per_s_per_gpu"].max() < off["tokens_per_s_per_gpu"].max()
+
+
+def test_a_limit_that_is_never_met_leaves_the_frontier_as_it_is(fronts: dict[str, pd.DataFrame]) -> None:
+    off, counted = of(fronts["loose"], "no_link"), of(fronts["loose"], "2.4us")
+    for column in ("tokens_per_s_per_user", "tokens_per_s_per_gpu", "ftl_s"):
+        assert counted[column].to_numpy() == pytest.approx(off[column].to_numpy(), rel=1e-12)
+
+
+def test_receivers_of_one_class_have_equal_hand_overs() -> None:
+    """The latent of DeepSeek-R1 is one piece whatever TP is, so stages alone tell receivers apart."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+    mappings = ds.enumerate_mappings(at, max_gpus=32)
+    takers = takers_of(mappings, at)
+    kinds = classes_of(mappings, takers, at)
+    assert len(takers) == len(np.unique(mappings.pp))
+    assert (np.asarray(takers.pp)[kinds] == mappings.pp).all()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("kv_link: {path: spline}", "did you mean 'spine'?"),
+        ("kv_link: {descriptor_us: -1}", "-1 is out of range"),
+        ("kv_link: {descriptor: 1}", "did you mean 'descriptor_us'?"),
+        ("kv_link: {path: rail}\nmodes: [colocated]", "kv_link: acts in disaggregated only; modes has colocated"),
+        ("kv_link: {path: rail}\npools: [prefill, attention, ffn]", "kv_link: link_rail does not go with pools other"),
+    ],
+)
+def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+    text = SWEEP.format(name="wrong", ftl=2.0, more=more)
+    text = text.replace("modes: [disaggregated, colocated]\n", "") if "modes" in more else text
+    (tmp_path / "wrong.yaml").write_text(text)
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(tmp_path / "wrong.yaml"))
+    assert said in str(caught.value)
