@@ -12,7 +12,7 @@ import typer
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.plan_pools import INFEASIBLE, answer_pools, pools_question, refused
+from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, pools_question, refused
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
@@ -147,10 +147,10 @@ def plan(
 
     if pools or images or ffn_system:
         given = {"--tiers of sessions": memory, "--simulate": proof, "--energy": energy, "--utilisation": utilisation}
-        refused(given | {"--emit": emit, "--trace": played})
+        refused(given | {"--trace": played})
         limits = (ttft, tpot)
         asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
-        answer_pools(model, system, work, asked, options, out=out, as_json=as_json)
+        answer_pools(model, system, work, asked, options, told=Wanted(emit=emit, out=out, as_json=as_json))
         return
 
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import typer
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
 from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
@@ -72,6 +74,15 @@ def images_of(text: str) -> Images:
     return Images(images=int(found[1]), height=int(found[2]), width=int(found[3]), cached=share)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is written of a plan beside the screen."""
+
+    emit: str  # a launcher; "" = no files that start it
+    out: Path | None
+    as_json: bool
+
+
 def answer_pools(
     model: str,
     system: str,
@@ -79,8 +90,7 @@ def answer_pools(
     asked: PoolsQuestion,
     options: PlanOptions,
     *,
-    out: Path | None,
-    as_json: bool,
+    told: Wanted,
 ) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
     law = work if isinstance(work, Lengths) else lengths(work)
@@ -88,8 +98,17 @@ def answer_pools(
         law = uneven(law, options.rank_imbalance)
     found = plan_more_pools(model, system, law, asked, options)
     text = blocks_text(pools_screen(found))
-    typer.echo(json.dumps(pools_json(found), indent=2) if as_json else text, nl=as_json)
-    if out is not None:
-        write_pools(found, text, out)
+    made = launch(found, engine=told.emit) if told.emit and found.plan.members else None
+    if told.as_json:
+        start = {} if made is None else {"start": asdict(made)}
+        typer.echo(json.dumps({**pools_json(found), **start}, indent=2))
+    else:
+        typer.echo(text, nl=False)
+    if told.out is not None:
+        write_pools(found, text, told.out)
+    if made is not None and not told.as_json:
+        typer.echo("".join(f"\n{line}" for line in lines_of(made, None if told.out is None else told.out / "start")))
+    if made is not None and told.out is not None:
+        made.write(told.out / "start")
     if not found.plan.members:
         raise typer.Exit(INFEASIBLE)

@@ -17,6 +17,8 @@ from disagg_sim.units import GB, GIB
 
 #: Port of workers that bring the first caches of SGLang together, and those of NIXL in vLLM; a slot of a node each.
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
+#: How SGLang's encoders send embeddings to prefill.
+ENCODER_TRANSFER = "zmq_to_scheduler"
 #: Where engines find the drives of a node, for prompts in SSD.
 CACHE_DIRECTORY = "/kv_cache"
 
@@ -141,6 +143,8 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     [8, 8, 8, 1024]
     """
     mapping, at = workers.mapping, workers.setup
+    if workers.role == "encode":
+        return {"--tp-size": 1, "--encoder-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
     ranks, stage = int(mapping.dp_attn), int(mapping.stage_gpus)
     flags: dict[str, Any] = {"--tp-size": stage} | _above_one("--pp-size", mapping.pp)
     if ranks > 1:
@@ -171,13 +175,19 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if workers.role in _KV_ROLES:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
     flags |= _hicache(workers)
-    if drafts := _drafts_of(workers):
-        assert at.speculation is not None
-        flags |= {"--speculative-algorithm": _SGLANG_DRAFTERS[at.speculation.method], "--speculative-num-steps": drafts}
-        flags |= {"--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": drafts + 1}
-        if (own := weights.drafter) is not None:
-            flags["--speculative-draft-model-path"] = own.checkpoint
-            flags |= _given("--speculative-draft-model-quantization", own.quantised or None)
+    return flags | _sglang_drafts(workers, weights)
+
+
+def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
+    """Its drafter, and the drafts of a step."""
+    drafts, speculation = _drafts_of(workers), workers.setup.speculation
+    if not drafts or speculation is None:
+        return {}
+    flags = {"--speculative-algorithm": _SGLANG_DRAFTERS[speculation.method], "--speculative-num-steps": drafts}
+    flags |= {"--speculative-eagle-topk": 1, "--speculative-num-draft-tokens": drafts + 1}
+    if (own := weights.drafter) is not None:
+        flags["--speculative-draft-model-path"] = own.checkpoint
+        flags |= _given("--speculative-draft-model-quantization", own.quantised or None)
     return flags
 
 

@@ -60,7 +60,7 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
     """
     workers = workers_of(deployment)
     own = backend_of(engine, workers, backend)
-    return tuple(dict.fromkeys((*_alone(workers, own), *_together(workers, own))))
+    return tuple(dict.fromkeys((*_encoders(workers, engine), *_alone(workers, own), *_together(workers, own))))
 
 
 def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> str:
@@ -144,6 +144,21 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: {said}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
             yield f"{where}: attention DP of a dense model; instances of fewer GPUs do the same"
+
+
+def _encoders(workers: Sequence[Workers], engine: str) -> Iterator[str]:
+    """Why a launcher starts no encode pools: SGLang alone has options for them, and a router that needs none."""
+    if canonical_name(engine) != "sglang" and any(each.role == "encode" for each in workers):
+        yield f"encode pools of {engine}: {_NO_ENCODERS.get(canonical_name(engine), 'none of its options is known')}"
+
+
+#: Launchers whose encode pools are known, and why they are not written.
+_NO_ENCODERS = {
+    "vllm": "its encoder disaggregation has an example connector over shared storage, and a proxy script in place of a "
+    "router that is stable for one instance of each pool (docs.vllm.ai, examples/disaggregated/disaggregated_encoder)",
+    "llm_d": "encoder-cache transfer asks for a build of vLLM of its own (llm-d guides, multimodal-serving)",
+    "dynamo": "its workers for E/P/D take media through a processor of their own (docs.nvidia.com/dynamo, multimodal)",
+}
 
 
 def _refused_drafts(workers: Workers, method: str, engine: str) -> Iterator[str]:

@@ -144,6 +144,8 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
         size = f"{each.gpus} GPU{'s' * (each.gpus > 1)}, {nodes} node{'s' * (nodes > 1)}"
         yield f"{each.label}: {each.instances} x {degrees_of(each)} ({size}) of {each.setup.system.name}"
         yield from (said.note for said in (own, own.drafter) if said is not None and said.note)
+        if each.role == "encode":
+            yield "encode pools: options of SGLang's documentation; no run has checked them, or timed an encoder"
         if each.role == "colocated" and each.token_budget is not None and engine == "sglang" and each.setup.speculation:
             yield "SGLang starts no mixed chunks with a drafter: prompts have passes of their own, decodes wait"
         planned = each.setup.engine

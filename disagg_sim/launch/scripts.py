@@ -9,6 +9,7 @@ import yaml
 
 from disagg_sim.launch.engines import (
     BOOTSTRAP_PORT,
+    ENCODER_TRANSFER,
     ENGINES,
     HEAD_PORT,
     NIXL_PORT,
@@ -27,6 +28,10 @@ COMMANDS = {
     "sglang": "python3 -m sglang.launch_server",
     "trtllm": 'trtllm-serve "$MODEL"',
 }
+
+
+#: Of SGLang's prefill instances that have their embeddings from encoders.
+_LANGUAGE_ONLY = {"--language-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
 
 
 def scripts_of(
@@ -69,7 +74,11 @@ def scripts_of(
             parts += [f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + SLOT * {each.gpus}))"]
         if engine == "trtllm":
             files[f"{each.label}.yaml"] = yaml.safe_dump(settings, sort_keys=False)
-        parts.append(_command(engine, each, settings, nodes))
+        command = _command(engine, each, settings, nodes)
+        if each.role == "prefill" and any(one.role == "encode" for one in workers):
+            parts.append(f': "${{ENCODE_URLS:?addresses of all encoders, such as http://HOST:{SERVE_PORT}}}"')
+            command = f"{lines(command, _LANGUAGE_ONLY)} \\\n  --encoder-urls $ENCODE_URLS"
+        parts.append(command)
         files[f"{each.label}.sh"] = "\n".join(parts) + "\n"
     router = _router(engine, workers)
     return files | ({"router.sh": router} if router else {})

@@ -15,12 +15,13 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.more_pools import MorePools
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.workload.lengths import Lengths
 
-#: What a worker does; pairs split each request between two instances.
-ROLES = ("prefill", "decode", "colocated", "pairs")
+#: What a worker does; pairs split each request between two instances, encode pools make embeddings of images.
+ROLES = ("encode", "prefill", "decode", "colocated", "pairs")
 #: GPUs of a node whose GPUs share an NVLink domain with no other node, and of a tray of a rack that is one domain. [1]
 NODE_GPUS, TRAY_GPUS = 8, 4
 
@@ -125,7 +126,7 @@ def node_gpus_of(at: Setup) -> int:
 
 
 def workers_of(
-    deployment: Design | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
+    deployment: Design | MorePools | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
 ) -> tuple[Workers, ...]:
     """Read the workers of a deployment.
 
@@ -167,6 +168,8 @@ def workers_of(
             )
             for pool in deployment.pools
         ]
+    elif isinstance(deployment, MorePools):
+        found = list(_of_more_pools(deployment))
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
     else:
@@ -182,6 +185,25 @@ def workers_of(
         known[each.label] = number = known.get(each.label, 0) + 1
         named.append(replace(each, name=f"{each.label}-{number}") if number > 1 else each)
     return tuple(named)
+
+
+def _of_more_pools(plan: MorePools) -> Iterator[Workers]:
+    """An encoder on each GPU of its pool, then prefill and decode; halves of a layer are no workers of any engine."""
+    for stage in plan.stages:
+        if stage.pool in ("attention", "ffn"):
+            raise InputError(
+                "no engine ships attention-FFN disaggregation (vllm-project/afd-plugin is experimental): there are no "
+                "launch files for attention and ffn pools; plan with encode, prefill and decode"
+            )
+        prompts = math.ceil(stage.batch * plan.lengths.mean_new) if stage.pool == "prefill" else None
+        yield Workers(
+            role=stage.pool,
+            mapping=stage.mapping or Mapping(),
+            instances=stage.instances,
+            setup=stage.setup,
+            batch=None if stage.pool == "encode" else stage.batch,
+            token_budget=prompts,
+        )
 
 
 def _of_parts(deployment: Deployment | ServedDeployment) -> Iterator[Workers]:
