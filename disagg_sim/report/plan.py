@@ -226,6 +226,8 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     }
     if work.lengths.cached is not None:
         question["mean_cached"] = work.lengths.cached.mean_past
+    if plan.options.speculation is not None:
+        question["speculation"] = plan.options.speculation.name
     whole: PlanJson = {
         "schema": PLAN,
         "status": "infeasible" if plan.best is None else "feasible",

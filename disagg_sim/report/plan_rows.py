@@ -15,7 +15,7 @@ from disagg_sim.planning.flips import LADDER, Flip
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
-from disagg_sim.report.words import text_of
+from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.units import GB, MS
 
@@ -40,10 +40,7 @@ SAME, MOST_FLIPS = 0.005, 4
 
 def mapping_words(pool: PlannedPool) -> str:
     """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
-    mapping = pool.mapping
-    chunk = f", chunks of {int(mapping.chunk_tokens)}" if mapping.chunk_tokens else ""
-    drafts = f", draft tokens {mapping.draft_tokens}" if mapping.draft_tokens else ""
-    return text_of(mapping) + chunk + drafts
+    return text_of(pool.mapping) + beside_text(int(pool.mapping.chunk_tokens), int(pool.mapping.draft_tokens))
 
 
 def seconds_text(seconds: float) -> str:
@@ -65,6 +62,8 @@ def question_line(plan: Plan) -> str:
         means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if share < 1.0]
         means += f" ({', '.join(tiers)})" if tiers else ""
+    if (drafter := plan.options.speculation) is not None:
+        means += f", drafts of {drafter.name}"
     if law.rank_imbalance:
         means += f", DP ranks by {law.rank_imbalance}"
     size = plan.size

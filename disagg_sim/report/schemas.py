@@ -42,6 +42,7 @@ class QuestionJson(TypedDict):
     mean_isl: Annotated[float, Field(description="[token]")]
     mean_osl: Annotated[float, Field(description="[token]")]
     mean_cached: NotRequired[Annotated[float, Field(description="of a prompt, where caches hold some of it [token]")]]
+    speculation: NotRequired[Annotated[str, Field(description="drafter and acceptance: plan --speculate")]]
     ttft: LimitJson
     tpot: LimitJson
     rate_per_s: float | None

@@ -146,6 +146,28 @@ def overview_name(case: Case) -> str:
 MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggyback": "piggybacked"}
 
 
+def beside_text(chunk_tokens: int, draft_tokens: int) -> str:
+    """Write what stands behind the degrees of a mapping; nothing where there is neither.
+
+    Parameters
+    ----------
+    chunk_tokens, draft_tokens
+        Of CPP, and of a decode step; 0 = none. [token]
+
+    Returns
+    -------
+    str
+        Chunks, and draft tokens.
+
+    Examples
+    --------
+    >>> beside_text(4096, 0), beside_text(0, 2)
+    (', chunks of 4096', ', draft tokens 2')
+    """
+    chunk = f", chunks of {chunk_tokens}" if chunk_tokens else ""
+    return chunk + (f", draft tokens {draft_tokens}" if draft_tokens else "")
+
+
 def drafts_text(point: Mapping[str, Any]) -> str:
     """Write what a point speculates, behind its decode mapping; nothing where it does not.
 

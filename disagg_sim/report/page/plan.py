@@ -8,7 +8,7 @@ from pathlib import Path
 from disagg_sim.domain import SHARDING
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.reading import faults_told
-from disagg_sim.report.words import MODE_TEXT, degrees_text
+from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
 
 SCHEMA = "disagg-sim/plan/"
 
@@ -45,7 +45,8 @@ def plan_content(root: Path) -> Content:
         for design in filter(None, [plan["best"], *plan["runners_up"]]):
             design["mode_text"] = MODE_TEXT.get(design["mode"], design["mode"])
             for pool in design["pools"]:
-                pool["mapping"] = degrees_text(**{name: pool[name] for name in SHARDING if name in pool})
+                degrees = degrees_text(**{name: pool[name] for name in SHARDING if name in pool})
+                pool["mapping"] = degrees + beside_text(pool.get("chunk_tokens", 0), pool.get("draft_tokens", 0))
         said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
         plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
     with faults_told(text, "a text"):

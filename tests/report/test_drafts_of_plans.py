@@ -1,0 +1,67 @@
+"""Drafts of a plan: in the question, in the pools, on its page and in its files, of a module and of a draft model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.tables import blocks_text
+from disagg_sim.planning.question import PlanOptions
+from disagg_sim.report.page.plan import plan_content
+from disagg_sim.report.page.write import content_of, page_html
+from disagg_sim.report.plan import Told, screen, write_plan
+from disagg_sim.report.plan_rows import question_line
+
+ASKED = {"ttft": "2 s", "tpot": "15 ms", "rate": 5}
+DRAFTERS = ("mtp 0.75 0.5", "draft_model llama_3_1_8b 0.75 0.5")
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def plan(request):
+    options = PlanOptions(speculation=ds.load_speculation(request.param).trying((2,)))
+    return request.param, ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED, options=options)
+
+
+def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path: Path):
+    """Pools that decode say their draft tokens, prefill none; the question names drafter and acceptance."""
+    drafter, found = plan
+    write_plan(found, Told(), blocks_text(screen(found, Told())), tmp_path)
+    shown = plan_content(tmp_path).facts["plan"]
+    for design in (shown["best"], *shown["runners_up"]):
+        for pool in design["pools"]:
+            assert pool["mapping"].endswith(", draft tokens 2") is (pool["role"] != "prefill")
+    assert shown["question"]["speculation"] == drafter
+    assert f"drafts of {drafter}" in question_line(found)
+    page = page_html(content_of(tmp_path))
+    assert ", draft tokens 2" in page
+    assert f"drafts of {drafter}" in page
+
+
+def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path: Path):
+    _, found = plan
+    text = blocks_text(screen(found, Told()))
+    assert "draft tokens 2" in text
+    write_plan(found, Told(), text, tmp_path)
+    pools = json.loads((tmp_path / "plan.json").read_text())["best"]["pools"]
+    assert {pool["draft_tokens"] for pool in pools if pool["role"] != "prefill"} == {2}
+
+
+def test_a_plan_without_drafts_says_none(tmp_path: Path):
+    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED)
+    write_plan(found, Told(), blocks_text(screen(found, Told())), tmp_path)
+    assert "draft" not in json.dumps(plan_content(tmp_path).facts["plan"]["best"]["pools"][0]["mapping"])
+    assert "speculation" not in plan_content(tmp_path).facts["plan"]["question"]
+    assert "drafts" not in question_line(found)
+
+
+def test_a_draft_model_meets_a_limit_that_fails_without_it():
+    """No step of the 70B on H200 is as short as 5 ms; of those that verify two drafts a token takes less."""
+    options = PlanOptions(speculation=ds.load_speculation("draft_model llama_3_1_8b 0.75 0.5"))
+    asked = {"ttft": "2 s", "tpot": "5 ms", "rate": 1}
+    alone = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **asked)
+    drafted = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **asked, options=options)
+    assert alone.best is None
+    assert drafted.best.pools[-1].mapping.draft_tokens == 2
