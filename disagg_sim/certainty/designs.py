@@ -179,7 +179,8 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     if _unequal(designs):
         alone = np.asarray(designs.prefill_mapping.dp_attn == 1, dtype=float)
         found = [one._replace(fill=one.fill * alone, busy=one.busy * alone) for one in found]
-        found.append(Prompt(lengths.mean_isl, fill=1.0 - alone, busy=1.0 - alone, waits=True))
+        past = lengths.mean_isl - lengths.mean_new
+        found.append(Prompt(lengths.mean_isl, past, fill=1.0 - alone, busy=1.0 - alone, waits=True))
     if designs.mode == "piggyback":
         found = [kind for one in found for kind in _in_steps(one, designs)]
     if designs.mode == "colocated":

@@ -32,7 +32,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.expert_load import fullest_of_random
-from disagg_sim.physics.rank_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random
+from disagg_sim.physics.rank_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
 from disagg_sim.physics.work import Numeric
 
 
@@ -52,6 +52,7 @@ class PromptLoad(NamedTuple):
 
     prompts: Numeric  # as many tokens as the rank with the most, with the prompts' length [1]
     new: Numeric  # length with which they have the query-key pairs of the rank with the most [token]
+    past: Numeric | None = None  # tokens before them whose cache is there already; None = as of all prompts [token]
 
 
 def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
@@ -103,6 +104,71 @@ def at_each(
     found = np.array([function(held, int(count)) for held, count in pairs.T])
     first, second = (column[place.ravel()].reshape(batch.shape) for column in found.T)
     return first, second
+
+
+@dataclass(frozen=True, eq=False)
+class RestLoads:
+    r"""Unequal ranks of passes that take prompts up behind cached pasts.
+
+    New tokens S of a rank's prompts, their query-key pairs and their pasts C are sums, of which the largest over the
+    ranks count: :math:`T = E[\max \sum S]`, :math:`P = E[\max \sum (S C + S^2/2)]`, :math:`Q = E[\max \sum C]`. The n
+    equal prompts that have all three have
+
+    .. math:: s = \frac{P}{Q + T/2}, \quad n = \frac{T}{s}, \quad c = \frac{P}{T} - \frac{s}{2}
+
+    which with Q = 0 are those of ``RankLoads.prefill``.
+
+    Parameters
+    ----------
+    new, past, weight
+        Of prompts, and their probabilities; arrays of shape (prompts,). [token], [1]
+    """
+
+    new: Floats
+    past: Floats
+    weight: Floats
+
+    @cached_property
+    def _sums(self) -> tuple[RankSum, RankSum, RankSum]:
+        values = (self.new, self.new * self.past + self.new**2 / 2.0, self.past)
+        tokens, pairs, pasts = (sum_of(each, self.weight) for each in values)
+        return tokens, pairs, pasts
+
+    def prefill(self, batch: Numeric, ranks: Numeric) -> PromptLoad:
+        """Find the prompts of a pass that its ranks wait for; every rank takes an even share of them.
+
+        Parameters
+        ----------
+        batch
+            Prompts of a pass over all ranks. [request]
+        ranks
+            DP ranks of attention. [1]
+
+        Returns
+        -------
+        PromptLoad
+            Of the broadcast shape of ``batch`` and ``ranks``.
+
+        Examples
+        --------
+        Prompts that are all alike are as they are:
+
+        >>> one = RestLoads(np.array([100.0]), np.array([900.0]), np.ones(1)).prefill(4.0, 2.0)
+        >>> [f"{float(value):.0f}" for value in one]
+        ['2', '100', '900']
+        """
+
+        def largest(which: int) -> Callable[[float, int], tuple[float, float]]:
+            def of(held: float, count: int) -> tuple[float, float]:
+                groups = even_groups(held, count)
+                return self._sums[which].largest(groups), self._sums[2].largest(groups)
+
+            return of
+
+        tokens, pasts = at_each(largest(0), batch, ranks)
+        pairs, _ = at_each(largest(1), batch, ranks)
+        new = pairs / (pasts + tokens / 2.0)
+        return PromptLoad(tokens / new, new, pairs / tokens - new / 2.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -278,11 +278,32 @@ def prompt_sum(law: RequestLaw, power: int) -> RankSum:
     >>> [f"{each.mean:.0f}, {each.largest(((1.0, 2),)):.0f}" for each in (prompt_sum(law, 1), prompt_sum(law, 2))]
     ['200, 250', '50000, 70020']
     """
-    values = law.isl**power
-    mean = float(law.isl_weight @ values)
+    return sum_of(law.isl**power, law.isl_weight)
+
+
+def sum_of(values: Floats, weights: Floats) -> RankSum:
+    """Describe the sum of a quantity over the requests of a rank, each request's drawn alike.
+
+    Parameters
+    ----------
+    values, weights
+        Of a request, and their probabilities; arrays of shape (values,).
+
+    Returns
+    -------
+    RankSum
+        In the unit of the values.
+
+    Examples
+    --------
+    >>> one = sum_of(np.array([100.0, 300.0]), np.array([0.5, 0.5]))
+    >>> f"{one.mean:.0f}, of two ranks {one.largest(((1.0, 2),)):.0f}"
+    '200, of two ranks 250'
+    """
+    mean = float(weights @ values)
     return RankSum(
-        exponent=lambda omega: _logarithm(_waves(values, law.isl_weight, omega)),
+        exponent=lambda omega: _logarithm(_waves(values, weights, omega)),
         mean=mean,
-        variance=float(law.isl_weight @ (values - mean) ** 2),
-        reach=_end(values, law.isl_weight),
+        variance=float(weights @ (values - mean) ** 2),
+        reach=_end(values, weights),
     )

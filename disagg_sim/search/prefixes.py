@@ -57,7 +57,8 @@ def uneven_pass(at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, f
     load = lengths.prompts_on_ranks(batch, mapping.dp_attn)
     if load is None:
         return None
-    return prefill_pass(at, mapping, batch=batch, isl=lengths.mean_isl, mla_form=form, slowest=load)
+    past = 0.0 if lengths.cached is None else lengths.cached.mean_past
+    return prefill_pass(at, mapping, batch=batch, isl=lengths.mean_isl, past=past, mla_form=form, slowest=load)
 
 
 def one_of(even: PrefillPass, uneven: PrefillPass | None, ranks: Numeric) -> PrefillPass:

@@ -41,7 +41,7 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.rank_load import PromptLoad, RankLoad, RankLoads
+from disagg_sim.physics.rank_load import PromptLoad, RankLoad, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import RANDOM, RANK_ROUTINGS, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
@@ -149,8 +149,8 @@ class Lengths(ByValue, Shown):
         Returns
         -------
         PromptLoad or None
-            None where ranks count as even, prompts have one length, or caches hold their starts: then the prompts of a
-            pass count as alike.
+            None where ranks count as even, prompts have one length and one past, or pasts lie in tiers below HBM: then
+            the prompts of a pass count as alike.
 
         Examples
         --------
@@ -161,9 +161,19 @@ class Lengths(ByValue, Shown):
         >>> f"{load.prompts * load.new / chat.mean_isl:.1f}"
         '3.0'
         """
-        if self.rank_loads is None or self.constant or self.cached is not None:
+        if not self.rank_imbalance or self.constant:
             return None
-        return self.rank_loads.prefill(batch, ranks)
+        if self.cached is not None:
+            return None if self._rest_loads is None else self._rest_loads.prefill(batch, ranks)
+        return None if self.rank_loads is None else self.rank_loads.prefill(batch, ranks)
+
+    @cached_property
+    def _rest_loads(self) -> RestLoads | None:
+        """How unequal the ranks of passes behind cached pasts are; None where pasts lie below HBM, or are nothing."""
+        cached = self.cached
+        if cached is None or not cached.past.any() or any(name != HBM for name, _ in cached.reuse.tiers):
+            return None
+        return RestLoads(cached.new, cached.past, cached.weight)
 
     @property
     def gaps(self) -> float:

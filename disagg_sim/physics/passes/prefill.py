@@ -31,7 +31,7 @@ from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefil
 from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
+from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, look_up, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -105,6 +105,19 @@ def prefill_pass(
 
 
 @dataclass(frozen=True, slots=True)
+class _Rest:
+    """As ``_Side``, of prompts whose pasts differ by point."""
+
+    at: Setup
+    form: str
+
+    def __call__(
+        self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric, past: Numeric
+    ) -> AttentionSide:
+        return _Side(self.at, past, self.form)(tp, dcp, pcp, sequences, new)
+
+
+@dataclass(frozen=True, slots=True)
 class _Side:
     """The attention ranks' part of a pass."""
 
@@ -140,8 +153,11 @@ def prefill_lookups(
     dcp, pcp = mapping.shares
 
     def layers(of: Setup) -> Lookups[LayerTimes]:
-        side = _Side(of, past, mla_form)
-        attention = yield from look_up_at(side, (mapping.tp_attn, dcp, pcp), Levels(prompts), each)
+        shards = mapping.tp_attn, dcp, pcp
+        if slowest is None or slowest.past is None:
+            attention = yield from look_up_at(_Side(of, past, mla_form), shards, Levels(prompts), each)
+        else:
+            attention = yield from look_up(_Rest(of, mla_form), shards, Counts(prompts, each, slowest.past))
         rank = Levels(prompts * each / pcp)
         found = yield from expert_lookups(of, mapping, attention, phase="prefill", rank=rank, total=total)
         return stretched(found, prefill_stretch(of))
