@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, schema_of, validate
+from disagg_sim.facts.speculation import METHODS
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -23,6 +24,7 @@ GROUPS = ("any", "one_or_all")
 JUDGED_BY = ("tpot", "throughput", "ttft", "nothing")
 
 _Kind = Annotated[str, OneOf(lambda: tuple(ATTENTION_KINDS))]
+_Method = Annotated[str, OneOf(METHODS)]
 _Groups = Annotated[str, OneOf(GROUPS)]
 _Count = Annotated[int, Range(1, 10**7)]
 _Error = Annotated[float, Range(0.0, 100.0)]
@@ -39,6 +41,14 @@ class SharingRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRules:
+    """Where an engine lets instances draft: methods that it starts so."""
+
+    over_stages: Several[_Method] = ()  # of a pipeline
+    with_dp: Several[_Method] = ()  # together with attention DP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRules(Shown):
     """What an engine can start; a mapping that breaks one of the rules is none of its own."""
 
@@ -51,6 +61,7 @@ class LayoutRules(Shown):
     pipelines: bool  # parts the layers over stages
     dcp: SharingRules  # GPUs of a TP group share cached tokens
     pcp: SharingRules  # attention ranks share prompts
+    drafts: DraftRules  # speculative decoding
     weight_block: _Count  # weights under block-scaled fp8 are cut in multiples of so many [1]
     sources: Mapping[str, str]  # key -> where its value comes from
 

@@ -65,7 +65,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags["--kv-cache-dtype"] = {"fp8": "fp8", "bf16": "bfloat16"}[at.precision.cache.name]
     flags |= _given("--quantization", weights.quantised or None)
     flags |= _vllm_connectors(workers)
-    if drafts := _drafts_of(workers):
+    if drafts := drafts_of(workers):
         flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
     return flags
 
@@ -105,8 +105,28 @@ def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
     return {} if workers.mapping.dcp == 1 or how in (default, "helix") else {"--dcp-comm-backend": how}
 
 
-def _drafts_of(workers: Workers) -> int:
-    """Draft tokens that workers are started with; in prefill one, for the cache of the drafter. [token]"""
+def drafts_of(workers: Workers) -> int:
+    """Count the draft tokens that workers are started with; in prefill one, for the cache of the drafter.
+
+    Parameters
+    ----------
+    workers
+        Of one role.
+
+    Returns
+    -------
+    int
+        0 without a drafter. [token]
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6")
+    >>> pools = (("prefill", 0), ("decode", 2))
+    >>> [drafts_of(Workers(role=role, mapping=Mapping(draft_tokens=k), instances=1, setup=at)) for role, k in pools]
+    [1, 2]
+    """
     drafts = int(workers.mapping.draft_tokens)
     return 1 if workers.role == "prefill" and workers.setup.speculation is not None else drafts
 
@@ -180,7 +200,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
     """Its drafter, and the drafts of a step."""
-    drafts, speculation = _drafts_of(workers), workers.setup.speculation
+    drafts, speculation = drafts_of(workers), workers.setup.speculation
     if not drafts or speculation is None:
         return {}
     flags = {"--speculative-algorithm": _SGLANG_DRAFTERS[speculation.method], "--speculative-num-steps": drafts}
@@ -263,7 +283,7 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
         config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": workers.sequences}
     if workers.role in _KV_ROLES:
         config["cache_transceiver_config"] = {"backend": "NIXL"}
-    if drafts := _drafts_of(workers):
+    if drafts := drafts_of(workers):
         config |= _trtllm_drafts(workers, weights, drafts)
     return config
 

@@ -7,13 +7,13 @@ each other caches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.facts.speculation import DRAFT_MODEL
 from disagg_sim.facts.yaml_files import canonical_name
-from disagg_sim.launch.engines import ENGINES, tier_bytes
+from disagg_sim.launch.engines import ENGINES, drafts_of, tier_bytes
 from disagg_sim.launch.workers import Workers, workers_of
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import broken_rules
@@ -130,16 +130,14 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
         where = f"{each.label} {degrees_of(each)} of {ENGINES[engine].title}"
         if each.role == "pairs":
             yield f"{where}: requests that are split between the two instances of a pair"
-        rule = str(broken_rules(each.setup, each.mapping)[engine][0])
+        held = replace(each.mapping, draft_tokens=drafts_of(each))
+        rule = str(broken_rules(each.setup, held)[engine][0])
         if rule:
             yield f"{where}: {rule}"
         if each.mapping.dcp > 1 and engine == "trtllm" and each.role != "decode":
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":
             yield f"{where}: PCP outside of prefill pools"
-        if (drafter := each.setup.speculation) is not None:
-            for said in _refused_drafts(each, drafter.method, engine):
-                yield f"{where}: {said}"
         for said in _refused_tiers(each, engine):
             yield f"{where}: {said}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:
@@ -159,18 +157,6 @@ _NO_ENCODERS = {
     "llm_d": "encoder-cache transfer asks for a build of vLLM of its own (llm-d guides, multimodal-serving)",
     "dynamo": "its workers for E/P/D take media through a processor of their own (docs.nvidia.com/dynamo, multimodal)",
 }
-
-
-def _refused_drafts(workers: Workers, method: str, engine: str) -> Iterator[str]:
-    """Reasons why workers cannot be started with a drafter.
-
-    SGLang: sglang/srt/arg_groups/speculative_hook.py and validation_hook.py, an experimental path aside. vLLM:
-    docs/features/spec_decode, which says so of drafts over stages; its heads run on the last stage since.
-    """
-    if workers.mapping.pp > 1 and (engine != "vllm" or method == DRAFT_MODEL):
-        yield "speculative decoding over pipeline stages"
-    if workers.mapping.dp_attn > 1 and engine == "sglang" and method == DRAFT_MODEL:
-        yield "a draft model beside attention DP"
 
 
 def _refused_tiers(workers: Workers, engine: str) -> Iterator[str]:

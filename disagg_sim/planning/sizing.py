@@ -71,7 +71,8 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
             max_pcp=max_pcp,
             max_redundant_experts=options.max_redundant_experts,
         )
-        rules, engine = broken_rules(at, found), at.engine if options.within == OWN else options.within
+        drafted = found if at.speculation is None else replace(found, draft_tokens=1)  # all hold the drafter
+        rules, engine = broken_rules(at, drafted), at.engine if options.within == OWN else options.within
         return found[rules[engine] == ""] if engine in rules else found
 
     at, prefill_at = setups

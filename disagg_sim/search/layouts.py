@@ -7,6 +7,7 @@ mappings at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from disagg_sim.arrays import Mask
 from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.layouts import CheckedKind
+from disagg_sim.facts.layouts import CheckedKind, DraftRules
 from disagg_sim.facts.load import list_specs, load_evidence, load_layout_rules
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
@@ -210,9 +212,9 @@ def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
     Parameters
     ----------
     at
-        Whose model is cut, in which recipe.
+        Whose model is cut, in which recipe, with which drafter.
     mapping
-        One, or columns of many.
+        One, or columns of many, with draft tokens where instances hold the drafter.
 
     Returns
     -------
@@ -228,7 +230,8 @@ def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
     {'sglang': '', 'trtllm': 'attention DP over groups of GPUs', 'vllm': ''}
     """
     rows = {name: np.atleast_1d(np.asarray(value)) for name, value in _degrees(mapping).items()}
-    return {engine: _broken(at, rows, engine) for engine in list_specs("layout")}
+    drafted = np.atleast_1d(np.asarray(mapping.draft_tokens)) > 0
+    return {engine: _broken(at, rows, drafted, engine) for engine in list_specs("layout")}
 
 
 def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
@@ -282,9 +285,9 @@ def _degrees(mapping: Mapping) -> dict[str, Any]:
     return {name: getattr(mapping, name) for name in SHARDING}
 
 
-def _broken(at: Setup, rows: dict[str, Any], engine: str) -> NDArray[np.object_]:
+def _broken(at: Setup, rows: dict[str, Any], drafted: Mask, engine: str) -> NDArray[np.object_]:
     rules = load_layout_rules(engine)
-    said = np.full(np.broadcast(*rows.values()).shape, "", dtype=object)
+    said = np.full(np.broadcast(*rows.values(), drafted).shape, "", dtype=object)
 
     def unless(allowed: Any, rule: str) -> None:
         said[(said == "") & ~np.asarray(allowed)] = rule
@@ -315,4 +318,17 @@ def _broken(at: Setup, rows: dict[str, Any], engine: str) -> NDArray[np.object_]
         unless(rows["redundant_slots"] == 0, "redundant expert slots")
     if not rules.pipelines:
         unless(rows["pp"] == 1, "pipelines")
+    for allowed, rule in _drafts_allowed(at, rows, rules.drafts):
+        unless(~drafted | allowed, rule)
     return said
+
+
+def _drafts_allowed(at: Setup, rows: dict[str, Any], rules: DraftRules) -> Iterator[tuple[Any, str]]:
+    """Which mappings may draft, and the rule for those that may not."""
+    if at.speculation is None:
+        return
+    method = at.speculation.method
+    if method not in rules.over_stages:
+        yield rows["pp"] == 1, f"drafts of {method} over pipeline stages"
+    if method not in rules.with_dp:
+        yield rows["dp_attn"] == 1, f"drafts of {method} beside attention DP"

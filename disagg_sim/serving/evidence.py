@@ -74,7 +74,7 @@ def level(text: str) -> str:
 def _mapping(points: pd.DataFrame, phase: str) -> Mapping:
     points = with_unsaid(points)
     columns: dict[str, Any] = {name: points[f"{phase}_{name}"].to_numpy(dtype=np.int64) for name in SHARDING}
-    return Mapping(**columns)
+    return Mapping(**columns, draft_tokens=points["decode_draft_tokens"].to_numpy(dtype=np.int64))
 
 
 def _of_pools(prefill: str, decode: str) -> str:

@@ -128,14 +128,14 @@ def test_a_head_of_which_no_checkpoint_is_known_has_a_place_holder_and_a_note(na
 @pytest.mark.parametrize(
     ("engine", "each", "said"),
     [
-        ("trtllm", workers("decode", 2, pp=2), "speculative decoding over pipeline stages"),
-        ("sglang", workers("decode", 2, pp=2), "speculative decoding over pipeline stages"),
+        ("trtllm", workers("decode", 2, pp=2), "drafts of mtp over pipeline stages"),
+        ("sglang", workers("decode", 2, pp=2), "drafts of mtp over pipeline stages"),
         (
             "vllm",
             replace(workers("decode", 2, dp_attn=1, ep=1, tp_attn=4, tp_ffn=4, pp=2), setup=MODEL),
-            "over pipeline stages",
+            "drafts of draft_model over pipeline stages",
         ),
-        ("sglang", replace(workers("decode", 2, ep=1), setup=MODEL), "a draft model beside attention DP"),
+        ("sglang", replace(workers("decode", 2, ep=1), setup=MODEL), "drafts of draft_model beside attention DP"),
     ],
 )
 def test_what_an_engine_cannot_start_is_said(engine, each, said):
@@ -143,4 +143,4 @@ def test_what_an_engine_cannot_start_is_said(engine, each, said):
 
 
 def test_vllm_starts_a_module_over_stages():
-    assert not [each for each in expressible([workers("decode", 2, pp=2)], "vllm") if "speculative" in each]
+    assert not [each for each in expressible([workers("decode", 2, pp=2)], "vllm") if "drafts" in each]

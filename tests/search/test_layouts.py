@@ -70,6 +70,21 @@ def test_what_each_engine_can_start():
     }
 
 
+def test_no_engine_starts_a_draft_model_over_stages_and_two_no_module():
+    """Rules act where instances draft; SGLang starts no draft model beside attention DP either."""
+    two, ranks = Mapping(pp=2, draft_tokens=2), Mapping(dp_attn=2, draft_tokens=2)
+    llama = setup("llama_3_1_70b", "h200_sxm", "fp8", speculation="draft_model llama_3_1_8b 0.8 0.6")
+    rule = "drafts of draft_model over pipeline stages"
+    assert evidence(llama, two).tolist() == [f"not launchable: {rule}"]
+    assert evidence(llama, Mapping(pp=2)).tolist() != [f"not launchable: {rule}"]
+    own = {name: str(rules[0]) for name, rules in broken_rules(llama, ranks).items()}
+    assert own == {"sglang": "drafts of draft_model beside attention DP", "trtllm": "", "vllm": ""}
+    module = setup(*R1, speculation="mtp 0.8 0.6")
+    told = {name: str(rules[0]) for name, rules in broken_rules(module, two).items()}
+    over = "drafts of mtp over pipeline stages"
+    assert told == {"sglang": over, "trtllm": over, "vllm": ""}
+
+
 def test_limits_of_layouts_nest_and_count_what_they_leave_out():
     at = setup("qwen3_235b_a22b", "h100_sxm", "fp8_block")
     tables = {name: ds.enumerate_mappings(at, max_gpus=16, layouts=name) for name in ("served", "launchable", "all")}
