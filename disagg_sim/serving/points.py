@@ -269,8 +269,8 @@ def points_table(served: Served) -> pd.DataFrame:
         "request_rate_per_s": served.request_rate,
         "kv_egress_bytes_per_s_per_gpu": prefill.kv_rate,
         "kv_ingress_bytes_per_s_per_gpu": decode.kv_rate,
-        "decode_bound": pd.Categorical.from_codes(served.bound, categories=pd.Index(BOUNDS)),
-        "prefill_mla_form": pd.Categorical.from_codes(served.mla_form, categories=pd.Index(CHOSEN_FORMS)),
+        "decode_bound": pd.Categorical.from_codes(served.bound, dtype=category(BOUNDS), validate=False),
+        "prefill_mla_form": pd.Categorical.from_codes(served.mla_form, dtype=category(CHOSEN_FORMS), validate=False),
         "kv_bytes_per_request": served.kv_bytes_per_request,
         "ftl_with_slot_wait_s": served.ftl + slot_wait(served.group, served.request_rate),
         "ttl_mean_s": served.ttl_mean,
@@ -308,13 +308,31 @@ def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categoric
     """
     codes = np.zeros(rows, dtype=np.int8)
     return {
-        name: pd.Categorical.from_codes(codes, dtype=_category(value), validate=False) for name, value in values.items()
+        name: pd.Categorical.from_codes(codes, dtype=category((value,)), validate=False)
+        for name, value in values.items()
     }
 
 
 @lru_cache(maxsize=1024)
-def _category(value: str) -> pd.CategoricalDtype:
-    return pd.CategoricalDtype(pd.Index([value]))
+def category(words: tuple[str, ...]) -> pd.CategoricalDtype:
+    """Make the type of a column of some words.
+
+    Parameters
+    ----------
+    words
+        All that the column may hold, in the order of their codes.
+
+    Returns
+    -------
+    CategoricalDtype
+        Made once for the same words.
+
+    Examples
+    --------
+    >>> category(("compute", "memory")).categories.tolist()
+    ['compute', 'memory']
+    """
+    return pd.CategoricalDtype(pd.Index(words))
 
 
 def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
-from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, empty_table, one_word, pareto_front
+from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
@@ -353,7 +353,7 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "speculation": case.speculation or NO_SPECULATION,
     }
     words = one_word(constant, len(frame))
-    bound = frame["decode_bound"].astype(pd.CategoricalDtype(list(BOUNDS)))
-    form = frame["prefill_mla_form"].astype(pd.CategoricalDtype(list(CHOSEN_FORMS)))
+    bound = frame["decode_bound"].astype(category(BOUNDS))
+    form = frame["prefill_mla_form"].astype(category(CHOSEN_FORMS))
     columns = ["case", *(column.name for column in _columns(case))]
     return frame.assign(**words, decode_bound=bound, prefill_mla_form=form)[columns]
