@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
 from typing import Any
@@ -48,6 +49,10 @@ from disagg_sim.sweep.tally import (
     removal,
 )
 from disagg_sim.sweep.wires import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
+
+#: Prefill blocks whose candidates wait in memory for the decode blocks of their cases. [1]
+KEPT_BLOCKS = 64
+_made: OrderedDict[Key, PrefillCandidates] = OrderedDict()
 
 OWN_ENGINE = "default"  # in the engine columns: none; no word that reads back as empty
 
@@ -173,6 +178,9 @@ def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     if _links(case):
         return _linked_prefill(block)
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
+    _made[block.key] = kept
+    while len(_made) > KEPT_BLOCKS:
+        _made.popitem(last=False)
     tally = Tally(
         computed=grid.status.size,
         feasible=int(grid.feasible.sum()),
@@ -323,8 +331,8 @@ def _linked(store: Store, keys: tuple[Key, ...]) -> list[PrefillCandidates]:
 
 @lru_cache(maxsize=8)
 def _candidates(store: Store, keys: tuple[Key, ...]) -> PrefillCandidates:
-    """The candidates of all prefill blocks of a case, merged."""
-    found = (PrefillCandidates.from_frame(store.read(key), store.header(key)) for key in keys)
+    """The candidates of all prefill blocks of a case, merged; those that this process did not make are read."""
+    found = (_made.get(key) or PrefillCandidates.from_frame(store.read(key), store.header(key)) for key in keys)
     return reduce(PrefillCandidates.merge, found)
 
 
