@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping, Mode
@@ -20,8 +18,9 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
-from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes
+from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import form_code
+from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
 from disagg_sim.serving.colocation import (
     Case,
     Chosen,
@@ -35,11 +34,9 @@ from disagg_sim.serving.colocation import (
     found,
 )
 from disagg_sim.serving.freed_seats import mixed_steps
-from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
+from disagg_sim.serving.searched import Parts, searched
 from disagg_sim.workload.lengths import Lengths
 
-#: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
-RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))
 DEFAULT = Colocation()
 
 
@@ -169,81 +166,19 @@ def count_piggyback(case: Case, mappings: Mapping) -> int:
     2
     """
     return sum(
-        len(group.table) * int(np.count_nonzero(_worth(own, group))) * len(case.forms)
+        len(group.table) * int(np.count_nonzero(worth_trying(own, group))) * len(case.forms)
         for own, group in drafted_groups(case, mappings)
     )
 
 
-def _balance(case: Case, accepted: float, batch: Ints) -> Floats:
-    """Tokens of prefill a step of every batch, on average. [token]"""
-    tokens: Floats = accepted * batch.astype(float)  # that a step emits
-    return tokens * (case.lengths.mean_new / case.lengths.gaps)
-
-
-def _rank_chunks(case: Case) -> Ints:
-    """Chunks of a rank to try beside the balance. [token]"""
-    sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
-    return sizes[:0] if case.options.every_step_mixed else sizes
-
-
-def _worth(case: Case, group: Group) -> NDArray[np.bool_]:
-    """Which chunks are tried of a group, (batches, 1 + sizes): the balance, and sizes that exceed it."""
-    balance = np.maximum(_balance(case, group.accepted(case), group.batch), 1.0)[:, None]
-    sizes = group.dp * _rank_chunks(case)
-    return np.concatenate([np.ones(balance.shape, dtype=bool), sizes > balance], axis=1)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Columns:
-    """Columns of rows of several groups; one is a (batch, chunk) that some group tries."""
-
-    rows: Rows
-    accepted: float  # tokens that a step emits for a sequence [token]
-    batch_index: Ints  # (columns,) place in the batch axis
-    chunk: Floats  # (rows, columns) over all DP ranks [token]
-    share: Floats  # (rows, columns) of mixed steps [1]
-    tried: NDArray[np.bool_]  # (rows, columns) which are of the row's group
-
-    @classmethod
-    def of(cls, case: Case, groups: Sequence[Group], members: Sequence[tuple[int, slice]]) -> _Columns:
-        """Of some rows of groups."""
-        rows = Rows.of(groups, members)
-        worth = np.zeros((len(members), rows.batch.size, 1 + _rank_chunks(case).size), dtype=bool)
-        for own, (place, _) in zip(worth, members, strict=True):
-            own[: groups[place].batch.size] = _worth(case, groups[place])
-        batch_index, size = np.nonzero(worth.any(axis=0))
-        accepted = groups[members[0][0]].accepted(case)
-        balance = _balance(case, accepted, rows.batch)[batch_index]
-        sizes = np.concatenate([[0.0], _rank_chunks(case)])[size]
-        chunk = np.where(size == 0, np.maximum(balance, 1.0), rows.table.dp_attn[:, None] * sizes)
-        tried = worth[:, batch_index, size].repeat([part.stop - part.start for _, part in members], axis=0)
-        return cls(rows, accepted, batch_index, chunk, balance / chunk, tried)
-
-
 def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Parts]]:
     """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
-    scored = yield from side_by_side([_block(case, columns) for columns in _blocks(case, groups)])
+    scored = yield from side_by_side([_block(case, columns) for columns in blocks(case, groups)])
     parts: list[Parts] = [[] for _ in groups]
     for of_block in scored:
         for place, part in of_block:
             parts[place].append(part)
     return parts
-
-
-def _blocks(case: Case, groups: Sequence[Group]) -> Iterator[_Columns]:
-    """Blocks of rows: of one group, or of several small ones of one depth, as long as they fill no block."""
-    for places in of_one_depth(groups):
-        held: list[tuple[int, slice]] = []
-        for place in places:
-            group = groups[place]
-            columns = int(np.count_nonzero(_worth(case, group)))
-            for rows in group.blocks(columns):
-                wider = _Columns.of(case, groups, [*held, (place, rows)])
-                if held and wider.chunk.size > BLOCK_POINTS:
-                    yield _Columns.of(case, groups, held)
-                    held = []
-                held.append((place, rows))
-        yield _Columns.of(case, groups, held)
 
 
 class _Mixed(NamedTuple):
@@ -255,7 +190,7 @@ class _Mixed(NamedTuple):
     load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
 
-def _mixed(case: Case, columns: _Columns, mapping: Mapping, residents: Floats) -> Lookups[list[_Mixed]]:
+def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Floats) -> Lookups[list[_Mixed]]:
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths, dp, chunk = case.at, case.lengths, mapping.dp_attn, columns.chunk
     several = bool(np.any(dp > 1)) and bool(np.any(columns.share < 1.0))
@@ -313,7 +248,7 @@ def _seen(time: Floats, busy: Floats) -> Floats:
     return np.asarray(alone + busy * (full - alone))
 
 
-def _block(case: Case, columns: _Columns) -> Lookups[list[tuple[int, tuple[Chosen, Tally]]]]:
+def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[Chosen, Tally]]]]:
     """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
     at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
     batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk
