@@ -7,8 +7,9 @@ Past 400 lines: the frames of a breakdown share their private forms.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time, layers
 from disagg_sim.physics.passes.mixed import mixed_step
+from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.physics.residents import (
     colocated_load,
     decode_load,
@@ -209,7 +211,30 @@ def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, p
             fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
     if np.any(times.load):
         operators.append(_loads(designs, labels, times.load + np.zeros(len(labels)), scores))
+    if math.isfinite(designs.drift):
+        fresh = scores_of(replace(designs, drift=math.inf), times)
+        for latency, step in (("ttl", "decode step"), ("ftl", "prefill pass")):
+            whole = getattr(scores, latency)
+            operators.append(_ages(labels, latency, step, whole - getattr(fresh, latency), whole))
     return pd.concat(operators, ignore_index=True), pd.concat(fits.values(), ignore_index=True)
+
+
+def _ages(labels: pd.Index[Any], latency: str, step: str, seconds: Floats, whole: Floats) -> pd.DataFrame:
+    """What a latency is longer as placements of experts age and are moved, as rows of ``Breakdown.operators``."""
+    columns: dict[str, Any] = {"row": labels, "latency": latency, "step": step, "operator": "age and moves of experts"}
+    columns |= {"kind": "waiting", "form": "", "calls": 1.0, "seconds": seconds, "share": seconds / whole}
+    columns |= {f"{resource}_s": seconds * (resource == "waiting") for resource in RESOURCES}
+    columns |= {
+        "ideal_s": 0.0,
+        "flops": 0.0,
+        "hbm_bytes": 0.0,
+        "trust": str(Trust.ASSUMED),
+        "outside": "",
+        "source": "",
+    }
+    columns["equation"] = f"{rebalancing.__module__}.{rebalancing.__name__}"
+    found = pd.DataFrame(columns)
+    return found[found["seconds"] > 0.0]
 
 
 def _loads(designs: Designs, labels: pd.Index[Any], seconds: Floats, scores: Scores) -> pd.DataFrame:

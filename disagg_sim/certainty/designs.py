@@ -9,6 +9,7 @@ reads designs from tables.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
+from disagg_sim.search.aging import longer, one_piece
 from disagg_sim.search.grid import PHASES
 from disagg_sim.search.prefixes import uneven_pass
 from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
@@ -95,6 +97,7 @@ class Designs:
     form: str  # of MLA in prefill
     prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
     held: RankLoad | None = None  # what the DP ranks hold that a decode step waits for; None = as the lengths say
+    drift: float = math.inf  # time constant with which experts become others' popular, of two pools; inf = never [s]
 
     @property
     def shared(self) -> bool:
@@ -286,6 +289,19 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
     return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
 
 
+def _aged(designs: Designs, times: Times) -> Times:
+    """Times of passes whose placements of experts age and are moved, as of a grid in ``search.aging``."""
+    if math.isinf(designs.drift):
+        return times
+    tokens = designs.batch * (1.0 + designs.mapping.draft_tokens)
+    accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
+    step = longer(designs.at, designs.mapping, tokens, times.step * accepted, designs.drift)
+    busy = np.maximum(np.real(times.busy), np.real(times.load))
+    piece = one_piece(designs.lengths, designs.chunk_tokens, designs.prefill_batch, busy)
+    fill = longer(designs.prefill_at, designs.prefill_mapping, *piece, designs.drift)
+    return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load * fill)
+
+
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
     """Latencies and throughput from the times of the passes, as each mode puts them together.
 
@@ -299,6 +315,7 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
     -----
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
+    times = _aged(designs, times)
     lengths, rate_of = designs.lengths, designs.lengths.request_rate
     isl, osl, first = lengths.mean_isl, lengths.mean_osl, times.fill + times.load
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out

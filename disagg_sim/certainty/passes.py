@@ -23,6 +23,7 @@ Source: physics page, sections 5, 7 and 8; ``certainty.contributions``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,7 +128,9 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
     """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP.
 
     A pass of prefill, or a mixed step, is one for every length of the prompts that stands for their distribution.
+    Copies of experts are just placed.
     """
+    designs = replace(designs, drift=math.inf)
     if "decode" in designs.phases:
         yield _decode_step(designs)
     if "prefill" in designs.phases:

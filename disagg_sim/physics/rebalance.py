@@ -147,19 +147,21 @@ def rebalancing(at: Setup, mapping: Mapping, *, tokens: Numeric, seconds: Numeri
         count = layers / mapping.pp  # of a stage
         bytes_moved = bytes_moved + own * count * slots
         aged, placed = (
-            expert_cost(
-                layer.ffn.routed(
-                    at.model, at.precision, mapping, tokens, Routing(skew=at.profile.expert_skew, placed=each)
-                ),
-                mapping.ep,
-                mapping.tp_ffn,
-                at,
-            ).time
+            np.real(  # of derivatives of times the times count
+                expert_cost(
+                    layer.ffn.routed(
+                        at.model, at.precision, mapping, tokens, Routing(skew=at.profile.expert_skew, placed=each)
+                    ),
+                    mapping.ep,
+                    mapping.tp_ffn,
+                    at,
+                ).time
+            )
             for each in (False, True)
         )
         more = more + count * (aged - placed)
     near, far = (own_link_bandwidth(at.system, at.profile, within_domain=each) for each in (True, False))
-    move = HOST_S + rebalance_time(bytes_moved, 1, 1, bandwidth=np.where(inside, near, far))
+    move = HOST_S + rebalance_time(bytes_moved, 1, 1, bandwidth=np.real(np.where(inside, near, far)))
     growth = np.maximum(more / seconds, 0.0) * (np.asarray(mapping.redundant_slots) > 0)
     period, loss = best_period(move, growth, drift)
     return Rebalancing(period, loss, growth, move)

@@ -15,6 +15,8 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import PrefillChoice
+from disagg_sim.search.aging import longer
+from disagg_sim.search.aging import one_piece as piece_of
 
 
 def lengthened(work: Work, at: Setup, mapping: Mapping, tokens: Numeric, seconds: Floats) -> Numeric:
@@ -43,9 +45,7 @@ def lengthened(work: Work, at: Setup, mapping: Mapping, tokens: Numeric, seconds
     >>> lengthened(found.work, found.best.pools[0].setup, ds.Mapping(), 64.0, np.ones(1))
     1.0
     """
-    if math.isinf(work.drift) or not mapping.redundant_slots:
-        return 1.0
-    return 1.0 + rebalancing(at, mapping, tokens=tokens, seconds=seconds, drift=work.drift).loss
+    return longer(at, mapping, tokens, seconds, work.drift)
 
 
 def one_piece(work: Work, mapping: Mapping, batch: Floats, busy: Floats) -> tuple[Floats, Floats]:
@@ -70,9 +70,7 @@ def one_piece(work: Work, mapping: Mapping, batch: Floats, busy: Floats) -> tupl
     >>> [each.tolist() for each in one_piece(work, ds.Mapping(pp=2, chunk_tokens=512), np.ones(1), np.ones(1))]
     [[512.0], [0.25]]
     """
-    new, chunk = work.lengths.mean_new, int(mapping.chunk_tokens)
-    share = min(chunk / new, 1.0) if chunk else 1.0
-    return batch * new * share, busy * share
+    return piece_of(work.lengths, mapping.chunk_tokens, batch, busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

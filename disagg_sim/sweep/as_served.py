@@ -1,19 +1,22 @@
-"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links."""
+"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links, drift."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
 from disagg_sim.certainty.energy import JOULE
+from disagg_sim.domain import Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import Wanted, spares_columns
+from disagg_sim.sweep.moves import MOVE_COLUMNS
 from disagg_sim.sweep.told import KINDS, Told
 from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
@@ -27,7 +30,18 @@ class AsServed:
 
     availability: float | None = None  # share of time at full capacity, for which spares are added; 0 = none [1]
     failures: str = FAILURES  # failure rates behind it
+    drift: float | None = None  # time constant of the popularity of experts; inf = it stays, None = rows do not say [s]
     kv_link: KvWire | None = None  # what the hand-over of a cache takes; None = rows do not say
+
+    @property
+    def still(self) -> bool:
+        """Whether the popularity of experts stays."""
+        return self.drift is None or math.isinf(self.drift)
+
+    @property
+    def stayed(self) -> AsServed:
+        """The same of a model without experts."""
+        return self if self.still else replace(self, drift=math.inf)
 
     @property
     def columns_of_spares(self) -> bool:
@@ -40,13 +54,15 @@ class AsServed:
         return {
             "availability": f"availability{self.availability:.12g}" if self.availability else "no_spares",
             "failures": self.failures,
+            "popularity_drift": f"drift{'_none' if self.still else f'{self.drift:.12g}'}",
             "kv_link": str(self.kv_link or NO_LINK),
         }
 
     def columns(self, throughput: str) -> tuple[Column, ...]:
         """Columns of points beside those of the modes and of costs."""
         links = () if self.kv_link is None else LINK_COLUMNS
-        return (*links, *(spares_columns(throughput) if self.columns_of_spares else ()))
+        moves = () if self.drift is None else MOVE_COLUMNS
+        return (*links, *moves, *(spares_columns(throughput) if self.columns_of_spares else ()))
 
     @property
     def specs(self) -> dict[str, Any]:
@@ -70,6 +86,7 @@ class ServedKeys(Strict):
 
     availability: Axis[Annotated[float, Range(LEAST_SHARE, MOST_SHARE), Unless("none", 0.0)]] = (0.0,)
     failures: Axis[Annotated[str, load.spec_name("failures")]] = (FAILURES,)
+    popularity_drift_s: Axis[Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]] = (math.inf,)
     kv_link: LinkAxis = (NO_LINK,)
     columns: Axis[Annotated[str, OneOf(KINDS)]] = ()
     utilisation: Annotated[float, Range(1e-3, 1.0)] = 1.0
@@ -79,9 +96,11 @@ class ServedKeys(Strict):
         """Every combination of what is counted; without a target failures have nothing to act on."""
         shares: tuple[float | None, ...] = self.availability if any(self.availability) else (None,)
         links: tuple[KvWire | None, ...] = self.kv_link if any(each.counts for each in self.kv_link) else (None,)
+        moves = any(map(math.isfinite, self.popularity_drift_s))
+        drifts: tuple[float | None, ...] = self.popularity_drift_s if moves else (None,)
         found = [
-            AsServed(availability=share, failures=name if share else FAILURES, kv_link=link)
-            for share, name, link in product(shares, self.failures, links)
+            AsServed(availability=share, failures=name if share else FAILURES, drift=drift, kv_link=link)
+            for share, name, drift, link in product(shares, self.failures, drifts, links)
         ]
         return tuple(dict.fromkeys(found))
 
@@ -90,8 +109,13 @@ class ServedKeys(Strict):
         """What frontiers tell beside their own columns."""
         return Told(columns=self.columns, utilisation=self.utilisation)
 
-    def faults(self, per: str) -> Iterator[str]:
-        """What the keys say that does not go together."""
+    def faults(self, per: str, modes: tuple[str, ...], *, copied: bool) -> Iterator[str]:
+        """What the keys say that does not go together, and with other keys; ``copied``: copies of popular experts."""
+        if any(map(math.isfinite, self.popularity_drift_s)):
+            if set(modes) != {Mode.DISAGGREGATED.value}:
+                yield f"popularity_drift_s: is counted in disaggregated serving alone; modes has {', '.join(modes)}"
+            if not copied:
+                yield "popularity_drift_s: acts with 'expert_skew' and 'limits.max_redundant_experts' above 0 only"
         if not any(self.availability) and self.failures != (FAILURES,):
             yield "failures: act with 'availability' only"
         if any(self.availability) and per == JOULE:

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.certainty.energy import COLUMNS_PER
-from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.rows import DRIFT, Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
@@ -196,7 +196,8 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
     drafts = any(spec.draft_tokens) or not spec.draft_tokens  # 0 alone: nobody holds a drafter
     drafters = spec.speculations if drafts else ("",)
-    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, skews, spec.served)
+    served = spec.served if load.load_model(model).is_moe else tuple(dict.fromkeys(each.stayed for each in spec.served))
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, skews, served)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
@@ -299,6 +300,7 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "every_step_mixed": sharing.every_step_mixed,
         "minority_efficiency": sharing.interference.minority_efficiency,
         "overlap_loss": sharing.interference.overlap_loss,
+        **({} if case.served.drift is None else {DRIFT: case.served.drift}),
     }
 
 

@@ -20,6 +20,7 @@ from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.domain import BOUNDS, Mapping, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.search.aging import aged
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
@@ -31,6 +32,7 @@ from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.moves import with_moves
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
 from disagg_sim.sweep.store import Store
@@ -152,9 +154,10 @@ class _Scored:
 
 
 def _scored(block: Block) -> PhaseGrid:
-    """The grid of a block; cases that differ in limits, costs or matching alone share it."""
+    """The grid of a block; cases that differ in limits, costs, matching or drift alone share what is scored."""
     assert block.batch is not None
-    return _grid(_Scored(block.scored_as, block.key.table, block.mappings, block.batch.tobytes(), block))
+    grid = _grid(_Scored(block.scored_as, block.key.table, block.mappings, block.batch.tobytes(), block))
+    return grid if block.case.served.drift is None else aged(grid, block.case.served.drift)
 
 
 @lru_cache(maxsize=2)
@@ -292,6 +295,8 @@ def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     if case.served.kv_link is not None:
         ends = case.prefill_setup, case.decode_setup
         frame = with_link(frame, case.served.kv_link, ends, case.lengths)
+    if case.served.drift is not None:
+        frame = with_moves(frame, (case.prefill_setup, case.decode_setup), case.lengths, case.served.drift)
     wanted = case.served.wanted(case.limits.gpu_cap, dict(case.prices) or case.per)
     if wanted is None:
         return frame

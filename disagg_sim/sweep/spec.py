@@ -417,7 +417,11 @@ def load_sweep(
     found = checked_or_faults(_File, {**document, **overrides})
     if isinstance(found, _File):
         spec = found.spec(str(path))
-        found = [*found.faults(spec.per), *_conflicts(spec, long_context=found.allow_long_context)]
+        copied = any(spec.expert_skews) and any(each.max_redundant_experts for each in spec.limits)
+        found = [
+            *found.faults(spec.per, spec.modes, copied=copied),
+            *_conflicts(spec, long_context=found.allow_long_context),
+        ]
         if not found:
             return spec
     raise _error(path, list(dict.fromkeys(found)), options)

@@ -1,0 +1,114 @@
+"""Lengthen the points of a grid by the age of placements of experts, and by moves, at the best period of each point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.rebalance import rebalancing
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
+from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.workload.lengths import Lengths
+
+
+def longer(at: Setup, mapping: Mapping, tokens: Numeric, seconds: Numeric, drift: float) -> Numeric:
+    """Find by how much age and moves lengthen steps or passes, each at its best period.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding, numbers or columns. [1]
+    tokens
+        Of a step or pass, over all ranks, of a shape that broadcasts with the times. [token]
+    seconds
+        Their times with copies just placed. [s]
+    drift
+        Time constant with which popularity drifts; inf = it stays. [s]
+
+    Returns
+    -------
+    numeric
+        Factor on the times; 1 where popularity stays, or there are no copies. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew0.5"), Mapping(dp_attn=32, ep=32)
+    >>> copied = replace(wide, redundant_slots=32)
+    >>> drifts = [(copied, math.inf), (wide, 600.0), (copied, 600.0)]
+    >>> [f"{float(longer(at, each, 4096.0, 60e-3, drift)):.3f}" for each, drift in drifts]
+    ['1.000', '1.000', '1.021']
+    """
+    if math.isinf(drift) or not np.any(mapping.redundant_slots):
+        return 1.0
+    factor: Numeric = 1.0 + rebalancing(at, mapping, tokens=tokens, seconds=np.real(seconds), drift=drift).loss
+    return factor
+
+
+def one_piece(lengths: Lengths, chunk_tokens: Numeric, batch: Numeric, busy: Numeric) -> tuple[Any, Any]:
+    """Find what goes through a stage of prefill at once: a chunk of each prompt of a pass, or all of it.
+
+    Parameters
+    ----------
+    lengths
+        Of the requests.
+    chunk_tokens
+        0 = whole prompts. [token]
+    batch, busy
+        Prompts of a pass [request], and its time of a stage [s]; of shapes that broadcast.
+
+    Returns
+    -------
+    tokens, seconds : numeric
+        [token], [s]
+
+    Examples
+    --------
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> [float(each) for each in one_piece(lengths(2048, 256), 512, 1.0, 1.0)]
+    [512.0, 0.25]
+    """
+    new = lengths.mean_new
+    share = np.where(np.asarray(chunk_tokens) > 0, np.minimum(np.asarray(chunk_tokens) / new, 1.0), 1.0)
+    return batch * new * share, busy * share
+
+
+def aged(grid: PhaseGrid, drift: float) -> PhaseGrid:
+    """Lengthen all points of a grid.
+
+    Parameters
+    ----------
+    grid
+        Scored with copies of experts just placed.
+    drift
+        Time constant with which popularity drifts; inf = it stays. [s]
+
+    Returns
+    -------
+    PhaseGrid
+        The grid itself where nothing ages.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew0.5")
+    >>> copied = ds.Mapping(dp_attn=32, ep=32, redundant_slots=32)
+    >>> grid = ds.decode_grid(at, copied, ds.lengths(4096, 512), batch=[64, 4096])
+    >>> [f"{more:.3f}" for more in (aged(grid, 600.0).latency / grid.latency)[0]]
+    ['1.000', '1.009']
+    """
+    if math.isinf(drift) or not np.any(grid.mappings.redundant_slots):
+        return grid
+    mapping, batch = grid.mappings.for_grid(), grid.batch[None, :].astype(float)
+    if grid.phase == "decode":
+        tokens, seconds = batch * (1.0 + grid.drafts), grid.step
+    else:
+        chunk = np.asarray(grid.mappings.chunk_tokens)[:, None]
+        tokens, seconds = one_piece(grid.lengths, chunk, batch, batch / grid.request_rate)
+    factor = longer(grid.setup, mapping, tokens, seconds, drift)
+    return replace(grid, latency=grid.latency * factor, request_rate=grid.request_rate / factor)

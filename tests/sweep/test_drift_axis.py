@@ -1,0 +1,137 @@
+"""The drift of the popularity of experts as an axis of sweeps: by a scan of periods, its limits, and off."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.main import run
+from disagg_sim.domain import SHARDING
+from disagg_sim.errors import SpecError
+from disagg_sim.physics.rebalance import loss_at, rebalancing
+from disagg_sim.search.aging import aged
+from disagg_sim.sweep.cases import cases_of
+from disagg_sim.sweep.spec import load_sweep
+
+SWEEP = """
+name: {name}
+models: [{model}]
+systems: {{h200_sxm: fp8}}
+traffic: [{{isl: 4096, osl: 1024}}]
+limits: {{max_gpus: 8, gpu_cap: 64, max_redundant_experts: 16}}
+expert_skew: 1.0
+{more}
+"""
+DRIFT = 600.0
+
+
+def written(folder: Path, name: str, more: str, model: str = "deepseek_r1") -> str:
+    (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, more=more, model=model))
+    return str(folder / f"{name}.yaml")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder, found = tmp_path_factory.mktemp("drift"), {}
+    for name, more in {"plain": "", "drifts": f"popularity_drift_s: [none, {DRIFT}, 1.0e+9]"}.items():
+        found[name] = folder / name
+        asked = ["sweep", written(folder, name, more), "--out", str(found[name]), "--jobs", "1", "--no-figures"]
+        assert run(asked) == 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def table(results: dict[str, Path]) -> pd.DataFrame:
+    return pd.read_csv(results["drifts"] / "frontier.csv")
+
+
+def at_drift(table: pd.DataFrame, drift: float) -> pd.DataFrame:
+    return table[table["popularity_drift_s"] == drift].reset_index(drop=True)
+
+
+def test_without_drift_a_case_has_the_numbers_of_the_sweep_without_the_key(
+    results: dict[str, Path], table: pd.DataFrame
+) -> None:
+    plain, off = pd.read_csv(results["plain"] / "frontier.csv"), at_drift(table, math.inf)
+    assert off[plain.columns].drop(columns="case").equals(plain.drop(columns="case"))
+    assert np.isinf(off[["prefill_rebalance_s", "decode_rebalance_s"]].to_numpy()).all()
+
+
+def test_a_step_is_longer_by_the_least_loss_of_all_periods(table: pd.DataFrame) -> None:
+    """Of 20,000 periods from a second to 30 time constants the best one, against the step with copies just placed."""
+    copied = at_drift(table, DRIFT)
+    row = copied[copied["decode_redundant_slots"] > 0].iloc[0]
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1")
+    mapping = ds.Mapping(**{name: int(row[f"decode_{name}"]) for name in SHARDING})
+    lengths, batch = ds.lengths(4096, 1024), int(row["decode_batch"])
+    fresh = float(ds.decode_grid(at, mapping, lengths, batch=[batch]).latency[0, 0])
+    found = rebalancing(at, mapping, tokens=float(batch), seconds=fresh, drift=DRIFT)
+    periods = np.geomspace(1.0, 30 * DRIFT, 20_000)
+    losses = loss_at(periods, float(found.move), float(found.growth), DRIFT)
+    assert row["ttl_s"] / fresh - 1.0 == pytest.approx(losses.min(), rel=1e-4)
+    assert row["decode_rebalance_s"] == pytest.approx(periods[losses.argmin()], rel=0.05)  # of the longer step
+
+
+def test_faster_drift_is_never_better_and_slow_drift_is_none(table: pd.DataFrame) -> None:
+    still, slow, fast = (at_drift(table, drift) for drift in (math.inf, 1e9, DRIFT))
+    for better, worse in ((still, slow), (slow, fast)):
+        for x, y in worse[["tokens_per_s_per_user", "tokens_per_s_per_gpu"]].to_numpy():
+            reached = better[better["tokens_per_s_per_user"] >= x * (1 - 1e-9)]["tokens_per_s_per_gpu"].max()
+            assert y <= reached * (1 + 1e-9)
+    assert slow["tokens_per_s_per_gpu"].max() == pytest.approx(still["tokens_per_s_per_gpu"].max(), rel=1e-3)
+    assert fast["tokens_per_s_per_gpu"].max() < still["tokens_per_s_per_gpu"].max()
+
+
+def test_where_no_move_pays_copies_lie_anywhere() -> None:
+    """Within a second all placements are stale: a step takes what it takes with copies anywhere."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1")
+    copied = ds.Mapping(dp_attn=8, ep=8, redundant_slots=8)
+    grid = ds.decode_grid(at, copied, ds.lengths(4096, 1024), batch=[1024])
+    found = rebalancing(at, copied, tokens=1024.0, seconds=float(grid.latency[0, 0]), drift=1.0)
+    assert np.isinf(found.period)
+    ratio = aged(grid, 1.0).latency[0, 0] / grid.latency[0, 0]
+    assert ratio == pytest.approx(1.0 + float(found.growth))
+    assert ratio > 1.0
+    assert aged(grid, math.inf) is grid
+
+
+def test_parts_of_a_row_add_up_with_its_age(results: dict[str, Path], table: pd.DataFrame, capsys) -> None:
+    rows = table[(table["popularity_drift_s"] == DRIFT) & (table["decode_redundant_slots"] > 0)]
+    capsys.readouterr()
+    assert run(["explain", str(results["drifts"]), "--row", str(rows.index[0]), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for name in ("ttl", "ftl"):
+        parts = [part for part in told["operators"] if part["latency"] == name]
+        assert sum(part["seconds"] for part in parts) == pytest.approx(rows[f"{name}_s"].iloc[0], rel=1e-9)
+    ages = {part["latency"]: part["share"] for part in told["operators"] if "age" in part["operator"]}
+    assert 0 < ages["ttl"] < 0.2
+
+
+def test_models_without_experts_have_one_case(tmp_path: Path) -> None:
+    text = written(tmp_path, "dense", f"popularity_drift_s: [none, {DRIFT}]", "deepseek_r1, llama_3_1_8b")
+    assert [case.model for case in cases_of(load_sweep(text))] == ["deepseek_r1"] * 2 + ["llama_3_1_8b"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("popularity_drift_s: 0", "popularity_drift_s: 0 is out of range"),
+        ("popularity_drift_s: 60\nmodes: [disaggregated, colocated]", "is counted in disaggregated serving alone"),
+        (
+            "popularity_drift_s: 60\nexpert_skew: 0",
+            "acts with 'expert_skew' and 'limits.max_redundant_experts' above 0",
+        ),
+    ],
+)
+def test_faults_are_named(more: str, said: str, tmp_path: Path) -> None:
+    text = SWEEP.format(name="wrong", more=more, model="deepseek_r1")
+    (tmp_path / "wrong.yaml").write_text(text.replace("expert_skew: 1.0\n", "") if "expert_skew: 0" in more else text)
+    with pytest.raises(SpecError) as caught:
+        load_sweep(str(tmp_path / "wrong.yaml"))
+    assert said in str(caught.value)
