@@ -17,6 +17,10 @@ from disagg_sim.serving.points import with_unsaid
 COLUMN = "evidence"
 
 
+#: Columns that ``layout_evidence`` looks at.
+READ = frozenset(("mode", *(f"{phase}_{name}" for phase in ("prefill", "decode") for name in SHARDING)))
+
+
 def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = None) -> NDArray[np.object_]:
     """Evidence of the layouts of a table of points; of two pools the weaker one counts.
 

@@ -50,17 +50,21 @@ class Front:
         """The frontier, interactivity rising; without columns where no block has a point."""
         if not self._parts:
             return pd.DataFrame()
-        self._merge()
-        (front,) = self._parts
-        return front.sort_values(self._axes[0], kind="stable", ignore_index=True)
+        joint, _, kept = self._kept()
+        rising = np.argsort(joint[self._axes[0]].to_numpy(dtype=float)[kept], kind="stable")
+        return joint.take(kept[rising]).reset_index(drop=True)
 
     def _merge(self) -> None:
+        joint, numbers, kept = self._kept()
+        self._parts, self._numbers = [joint.take(kept)], [numbers[kept]]
+
+    def _kept(self) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+        """All parts below one another, the number of the block of each row, and the rows that stay."""
         numbers = np.concatenate(self._numbers)
         order = np.argsort(numbers, kind="stable")
         joint = pd.concat(self._parts, ignore_index=True) if len(self._parts) > 1 else self._parts[0]
         x, y = (joint[axis].to_numpy(dtype=float)[order] for axis in self._axes)
-        kept = order[pareto_mask(x, y)]
-        self._parts, self._numbers = [joint.iloc[kept]], [numbers[kept]]
+        return joint, numbers, order[pareto_mask(x, y)]
 
 
 class Gathered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ def _prompt(case: Case) -> tuple[bool, bool, float]:
 
 def _task(place: int, say: Label, fronts: Sequence[tuple[Case, pd.DataFrame]]) -> _Task:
     origin = replace(origin_of(fronts[0][0]), lengths={str(case.traffic): case.lengths for case, _ in fronts})
-    return _Task(place, say, _joint([table for _, table in fronts]), origin)
+    return _Task(place, say, joint([table for _, table in fronts]), origin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,9 +96,28 @@ def _said(task: _Task) -> tuple[int, NDArray[Any]]:
     return task.place, task.say(task.table, origin=task.origin).to_numpy()
 
 
-def _joint(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """What names the designs of tables with the same columns, below one another, categories as plain texts."""
-    names = [name for name in tables[0] if name in READ]
+def joint(tables: Sequence[pd.DataFrame], wanted: Container[object] = READ) -> pd.DataFrame:
+    """Lay some columns of tables with the same columns below one another, categories as plain texts.
+
+    Parameters
+    ----------
+    tables
+        One or more.
+    wanted
+        Names of columns; without it those that name the designs.
+
+    Returns
+    -------
+    DataFrame
+        In the order of the columns of the tables, rows numbered anew.
+
+    Examples
+    --------
+    >>> parts = [pd.DataFrame({"mode": ["colocated"], "isl": [isl], "note": [""]}) for isl in (1024, 2048)]
+    >>> joint(parts).to_dict("list")
+    {'mode': ['colocated', 'colocated'], 'isl': [1024, 2048]}
+    """
+    names = [name for name in tables[0] if name in wanted]
     parts = {name: [_plain(table[name]) for table in tables] for name in names}
     return pd.DataFrame({name: np.concatenate(each) for name, each in parts.items()}, copy=False)
 

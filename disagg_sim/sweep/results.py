@@ -21,15 +21,15 @@ import pandas as pd
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
 from disagg_sim.errors import InfeasibleError, StoreError
-from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import Case, axis_columns, origin_of
+from disagg_sim.sweep.cases import Case, origin_of
 from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
+from disagg_sim.sweep.origins import Fronts, with_origins
 from disagg_sim.sweep.plan import ROOMS, CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.spec import SweepSpec
 from disagg_sim.sweep.tally import Tally, add_up
@@ -179,10 +179,11 @@ def collect(
     A sweep is its plan, its blocks, and those that were given up with the reason. What two sweeps have in common is
     labelled once; ``jobs`` says where.
     """
-    fronts: dict[tuple[str, str], tuple[Case, pd.DataFrame]] = {}
+    bare: Fronts = {}
     for plan, gathered, failed in arrived:
         for case in plan.cases:
-            fronts |= _frontiers(case, gathered, failed, known=fronts)
+            bare |= _frontiers(case, gathered, failed, known=bare)
+    fronts = with_origins(bare, nothing=NOTHING)
     told = labels(list(fronts.values()), trust.rests_on, jobs=jobs)
     labelled = {
         key: front.assign(**{trust.COLUMN: words})
@@ -230,20 +231,12 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
 
 def _frontiers(
     plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], known: Container[tuple[str, str]]
-) -> dict[tuple[str, str], tuple[Case, pd.DataFrame]]:
-    """Frontiers of a case that have points, with how far their layouts have been checked, by digest and mode."""
+) -> Fronts:
+    """Frontiers of a case that have points, by digest and mode."""
     whole = [mode for mode in plan.modes if failed.keys().isdisjoint(block.key for block in mode.blocks)]
     lacking = [mode for mode in whole if (plan.digest, mode.mode) not in known]
     found = {mode.mode: front for mode in lacking if len(front := gathered.front(mode.points))}
-    if not found:
-        return {}
-    own = {**axis_columns(plan.case), "inherited_fits": "; ".join(inherited(fits_used(plan.case))) or NOTHING}
-    setups = plan.case.decode_setup, plan.case.prefill_setup
-    said = {mode: {**own, COLUMN: layout_evidence(front, *setups)} for mode, front in found.items()}
-    return {
-        (plan.digest, mode): (plan.case, pd.concat([front, pd.DataFrame(said[mode], front.index)], axis=1))
-        for mode, front in found.items()
-    }
+    return {(plan.digest, mode): (plan.case, front) for mode, front in found.items()}
 
 
 def _collect_case(
