@@ -83,6 +83,7 @@ PLANS = {
     "even ranks": ("--rank-imbalance", "even"),
     "experts of one popularity, no copies": ("--expert-skew", "0", "--max-redundant-experts", "0"),
     "no shared tokens": ("--max-dcp", "1", "--max-pcp", "1"),
+    "two pools": ("--pools", "prefill,decode"),
     "failure rates without an availability": ("--failures", "llama_3_405b"),
 }
 

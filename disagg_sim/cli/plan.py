@@ -12,7 +12,7 @@ import typer
 from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, pools_question, refused
+from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
@@ -145,7 +145,7 @@ def plan(
         set_aside=0.0 if memory is None else memory.hbm,
     )
 
-    if pools or images or ffn_system:
+    if of_more_pools(pools, images, ffn_system):
         given = {"--tiers of sessions": memory, "--simulate": proof, "--energy": energy, "--utilisation": utilisation}
         refused(given | {"--trace": played})
         limits = (ttft, tpot)

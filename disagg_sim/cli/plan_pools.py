@@ -19,12 +19,21 @@ from disagg_sim.planning.limits import TPOT, TTFT, limit_of
 from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import pools_json, pools_screen, write_pools
-from disagg_sim.serving.pool_names import POOLS, Images
+from disagg_sim.serving.pool_names import POOLS, TWO, Images
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
 from disagg_sim.workload.trace import Trace
 
 INFEASIBLE = 2  # exit code
 _IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
+
+
+def _names(pools: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(part.strip() for part in pools.split(",") if part.strip()))
+
+
+def of_more_pools(pools: str, images: str, ffn_system: str) -> bool:
+    """Whether pools beside prefill and decode are asked for; those two are every plan's."""
+    return bool(images or ffn_system or {*_names(pools)} - {*TWO}) or len(_names(pools)) == 1
 
 
 def refused(given: Mapping[str, object]) -> None:
@@ -38,7 +47,7 @@ def pools_question(
     pools: str, images: str, ffn_system: str, limits: tuple[str | None, str | None], size: Size
 ) -> PoolsQuestion:
     """What ``--pools`` and the options beside it ask."""
-    names = tuple(dict.fromkeys(part.strip() for part in pools.split(",") if part.strip()))
+    names = _names(pools)
     for name in names:
         if name not in POOLS:
             raise InputError(f"--pools {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")

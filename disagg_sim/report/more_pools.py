@@ -85,8 +85,11 @@ def _question(found: MorePools) -> str:
     images = ""
     if asked.images is not None:
         kept = f", {asked.images.cached:.3g} of them kept" if asked.images.cached else ""
-        images = f", {asked.images.images} images of {asked.images.height} x {asked.images.width}{kept}"
-    many = f"{asked.size.gpus} GPUs" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
+        count = asked.images.images
+        images = f", {count} image{'s' * (count > 1)} of {asked.images.height} x {asked.images.width}{kept}"
+    many = (
+        f"{asked.size.gpus} GPU{'s' * (asked.size.gpus != 1)}" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
+    )
     limits = f"FTL {seconds_text(asked.ftl_limit)}, TTL {seconds_text(asked.ttl_limit)}"
     means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
     return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"

@@ -134,6 +134,7 @@ def test_the_command_prints_its_pools_and_keeps_its_schema(capsys, tmp_path):
     ("extra", "said"),
     [
         (("--pools", "prefil,attention,ffn"), "did you mean 'prefill'"),
+        (("--pools", "prefill"), "prefill serve no request"),
         (("--images", "2x1120x1120"), "--images and --ffn-system need --pools"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
