@@ -91,6 +91,7 @@ class Designs:
     total_gpus: Floats  # [1]
     mixed_chunk: Floats  # prefill tokens of a mixed step, over all DP ranks [token]
     mixed_share: Floats  # [1]
+    hold_steps: Floats  # that prompts are held back at most [1]
     rounding: Floats  # matched rate over that of real-valued counts, 1 where one instance does both phases [1]
     by_gap: NDArray[np.bool_]  # whether the row's TTL is the largest gap
     by_tpot: NDArray[np.bool_]  # whether it leaves out the prefill of the request's own prompt; else it is the mean
@@ -113,8 +114,9 @@ class Designs:
     def filled(self) -> Refill:
         """Passes that fill the free seats of co-located instances, (rows,) or (rows, knots)."""
         accepted = accepted_length(self.at.speculation, self.mapping.draft_tokens)
-        batch, ranks, most = (each.astype(np.int64) for each in (self.batch, self.mapping.dp_attn, self.prefill_batch))
-        return refill(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0))
+        counts = self.batch, self.mapping.dp_attn, self.prefill_batch, self.hold_steps
+        batch, ranks, most, steps = (each.astype(np.int64) for each in counts)
+        return refill(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0), steps)
 
     @property
     def steps(self) -> MixedSteps:
@@ -337,8 +339,8 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
         if designs.mode == "colocated":
             prompts = designs.batch / lengths.gaps
             passes = prompts * designs.filled.passes
-            mean, fed = times.step + prompts * times.busy, passes * times.load
-            others = np.maximum(designs.batch * times.busy - times.fill, 0.0)
+            mean, fed = times.step * designs.filled.idle + prompts * times.busy, passes * times.load
+            others = np.maximum((designs.batch - designs.filled.left) * times.busy - times.fill, 0.0)
             gap = accepted * times.step + passes_in_gap(accepted * passes) * times.long
             mean, tpot = np.maximum(mean, fed), np.maximum(times.step + others / lengths.gaps, fed)
         else:

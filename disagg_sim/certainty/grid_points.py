@@ -88,6 +88,7 @@ def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[De
             total_gpus=own.gpus,
             mixed_chunk=none,
             mixed_share=none,
+            hold_steps=none,
             rounding=one,
             by_gap=np.zeros(len(some), dtype=bool),
             by_tpot=np.zeros(len(some), dtype=bool),

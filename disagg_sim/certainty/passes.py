@@ -170,7 +170,7 @@ def _decode_step(whole: Designs) -> Pass:
 
 def _prefill(whole: Designs, prompt: Prompt) -> Pass:
     """The pass, or mixed step, of prompts of one length."""
-    alone = Prompt(prompt.isl, prompt.past, tier=prompt.tier, waits=prompt.waits, lone=prompt.lone)
+    alone = Prompt(prompt.isl, prompt.past, tier=prompt.tier, lone=prompt.lone)
     designs, field, mixed = whole.of_prompts(alone), 1, whole.mode == "piggyback"
     if prompt.batch is not None:
         designs = replace(designs, prefill_batch=prompt.batch)

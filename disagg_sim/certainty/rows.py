@@ -41,7 +41,7 @@ _FROM_ONE = tuple(
 )
 _NUMBERS = (
     *(f"{side}_redundant_slots" for side in ("prefill", "decode")),
-    "decode_draft_tokens",
+    *("decode_draft_tokens", "hold_steps"),
     *(*_FROM_ONE, "isl", "osl", "prefill_chunk_tokens", "prefill_instances", "decode_instances", "total_gpus"),
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
@@ -295,6 +295,7 @@ def _read(
         total_gpus=column("total_gpus"),
         mixed_chunk=column("mixed_chunk_tokens"),
         mixed_share=column("mixed_step_share"),
+        hold_steps=column("hold_steps"),
         rounding=_rounding(column) if words["mode"] == MODES[0] else np.ones(rows.size),
         by_gap=column("ttl_s") > column("ttl_mean_s"),
         by_tpot=column("ttl_s") < column("ttl_mean_s"),

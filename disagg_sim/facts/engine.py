@@ -56,6 +56,7 @@ class EngineSpec(Shown):
     two_batch_overlap: bool  # prefill over expert ranks of several NVLink domains hides exchange behind work
     max_running: _Count  # most sequences of an attention rank in a step [request]
     ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
+    holds_prompts: bool  # it can hold prompts back until every rank of attention DP can take one, where it is told to
     memory_utilisation: _Share  # share of the reported memory that weights, cache and activations may fill [1]
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted

@@ -134,6 +134,8 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
         rule = str(broken_rules(each.setup, held)[engine][0])
         if rule:
             yield f"{where}: {rule}"
+        if each.hold_steps and engine == "vllm":
+            yield f"{where}: prompts held back for {each.hold_steps} steps at most until every rank can take one"
         if each.mapping.dcp > 1 and engine == "trtllm" and each.role != "decode":
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":

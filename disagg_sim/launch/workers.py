@@ -39,6 +39,7 @@ class Workers:
     setup: Setup = field(compare=False, repr=False)
     batch: int | None = None  # None = as the engine takes it [request]
     token_budget: int | None = None  # None = as the engine takes it [token]
+    hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     name: str = ""  # in files and manifests; empty = the role
     moved_after: int | None = None  # passes between moves of copies of experts; None = as the engine does [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
@@ -257,6 +258,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
         setup=each.at,
         batch=batch,
         token_budget=budget,
+        hold_steps=int(each.hold_steps[0]),
         tiers=tiers if each.shared else (),
     )
     if not each.shared:

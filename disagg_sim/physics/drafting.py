@@ -12,9 +12,8 @@ every token, prompts too, and takes nothing of the model but tokens. It stands o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,6 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import JOINED, Speculation
 from disagg_sim.physics.operators import Operator, gemm
-from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 
@@ -165,7 +163,7 @@ def of_drafter(at: Setup) -> Setup:
     Returns
     -------
     Setup
-        Its model has the draft layers and the vocabulary of their head; its operators are shown as those of drafts.
+        Its model has the draft layers and the vocabulary of their head.
 
     Examples
     --------
@@ -178,15 +176,7 @@ def of_drafter(at: Setup) -> Setup:
     (1, '11.5e9')
     """
     assert at.speculation is not None
-    rates = at.rates
-    if rates.adjust is not None:
-        rates = replace(rates, adjust=partial(_as_drafts, rates.adjust))
-    return replace(at, model=_models(at.model, at.speculation).alone, speculation=None, rates=rates)
-
-
-def _as_drafts(adjust: Callable[[Operator, Cost], Cost], op: Operator, cost: Cost) -> Cost:
-    """Show an operator under a name of its own, so that drafts are told apart from the model."""
-    return adjust(op._replace(name=f"{op.name} of drafts"), cost)
+    return replace(at, model=_models(at.model, at.speculation).alone, speculation=None)
 
 
 def drafts_of(at: Setup, mapping: Mapping) -> Numeric:

@@ -232,7 +232,8 @@ def prefill_text(point: Mapping[str, Any]) -> str:
     if point["mixed_chunk_tokens"]:
         return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    return f"up to {int(point['prefill_batch'])} a pass{chunk}"
+    held = f", held back for up to {steps} steps" if (steps := int(point.get("hold_steps", 0))) else ""
+    return f"up to {int(point['prefill_batch'])} a pass{chunk}{held}"
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:

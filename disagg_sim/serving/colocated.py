@@ -38,7 +38,7 @@ from disagg_sim.serving.colocation import (
     found,
 )
 from disagg_sim.serving.freed_seats import passes_in_gap
-from disagg_sim.serving.pass_columns import PassColumns, pass_columns, pass_sizes
+from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
 from disagg_sim.workload.lengths import Lengths
 
@@ -177,9 +177,9 @@ def count_colocated(case: Case, mappings: Mapping) -> int:
     for own, group in drafted_groups(case, mappings):
         alike[own, group.drafts].append(group)
     for (own, _), groups in alike.items():
-        for group, prompts in zip(groups, pass_sizes(own, groups), strict=True):
+        for group, *options in zip(groups, pass_sizes(own, groups), hold_steps(own, groups), strict=True):
             cuts = sum(len(forms) for _, forms in _cut_sizes(own, group))
-            found += len(group.table) * int(np.count_nonzero(prompts)) * cuts
+            found += len(group.table) * sum(map(int, map(np.count_nonzero, options))) * cuts
     return found
 
 
@@ -312,13 +312,14 @@ class _Scored:
         part, columns = self.group.table[rows], passes.batch_index.size
         index, count = np.tile(passes.batch_index, len(cuts)), np.tile(passes.together, len(cuts))
         step = self.decode_ttl[rows][:, index]
+        idle, left = np.tile(passes.idle, len(cuts)), np.tile(passes.left, len(cuts))
         means = [passes.mean(cut.time[rows]) for cut in cuts]
         each, own = (np.concatenate(parts, axis=1) for parts in zip(*means, strict=True))
         per_token = batch[index] / case.lengths.gaps  # prompts
         often = np.tile(passes.passes, len(cuts))
         accepted = self.group.accepted(case)
-        others = np.maximum(batch[index] * each - own, 0.0)  # passes that a request's tokens wait for
-        mean, tpot, ftl = step + per_token * each, step + others / case.lengths.gaps, own
+        others = np.maximum((batch[index] - left) * each - own, 0.0)  # passes that a request's tokens wait for
+        mean, tpot, ftl = step * idle + per_token * each, step + others / case.lengths.gaps, own
         if any(np.ndim(cut.load) for cut in cuts):
             loads = (np.broadcast_to(cut.load, cut.time.shape)[rows] for cut in cuts)
             load = np.concatenate([passes.mean(of_cut)[1] for of_cut in loads], axis=1)
@@ -345,6 +346,7 @@ class _Scored:
             mapping=part[row],
             batch=batch[batch_place],
             prefill_batch=count[column],
+            hold_steps=np.tile(passes.hold_steps, len(cuts))[column],
             group=options.group[column],
             chunk_tokens=np.array([cut.chunk_tokens for cut in cuts])[column // columns],
             mixed_chunk=np.zeros(row.size),

@@ -1,8 +1,7 @@
 """Share code of the two co-located modes: axes, limits, choice among options, table.
 
-A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of the
-options of one (mapping, batch) only those stay that no other beats in both TTL and throughput, so the
-frontier over the rows is the frontier over all options.
+A mode scores options (how prefill and decode share an instance) at every mapping and batch. Of those of one (mapping,
+batch) only what no other beats in both TTL and throughput stays: the frontier over the rows is that over all options.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ class Colocation:
     batch: tuple[int, ...] | None = None  # residents of an instance; None = four a doubling up to memory [request]
     prefill_batch: tuple[int, ...] | None = None  # ``colocated``: prompts that a pass may take, none above the batch;
     # None = one a DP rank, and its doublings where so many seats become free together [request]
+    hold_steps: tuple[int, ...] | None = ()  # ``colocated``: waits to try beside none; None = see ``pass_columns`` [1]
     rank_chunk_tokens: tuple[int, ...] | None = None  # ``piggyback``: chunks of a DP rank to try beside the balance,
     # where they exceed it; None = the powers of two from 16 to 32,768 [token]
     every_step_mixed: bool = False  # ``piggyback``: the balance alone, as the piggybacked curve of arXiv 2506.05508
@@ -58,8 +58,8 @@ class Colocation:
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
-        for name in ("batch", "prefill_batch", "rank_chunk_tokens"):
-            if (given := getattr(self, name)) is not None:
+        for name in ("batch", "prefill_batch", "hold_steps", "rank_chunk_tokens"):
+            if (given := getattr(self, name)) is not None and (name != "hold_steps" or len(given)):
                 object.__setattr__(self, name, tuple(given_sizes(name, given).tolist()))
         check_form(self.mla_form)
         if self.ttl_measure not in TTL_MEASURES:
@@ -282,6 +282,7 @@ class Chosen:
     mapping: Mapping
     batch: Ints  # [request]
     prefill_batch: Ints  # prompts of a pass or of a mixed step [request]
+    hold_steps: Ints  # that prompts are held back at most [1]
     group: Floats  # prompts that start together [request]
     chunk_tokens: Ints  # CPP; 0 = whole prompt [token]
     mixed_chunk: Floats  # [token]
@@ -394,5 +395,6 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         group=columns["group"],
         mixed_chunk=columns["mixed_chunk"],
         mixed_share=columns["mixed_share"],
+        hold_steps=columns["hold_steps"],
     )
     return Found(case, points_table(served), tally)

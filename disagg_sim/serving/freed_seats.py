@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.serving.held_prompts import held
 
 #: Requests of a rank that end in one step are counted up to the mean and this many standard deviations, and a score
 #: more: what lies beyond has a probability below 1e-16.
@@ -33,16 +34,19 @@ class Refill(NamedTuple):
     each: Floats  # weights that sum their times to the time of prefill that a prompt costs, (columns, knots) [1]
     own: Floats  # and to that of the pass that a prompt is in, on average, (columns, knots) [1]
     passes: Floats  # that a prompt costs, at most one [1]
+    idle: Floats  # seats over those that decode: one, but where prompts are held back [1]
+    left: Floats  # seats that stay free after a pass [request]
 
     def of(self, columns: slice) -> Refill:
         """Of some of the columns, without knots that have no weight there."""
         each, own = self.each[columns], self.own[columns]
         some = np.any((each != 0.0) | (own != 0.0), axis=0)
         prompts = self.prompts[columns][:, some]
-        return Refill(prompts, self.lone[some], each[:, some], own[:, some], self.passes[columns])
+        of_columns = self.passes[columns], self.idle[columns], self.left[columns]
+        return Refill(prompts, self.lone[some], each[:, some], own[:, some], *of_columns)
 
 
-def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float) -> Refill:
+def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, hold_steps: Ints | int = 0) -> Refill:
     r"""Count the passes that fill free seats, and find what to time for their mean.
 
     Every resident ends in a step with the probability q, apart from the others: lengths differ, or requests came at
@@ -67,6 +71,11 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float) -
     ending
         Probability q that a resident ends in a step, at most 1, a number or (columns,); 1/(E[OSL]-1) without drafts.
         [1]
+    hold_steps
+        Most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 = they do not
+        wait. Where they do, a rank takes one prompt into a pass, of which ``held_prompts.held`` counts s on average:
+        with as many prompts on its fullest rank as on any, a pass lies (s-1)/(R-1) of the way from one with a prompt on
+        one rank to one with a prompt on all; that a prompt is in s/R of it. [1]
 
     Returns
     -------
@@ -87,19 +96,29 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float) -
     >>> refill(np.array([64]), 8, np.array([8]), 1.0).passes.tolist()
     [0.125]
     """
-    ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
+    ranks, ending, hold = (np.broadcast_to(each, batch.shape) for each in (ranks, ending, hold_steps))
     turns = np.where((most < ranks) & (most < batch), most, 0)
     room = np.maximum(most // ranks, 1)
     wide = int(room.max(initial=1)).bit_length() + 1
     prompts, passes = np.ones((batch.size, 2 * wide), np.int64), np.zeros(batch.size)
     each, own = np.zeros((2, batch.size, 2 * wide))
-    for rows in _alike(_reached(batch, ranks, ending), room, turns, np.where(turns > 0, ranks, 0)):
+    idle, left = np.ones(batch.size), np.zeros(batch.size)
+    if (waits := np.flatnonzero(hold)).size:
+        found = held(batch[waits], ranks[waits], ending[waits], hold[waits])
+        full, spread = (found.prompts - 1.0) / (ranks[waits] - 1), found.prompts / ranks[waits]
+        prompts[waits, 0], passes[waits] = ranks[waits], 1.0 / found.prompts
+        each[waits, 0], each[waits, wide] = full / found.prompts, (1.0 - full) / found.prompts
+        own[waits, 0], own[waits, wide] = spread, 1.0 - spread
+        idle[waits], left[waits] = found.idle, found.left
+    for rows in _alike(_reached(batch, ranks, ending), room, turns, np.where(turns > 0, ranks, 0), np.minimum(hold, 1)):
+        if hold[rows[0]]:
+            continue
         part = _of_room(batch[rows], ranks[rows], ending[rows], int(room[rows[0]]), int(turns[rows[0]]))
         knots = np.arange(part.lone.size // 2)
         places = np.concatenate([knots, wide + knots])
         prompts[rows[:, None], places], passes[rows] = part.prompts, part.passes
         each[rows[:, None], places], own[rows[:, None], places] = part.each, part.own
-    return Refill(prompts, np.arange(2 * wide) > wide, each, own, passes).of(slice(None))
+    return Refill(prompts, np.arange(2 * wide) > wide, each, own, passes, idle, left).of(slice(None))
 
 
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
@@ -271,6 +290,8 @@ def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) ->
         each=weights(passes, prompts),
         own=weights(prompts, squares),
         passes=passes.sum(1) / expected,
+        idle=np.ones(batch.size),
+        left=np.zeros(batch.size),
     )
 
 

@@ -17,12 +17,15 @@ from disagg_sim.serving.colocation import Case, Group
 from disagg_sim.serving.freed_seats import Refill, refill, worth_room
 
 T = TypeVar("T")
-#: DP degree, probability that a resident ends in a decode step, and prompts that a pass may take where they are given.
-_Key = tuple[int, float, tuple[int, ...] | None]
+#: DP degree, probability that a resident ends in a decode step, and, where they are given, prompts that a pass may take
+#: and steps that they are held back.
+_Key = tuple[int, float, tuple[int, ...] | None, tuple[int, ...] | None]
 #: Axes of which is kept what their batches have: those of all DP degrees of ten lengths of outputs. [1]
 KEPT_AXES = 256
 _kept_sizes: OrderedDict[_Key, tuple[Ints, Ints]] = OrderedDict()
 _kept_passes: OrderedDict[_Key, tuple[Ints, Refill]] = OrderedDict()
+#: Seats of a rank that become free while prompts are held back, of the waits that a search tries. [1]
+_HELD = np.array([0.25, 1.0, 4.0])
 
 
 class PassColumns(NamedTuple):
@@ -30,7 +33,10 @@ class PassColumns(NamedTuple):
 
     batch_index: Ints  # (columns,) place in the batch axis
     together: Ints  # (columns,) prompts that a pass may take [request]
+    hold_steps: Ints  # (columns,) most decode steps that prompts wait until every rank has a free seat; 0 = none [1]
     passes: Floats  # (columns,) that a prompt costs, at most one [1]
+    idle: Floats  # (columns,) seats over those that decode [1]
+    left: Floats  # (columns,) seats that stay free after a pass [request]
     sizes: Ints  # (passes,) the numbers of prompts that are timed, over all ranks [request]
     lone: Ints  # (further passes,) and those on one rank [request]
     each: Floats  # weights that sum times of both to what a prompt costs, (all passes, columns) [1]
@@ -90,9 +96,8 @@ def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
     """
     found = []
     filled = _of_longest(_kept_passes, case, groups, _refilled)
-    for sizes, passes in zip(pass_sizes(case, groups), filled, strict=True):
-        batch_index, together = np.nonzero(sizes)[0], sizes[sizes > 0]
-        found.append(_of(batch_index, together, passes.of(slice(0, together.size))))
+    for (index, together, steps), passes in zip(_tried(case, groups), filled, strict=True):
+        found.append(_of(index, together, steps, passes.of(slice(0, together.size))))
     return found
 
 
@@ -106,13 +111,12 @@ def _worth_trying(case: Case, groups: Sequence[Group]) -> list[Ints]:
 
 
 def _refilled(case: Case, groups: Sequence[Group]) -> list[Refill]:
-    options = pass_sizes(case, groups)
-    index = [np.nonzero(prompts)[0] for prompts in options]
-    most = np.concatenate([prompts[prompts > 0] for prompts in options])
-    batch, dp = _axes([group.batch[rows] for group, rows in zip(groups, index, strict=True)], groups)
-    filled = refill(batch, dp, most, _ending(case, groups))
-    ends = np.cumsum([rows.size for rows in index]).tolist()
-    return [filled.of(slice(end - rows.size, end)) for end, rows in zip(ends, index, strict=True)]
+    columns = _tried(case, groups)
+    batch, dp = _axes([group.batch[rows] for group, (rows, *_) in zip(groups, columns, strict=True)], groups)
+    most, steps = (np.concatenate([each[k] for each in columns]) for k in (1, 2))
+    filled = refill(batch, dp, most, _ending(case, groups), steps)
+    ends = np.cumsum([rows.size for rows, *_ in columns]).tolist()
+    return [filled.of(slice(end - rows.size, end)) for end, (rows, *_) in zip(ends, columns, strict=True)]
 
 
 def _of_longest(
@@ -125,8 +129,8 @@ def _of_longest(
 
     What a batch has depends on no other batch, and lengths, mappings and limits decide the end of an axis alone.
     """
-    ending, given = _ending(case, groups), case.options.prefill_batch
-    keys = [(group.dp, ending, given) for group in groups]
+    options = case.options
+    keys = [(group.dp, _ending(case, groups), options.prefill_batch, _steps_given(case)) for group in groups]
     new: dict[_Key, Group] = {}
     for key, group in zip(keys, groups, strict=True):
         known = kept[key][0] if key in kept else group.batch[:0]
@@ -145,7 +149,40 @@ def _of_longest(
     return found
 
 
-def _of(batch_index: Ints, together: Ints, filled: Refill) -> PassColumns:
+def hold_steps(case: Case, groups: Sequence[Group]) -> list[Ints]:
+    """Choose how long prompts may be held back, of each group: (batches, options), 0 where an option is not tried. [1]
+
+    A rank of n seats has a free one every 1/(n*q) steps. Where that is more than one step, all ranks have a seat, and
+    no prompts of a pass are given, prompts may wait. Unless steps are given, for the powers of two next to a quarter of
+    it, to it and to four times it: beyond, seats are empty for nothing, and between, throughput changes by few percent;
+    and not at all where the engine cannot do so.
+
+    Parameters
+    ----------
+    case, groups
+        As in ``pass_sizes``.
+    """
+    given, found = _steps_given(case), []
+    for group in groups:
+        freed = group.batch[:, None] / group.dp * _ending(case, groups)  # seats of a rank in a step
+        steps = 2.0 ** np.round(np.log2(_HELD / freed)) if given is None else np.array(given) * np.ones(freed.shape)
+        tried = (group.dp > 1) & (group.batch[:, None] >= group.dp) & (freed < 1.0)
+        found.append(np.where(tried & (case.options.prefill_batch is None), steps, 0.0).astype(np.int64))
+    return found
+
+
+def _tried(case: Case, groups: Sequence[Group]) -> list[tuple[Ints, Ints, Ints]]:
+    """Columns of each group, in the order of its batches: place in the batch axis, prompts that a pass may take, and
+    steps that they are held back at most."""
+    found = []
+    for sizes, steps in zip(pass_sizes(case, groups), hold_steps(case, groups), strict=True):
+        most = np.concatenate([sizes, np.where(steps > 0, sizes[:, :1], 0)], axis=1)
+        held = np.concatenate([np.zeros_like(sizes), steps], axis=1)
+        found.append((np.nonzero(most)[0], most[most > 0], held[most > 0]))
+    return found
+
+
+def _of(batch_index: Ints, together: Ints, steps: Ints, filled: Refill) -> PassColumns:
     spread = np.concatenate([filled.prompts[:, ~filled.lone], together[:, None]], axis=1)
     on_one = filled.prompts[:, filled.lone]
     sizes, which = np.unique(spread, return_inverse=True)
@@ -160,10 +197,25 @@ def _of(batch_index: Ints, together: Ints, filled: Refill) -> PassColumns:
             found[at, np.arange(together.size)] += knot
         return found
 
-    longest = which[:, -1]
     return PassColumns(
-        batch_index, together, filled.passes, sizes, lone, weights(filled.each), weights(filled.own), longest
+        batch_index=batch_index,
+        together=together,
+        hold_steps=steps,
+        passes=filled.passes,
+        idle=filled.idle,
+        left=filled.left,
+        sizes=sizes,
+        lone=lone,
+        each=weights(filled.each),
+        own=weights(filled.own),
+        longest=which[:, -1],
     )
+
+
+def _steps_given(case: Case) -> tuple[int, ...] | None:
+    """Steps that prompts may be held back; None = those worth trying."""
+    given, engine = case.options.hold_steps, case.at.overheads
+    return () if given is None and engine is not None and not engine.holds_prompts else given
 
 
 def _axes(batches: Sequence[Ints], groups: Sequence[Group]) -> tuple[Ints, Ints]:

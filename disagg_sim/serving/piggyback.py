@@ -309,6 +309,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
         mapping=part[row],
         batch=batch,
         prefill_batch=prompts[row, own].astype(np.int64),
+        hold_steps=np.zeros(row.size, dtype=np.int64),
         group=options.group[row, column],
         chunk_tokens=np.zeros(row.size, dtype=np.int64),
         mixed_chunk=chunk[row, own],

@@ -122,6 +122,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("speculation", "category", "", "drafter and acceptance of speculative decoding, or none"),
     Column("decode_draft_tokens", "int64", "token", "draft tokens of a decode step; 0 = none"),
     Column("accepted_tokens_per_step", "float64", "token", "mean tokens that a decode step emits for a sequence"),
+    Column("hold_steps", "int64", "1", "most decode steps that prompts wait for seats on all ranks; 0 = they do not"),
 )
 
 #: Columns that tell one study case from another where a table has no ``case`` column.
@@ -147,10 +148,9 @@ COST_COLUMNS: dict[str, tuple[Column, ...]] = {
 def slot_wait(group: Any, request_rate: Any) -> Any:
     """Mean wait for a place in prefill of a request that finds everything taken and nobody ahead of it. [s]
 
-    At the rate X of a full deployment prompts start in groups of b every b/X seconds: a prefill pool
-    starts passes of b prompts, those of a co-located instance have the mean b. A request that comes at
-    a random moment meets half of such an interval, ``b/(2*X)``. A queue, which any load near X brings,
-    comes on top.
+    At the rate X of a full deployment prompts start in groups of b every b/X seconds: a prefill pool starts passes of b
+    prompts, those of a co-located instance have the mean b. A request that comes at a random moment meets half of such
+    an interval, ``b/(2*X)``. A queue, which any load near X brings, comes on top.
 
     Parameters
     ----------
@@ -198,6 +198,7 @@ class Served:
     group: Any  # prompts that start together [request]
     mixed_chunk: Any = 0.0  # [token]
     mixed_share: Any = 0.0  # [1]
+    hold_steps: Any = 0  # [1]
     speculation: Speculation | None = None
 
 
@@ -222,7 +223,7 @@ def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
     said: dict[str, Any] = {
         f"{phase}_{name}": value for phase in ("prefill", "decode") for name, value in UNSAID.items()
     }
-    said["decode_draft_tokens"] = 0
+    said |= {"decode_draft_tokens": 0, "hold_steps": 0}
     lacking = {name: value for name, value in said.items() if name not in points}
     return points.assign(**lacking) if lacking else points
 
@@ -277,6 +278,7 @@ def points_table(served: Served) -> pd.DataFrame:
         "ttl_largest_gap_s": served.largest_gap,
         "mixed_chunk_tokens": served.mixed_chunk,
         "mixed_step_share": served.mixed_share,
+        "hold_steps": served.hold_steps,
         "decode_draft_tokens": decode.mapping.draft_tokens,
         "speculation": spec.name if (spec := served.speculation) else NO_SPECULATION,
         "accepted_tokens_per_step": accepted_length(spec, decode.mapping.draft_tokens),
@@ -367,12 +369,10 @@ def pareto_front(
     points : DataFrame
         A table of points (``COLUMNS``), of one or of many cases.
     by : sequence of str, optional
-        Columns that part the table into cases. By default ``case`` where present, else those of
-        ``CASE_COLUMNS`` that are present. To let systems compete in one front, leave them out:
-        ``by=("model", "isl", "osl")``.
+        Columns that part the table into cases. By default ``case`` where present, else those of ``CASE_COLUMNS`` that
+        are present. To let systems compete in one front, leave them out: ``by=("model", "isl", "osl")``.
     throughput : str
-        Column of the throughput: per GPU, or ``"tokens_per_usd"`` or ``"tokens_per_joule"`` where the
-        table has it (``serving.costs``).
+        Column of the throughput: per GPU, or ``"tokens_per_usd"`` or ``"tokens_per_joule"`` (``serving.costs``).
 
     Returns
     -------

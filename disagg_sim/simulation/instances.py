@@ -32,14 +32,14 @@ PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOT
 
 def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: Role) -> InstanceSpec:
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
-    limits = _limits_of(policy, steps, mapping, role)
+    limits, scheduler = _limits_of(policy, steps, mapping, role), site.scheduler
     most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
     blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
-    scheduler = site.scheduler
     return InstanceSpec(
         table=site.table(mapping, most),
         blocks=blocks,
         max_sequences=most,
+        hold_steps=limits.hold_steps,
         admission=Admission[scheduler.admission.upper()],
         watermark=scheduler.watermark,
         scheduling=site.scheduling,

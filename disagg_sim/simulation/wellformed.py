@@ -39,6 +39,10 @@ def limits_fault(limits: object) -> str:
         value = getattr(limits, name)
         if not _is_whole(value) or not 1 <= value <= most:
             return f"{name} {quoted(value)} is out of range; allowed: whole numbers from 1 to {most}"
+    if not _is_whole(limits.hold_steps) or not 0 <= limits.hold_steps <= MOST_COUNTED:
+        return (
+            f"hold_steps {quoted(limits.hold_steps)} is out of range; allowed: whole numbers from 0 to {MOST_COUNTED}"
+        )
     if not isinstance(limits.step_limit_s, Real) or not limits.step_limit_s > 0:
         return f"step_limit_s {quoted(limits.step_limit_s)} is out of range; allowed: above 0 s"
     return "" if limits.mode in tuple(Mode) else f"mode {quoted(limits.mode)} is no Mode"

@@ -54,6 +54,8 @@ class Limits:
     token_budget: int = 2048  # decodes and prefill of one step; of a pass in PREFILL_FIRST [token]
     max_sequences: int = MAX_SEQUENCES  # running and in prefill together [1]
     max_prompts: int = 2**31  # prompts of one pass [1]
+    hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none; an
+    # instance keeps those that it starts with [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
     least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
 

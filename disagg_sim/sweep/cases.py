@@ -129,6 +129,7 @@ class Case:
                 every_step_mixed=self.sharing.every_step_mixed,
                 interference=self.sharing.interference,
                 ttl_measure=self.sharing.ttl_measure,
+                hold_steps=self.sharing.hold_steps,
                 mla_form=self.mla_form,
                 allow_long_context=True,
             ),
@@ -251,6 +252,8 @@ def _axis_texts(case: Case) -> dict[str, str]:
         "mla_form": f"mla_{case.mla_form}",
         "ttl_measure": f"ttl_{sharing.ttl_measure}",
         "every_step_mixed": "every_step_mixed" if sharing.every_step_mixed else "best_mix",
+        "hold_steps": "hold_"
+        + ("tuned" if sharing.hold_steps is None else "_".join(map(str, sharing.hold_steps)) or "none"),
         "minority_efficiency": f"minority{_number(sharing.interference.minority_efficiency)}",
         "overlap_loss": f"overlap{_number(sharing.interference.overlap_loss)}",
         "per": f"per_{case.per}",

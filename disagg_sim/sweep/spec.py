@@ -6,7 +6,6 @@ Past 400 lines: every key of a sweep, the form it is written in, and the conflic
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -20,10 +19,10 @@ from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER
 from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
-from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
+from disagg_sim.errors import DisaggSimError, SpecError
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
-from disagg_sim.facts.faults import expected, out_of_range, require_few, told_by
+from disagg_sim.facts.faults import expected, require_few, told_by
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.profile import MOST_SKEW, skewed_profile
 from disagg_sim.facts.schema import (
@@ -55,6 +54,7 @@ from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.sweep.as_served import NOTHING, AsServed, ServedKeys
+from disagg_sim.sweep.entries import held_back, ratio
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
 from disagg_sim.sweep.told import ENERGY, OWN_COLUMNS, TOKEN_PRICES, Told
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
@@ -108,6 +108,7 @@ class Sharing:
 
     ttl_measure: str = Colocation().ttl_measure  # what TTL is, of ``serving.colocation.TTL_MEASURES``
     every_step_mixed: bool = False  # piggyback: chunks of the balance alone, else the best mix
+    hold_steps: tuple[int, ...] | None = Colocation().hold_steps  # co-located: see ``serving.colocation.Colocation``
     interference: Interference = field(default_factory=Interference)
 
 
@@ -189,21 +190,6 @@ _USUAL: dict[str, Any] = {each.name: each.default for each in fields(SweepSpec)}
 _Model = Annotated[str, load.spec_name("model")]
 _System = Annotated[str, load.spec_name("hardware")]
 _Recipe = Annotated[str, load.spec_name("precision")]
-
-
-def _ratio(value: object) -> Fraction | None:
-    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"; None = the best."""
-    if value == "optimal":
-        return None
-    try:
-        text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
-        exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
-        ratio = Fraction(text if exact else float(text)).limit_denominator(10**6)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        raise ValueError(f"{quoted(value)} is not a ratio such as 0.5 or '1/3'; allowed, too: optimal") from None
-    if not Fraction(1, 1000) <= ratio <= 1000:
-        raise ValueError(out_of_range(quoted(value), 0.001, 1000))
-    return ratio
 
 
 _Recipes = Named[_System, Several[_Recipe]]
@@ -320,11 +306,12 @@ class _File(ServedKeys):
     expert_skew: Axis[Annotated[float, Range(0.0, MOST_SKEW)]] = (0.0,)
     engine: Annotated[str, OneOf(engine_names)] = ""
     matching: Annotated[str, OneOf(MATCHINGS)] = _USUAL["matching"]
-    ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(_ratio)]] = (None,)
+    ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(ratio)]] = (None,)
     nvlink_domain: Axis[Annotated[int | None, Range(2, 1024), Unless("own", None)]] = (None,)
     mla_form: Axis[Annotated[str, OneOf(MLA_FORMS)]] = ("auto",)
     ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = Sharing().ttl_measure
     every_step_mixed: bool = False
+    hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(held_back)] = Sharing().hold_steps
     interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
         Interference(minority_efficiency=1.0, overlap_loss=0.0)
     )
@@ -356,7 +343,10 @@ class _File(ServedKeys):
             nvlink_domains=self.nvlink_domain,
             mla_forms=self.mla_form,
             sharing=Sharing(
-                ttl_measure=self.ttl_measure, every_step_mixed=self.every_step_mixed, interference=self.interference
+                ttl_measure=self.ttl_measure,
+                every_step_mixed=self.every_step_mixed,
+                hold_steps=self.hold_steps,
+                interference=self.interference,
             ),
             profile=self.profile,
             expert_skews=self.expert_skew,
@@ -530,6 +520,7 @@ def _idle_keys(spec: SweepSpec) -> Iterator[str]:
         ("ctx_gen_ratio", spec.ctx_gen_ratios != (None,), ("disaggregated",)),
         ("ttl_measure", sharing.ttl_measure != neutral.ttl_measure, ("colocated", "piggyback")),
         ("every_step_mixed", sharing.every_step_mixed, ("piggyback",)),
+        ("hold_steps", sharing.hold_steps != neutral.hold_steps, ("colocated",)),
         ("interference", sharing.interference != neutral.interference, ("piggyback",)),
     )
     for key, given, modes in uses:

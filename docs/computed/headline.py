@@ -94,3 +94,12 @@ def ranks_together() -> str:
     prompts = ds.prefill_grid(at, ranks, load, batch=[8]).latency.item()
     together = ds.decode_grid(at, ranks, load, batch=[batch]).latency.item() + (batch / 8 - 1) * prompts / load.gaps
     return f"{1e3 * together:.0f} ms in place of {1e3 * freed:.0f}"
+
+
+@quick
+def ranks_held() -> str:
+    """Time of a token if prompts are held back until all of these ranks have a free seat, for as long as pays most."""
+    at, ranks = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    options = ds.Colocation(batch=(64,), hold_steps=None)
+    (row,) = ds.colocated(at, ranks, ds.lengths(8192, 1024), options=options)["ttl_s"]
+    return f"{1e3 * row:.0f} ms"

@@ -46,7 +46,7 @@ def operators_of(at: ds.Setup, mapping: Mapping, batch: float, context: float) -
     seen: list[Operator] = []
 
     def record(op: Operator, cost: Any) -> Any:
-        seen.append(op._replace(name=op.name.removesuffix(" of drafts")))
+        seen.append(op)
         return cost
 
     decode_step(replace(at, rates=replace(at.rates, adjust=record)), mapping, batch=batch, context=context)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import instance_bytes
@@ -25,6 +26,7 @@ from disagg_sim.serving import colocated as colocated_module
 from disagg_sim.serving.colocated import colocated, search_colocated
 from disagg_sim.serving.colocation import Case, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
+from disagg_sim.serving.held_prompts import held
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.workload.lengths import lengths
@@ -341,6 +343,66 @@ def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, s
     for _, rows in together.groupby(key):
         ordered = rows.sort_values("ttl_s")
         assert (np.diff(ordered["tokens_per_s_per_gpu"]) > 0).all()
+
+
+@pytest.mark.parametrize("measure", ["tpot", "mean", "p99"])
+def test_waits_never_lower_the_frontier(measure):
+    """Prompts that are held back are one option more; nothing else changes."""
+    table, common = mappings(R1, 8), {"isl": 8192, "osl": 1024, "ttl_measure": measure, "ftl_limit": 20.0}
+    off, tuned = (run("colocated", R1, table, hold_steps=steps, **common) for steps in ((), None))
+    key = ["decode_tp_attn", "decode_dp_attn", "decode_tp_ffn", "decode_ep", "decode_pp", "decode_batch"]
+    best = tuned.groupby(key, observed=True)[THROUGHPUT].max().reindex(pd.MultiIndex.from_frame(off[key]))
+    assert (best.to_numpy() >= off[THROUGHPUT].to_numpy() * (1 - 1e-12)).all()
+    waits = tuned[tuned.hold_steps > 0]
+    assert len(waits)
+    assert (waits.decode_dp_attn > 1).all()
+    assert (waits.decode_batch >= waits.decode_dp_attn).all()
+    assert (waits.prefill_batch == waits.decode_dp_attn).all()
+    assert (off.hold_steps == 0).all()
+    alone = tuned[tuned.decode_dp_attn == 1].drop(columns="hold_steps")
+    pd.testing.assert_frame_equal(
+        alone.reset_index(drop=True), off[off.decode_dp_attn == 1].drop(columns="hold_steps").reset_index(drop=True)
+    )
+
+
+def test_a_wait_by_hand():
+    """64 residents on 8 ranks, 128 steps: s prompts a pass, T steps between two. A pass takes t1 + (s-1)/7*(t8-t1), 64
+    requests (T*step + pass)*64/s, and each token its step and the passes of others."""
+    case = {"isl": 8192, "osl": 1024, "batch": [64], "ftl_limit": 100.0}
+    rows = run("colocated", R1, DEP8, hold_steps=(128,), **case)
+    row = only(rows[rows.hold_steps == 128])
+    found = held(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
+    prompts, steps, left = (float(each[0]) for each in found[:3])
+    at = setup(R1, SYSTEM, RECIPE)
+    times = prefill_grid(at, DEP8, lengths(8192, 1024), batch=[1, 8]).latency[0]
+    time = times[0] + (prompts - 1) / 7 * (times[1] - times[0])
+    own = times[0] + prompts / 8 * (times[1] - times[0])
+    step = ttl_at(64, R1, DEP8, 8192, 1024)
+    assert row.request_rate_per_s == pytest.approx(prompts / (steps * step + time), rel=1e-6)
+    assert row.ttl_s == pytest.approx(step + ((64 - left) * time / prompts - own) / 1023, rel=1e-6)
+    assert row.ftl_s == pytest.approx(own, rel=1e-6)
+    assert row.ftl_with_slot_wait_s == pytest.approx(own + prompts / (2 * row.request_rate_per_s), rel=1e-6)
+
+
+def test_engines_that_hold_no_prompts_back_are_not_told_to():
+    points = {}
+    for engine in ("vllm", "sglang", "kernels"):
+        at = setup(R1, "h200_sxm", "fp8", engine=engine)
+        options = Colocation(batch=(64,), hold_steps=None)
+        points[engine] = colocated(at, DEP8, lengths(8192, 1024), ftl_limit=20.0, options=options)
+    assert {name: bool((found.hold_steps > 0).any()) for name, found in points.items()} == {
+        "vllm": False,
+        "sglang": True,
+        "kernels": True,
+    }
+
+
+def test_a_design_that_waits_is_scored_again():
+    rows = run("colocated", R1, mappings(R1, 8), isl=8192, osl=1024, hold_steps=None, ftl_limit=20.0)
+    waits = rows[rows.hold_steps > 0].iloc[:40]
+    again = rescore(waits)
+    for name in (THROUGHPUT, "ttl_s", "ftl_s"):
+        np.testing.assert_allclose(again[name], waits[name], rtol=1e-9)
 
 
 def test_more_options_never_lower_the_frontier():

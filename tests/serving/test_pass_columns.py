@@ -28,17 +28,19 @@ def fresh(*arguments, **options):
     return columns(*arguments, **options)
 
 
+@pytest.mark.parametrize("hold", [(), (16,), None])
 @pytest.mark.parametrize("before", [(64, 256), (32_768, 256), (512, 32)])
-def test_columns_are_the_same_after_other_searches(before):
-    """Shorter and longer batch axes of the same answers, and other answers."""
-    _, _, alone = fresh(2048, 256)
-    fresh(*before)
-    _, _, after = columns(2048, 256)
+def test_columns_are_the_same_after_other_searches(before, hold):
+    """Shorter and longer batch axes of the same answers, other answers, and other waits."""
+    _, _, alone = fresh(2048, 256, hold_steps=hold)
+    fresh(*before, hold_steps=hold)
+    columns(2048, 256, hold_steps=(3,))
+    _, _, after = columns(2048, 256, hold_steps=hold)
     for one, other in zip(alone, after, strict=True):
         assert one.together.size > 0
-        for name in ("batch_index", "together", "sizes", "lone", "longest"):
+        for name in ("batch_index", "together", "hold_steps", "sizes", "lone", "longest"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-        for name in ("each", "own", "passes"):
+        for name in ("each", "own", "passes", "idle", "left"):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-13)
 
 

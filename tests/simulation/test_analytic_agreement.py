@@ -212,6 +212,55 @@ def test_ranks_that_take_turns(deployment, isl, osl, batch):
     assert throughput == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
+@pytest.mark.parametrize(
+    ("deployment", "isl", "osl", "batch", "hold"),
+    [
+        ("deepseek_dep8", 8192, 1024, 64, 32),
+        ("deepseek_dep8", 8192, 1024, 64, 128),
+        ("deepseek_dep8", 1024, 1024, 256, 16),
+        ("mixtral_dep4", 1024, 257, 32, 16),
+    ],
+    indirect=["deployment"],
+)
+def test_prompts_that_wait_for_all_ranks(deployment, isl, osl, batch, hold):
+    """Answers of a random length, each token as likely to be the last: of one length, those that start together would
+    end together, and soon no prompt would wait."""
+    _, mapping, _, _, _, at, _, table = deployment
+    rows = colocated(
+        at, mapping, lengths(isl, osl), ftl_limit=math.inf, options=Colocation(batch=(batch,), hold_steps=(hold,))
+    )
+    exact = rows[rows.hold_steps == hold].iloc[0]
+    limits = {"token_budget": 10**8, "max_prompts": mapping.dp_attn, "max_sequences": batch, "hold_steps": hold}
+    spec = InstanceSpec(table=table, blocks=10**7, mode=Mode.PREFILL_FIRST, **limits)
+    found = []
+    for seed in range(4):
+        generate = np.random.default_rng(seed).geometric(1 / (osl - 1), 40 * batch) + 1
+        found.append(random_answers(spec, isl, generate, batch))
+    decoding, gaps, tokens, seconds = np.sum(found, axis=0)
+    assert decoding / gaps == pytest.approx(exact.ttl_s, rel=BOUND)
+    assert tokens / seconds / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
+
+
+def random_answers(spec, isl, generate, batch):
+    """Time in decode [s] and gaps between tokens of requests; tokens and seconds, all after the first five batches."""
+
+    def emitted():
+        fleet.refresh(now)
+        return int(fleet.views.decode_tokens.sum() + fleet.views.first_tokens.sum())
+
+    fleet, tokens, start = Fleet([spec]), 0, 0.0
+    for request, count in enumerate(generate.tolist()):
+        now = fleet.run_until(math.inf)[1] if request >= 2 * batch else 0.0
+        fleet.submit(0, request, (0, isl, count), now, flags=HEARD)
+        if request == 5 * batch:
+            tokens, start = emitted(), now
+    tokens, seconds = emitted() - tokens, now - start
+    segments = fleet.segments
+    rows = np.flatnonzero((segments.start_s > start) & (segments.start_s < start + 0.6 * seconds))
+    decoding = segments.finish_s[rows] - segments.first_token_s[rows]
+    return np.nansum(decoding), (segments.generate[rows] - 1)[~np.isnan(decoding)].sum(), tokens, seconds
+
+
 @pytest.mark.parametrize(("batch", "together"), [(1, 1), (2, 2), (4, 1), (4, 4)])
 @pytest.mark.parametrize("deployment", ["llama_8b"], indirect=True)
 def test_few_requests_in_flight(deployment, batch, together):

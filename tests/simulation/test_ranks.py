@@ -135,6 +135,59 @@ def test_the_longer_attention_counts_at_every_step(step_by_step):
     assert fleet.segments.finish_s.max() == pytest.approx(1e-7 * sum(steps))
 
 
+@pytest.mark.parametrize("hold", [0, 5, 100])
+def test_prompts_wait_until_every_rank_has_a_free_seat(hold):
+    """Two ranks of two seats, steps of 1.2 ms: rank 0 has a free one after step 1, rank 1 after step 5. A pass of one
+    prompt of 100 tokens a rank takes 11 ms."""
+    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_sequences=4, hold_steps=hold, rank_choice=RankChoice.IN_TURN)
+    for request, generate in enumerate((1, 5, 50, 50)):
+        fleet.submit(0, request, (16, 0, generate), 0.0, last_token_s=0.0)
+    for request in range(2):
+        fleet.submit(0, 4 + request, (0, 100, 50), 0.0)
+    fleet.run_until(0.05)
+    started = fleet.segments.start_s[4:6]
+    if hold == 0:  # each as soon as its rank has a seat: after one step, and after four more behind the first pass
+        assert started.tolist() == pytest.approx([0.0012, 0.0012 + 0.011 + 4 * 0.0012])
+    else:
+        assert started.tolist() == pytest.approx([5 * 0.0012, 5 * 0.0012])
+
+
+def test_prompts_wait_no_longer_than_they_may():
+    """After step 1 a rank has a free seat; three more steps, and its prompt goes alone."""
+    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_sequences=4, hold_steps=3, rank_choice=RankChoice.IN_TURN)
+    for request, generate in enumerate((1, 9, 50, 50)):
+        fleet.submit(0, request, (16, 0, generate), 0.0, last_token_s=0.0)
+    for request in range(2):
+        fleet.submit(0, 4 + request, (0, 100, 50), 0.0)
+    fleet.run_until(0.05)
+    assert fleet.segments.start_s[4:6].tolist() == pytest.approx([4 * 0.0012, 12 * 0.0012 + 0.011])
+
+
+def test_prompts_wait_for_no_rank_where_nothing_decodes():
+    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_sequences=4, hold_steps=100)
+    fleet.submit(0, 0, (0, 100, 5), 0.0)
+    fleet.run_until(0.05)
+    assert fleet.segments.start_s.tolist() == [0.0]
+
+
+def test_a_prompt_that_comes_for_the_other_rank_ends_the_wait():
+    """Rank 0 decodes and could take the first prompt, which waits for one of rank 1: steps of 1.1 ms, and that comes
+    within the fourth."""
+    fleet = fleet_of(TWO, mode=Mode.PREFILL_FIRST, max_sequences=4, hold_steps=100, rank_choice=RankChoice.IN_TURN)
+    fleet.submit(0, 0, (16, 0, 50), 0.0, last_token_s=0.0)
+    fleet.submit(0, 1, (16, 0, 50), 0.0, last_token_s=0.0)
+    fleet.submit(0, 2, (0, 100, 5), 0.0)
+    fleet.run_until(0.0035)
+    fleet.submit(0, 3, (0, 100, 5), 0.0035)
+    fleet.run_until(0.05)
+    assert fleet.segments.start_s[2:4].tolist() == pytest.approx([0.0044, 0.0044])
+
+
+def test_a_wait_below_none_is_refused():
+    with pytest.raises(InputError, match="hold_steps"):
+        fleet_of(TWO, hold_steps=-1)
+
+
 def test_memory_of_another_rank_does_not_help():
     """Two ranks of 4 blocks. On rank 0 two requests of 32 tokens grow into a third block each: the later is preempted,
     while rank 1 has 4 blocks free. In one memory of 8 blocks nobody would be.

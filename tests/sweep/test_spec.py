@@ -94,6 +94,8 @@ FAULTS = {
     "NIC limit in GB": ("ftl_s: 10.0", "nic_gb_per_s: 5 GB", ["nic_gb_per_s: '5 GB'", "GB/s", "too: none"]),
     "unknown MLA form": ("profile:", "mla_form: [naif]\nprofile:", ["mla_form", "did you mean 'naive'"]),
     "unknown measure": ("profile:", "ttl_measure: p90\nprofile:", ["ttl_measure", "did you mean 'p99'"]),
+    "a share of a step": ("profile:", "hold_steps: 0.5\nprofile:", ["hold_steps: 0.5", "too: none, tuned"]),
+    "no step": ("profile:", "hold_steps: 0\nprofile:", ["hold_steps: 0 is out of range; allowed: from 1 to 1000000"]),
     "mixed as a number": ("profile:", "every_step_mixed: 1\nprofile:", ["every_step_mixed: 1 is not true or false"]),
     "efficiency above 1": (
         "profile:",
@@ -139,6 +141,11 @@ FAULTS = {
         "profile:",
         "modes: [disaggregated, colocated]\nevery_step_mixed: true\nprofile:",
         ["every_step_mixed: acts in piggyback only; modes has disaggregated, colocated"],
+    ),
+    "prompts held back without passes": (
+        "profile:",
+        "modes: [piggyback]\nhold_steps: tuned\nprofile:",
+        ["hold_steps: acts in colocated only; modes has piggyback"],
     ),
     "interference without mixed steps": (
         "profile:",
@@ -308,6 +315,13 @@ def test_a_missing_file_names_the_shipped_ones(tmp_path: Path) -> None:
 def test_a_longer_prompt_is_allowed_when_asked_for(tmp_path: Path) -> None:
     text = GOOD.replace("1024", "131072") + LONG
     assert load_sweep(write(tmp_path, text)).traffic == (Traffic(isl=131072, osl=128),)
+
+
+@pytest.mark.parametrize(("said", "steps"), [("tuned", None), ("none", ()), ("64", (64,))])
+def test_prompts_may_be_held_back(tmp_path: Path, said: str, steps: tuple[int, ...] | None) -> None:
+    spec = load_sweep(write(tmp_path, GOOD + f"modes: [colocated]\nhold_steps: {said}\n"))
+    assert spec.sharing.hold_steps == steps
+    assert load_sweep(write(tmp_path, GOOD)).sharing.hold_steps == ()
 
 
 def test_seconds_in_exponent_form_are_a_number(tmp_path: Path) -> None:

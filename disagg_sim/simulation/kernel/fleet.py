@@ -566,7 +566,7 @@ class Fleet:
             row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
             let_idle(row)
-        for name in ("mode", "step_limit_s", "max_prompts", "least_prefill", *SHARED_LIMITS):
+        for name in ("mode", "step_limit_s", "max_prompts", "least_prefill", "hold_steps", *SHARED_LIMITS):
             self._limit(instance, name, getattr(spec, name))
 
     def _limit(self, instance: int, name: str, value: float) -> None:

@@ -23,6 +23,7 @@ class InstanceSpec:
     token_budget: int = 2048  # decodes and prefill of one step; prompts of one pass in PREFILL_FIRST [token]
     max_sequences: int = 256  # running and in prefill together [1]
     max_prompts: int = 2**31  # prompts of one pass [1]
+    hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
     least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
     admission: Admission = Admission.PROMPT
@@ -36,6 +37,7 @@ class InstanceSpec:
         """``InputError`` where a limit leaves no room for work or goes beyond the step table."""
         for name in ("blocks", "token_budget", "max_sequences", "max_prompts", "least_prefill"):
             whole_number(name, getattr(self, name))
+        whole_number("hold_steps", self.hold_steps, 0)
         if self.max_sequences > self.table.max_sequences:
             raise InputError(
                 f"max_sequences {self.max_sequences} is beyond the step table; allowed: up to "

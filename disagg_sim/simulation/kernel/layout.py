@@ -136,6 +136,9 @@ class Instance:
     token_budget: int  # tokens of a step: decodes and prefill [token]
     max_sequences: int  # running and in prefill together [1]
     max_prompts: int  # prompts of one pass [1]
+    hold_steps: int  # most decode steps that prompts wait until every rank can take one; 0 = they do not wait [1]
+    held: int  # decode steps that they have waited so far [1]
+    holds: int  # 1 = they wait while the current run lasts
     step_limit_s: float  # of a SLO_AWARE step [s]
     least_prefill: int  # of a SLO_AWARE step whose limit the past of the prompt exceeds by itself [token]
     total_blocks: int

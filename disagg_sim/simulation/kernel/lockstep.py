@@ -16,13 +16,14 @@ import math
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import AWAY, DECODING, IDLE, MIXED, PASS, PROMPTS, Admission, Mode, State
 from disagg_sim.simulation.kernel.progress import wake
-from disagg_sim.simulation.kernel.queue import complete_prompt, finish_complete, unlink
+from disagg_sim.simulation.kernel.queue import blocks_to_begin, complete_prompt, finish_complete, still_cached, unlink
 from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
     begin,
     end_pieces,
     make_room,
+    may_admit,
     only_prefill,
     pieces_time,
     sums_of_pieces,
@@ -163,6 +164,39 @@ def even_budget(st: State, i: int) -> int:
 
 
 @inner
+def can_take(st: State, row: int) -> bool:
+    """Whether a rank could take a prompt into the next step."""
+    s = st.inst[row].first[PROMPTS]
+    if s < 0 or not may_admit(st, row, s):
+        return False
+    need: int = blocks_to_begin(st, row, s, st.seg[s].left, still_cached(st, row, s))
+    return need >= 0
+
+
+@inner
+def hold_prompts(st: State, i: int) -> int:
+    """For how many decode steps prompts wait, because a rank could take one and another could not; 0 = they do not.
+
+    Prompts in progress go on, and others join them; where nothing decodes, nothing waits.
+    """
+    inst = st.inst[i]
+    inst.holds = 0
+    able, decodes = 0, False
+    for row in range(inst.rank_at, inst.rank_at + inst.ranks):
+        if st.inst[row].admitted > 0:
+            inst.held = 0
+            return 0
+        decodes |= st.inst[row].running_requests > 0
+        able += can_take(st, row)
+    if able in (0, inst.ranks) or inst.held >= inst.hold_steps or not decodes:
+        inst.held = 0
+        return 0
+    inst.holds = 1
+    steps: int = inst.hold_steps - inst.held
+    return steps
+
+
+@inner
 def take_together(st: State, i: int, now: float) -> int:
     """Prompts, or pieces of them, of all ranks for the next step; how many.
 
@@ -225,7 +259,8 @@ def form_together(st: State, i: int, now: float) -> None:
     if inst.active == 1:
         for row in rows:
             make_room(st, row, now)
-        if take_together(st, i, now) > 0:
+        held = hold_prompts(st, i) if inst.hold_steps > 0 else 0
+        if held == 0 and take_together(st, i, now) > 0:
             if inst.mode in (CHUNKED, SLO_AWARE):
                 inst.run_steps = 1
                 begin(st, i, now, MIXED, step_together(st, i, True))
@@ -236,6 +271,8 @@ def form_together(st: State, i: int, now: float) -> None:
         if fullest_running(st, i)[1] > 0:
             alone = st.world[0].step_by_step == 1 or was_preempted(st, i) or inst.table.drafts > 0
             steps = 1 if alone else decode_steps_left(st, i)
+            if held > 0:
+                steps = min(steps, held)
             inst.run_steps = steps
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return

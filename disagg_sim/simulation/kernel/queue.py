@@ -220,8 +220,8 @@ def _close_up(st: State, i: int, s: int, blocks: int) -> None:
 
 
 @inner
-def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
-    """Take the blocks that a segment needs to begin; whether it was admitted.
+def blocks_to_begin(st: State, i: int, s: int, piece: int, found: int) -> int:
+    """Blocks that a segment takes to begin, ``found`` tokens of it being still cached; -1 where there is no room.
 
     ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
     that running segments can grow. One whose context comes from elsewhere takes all its blocks, with that of its next
@@ -229,7 +229,6 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     """
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
-    found = still_cached(st, i, s)
     tokens = seg.cached + seg.left
     ahead: int = 1 + inst.table.drafts  # tokens of a step
     if seg.reserve > 0 and seg.left == 0:
@@ -246,9 +245,19 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     if admission == OUTPUT_FITS:
         wanted = at_most(st, s) + inst.promised
     spare = 0 if whole == 0 or free == inst.total_blocks else inst.watermark
-    if wanted > free - spare:
+    return -1 if wanted > free - spare else need
+
+
+@inner
+def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
+    """Take the blocks that a segment needs to begin, see ``blocks_to_begin``; whether it was admitted."""
+    inst, seg = st.inst[i], st.seg[s]
+    admission = inst.admission
+    found = still_cached(st, i, s)
+    need = blocks_to_begin(st, i, s, piece, found)
+    if need < 0:
         return False
-    inst.free_blocks = free - need
+    inst.free_blocks -= need
     hit = seg.hit if seg.preemptions == 0 and st.world[0].shares_blocks == 1 else 0
     inst.taken += need - (found + hit) // BLOCK_TOKENS
     if found > 0 and by_priority(inst):

@@ -180,6 +180,8 @@ def count_together(st: State, i: int, steps: int) -> None:
             count_gaps(st, row, start, first)
             count_steps(st, row, steps, duration)
             st.inst[row].last_step_s = end
+    if inst.holds == 1:
+        inst.held += steps
     inst.decode_steps += steps
     inst.decode_s += duration
     inst.busy_s += end - start

@@ -56,17 +56,23 @@ def admit_coming(st: State, i: int, now: float) -> None:
 
 
 @inner
-def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
-    """Take the next waiting prompt into prefill, of at most ``piece`` tokens now, if a sequence and blocks are free."""
-    inst, seg = st.inst[i], st.seg[s]
+def may_admit(st: State, i: int, s: int) -> bool:
+    """Whether a sequence is free for a waiting prompt, and nothing goes before it."""
+    inst = st.inst[i]
     if inst.running_requests + inst.admitted >= inst.max_sequences:
         return False
     if inst.preempted == 1 and inst.admission != WHOLE_PROMPT:
         return False
     first = inst.first[COMING]
-    if first >= 0 and st.seg[first].reserve < 2 and seg.priority <= st.seg[first].priority:  # it goes before prompts
-        return False
-    if not take_blocks(st, i, s, piece):
+    before = first >= 0 and st.seg[first].reserve < 2 and st.seg[s].priority <= st.seg[first].priority
+    return not before
+
+
+@inner
+def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
+    """Take the next waiting prompt into prefill, of at most ``piece`` tokens now, if a sequence and blocks are free."""
+    inst, seg = st.inst[i], st.seg[s]
+    if not may_admit(st, i, s) or not take_blocks(st, i, s, piece):
         return False
     inst.admitted += 1
     inst.last_admitted = s

@@ -39,6 +39,9 @@ class Vllm:
     chunked: bool = option(
         True, "prefill in chunks within decode steps; false: whole prompts in passes of their own, while decodes wait"
     )
+    hold_steps: int = option(
+        0, "most decode steps that prompts wait until every attention rank can take one, as in SGLang; 0: none", low=0
+    )
     router: str = router_option(WHOLE_ROUTERS)
     router_temperature: float = temperature_option()
     overlap_credit: float = credit_option()
@@ -51,7 +54,9 @@ class Vllm:
     def build(self, site: Site) -> Parts:
         """See ``Policy``."""
         mode = Mode.CHUNKED if self.chunked else Mode.PREFILL_FIRST
-        limits = Limits(mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences)
+        limits = Limits(
+            mode=mode, token_budget=self.token_budget, max_sequences=self.max_sequences, hold_steps=self.hold_steps
+        )
         return Parts(
             start=site.instances(("colocated", Role.BOTH)),
             routing=whole_routing(self, site),
