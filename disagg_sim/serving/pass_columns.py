@@ -58,7 +58,9 @@ class PassColumns(NamedTuple):
         """
         alone = times[:, times.shape[1] - self.lone.size :][:, ::-1]
         times = np.concatenate([times[:, : self.sizes.size], alone], axis=1)
-        return times @ self.each, times @ self.own
+        # not by ``@``: the order in which BLAS sums, and so the last digit, depends on the number of its threads
+        each, own = (np.einsum("rp,pc->rc", times, weights) for weights in (self.each, self.own))
+        return each, own
 
 
 def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
