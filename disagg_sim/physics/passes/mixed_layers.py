@@ -20,7 +20,7 @@ from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_cost, attention_side
 from disagg_sim.physics.rank_load import RankLoad
-from disagg_sim.physics.roofline import AnySums, Cost, Sums
+from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
@@ -207,34 +207,37 @@ class _Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Core:
-    """Scores and values of one layer of each kind, and the sums of all layers: of the chunk, then of the decodes."""
+class _Cores:
+    """Scores and values of one layer of each kind, and the sums of all layers, under each form of the chunk's MLA.
+
+    Of the chunk, then of the decodes, which are the same under all forms.
+    """
 
     at: Setup
     new: Numeric  # of a prompt [token]
     past: Numeric  # cached tokens before them [token]
-    form: str
+    forms: tuple[str, ...]
     prefills: bool
 
     def __call__(
         self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric, context: Numeric
-    ) -> tuple[tuple[Numeric, ...], Sums]:
+    ) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
         at, new = self.at, self.new
         some, piece = _prompts(share, new) if self.prefills else (0.0, 0.0)
         latent = self.past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
         chunk = Tokens(prompts=some, new=piece, past=self.past + (new - piece) / 2, latent=latent, dcp=dcp)
         running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
-        found: dict[Any, Cost] = {}
-        for layer, _ in layers_of(at.model):
-            block = layer.attention
-            if block not in found:
-                of_chunk = attention_cost(block, at, tp, chunk, self.form)
-                found[block] = of_chunk + attention_cost(block, at, tp, running, "auto")
-        scores, sums = [], Sums()
-        for layer, count in layers_of(at.model):
-            scores.append(found[layer.attention].time)
-            sums = sums.plus(found[layer.attention].sums, count)
-        return tuple(scores), sums
+        kinds = layers_of(at.model)
+        blocks = dict.fromkeys(layer.attention for layer, _ in kinds)
+        decodes = {block: attention_cost(block, at, tp, running, "auto") for block in blocks}
+        found = []
+        for form in self.forms:
+            costs = {block: attention_cost(block, at, tp, chunk, form) + decodes[block] for block in blocks}
+            sums = Sums()
+            for layer, count in kinds:
+                sums = sums.plus(costs[layer.attention].sums, count)
+            found.append((tuple(costs[layer.attention].time for layer, _ in kinds), sums))
+        return tuple(found)
 
 
 def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
@@ -287,14 +290,14 @@ def _layers(
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
     pairs, new, prefills = Counts(load.sequences, load.share, row=load.row), prompts.new, load.prefills
-    cores = [_Core(at, new, prompts.past, form if prefills else "auto", prefills) for form in forms]
+    cores = _Cores(at, new, prompts.past, forms if prefills else ("auto",), prefills)
     asked: list[Lookups[Any]] = [look_up(_Linear(at, phase, new, prefills, emits_all), degrees, pairs)]
     if load.uneven is None:
-        asked += [look_up(Given(core, context), degrees, pairs) for core in cores]
+        asked.append(look_up(Given(cores, context), degrees, pairs))
     else:
-        triples = Counts(load.sequences, load.share, load.uneven, row=load.row)
-        asked += [look_up(core, degrees, triples) for core in cores]
-    side, *scores = yield from side_by_side(asked)
+        asked.append(look_up(cores, degrees, Counts(load.sequences, load.share, load.uneven, row=load.row)))
+    side, scores = yield from side_by_side(asked)
     rank, total = Levels(load.tokens, load.row), Levels(load.decodes * load.queries + load.chunk, load.row)
     times = yield from expert_lookups(at, mapping, side, phase=phase, rank=rank, total=total)
-    return [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores]
+    found = [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores]
+    return found if prefills else found * len(forms)
