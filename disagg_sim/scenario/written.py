@@ -175,6 +175,8 @@ def _run(options: RunOptions) -> dict[str, Any]:
     """Options that are not the default, and the period of the samples, whose default is another in a scenario."""
     if options.link != LinkSpec():
         raise InputError("a scenario has no key for a network of one's own (options.link); allowed: the default")
+    if options.encoders is not None:
+        raise InputError("a scenario has no key for an encode pool (options.encoders); allowed: none")
     if options.reuse is not None:
         raise InputError("a scenario has no key for stated pasts (options.reuse); allowed: a trace with block ids")
     failures = {} if options.failures is None else {"failures": written_failures(options.failures)}

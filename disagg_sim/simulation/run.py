@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from disagg_sim.simulation.admission import AdmissionKind
 from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kernel.layout import Scheduling
@@ -84,6 +85,7 @@ class RunOptions:
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
     tiers: tuple[str, ...] = ()  # below HBM, of ``kv_tiers`` of the system, the fastest first; () = none
+    encoders: Encoders | None = None  # of images, before prefill; None = requests have none
     reuse: Reuse | None = None  # pasts as stated, in place of what caches find; None = what they find
     tier_writes: str = option(
         "through",
@@ -130,6 +132,8 @@ class RunOptions:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
             )
+        if self.encoders is not None and self.records != FULL:
+            raise InputError(f"records {self.records!r} with encoders; allowed: {FULL!r}")
         if self.tiers and self.records != FULL:
             raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.reuse is not None:
@@ -216,6 +220,9 @@ def run(
     (array([ True, False]), 7)
     """
     options.check_samples(trace)
+    if (pool := options.encoders) is not None:
+        met, rest = pool.before(trace, at, options.concurrency), replace(options, encoders=None)
+        return pool.counted(run(met, deployment, policy, at=at, slo=slo, seed=seed, options=rest), trace)
     if options.cells > 1:
         return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
     if options.records == (FULL if sink is not None else STREAM):

@@ -1,0 +1,121 @@
+r"""An encode pool before prefill: each GPU encodes one request at a time, and requests wait in one queue.
+
+With c GPUs that take the same time s for every request, a request begins when it has come and the one that began c
+before it has ended: :math:`b_i = \max(a_i, b_{i-c} + s)`. Its embeddings are with prefill at :math:`b_i + s` and the
+transfer, where its life in the simulated instances begins. Source: physics page, section 8; ``physics.encoder``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.errors import InputError, whole_number
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.workload.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoders:
+    """GPUs that encode the images of every request before its prefill.
+
+    Parameters
+    ----------
+    step : EncodeStep
+        Of ``ds.encode_step``, of the model that is served.
+    instances : int
+        GPUs. [1]
+
+    Examples
+    --------
+    One GPU that takes 12 ms: of two requests at once the second waits for the first.
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("kimi_k2_5", "h200_sxm", "fp8", profile="ideal")
+    >>> step = ds.encode_step(at, images=1, height=1120, width=1120)
+    >>> sent = Encoders(step=step, instances=1).sent(np.array([0.0, 0.0, 1.0])) - step.transfer
+    >>> (sent / step.time).round(6).tolist() == [1.0, 2.0, round(1.0 / step.time + 1.0, 6)]
+    True
+    """
+
+    step: EncodeStep
+    instances: int
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a number of GPUs below 1."""
+        whole_number("encoders", self.instances)
+
+    def sent(self, arrival: Floats) -> Floats:
+        """Find when the embeddings of requests are with prefill.
+
+        Parameters
+        ----------
+        arrival
+            Of requests, ascending, (requests,). [s]
+
+        Returns
+        -------
+        ndarray
+            Ascending, (requests,). [s]
+        """
+        each, count = self.step.time * (1.0 - self.step.cached), self.instances
+        rounds = -(-arrival.size // count)
+        turns = np.full(rounds * count, np.inf)
+        turns[: arrival.size] = arrival
+        before = each * np.arange(rounds)[:, None]
+        begun = before + np.maximum.accumulate(turns.reshape(rounds, count) - before, axis=0)
+        return np.asarray(begun.ravel()[: arrival.size] + each + self.step.transfer)
+
+    def before(self, trace: Trace, at: Setup, concurrency: int) -> Trace:
+        """Find the trace that prefill meets.
+
+        Parameters
+        ----------
+        trace
+            As requests come.
+        at
+            What is served.
+        concurrency
+            Of a closed loop; 0 = the arrivals count. [request]
+
+        Returns
+        -------
+        Trace
+            The same requests, each as its embeddings arrive.
+
+        Raises
+        ------
+        InputError
+            Another model, prompts shorter than the tokens of the images, arrivals that follow from answers.
+        """
+        if self.step.setup.model.name != at.model.name:
+            raise InputError(f"encoders are of {self.step.setup.model.name}, and {at.model.name} is served")
+        if concurrency or trace.sessions is not None:
+            raise InputError("encoders need arrivals that the trace states; allowed: no concurrency, no sessions")
+        if (shortest := int(trace.input_tokens.min())) < self.step.tokens:
+            raise InputError(
+                f"encoders: images are {self.step.tokens} tokens, more than a prompt of {shortest}, which counts them"
+            )
+        return replace(trace, arrival=self.sent(trace.arrival))
+
+    def counted(self, found: RunResult, trace: Trace) -> RunResult:
+        """Count the records from the arrivals at the encoders.
+
+        Parameters
+        ----------
+        found
+            Of the trace that prefill met.
+        trace
+            As requests came.
+
+        Returns
+        -------
+        RunResult
+            TTFT and all that follows from it have the encoding and its queue in them.
+        """
+        own = replace(found.requests, arrival_s=trace.arrival[found.requests.request])
+        return replace(found, requests=own)
