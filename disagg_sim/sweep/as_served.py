@@ -40,7 +40,7 @@ class AsServed:
 
     @property
     def stayed(self) -> AsServed:
-        """The same of a model without experts."""
+        """The same where experts are equally popular, or there are none."""
         return self if self.still else replace(self, drift=math.inf)
 
     @property
@@ -51,9 +51,9 @@ class AsServed:
     @property
     def texts(self) -> dict[str, str]:
         """Text of every axis, by axis."""
+        rates = f"_{self.failures}" if self.failures != FAILURES else ""
         return {
-            "availability": f"availability{self.availability:.12g}" if self.availability else "no_spares",
-            "failures": self.failures,
+            "availability": f"availability{self.availability:.12g}{rates}" if self.availability else "no_spares",
             "popularity_drift": f"drift{'_none' if self.still else f'{self.drift:.12g}'}",
             "kv_link": str(self.kv_link or NO_LINK),
         }

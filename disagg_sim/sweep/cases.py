@@ -197,8 +197,9 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
     drafts = any(spec.draft_tokens) or not spec.draft_tokens  # 0 alone: nobody holds a drafter
     drafters = spec.speculations if drafts else ("",)
-    served = spec.served if load.load_model(model).is_moe else tuple(dict.fromkeys(each.stayed for each in spec.served))
-    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, skews, served)
+    stayed = tuple(dict.fromkeys(each.stayed for each in spec.served))  # experts of one popularity
+    counted = tuple((skew, each) for skew in skews for each in (spec.served if skew else stayed))
+    varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, counted)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
         Case(
@@ -223,7 +224,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
             kv_tiers=spec.kv_tiers,
             served=served,
         ).counted()
-        for traffic, pools, limits, ratio, domain, form, drafter, skew, served in product(*axes)
+        for traffic, pools, limits, ratio, domain, form, drafter, (skew, served) in product(*axes)
     ]
     told, usual = [_axis_texts(case) for case in cases], _axis_texts(_DEFAULTS)
     shown = [axis for axis in usual if {texts[axis] for texts in told} != {usual[axis]}]

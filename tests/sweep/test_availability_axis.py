@@ -11,6 +11,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.serving.availability import Need, blast_of, spares_for
+from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
 
 SWEEP = """
@@ -85,6 +86,13 @@ def test_the_summary_and_the_page_count_spares(results: dict[str, Path], capsys:
     capsys.readouterr()
     assert run(["explain", str(results["both"]), "--row", "0"]) == 0
     assert "rests on" in capsys.readouterr().out
+
+
+def test_names_say_the_failures_where_these_are_others(tmp_path: Path) -> None:
+    more = "availability: [none, 0.999]\nfailures: [llama_3_405b, rsc_1]"
+    (tmp_path / "rates.yaml").write_text(SWEEP.format(name="rates", more=more))
+    names = [case.name.partition("instance2-")[2] for case in cases_of(load_sweep(str(tmp_path / "rates.yaml")))]
+    assert names == ["no_spares", "availability0.999", "availability0.999_rsc_1"]
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,13 @@ def test_parts_of_a_row_add_up_with_its_age(results: dict[str, Path], table: pd.
     assert 0 < ages["ttl"] < 0.2
 
 
+def test_where_experts_are_equally_popular_there_is_one_case(tmp_path: Path) -> None:
+    text = written(tmp_path, "even", f"popularity_drift_s: [60, {DRIFT}]").replace(".yaml", "")
+    keys = Path(f"{text}.yaml").read_text().replace("expert_skew: 1.0", "expert_skew: [0, 1.0]")
+    Path(f"{text}.yaml").write_text(keys)
+    assert [case.served.drift for case in cases_of(load_sweep(f"{text}.yaml"))] == [math.inf, 60.0, DRIFT]
+
+
 def test_models_without_experts_have_one_case(tmp_path: Path) -> None:
     text = written(tmp_path, "dense", f"popularity_drift_s: [none, {DRIFT}]", "deepseek_r1, llama_3_1_8b")
     assert [case.model for case in cases_of(load_sweep(text))] == ["deepseek_r1"] * 2 + ["llama_3_1_8b"]
