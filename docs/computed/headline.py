@@ -26,12 +26,14 @@ def disaggregated() -> pd.DataFrame:
 
 
 @cache
-def colocated() -> pd.DataFrame:
-    """Every co-located design, with prefill between decode steps and with prefill inside them."""
+def colocated(*, waits: bool = True) -> pd.DataFrame:
+    """Every co-located design, with prefill between decode steps, which may wait, and with prefill inside them."""
     at, load = ds.setup(*SETUP), ds.lengths(ISL, OSL)
     mappings = ds.enumerate_mappings(at, max_gpus=72)
+    options = ds.Colocation(hold_steps=None if waits else ())
     modes = (ds.colocated, ds.piggyback)
-    return pd.concat([mode(at, mappings, load, ftl_limit=FTL_LIMIT) for mode in modes], ignore_index=True)
+    found = [mode(at, mappings, load, ftl_limit=FTL_LIMIT, options=options) for mode in modes]
+    return pd.concat(found, ignore_index=True)
 
 
 def at_speed(points: pd.DataFrame) -> float:
@@ -68,6 +70,12 @@ def headline_colocated() -> str:
 def headline_gain() -> str:
     """The gain."""
     return f"{gain():.1f}"
+
+
+@quick
+def headline_untuned() -> str:
+    """The gain if no co-located prompt is held back."""
+    return f"{at_speed(disaggregated()) / at_speed(colocated(waits=False)):.1f}"
 
 
 @quick
