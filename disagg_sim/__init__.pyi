@@ -48,6 +48,7 @@ from .serving.piggyback import piggyback
 from .serving.points import pareto_front
 from .serving.pools import PoolsPlan, plan_pools
 from .serving.rate_matching import MatchPlan, match_rates
+from .serving.spares import SpareRules, with_spares
 from .simulation.deployment import Replicas, ServedDeployment
 from .simulation.metrics import Summary
 from .simulation.simulate import SimulationResult, simulate
@@ -89,6 +90,7 @@ __all__ = [
     "Setup",
     "SimulationResult",
     "Slo",
+    "SpareRules",
     "SplitGrid",
     "SplitInstance",
     "Status",
@@ -143,6 +145,7 @@ __all__ = [
     "where_it_pays",
     "with_cost",
     "with_energy",
+    "with_spares",
     "with_token_prices",
     "write_scenario",
 ]

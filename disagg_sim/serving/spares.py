@@ -12,8 +12,8 @@ share of time that is asked for. The cap limits the GPUs that serve; spares come
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.serving.availability import MOST_SPARES, NEVER, Blast, blast_of, check_target
+from disagg_sim.facts.load import load_failures, load_system
+from disagg_sim.serving.availability import FAILURES, MOST_SPARES, NEVER, Blast, blast_of, check_target
 from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
 from disagg_sim.serving.points import THROUGHPUT, Column
 
@@ -63,12 +64,12 @@ def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SpareRules:
     """A stated availability, how often parts fail, and what spares cost."""
 
     target: float  # share of time at full capacity, below 1; 0 = no spares [1]
-    failing: FailureSpec
-    gpu_cap: int  # most GPUs that serve [1]
+    failing: FailureSpec = field(default_factory=partial(load_failures, FAILURES))
+    gpu_cap: int = 576  # most GPUs that serve [1]
     per: Per = "gpu"  # what throughput is counted over
 
     def __post_init__(self) -> None:
@@ -77,17 +78,19 @@ class Wanted:
             check_target(self.target)
 
 
-def with_spares(points: pd.DataFrame, wanted: Wanted, systems: Mapping[str, SystemSpec]) -> pd.DataFrame:
+def with_spares(
+    points: pd.DataFrame, wanted: SpareRules, systems: Mapping[str, SystemSpec] | None = None
+) -> pd.DataFrame:
     """Add to points the spares that an availability takes, and their throughput with these.
 
     Parameters
     ----------
     points : DataFrame
         A table of points of any mode (``points.COLUMNS``), with the columns of its cost.
-    wanted : Wanted
+    wanted : SpareRules
         Availability, failures, and what spares cost.
-    systems : mapping
-        System by name: its NVLink domain counts.
+    systems : mapping, optional
+        System by name: its NVLink domain counts. By default the shipped ones.
 
     Returns
     -------
@@ -104,11 +107,9 @@ def with_spares(points: pd.DataFrame, wanted: Wanted, systems: Mapping[str, Syst
     One instance of eight GPUs fails every 264 days and serves again within 10 minutes; a spare gives six nines:
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.facts.load import load_failures
     >>> at, options = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
     >>> points = ds.colocated(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(1024, 256), options=options)
-    >>> wanted = Wanted(target=0.999999, failing=load_failures("llama_3_405b"), gpu_cap=8)
-    >>> row = with_spares(points, wanted, {"h100_sxm": at.system}).iloc[0]
+    >>> row = with_spares(points, SpareRules(target=0.999999, gpu_cap=8)).iloc[0]
     >>> int(row["decode_spares"]), int(row["gpus_with_spares"])
     (1, 16)
     """
@@ -119,6 +120,7 @@ def with_spares(points: pd.DataFrame, wanted: Wanted, systems: Mapping[str, Syst
     pools[:, [1, 3]] *= copies[:, None]
     found = np.zeros((len(points), 3))
     sides = [points[name].astype(str).to_numpy(dtype=object) for name in ("prefill_system", "system")]
+    systems = systems or {name: load_system(name) for side in sides for name in set(side)}
     for sender, taker in sorted(set(zip(*sides, strict=True))):
         rows = np.flatnonzero((sides[0] == sender) & (sides[1] == taker))
         distinct, place = np.unique(pools[rows], axis=0, return_inverse=True)
@@ -142,7 +144,7 @@ def with_spares(points: pd.DataFrame, wanted: Wanted, systems: Mapping[str, Syst
     return points.assign(**values)
 
 
-def _spares(pools: Ints, wanted: Wanted, systems: tuple[SystemSpec, SystemSpec]) -> Floats:
+def _spares(pools: Ints, wanted: SpareRules, systems: tuple[SystemSpec, SystemSpec]) -> Floats:
     """Spares of prefill and of decode, and availability, of distinct (G_p, N_p, G_d, N_d); shape (rows, 3)."""
     found = np.tile([0.0, 0.0, 1.0], (len(pools), 1))
     if not wanted.target:

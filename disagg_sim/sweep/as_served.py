@@ -15,7 +15,7 @@ from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
-from disagg_sim.serving.spares import Wanted, spares_columns
+from disagg_sim.serving.spares import SpareRules, spares_columns
 from disagg_sim.sweep.moves import MOVE_COLUMNS
 from disagg_sim.sweep.told import KINDS, Told
 from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
@@ -69,12 +69,12 @@ class AsServed:
         """Specs that the case depends on, by ``kind/name``."""
         return {f"failures/{self.failures}": load.load_failures(self.failures)} if self.availability else {}
 
-    def wanted(self, gpu_cap: int, per: Per) -> Wanted | None:
+    def wanted(self, gpu_cap: int, per: Per) -> SpareRules | None:
         """What spares are added for; None = rows say none."""
         if self.availability is None:
             return None
         failing = load.load_failures(self.failures)
-        return Wanted(target=self.availability, failing=failing, gpu_cap=gpu_cap, per=per)
+        return SpareRules(target=self.availability, failing=failing, gpu_cap=gpu_cap, per=per)
 
 
 #: All off.

@@ -12,7 +12,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.serving.availability import Need, blast_of, spares_for
 from disagg_sim.serving.points import THROUGHPUT
-from disagg_sim.serving.spares import Wanted, with_spares
+from disagg_sim.serving.spares import SpareRules, with_spares
 
 LLAMA, H100 = load_failures("llama_3_405b"), load_system("h100_sxm")
 OFTEN = replace(LLAMA, gpu_mtbf=3.6e5, node_mtbf=3.6e6)
@@ -38,7 +38,7 @@ def points(*pools):
 def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first, taker, second):
     total = sender * first + taker * second
     row = with_spares(
-        points((sender, first, taker, second)), Wanted(target=0.999, failing=OFTEN, gpu_cap=total), SYSTEMS
+        points((sender, first, taker, second)), SpareRules(target=0.999, failing=OFTEN, gpu_cap=total), SYSTEMS
     )
     needs = [
         Need(instances=count, cost=gpus, blast=blast_of(OFTEN, H100, gpus, links=total > 8))
@@ -53,7 +53,7 @@ def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first,
 def test_a_co_located_point_by_hand():
     """Ten instances of 8 GPUs that serve 98 % of the time each: two spares for 99 %, so 96 GPUs in place of 80."""
     failing = replace(LLAMA, gpu_mtbf=8 * 3600.0 * 0.98 / 0.02, node_mtbf=None, link_mtbf=None, restart=3600.0)
-    row = with_spares(points((0, 0, 8, 10)), Wanted(target=0.99, failing=failing, gpu_cap=80), SYSTEMS).iloc[0]
+    row = with_spares(points((0, 0, 8, 10)), SpareRules(target=0.99, failing=failing, gpu_cap=80), SYSTEMS).iloc[0]
     assert (row["copies"], row["prefill_spares"], row["decode_spares"]) == (1, 0, 2)
     assert row[f"{THROUGHPUT}_with_spares"] == pytest.approx(10.0 * 80 / 96)
     assert row["availability"] == pytest.approx(1 - 0.00152, abs=1e-4)
@@ -62,7 +62,7 @@ def test_a_co_located_point_by_hand():
 def test_a_site_shares_its_spares():
     """Pairs of GPUs, each of which needs spares of its own: 32 of them together need fewer than 32 times as many."""
     alone, site = (
-        with_spares(points((1, 1, 1, 1)), Wanted(target=0.99999, failing=OFTEN, gpu_cap=cap), SYSTEMS).iloc[0]
+        with_spares(points((1, 1, 1, 1)), SpareRules(target=0.99999, failing=OFTEN, gpu_cap=cap), SYSTEMS).iloc[0]
         for cap in (2, 64)
     )
     assert (alone["copies"], site["copies"]) == (1, 32)
@@ -73,7 +73,7 @@ def test_a_site_shares_its_spares():
 @pytest.mark.parametrize("change", [{"gpu_mtbf": None, "node_mtbf": None, "link_mtbf": None}, {"restart": 0.0}])
 def test_without_failures_nothing_changes(change):
     table, failing = points((1, 3, 4, 2), (0, 0, 8, 1)), replace(LLAMA, **change)
-    found = with_spares(table, Wanted(target=0.999999, failing=failing, gpu_cap=64), SYSTEMS)
+    found = with_spares(table, SpareRules(target=0.999999, failing=failing, gpu_cap=64), SYSTEMS)
     assert found[f"{THROUGHPUT}_with_spares"].tolist() == table[THROUGHPUT].tolist()
     assert found["gpus_with_spares"].tolist() == (found["copies"] * table["total_gpus"]).tolist()
     counts = found[["copies", "prefill_spares", "decode_spares", "availability"]]
@@ -81,7 +81,7 @@ def test_without_failures_nothing_changes(change):
 
 
 def test_no_target_means_no_spares():
-    found = with_spares(points((1, 3, 4, 2)), Wanted(target=0.0, failing=OFTEN, gpu_cap=64), SYSTEMS).iloc[0]
+    found = with_spares(points((1, 3, 4, 2)), SpareRules(target=0.0, failing=OFTEN, gpu_cap=64), SYSTEMS).iloc[0]
     assert (found["prefill_spares"], found["decode_spares"], found["availability"]) == (0, 0, 1.0)
     assert found[f"{THROUGHPUT}_with_spares"] == 10.0
 
@@ -90,7 +90,7 @@ def test_spares_are_paid_at_the_price_of_their_system():
     """A spare of 8 GPUs beside two instances of 8: two thirds of the tokens per USD."""
     table = points((0, 0, 8, 2)).assign(tokens_per_usd=900.0)
     failing = replace(LLAMA, gpu_mtbf=1e6, node_mtbf=None, link_mtbf=None)
-    wanted = Wanted(target=0.999, failing=failing, gpu_cap=16, per={"h100_sxm": 3.0})
+    wanted = SpareRules(target=0.999, failing=failing, gpu_cap=16, per={"h100_sxm": 3.0})
     row = with_spares(table, wanted, SYSTEMS).iloc[0]
     assert row["decode_spares"] == 1
     assert row["tokens_per_usd_with_spares"] == pytest.approx(600.0)
@@ -99,6 +99,6 @@ def test_spares_are_paid_at_the_price_of_their_system():
 def test_what_is_out_of_reach_is_told():
     one_domain = replace(LLAMA, domain_mtbf=1.0, restart=1e9)
     with pytest.raises(InputError, match=r"availability 0\.9 is out of reach with 1,000 spare instances of a pool"):
-        with_spares(points((0, 0, 8, 1)), Wanted(target=0.9, failing=one_domain, gpu_cap=8), SYSTEMS)
+        with_spares(points((0, 0, 8, 1)), SpareRules(target=0.9, failing=one_domain, gpu_cap=8), SYSTEMS)
     with pytest.raises(InputError, match=r"availability 1\.0 is out of range"):
-        Wanted(target=1.0, failing=LLAMA, gpu_cap=8)
+        SpareRules(target=1.0, failing=LLAMA, gpu_cap=8)
