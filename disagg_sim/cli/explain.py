@@ -107,7 +107,11 @@ def explain(
     pcp: Annotated[int, typer.Option(min=1, help="Groups of tp GPUs that share a prompt, of prefill.")] = 1,
     speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
     acceptance: Annotated[
-        str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
+        str,
+        typer.Option(
+            metavar="NAME|METHOD SHARES",
+            help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.",
+        ),
     ] = "",
     batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
     isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,

@@ -72,7 +72,11 @@ def plan(
     ] = EVEN_RANKS,
     speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
     acceptance: Annotated[
-        str, typer.Option(metavar="NAME|METHOD SHARES", help="Of drafts: a curve, or 'mtp 0.8 0.6'.")
+        str,
+        typer.Option(
+            metavar="NAME|METHOD SHARES",
+            help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.",
+        ),
     ] = "",
     ttft: Annotated[
         str | None, typer.Option(metavar="LIMIT", help="TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]")
