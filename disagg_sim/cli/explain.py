@@ -109,8 +109,7 @@ def explain(
     acceptance: Annotated[
         str,
         typer.Option(
-            metavar="NAME|METHOD SHARES",
-            help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.",
+            metavar="NAME|METHOD SHARES", help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'."
         ),
     ] = "",
     batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,

@@ -74,8 +74,7 @@ def plan(
     acceptance: Annotated[
         str,
         typer.Option(
-            metavar="NAME|METHOD SHARES",
-            help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.",
+            metavar="NAME|METHOD SHARES", help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'."
         ),
     ] = "",
     ttft: Annotated[
