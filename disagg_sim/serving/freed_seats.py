@@ -282,7 +282,8 @@ def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) ->
 
     def weights(values: Floats, alike: Floats) -> Floats:
         full = np.where(whole > count, (alike - count * values) / np.maximum(whole - count, 1), values)
-        return np.asarray(np.concatenate([full @ spread, (values - full) @ spread], axis=1) / expected[:, None])
+        parts = (np.einsum("ri,ik->rk", part, spread) for part in (full, values - full))  # in one order of sums
+        return np.asarray(np.concatenate([*parts], axis=1) / expected[:, None])
 
     return Refill(
         prompts=np.concatenate([places, np.broadcast_to(knots, places.shape)], axis=1),
@@ -327,4 +328,5 @@ def _turns(filled: Floats, ranks: int, most: int) -> tuple[Floats, Floats]:
         full = np.clip(filled, 0.0, 1.0)[..., None]
         logs = np.where(r == 0, 0.0, r * np.log(full)) + np.where(r == ranks, 0.0, (ranks - r) * np.log1p(-full))
     share = np.exp(fact[-1] - fact[r] - fact[ranks - r] + logs)
-    return share @ (-(-r // most)).astype(float), share @ (r // most * most**2 + (r % most) ** 2).astype(float)
+    passes, squares = (-(-r // most)).astype(float), (r // most * most**2 + (r % most) ** 2).astype(float)
+    return np.einsum("rip,p->ri", share, passes), np.einsum("rip,p->ri", share, squares)
