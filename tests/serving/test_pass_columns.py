@@ -62,3 +62,14 @@ def test_means_weigh_the_passes_that_knots_stand_for():
         filled = refill(group.batch[each.batch_index], group.dp, each.together, 1 / case.lengths.gaps)
         expected = (filled.each * np.where(filled.lone, 2.0, 1.0) * (1.0 + filled.prompts)).sum(axis=1)
         np.testing.assert_allclose(mean[0], expected, rtol=1e-12)
+
+
+def test_what_a_batch_has_depends_on_no_other_to_the_last_digit() -> None:
+    """Axes are kept at their longest for all searches, so that which search came first moves no digit."""
+    batch = np.repeat([8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024], 4)
+    most = np.minimum(np.tile([4, 8, 16, 32], 14), batch)
+    whole = refill(batch, np.full(batch.size, 4), most, 1 / 255)
+    for stop in range(16, batch.size):
+        part = refill(batch[:stop], np.full(stop, 4), most[:stop], 1 / 255)
+        for name in ("prompts", "each", "own", "passes"):
+            np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[:stop])
