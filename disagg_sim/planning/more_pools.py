@@ -42,7 +42,7 @@ class PoolsQuestion:
 
     def check(self, models: Sequence[ModelSpec | str], lengths: Lengths, options: PlanOptions) -> None:
         """``InputError`` for what does not go together, one line a fault."""
-        faults = list(pool_faults(self.pools, self.images, models, lengths.mean_isl, {}))
+        faults = list(pool_faults(self.pools, self.images, models, float(lengths.isl[0]), {}))
         split = "attention" in self.pools
         if {*self.pools} == {*TWO} and self.images is None:
             faults.append("pools: prefill and decode are those of every plan; leave pools out")

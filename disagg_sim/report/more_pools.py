@@ -15,9 +15,9 @@ from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.planning.more_pools import MorePools, Stage
 from disagg_sim.report.plan import Block
-from disagg_sim.report.plan_rows import seconds_text
+from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, StageJson, plain
-from disagg_sim.report.words import text_of
+from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.units import HOUR, MILLION
@@ -68,7 +68,7 @@ def pools_screen(found: MorePools) -> list[Block]:
         blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block(tuple(_facts(found)))]
     told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
-    told += ["limits hold for a configuration, without queues: leave room for requests that come at random"]
+    told += ["limits hold for a configuration, without queues and the hand-over of caches: leave room for both"]
     return [*blocks, _lines(*told)]
 
 
@@ -91,7 +91,7 @@ def _question(found: MorePools) -> str:
         f"{asked.size.gpus} GPU{'s' * (asked.size.gpus != 1)}" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
     )
     limits = f"FTL {seconds_text(asked.ftl_limit)}, TTL {seconds_text(asked.ttl_limit)}"
-    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
+    means = law_words(law, found.options.speculation)
     return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
 
 
@@ -121,7 +121,9 @@ def _layout(stage: Stage) -> str:
         return "1 GPU"
     if stage.pool == "attention" or (stage.pool == "ffn" and not stage.setup.model.is_moe):
         return text_of(replace(mapping, ep=1))
-    return text_of(replace(mapping, dp_attn=1)) if stage.pool == "ffn" else text_of(mapping)
+    if stage.pool == "ffn":
+        return text_of(replace(mapping, dp_attn=1))
+    return text_of(mapping) + beside_text(int(mapping.chunk_tokens), int(mapping.draft_tokens))
 
 
 def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
@@ -136,7 +138,8 @@ def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
 def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
     plan, asked = found.plan, found.question
     tokens = plan.request_rate * found.lengths.mean_osl
-    yield "FTL", f"{seconds_text(plan.ftl_s)} of {seconds_text(asked.ftl_limit)}", "encoding included, no queue"
+    encoding = "encoding included" if "encode" in asked.pools else ""
+    yield "FTL", f"{seconds_text(plan.ftl_s)} of {seconds_text(asked.ftl_limit)}", encoding
     yield "TTL", f"{seconds_text(plan.ttl_s)} of {seconds_text(asked.ttl_limit)}", ""
     yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
     hour = price_of(found)
@@ -196,6 +199,9 @@ def pools_json(found: MorePools) -> PoolsJson:
             "images": None if asked.images is None else plain(asdict(asked.images)),
             "mean_isl": law.mean_isl,
             "mean_osl": law.mean_osl,
+            "mean_cached": law.mean_isl - law.mean_new,
+            "cached_tiers": {} if law.cached is None else dict(law.cached.reuse.tiers),
+            "speculation": "" if (drafter := found.options.speculation) is None else drafter.name,
             "ftl_limit_s": asked.ftl_limit,
             "ttl_limit_s": asked.ttl_limit,
             "rate_per_s": asked.size.rate,
@@ -224,6 +230,7 @@ def _stage_json(stage: Stage) -> StageJson:
         "precision": stage.setup.precision.name,
         "engine": stage.setup.engine,
         "mapping": {} if stage.mapping is None else _degrees(stage.mapping),
+        "draft_tokens": 0 if stage.mapping is None else int(stage.mapping.draft_tokens),
         "batch": stage.batch,
         "microbatches": stage.microbatches,
         "rate_per_s": stage.rate,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
+from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.traffic import HBM
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
@@ -18,6 +20,7 @@ from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.search.layouts import SERVED
 from disagg_sim.units import GB, MS
+from disagg_sim.workload.lengths import Lengths
 
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
@@ -56,20 +59,25 @@ def question_line(plan: Plan) -> str:
     systems = ", ".join(dict.fromkeys(each.at.system.title for each in plan.cases))
     if len(plan.cases) > 3:
         systems = f"{len(plan.cases)} systems"
-    law = work.lengths
-    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
-    if law.cached is not None:
-        means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
-        tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if share < 1.0]
-        means += f" ({', '.join(tiers)})" if tiers else ""
-    if (drafter := plan.options.speculation) is not None:
-        means += f", drafts of {drafter.name}"
-    if law.rank_imbalance:
-        means += f", DP ranks by {law.rank_imbalance}"
     size = plan.size
     many = f"{size.gpus} GPUs" if size.gpus else f"{size.users} users" if size.users else f"{size.rate:g} requests/s"
     limits = f"TTFT {_limit(work.ttft)}, TPOT {_limit(work.tpot)}"
-    return f"{case.at.model.title} on {systems}: {means}, {limits}, {many}"
+    return f"{case.at.model.title} on {systems}: {law_words(work.lengths, plan.options.speculation)}, {limits}, {many}"
+
+
+def law_words(law: Lengths, drafter: Speculation | None) -> str:
+    """Write what requests are like: lengths, cached share and tiers, drafts, ranks."""
+    means = f"{law.mean_isl:.0f} + {law.mean_osl:.0f} tokens{'' if law.constant else ' on average'}"
+    if law.cached is not None:
+        means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
+        tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if 0 < share < 1]
+        tiers = tiers or [f"in {name}" for name, share in law.cached.reuse.tiers if share and name != HBM]
+        means += f" ({', '.join(tiers)})" if tiers else ""
+    if drafter is not None:
+        means += f", drafts of {drafter.name}"
+    if law.rank_imbalance:
+        means += f", DP ranks by {law.rank_imbalance}"
+    return means
 
 
 def verdict(plan: Plan, sure: Assurance | None) -> list[str]:

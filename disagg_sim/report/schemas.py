@@ -258,6 +258,9 @@ class PoolsQuestionJson(TypedDict):
     images: Annotated[dict[str, float] | None, Field(description="of a request: images, height, width, cached")]
     mean_isl: Annotated[float, Field(description="[token]")]
     mean_osl: Annotated[float, Field(description="[token]")]
+    mean_cached: Annotated[float, Field(description="of a prompt [token]")]
+    cached_tiers: Annotated[dict[str, float], Field(description="tier -> share of the pasts in it; empty = HBM")]
+    speculation: Annotated[str, Field(description="drafter and acceptance; empty = none")]
     ftl_limit_s: float
     ttl_limit_s: float
     rate_per_s: float | None
@@ -275,6 +278,7 @@ class StageJson(TypedDict):
     precision: str
     engine: str
     mapping: Annotated[dict[str, int], Field(description="degrees of an instance; empty of encode pools")]
+    draft_tokens: Annotated[int, Field(description="of a decode step; 0 = none")]
     batch: Annotated[int, Field(description="requests of an instance")]
     microbatches: int
     rate_per_s: Annotated[float, Field(description="of all instances at full rate")]

@@ -42,7 +42,7 @@ def longer(at: Setup, mapping: Mapping, tokens: Numeric, seconds: Numeric, drift
     >>> copied = replace(wide, redundant_slots=32)
     >>> drifts = [(copied, math.inf), (wide, 600.0), (copied, 600.0)]
     >>> [f"{float(longer(at, each, 4096.0, 60e-3, drift)):.3f}" for each, drift in drifts]
-    ['1.000', '1.000', '1.021']
+    ['1.000', '1.000', '1.012']
     """
     if math.isinf(drift) or not np.any(mapping.redundant_slots):
         return 1.0

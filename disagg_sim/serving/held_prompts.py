@@ -71,7 +71,7 @@ def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Held:
 
     >>> found = held(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
     >>> [float(each.round(1)[0]) for each in found]
-    [6.4, 120.4, 6.3, 1.2]
+    [6.4, 120.5, 6.2, 1.2]
     """
     keys, which = np.unique(np.stack([batch / ranks, ending, steps]), axis=1, return_inverse=True)
     kinds, rank = np.unique(ranks, return_inverse=True)

@@ -72,4 +72,5 @@ def pool_faults(
         if model.encoder is None:
             yield f"pools: encode needs a model with an encoder, and {model.name} has none"
         elif (tokens := images.images * model.encoder.tokens(images.height, images.width)) > shortest:
-            yield f"images: {tokens} tokens of {model.name} are more than a prompt of {shortest:.0f}, which counts them"
+            most = f"the shortest prompt, {shortest:.0f}, which counts them"
+            yield f"images: {tokens} tokens of {model.name} are more than {most}"

@@ -29,6 +29,8 @@ from disagg_sim.serving.availability import FAILURES, MOST_SPARES, NEVER, Blast,
 from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
 from disagg_sim.serving.points import THROUGHPUT, Column
 
+#: Most GPUs that serve in a site whose spares are counted: shares of time are kept for each pair of counts. [1]
+MOST_GPUS = 4096
 #: Behind the name of a column of throughput: the same with spares in what it is divided by.
 WITH_SPARES = "_with_spares"
 
@@ -73,9 +75,11 @@ class SpareRules:
     per: Per = "gpu"  # what throughput is counted over
 
     def __post_init__(self) -> None:
-        """``InputError`` for a target out of range."""
+        """``InputError`` for a target or a cap out of range."""
         if self.target:
             check_target(self.target)
+        if not 1 <= self.gpu_cap <= MOST_GPUS:
+            raise InputError(f"gpu_cap: {self.gpu_cap} with an availability; allowed: 1 to {MOST_GPUS:,}")
 
 
 def with_spares(

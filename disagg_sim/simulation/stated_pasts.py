@@ -48,8 +48,8 @@ class StatedPasts:
         past: Floats = np.floor(drawn_pasts(prompts, reuse, rng) / self.step) * self.step
         self._past = past.astype(np.int64)
         self._in_decode = whole_blocks(past * reuse.in_decode, reuse.block_tokens).astype(np.int64)
-        names = [name for name, _ in reuse.tiers] or [HBM]
-        shares = [share for _, share in reuse.tiers] or [1.0]
+        held = [(name, share) for name, share in reuse.tiers if share > 0] or [(HBM, 1.0)]
+        names, shares = [name for name, _ in held], [share for _, share in held]
         below = np.array([-1 if name == HBM else list(tiers).index(name) for name in names])
         self._tier = below[np.searchsorted(np.cumsum(shares)[:-1], rng.random(len(trace)), side="right")]
         self._row: dict[int, int] = {}  # of requests that began again under another number
@@ -102,7 +102,11 @@ class StatedStores:
 
 
 def check_reuse(reuse: Reuse, tiers: Sequence[str]) -> None:
-    """``InputError`` where pasts lie in tiers that a run has not."""
+    """``InputError`` where pasts lie in tiers that a run has not, or a share is none."""
+    if isinstance(reuse.share, (int, float)):
+        raise InputError(f"reuse: share is {reuse.share}; allowed: ConstantShare(share=...), or a distribution")
+    if not 0.0 <= reuse.in_decode <= 1.0:
+        raise InputError(f"reuse: in_decode is {reuse.in_decode:g}; allowed: 0 to 1")
     used = [name for name, share in reuse.tiers if share > 0 and name != HBM]
     if lacking := [name for name in used if name not in tiers]:
         raise InputError(

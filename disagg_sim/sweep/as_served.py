@@ -15,7 +15,7 @@ from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
-from disagg_sim.serving.spares import SpareRules, spares_columns
+from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
 from disagg_sim.sweep.moves import MOVE_COLUMNS
 from disagg_sim.sweep.told import KINDS, Told
 from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
@@ -109,7 +109,7 @@ class ServedKeys(Strict):
         """What frontiers tell beside their own columns."""
         return Told(columns=self.columns, utilisation=self.utilisation)
 
-    def faults(self, per: str, modes: tuple[str, ...], *, copied: bool) -> Iterator[str]:
+    def faults(self, per: str, modes: tuple[str, ...], gpu_cap: int, *, copied: bool) -> Iterator[str]:
         """What the keys say that does not go together, and with other keys; ``copied``: copies of popular experts."""
         if any(map(math.isfinite, self.popularity_drift_s)):
             if set(modes) != {Mode.DISAGGREGATED.value}:
@@ -118,6 +118,8 @@ class ServedKeys(Strict):
                 yield "popularity_drift_s: acts with 'expert_skew' and 'limits.max_redundant_experts' above 0 only"
         if not any(self.availability) and self.failures != (FAILURES,):
             yield "failures: act with 'availability' only"
+        if any(self.availability) and gpu_cap > MOST_GPUS:
+            yield f"availability: counts spares up to 'limits.gpu_cap: {MOST_GPUS}'; it is {gpu_cap}"
         if any(self.availability) and per == JOULE:
             yield f"availability: spares are counted per gpu, usd or watt; per is {per!r}"
         yield from self.told.faults(per)

@@ -130,6 +130,22 @@ def test_the_command_prints_its_pools_and_keeps_its_schema(capsys, tmp_path):
     assert "INFEASIBLE: no decode configuration meets the TTL limit" in capsys.readouterr().out
 
 
+def test_what_the_rate_rests_on_is_said(capsys):
+    """Caches and drafts change the rate by multiples; the screen and JSON name them."""
+    asked = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus", "32", "--cached", "0.5")
+    drafts = ("--tiers", "dram", "--speculate", "2", "--acceptance", "mtp 0.8 0.6")
+    assert run([*COMMAND, *asked, *drafts]) == 0
+    text = capsys.readouterr().out
+    assert "50 % of a prompt cached (in dram), drafts of" in text.replace("\n", " ")
+    assert run([*COMMAND, *asked, *drafts, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    jsonschema.validate(made, json_schema("pools"))
+    question = made["question"]
+    assert question["mean_cached"] == pytest.approx(question["mean_isl"] / 2, abs=16)
+    assert question["cached_tiers"] == {"dram": 1.0}
+    assert {pool["draft_tokens"] for pool in made["pools"] if pool["pool"] == "decode"} == {2}
+
+
 @pytest.mark.parametrize(
     ("extra", "said"),
     [

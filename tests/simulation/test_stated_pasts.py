@@ -54,6 +54,24 @@ def alone(reuse, tiers=(), requests=1, isl=8192):
 
 
 class TestPasts:
+    def test_a_tier_that_holds_nothing_need_not_be_there(self):
+        """A share of 0 in SSD asks for no SSD."""
+        found, plain = (
+            alone(stated(tiers=tiers)).requests.prefill_end_s for tiers in ((("hbm", 1.0), ("ssd", 0.0)), ())
+        )
+        np.testing.assert_array_equal(found, plain)
+
+    @pytest.mark.parametrize(
+        ("reuse", "said"),
+        [
+            (Reuse(share=0.5), "share is 0.5; allowed: ConstantShare"),
+            (stated(in_decode=3.0), "in_decode is 3; allowed"),
+        ],
+    )
+    def test_shares_that_are_none_are_refused(self, reuse, said):
+        with pytest.raises(InputError, match=said):
+            alone(reuse)
+
     def test_a_past_in_a_tier_costs_its_load(self):
         """4,096 tokens of 65,536 B at the tier's bandwidth, before a pass that is the same."""
         first = {

@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.errors import SpecError
+from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.serving.availability import Need, blast_of, spares_for
+from disagg_sim.serving.spares import SpareRules
+from disagg_sim.sweep.as_served import ServedKeys
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
 
@@ -93,6 +95,16 @@ def test_names_say_the_failures_where_these_are_others(tmp_path: Path) -> None:
     (tmp_path / "rates.yaml").write_text(SWEEP.format(name="rates", more=more))
     names = [case.name.partition("instance2-")[2] for case in cases_of(load_sweep(str(tmp_path / "rates.yaml")))]
     assert names == ["no_spares", "availability0.999", "availability0.999_rsc_1"]
+
+
+def test_sites_too_large_for_the_law_are_refused() -> None:
+    """Shares of time are kept for each pair of counts, a table that grows by the square."""
+    with pytest.raises(InputError, match="gpu_cap: 60000 with an availability; allowed: 1 to 4,096"):
+        SpareRules(target=0.999, gpu_cap=60_000)
+    keys = ServedKeys(availability=(0.999,))
+    assert [*keys.faults("gpu", ("disaggregated",), 4096, copied=False)] == []
+    (line,) = keys.faults("gpu", ("disaggregated",), 60_000, copied=False)
+    assert line == "availability: counts spares up to 'limits.gpu_cap: 4096'; it is 60000"
 
 
 @pytest.mark.parametrize(
