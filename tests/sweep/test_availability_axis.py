@@ -101,7 +101,7 @@ def test_sites_too_large_for_the_law_are_refused() -> None:
     """Shares of time are kept for each pair of counts, a table that grows by the square."""
     with pytest.raises(InputError, match="gpu_cap: 60000 with an availability; allowed: 1 to 4,096"):
         SpareRules(target=0.999, gpu_cap=60_000)
-    keys = ServedKeys(availability=(0.999,))
+    keys = ServedKeys.model_validate({"availability": 0.999})
     assert [*keys.faults("gpu", ("disaggregated",), 4096, copied=False)] == []
     (line,) = keys.faults("gpu", ("disaggregated",), 60_000, copied=False)
     assert line == "availability: counts spares up to 'limits.gpu_cap: 4096'; it is 60000"
