@@ -47,7 +47,7 @@ def law(seats, ranks, ending, steps):
 )
 def test_seats_that_end_by_lot(seats, ranks, ending, steps):
     prompts, between, left, idle = law(seats, ranks, ending, steps)
-    counted = drawn(seats, ranks, ending, steps, passes=3000)
+    counted = drawn(seats, ranks, ending, steps, passes=1000)
     assert prompts == pytest.approx(counted[0], rel=0.03)
     assert between == pytest.approx(counted[1], rel=0.03)
     assert left == pytest.approx(counted[2], rel=0.2, abs=0.05)
