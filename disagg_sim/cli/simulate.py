@@ -19,9 +19,9 @@ from disagg_sim.report.perfetto import write_perfetto
 from disagg_sim.report.run_energy import ENERGY_HEADER, write_run_energy
 from disagg_sim.report.simulation import draw_simulation
 from disagg_sim.scenario.plan import ScenarioPlan, plan_scenario
-from disagg_sim.scenario.run import ScenarioResult, require_no_faults, run_scenario
+from disagg_sim.scenario.run import ScenarioResult, encode_use, require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.simulation.run import NONE
+from disagg_sim.simulation.options import NONE
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.workload.trace import MOST_REQUESTS
 
@@ -115,6 +115,12 @@ def _print_summary(result: ScenarioResult) -> None:
     ]
     if rows:
         print_table(rows, header=header, numeric=range(3, len(header)))
+    for run in result.plan.runs:
+        if (use := encode_use(result, run)) is not None:
+            typer.echo(
+                f"{run.choice.label} on {run.deployment.name} under {run.source.name}, x{run.rate_scale:g}: "
+                f"{use.gpus} GPUs encode, busy {use.busy_s / use.gpu_s:.0%} of the time; GPU-hours count them"
+            )
     for row in result.summary.to_dict("records"):
         if row["failed"] or row["availability"] < 1.0:
             typer.echo(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from disagg_sim.errors import InputError, as_float, quoted, whole_number
 from disagg_sim.facts.encoder import EncoderSpec
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import BF16
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
@@ -25,11 +26,19 @@ class EncodeStep:
 
     setup: Setup
     images: int  # of a request [1]
+    height: int  # of an image [pixel]
+    width: int  # [pixel]
     tokens: int  # of a request: part of its prompt [token]
     time: float  # to encode all of them, none cached [s]
     transfer: float  # of the embeddings over the NIC [s]
     embedding_bytes: float  # of a request [B]
+    flops: float  # of a request, none cached [FLOP]
     cached: float = 0.0  # share of images whose embeddings are kept [1]
+
+    @property
+    def operators(self) -> list[tuple[Operator, int]]:
+        """Operators of one image and how often each runs; counts of one GPU."""
+        return _operators(self.setup.model, self.height, self.width)
 
     @property
     def request_rate(self) -> float:
@@ -125,16 +134,25 @@ def encode_step(at: Setup, *, images: int, height: int, width: int, cached: floa
         whole_number(name, value)
     if not 0.0 <= as_float(cached) < 1.0:
         raise InputError(f"cached {quoted(cached)} is out of range; allowed: from 0, below 1")
-    patches, tokens = encoder.patches(height, width), images * encoder.tokens(height, width)
-    one = sum(total_cost([op], at).time * runs for op, runs in encoder_operators(encoder, at.model.hidden, patches))
+    tokens, operators = images * encoder.tokens(height, width), _operators(at.model, height, width)
+    one = sum(total_cost([op], at).time * runs for op, runs in operators)
     size = tokens * at.model.hidden * ACTIVATION_BYTES
     link = own_link_bandwidth(at.system, at.profile, within_domain=False)
     return EncodeStep(
         setup=at,
         images=images,
+        height=height,
+        width=width,
         tokens=tokens,
         time=float(images * one),
         transfer=at.profile.p2p_latency_across + size / link,
         embedding_bytes=size,
+        flops=float(images * sum(op.work.flops * runs for op, runs in operators)),
         cached=cached,
     )
+
+
+def _operators(model: ModelSpec, height: int, width: int) -> list[tuple[Operator, int]]:
+    """Those of one image of so many pixels."""
+    assert model.encoder is not None, "an EncodeStep is made of models with one"
+    return encoder_operators(model.encoder, model.hidden, model.encoder.patches(height, width))

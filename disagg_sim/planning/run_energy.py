@@ -5,7 +5,8 @@ r"""Energy of a simulated run: what its instances draw while they work, and whil
 of an instance of G GPUs that was held for h and in steps for b, and that computed N prompts: a pass of one takes
 :math:`t_p` and :math:`e_p` joules of a GPU, and the rest of its steps decode, at the power :math:`P_d` of steps with
 the mean number of sequences that it had. An instance of a prefill pool is in passes all of its busy time. A GPU that
-waits, starts or drains draws :math:`P_0`. Lengths are the means of the trace. Source: ``certainty.pass_energy``.
+waits, starts or drains draws :math:`P_0`. GPUs of an encode pool draw what the kernels of the tower do while they
+encode. Lengths are the means of the trace. Source: ``certainty.pass_energy``.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import pandas as pd
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.errors import InputError
+from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.drafting import accepted_length
-from disagg_sim.physics.power import power_at
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.placed import bare
-from disagg_sim.simulation.records import Instances
+from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.lengths import Lengths, lengths
@@ -48,8 +51,8 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row an instance: ``role``, ``gpus`` [1], ``held_s``, ``busy_s``, ``joules`` of all of its GPUs, of them
-        ``waiting_joules`` [J], ``watts`` while held [W].
+        A row an instance, and one of the GPUs of an encode pool: ``role``, ``gpus`` [1], ``held_s``, ``busy_s``,
+        ``joules`` of all of its GPUs, of them ``waiting_joules`` [J], ``watts`` while held [W].
 
     Raises
     ------
@@ -70,7 +73,8 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
     """
     if result.records.models is not None:
         raise several_models(result.deployment)
-    return instances_energy(result.records.instances, result.deployment, result.setup, lengths(result.trace))
+    records = result.records
+    return instances_energy(records.instances, result.deployment, result.setup, lengths(result.trace), records.encode)
 
 
 def several_models(deployment: ServedDeployment) -> InputError:
@@ -95,7 +99,9 @@ def several_models(deployment: ServedDeployment) -> InputError:
     return InputError(f"deployment {deployment.name!r} serves several models; energy is told of one")
 
 
-def instances_energy(held: Instances, deployment: ServedDeployment, setup: Setup, law: Lengths) -> pd.DataFrame:
+def instances_energy(
+    held: Instances, deployment: ServedDeployment, setup: Setup, law: Lengths, encode: EncodeUse | None = None
+) -> pd.DataFrame:
     """Compute what instances drew over a run.
 
     Parameters
@@ -106,6 +112,8 @@ def instances_energy(held: Instances, deployment: ServedDeployment, setup: Setup
         That they came from, and the setup of those that name none.
     law
         Lengths of the requests of the run.
+    encode
+        What the encode pool of the deployment held and did; a row more, of all its GPUs.
 
     Returns
     -------
@@ -147,8 +155,20 @@ def instances_energy(held: Instances, deployment: ServedDeployment, setup: Setup
         work = in_passes * filled[0] / filled[1] + (busy - in_passes) * decoded[0] / decoded[1]
         waiting = gpus * power_at(at).idle * max(span - busy, 0.0)
         rows.append((role.name.lower(), gpus, span, busy, gpus * work + waiting, waiting))
+    if encode is not None and deployment.encode is not None:
+        rows.append(_encode_row(encode, deployment.encode.step))
     table = pd.DataFrame(rows, columns=["role", "gpus", "held_s", "busy_s", "joules", "waiting_joules"])
     return table.assign(watts=table["joules"] / table["held_s"])
+
+
+def _encode_row(use: EncodeUse, step: EncodeStep) -> tuple[str, int, float, float, float, float]:
+    """GPUs of an encode pool: they draw what the tower draws while they encode, and wait else."""
+    at, watts = step.setup, watts_of(step.setup)
+    costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]
+    image = sum(float(watts(op, cost) * cost.time) * runs for op, cost, runs in costs)
+    waiting = power_at(at).idle * (use.gpu_s - use.busy_s)
+    work = use.busy_s * image * step.images / step.time
+    return "encode", use.gpus, use.held_s, use.busy_s / use.gpus, work + waiting, waiting
 
 
 def _replicas(deployment: ServedDeployment, role: Role, gpus: int) -> Replicas:

@@ -187,7 +187,7 @@ def _(found: Plan) -> str:
 @html_of.register
 def _(deployment: ServedDeployment) -> str:
     head = ("part", "instances", "mapping", "GPUs each")
-    return _table(f"{deployment.name}: {_counted(deployment.gpus, 'GPU')}", head, deployment_rows(deployment))
+    return _table(f"{deployment.name}: {_counted(deployment.all_gpus, 'GPU')}", head, deployment_rows(deployment))
 
 
 @html_of.register

@@ -291,6 +291,9 @@ def capacity_lines(capacity: Capacity) -> Iterator[Line]:
 
 def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:
     """Part, instances, mapping and GPUs of one of them."""
+    if (pool := deployment.encode) is not None:
+        images = f"{pool.step.images} x {pool.step.height} x {pool.step.width} pixels a request"
+        yield "encode", f"{pool.instances:,}", images, "1"
     for part in PARTS:
         for replicas in getattr(deployment, part):
             m = replicas.mapping

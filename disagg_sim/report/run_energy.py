@@ -13,7 +13,7 @@ from disagg_sim.atomic import write_csv
 from disagg_sim.planning.run_energy import instances_energy, several_models
 from disagg_sim.scenario.plan import RUNS, Run
 from disagg_sim.scenario.run import NAMES, ScenarioResult
-from disagg_sim.simulation.records import Instances
+from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.sweep.store import State
 from disagg_sim.units import HOUR
 from disagg_sim.workload.lengths import lengths
@@ -61,14 +61,16 @@ def write_run_energy(result: ScenarioResult, root: Path) -> list[tuple[str, ...]
     return [_line(table, sums.loc[tuple(table[name].iloc[0] for name in NAMES)]) for table in tables]
 
 
-def _of_run(run: Run, note: dict[str, dict[str, list[float]]]) -> pd.DataFrame:
+def _of_run(run: Run, note: dict[str, Any]) -> pd.DataFrame:
     """What the instances of one run drew."""
     if note["gpus_by_model"]:
         raise several_models(run.deployment)
     scenario, scale = run.scenario, 1.0 if run.rate_scale is None else run.rate_scale
     held = Instances(**{name: np.array(values) for name, values in note["instances"].items()})
     law = lengths(run.source.at_rate(scenario.seed, scale))
-    found = instances_energy(held, run.deployment, scenario.setup, law)
+    use = note.get("encode")
+    encode = None if use is None else EncodeUse(**use)
+    found = instances_energy(held, run.deployment, scenario.setup, law, encode)
     names: tuple[Any, ...] = (run.choice.label, run.deployment.name, run.source.name, scale)
     return found.assign(**dict(zip(NAMES, names, strict=True)))[[*NAMES, *found.columns]]
 

@@ -15,8 +15,10 @@ from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
 from disagg_sim.facts.speculation import MOST_DRAFTS
+from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
+from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST_TOKENS
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
@@ -27,6 +29,9 @@ CHUNKING = ("prefill", "colocated")
 NO_SPECULATION = "none"
 #: Keys that say what instances serve, and on what: of the scenario, and of instances that differ.
 SERVES = ("model", "system", "precision", "profile", "engine", "speculation")
+
+#: Keys of ``SERVES`` that an encode pool may say.
+ENCODES = ("system", "precision")
 
 _Degree = Annotated[int, Range(1, 1024)]
 
@@ -148,10 +153,23 @@ def _part(name: str) -> Written:
     return Written(Several[Annotated[Group, Written(_Instances, partial(_group, name))]], tuple)
 
 
+class EncodeKeys(Strict):
+    """GPUs that encode images before prefill, and the images of a request."""
+
+    instances: Annotated[int, Range(1, 10**5)] = 1
+    images: Annotated[int, Range(1, 10**5)] = 1
+    height: Annotated[int, Range(1, 10**5)]
+    width: Annotated[int, Range(1, 10**5)]
+    cached: Annotated[float, Range(0.0, 0.999_999)] = 0.0
+    system: Annotated[str, load.spec_name("hardware")] = ""
+    precision: Annotated[str, load.spec_name("precision")] = ""
+
+
 class DeploymentKeys(Strict):
-    """Instances by part."""
+    """Instances by part, and the encode pool before them."""
 
     gpus: Annotated[int | None, Range(1, 10**6)] = None
+    encode: EncodeKeys | None = None
     prefill: Annotated[tuple[Group, ...], _part("prefill")] = ()
     decode: Annotated[tuple[Group, ...], _part("decode")] = ()
     colocated: Annotated[tuple[Group, ...], _part("colocated")] = ()
@@ -178,7 +196,16 @@ class DeploymentKeys(Strict):
             decode=decode,
             colocated=colocated,
             pairs=pairs,
+            encode=None if self.encode is None else _encoders(self.encode, usual),
         )
+
+
+def _encoders(keys: EncodeKeys, usual: Mapping[str, Any]) -> Encoders:
+    """The encode pool, on the usual system unless it says another."""
+    names = {**usual, "speculation": "", **{key: name for key in ENCODES if (name := getattr(keys, key))}}
+    at = setup_named(*(names[key] for key in SERVES))
+    step = encode_step(at, images=keys.images, height=keys.height, width=keys.width, cached=keys.cached)
+    return Encoders(step=step, instances=keys.instances)
 
 
 def _placed(group: Group, usual: Mapping[str, Any], *, own: bool) -> Replicas:

@@ -17,8 +17,9 @@ from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
 from disagg_sim.simulation.checkpoint import frozen, thawed
+from disagg_sim.simulation.options import FULL, STREAM
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
-from disagg_sim.simulation.run import FULL, STREAM, RunOptions
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store

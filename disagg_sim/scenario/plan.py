@@ -16,8 +16,8 @@ from disagg_sim.scenario.traces import TraceSource
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_possible
 from disagg_sim.simulation.models import shares_of
+from disagg_sim.simulation.options import NONE
 from disagg_sim.simulation.placed import bare
-from disagg_sim.simulation.run import NONE
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.keys import Key
 from disagg_sim.workload import scaling
@@ -171,7 +171,12 @@ def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
         for part in PARTS
         for each in deployment.part(part)
     ]
-    return deployment.name, deployment.gpus, parts, _specs_of(deployment.setup)
+    pool, encode = deployment.encode, tuple[Any, ...]()
+    if pool is not None:
+        step = pool.step
+        images = (step.images, step.height, step.width, step.cached)
+        encode = ((pool.instances, *images, *_specs_of(step.setup)),)
+    return deployment.name, deployment.gpus, parts, _specs_of(deployment.setup), *encode
 
 
 def _specs_of(at: Setup | None) -> tuple[Any, ...]:

@@ -26,9 +26,8 @@ from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_cap
 from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
-from disagg_sim.simulation.options import MOST_SAMPLES
-from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.run import FULL, NONE, STREAM
+from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
+from disagg_sim.simulation.records import EncodeUse, RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
@@ -305,7 +304,36 @@ def _note(result: RunResult) -> str:
     """Data for plots and readers in addition to the row: the histogram of gaps, and the instances."""
     instances = {f.name: getattr(result.instances, f.name).tolist() for f in fields(result.instances)}
     gaps = {"edges_s": result.itl_edges.tolist(), "counts": result.itl_counts.tolist()}
-    return json.dumps({"instances": instances, "itl": gaps, "gpus_by_model": result.gpus_by_model()})
+    encode = {} if result.encode is None else {"encode": asdict(result.encode)}
+    return json.dumps({"instances": instances, "itl": gaps, "gpus_by_model": result.gpus_by_model(), **encode})
+
+
+def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
+    """Look up what the encode pool of a run held and did.
+
+    Parameters
+    ----------
+    result, run
+        Of ``run_scenario``, and one of its runs that is stored.
+
+    Returns
+    -------
+    EncodeUse
+        None of a deployment without one, and of a run that has no result.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> note = '{"encode": {"gpus": 2, "held_s": 9.0, "busy_s": 6.0, "flops": 1e12}}'
+    >>> store = SimpleNamespace(state=lambda key: State.STORED, note=lambda key: note)
+    >>> use = encode_use(SimpleNamespace(store=store), SimpleNamespace(key=lambda table: table))
+    >>> use.gpus, use.busy_s / use.gpu_s
+    (2, 0.3333333333333333)
+    """
+    if result.store.state(run.key(RUNS)) is not State.STORED:
+        return None
+    found = json.loads(result.store.note(run.key(RUNS))).get("encode")
+    return None if found is None else EncodeUse(**found)
 
 
 def _frame(rows: Sequence[Summary]) -> pd.DataFrame:

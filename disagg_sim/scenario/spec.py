@@ -361,12 +361,10 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     except DisaggSimError as error:
         yield str(error)
         return
-    rates = sum(len(source.rate_scales) for source in scenario.traces)
+    rates = sum(len(each.rate_scales) for each in scenario.traces)
     sizes = (len(scenario.deployments), rates, len(scenario.policies))
-    many = list(told_by("", require_few, "deployments x rates x policies", *sizes))
-    if many:
-        yield from many
-        return
+    if many := list(told_by("", require_few, "deployments x rates x policies", *sizes)):
+        return (yield from many)
     for source in scenario.traces if scenario.run.classes else ():
         yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
     if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
@@ -380,6 +378,8 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         yield from told_by("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
             yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
+            kept = scenario.run.concurrency, scenario.run.records
+            yield from told_by("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
 
 
 def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:

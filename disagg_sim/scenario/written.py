@@ -19,12 +19,13 @@ from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.schema import PLAIN_NAME
 from disagg_sim.physics.setup import Setup
-from disagg_sim.scenario.deployments import NO_SPECULATION, PART_LIMITS, SERVES
+from disagg_sim.scenario.deployments import ENCODES, NO_SPECULATION, PART_LIMITS, SERVES
 from disagg_sim.scenario.failures import written_failures
 from disagg_sim.scenario.spec import Scenario, load_scenario
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import CLASS, MODEL, ServiceClass
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.placed import bare
@@ -121,7 +122,16 @@ def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str
         return {**said, **_replicas(each)}
 
     parts = {part: [group(each) for each in getattr(deployment, part)] for part in PARTS}
-    return {"gpus": deployment.gpus, **{part: entries for part, entries in parts.items() if entries}}
+    encode = {} if deployment.encode is None else {"encode": _encode(deployment.encode, usual)}
+    return {"gpus": deployment.gpus, **encode, **{part: entries for part, entries in parts.items() if entries}}
+
+
+def _encode(pool: Encoders, usual: dict[str, str]) -> dict[str, Any]:
+    """The encode pool with its images, and its system where that is not the usual one."""
+    step, own = pool.step, _serves(pool.step.setup)
+    said = {key: own[key] for key in ENCODES if own[key] != usual[key]}
+    images = {"images": step.images, "height": step.height, "width": step.width}
+    return {"instances": pool.instances, **images, **({"cached": step.cached} if step.cached else {}), **said}
 
 
 def _replicas(replicas: Replicas) -> dict[str, int]:
@@ -175,8 +185,6 @@ def _run(options: RunOptions) -> dict[str, Any]:
     """Options that are not the default, and the period of the samples, whose default is another in a scenario."""
     if options.link != LinkSpec():
         raise InputError("a scenario has no key for a network of one's own (options.link); allowed: the default")
-    if options.encoders is not None:
-        raise InputError("a scenario has no key for an encode pool (options.encoders); allowed: none")
     if options.reuse is not None:
         raise InputError("a scenario has no key for stated pasts (options.reuse); allowed: a trace with block ids")
     failures = {} if options.failures is None else {"failures": written_failures(options.failures)}
@@ -249,7 +257,9 @@ def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
         for part in PARTS
         for each in getattr(deployment, part)
     ]
-    return deployment.name, deployment.gpus, parts
+    pool = deployment.encode
+    encode = None if pool is None else _encode(pool, dict.fromkeys(SERVES, ""))
+    return deployment.name, deployment.gpus, parts, encode
 
 
 def _same_turns(one: Trace, other: Trace) -> bool:

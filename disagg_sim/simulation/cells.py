@@ -20,7 +20,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.joined import OF_INSTANCES, joined_requests
-from disagg_sim.simulation.records import Decision, Instances, Requests, RunResult, Samples
+from disagg_sim.simulation.records import Decision, EncodeUse, Instances, Requests, RunResult, Samples
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.trace import Trace
 
@@ -78,6 +78,8 @@ def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, see
         if there:
             raise InputError(f"cells {cells} with {name}; allowed: cells 1")
     counts = [(f"{part} instances", each.instances) for part in PARTS for each in getattr(deployment, part)]
+    pool = deployment.encode
+    counts += [] if pool is None else [("encode instances", pool.instances)]
     for name, count in [*counts, ("GPUs", deployment.gpus)]:
         if count % cells:
             raise InputError(f"cells {cells} of {count} {name}; allowed: numbers that divide {count}")
@@ -85,6 +87,7 @@ def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, see
         part: tuple(replace(each, instances=each.instances // cells) for each in getattr(deployment, part))
         for part in PARTS
     }
+    own["encode"] = None if pool is None else replace(pool, instances=pool.instances // cells)
     if trace.sessions is None:
         rows = np.arange(cell, len(trace), cells)
     else:
@@ -184,7 +187,16 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[NDArray[np.intp]],
         wall_s=max(each.wall_s for each in results),
         cpu_s=sum(each.cpu_s for each in results),
         totals=None if kept else reduce(added, (each.totals or Totals() for each in results)),
+        encode=_joined_pools([each.encode for each in results if each.encode is not None], end),
     )
+
+
+def _joined_pools(pools: Sequence[EncodeUse], end: float) -> EncodeUse | None:
+    """The encode pools of all cells as one, held until the last is done [s]; None without."""
+    if not pools:
+        return None
+    gpus, busy, flops = (sum(getattr(each, name) for each in pools) for name in ("gpus", "busy_s", "flops"))
+    return EncodeUse(gpus=gpus, held_s=end, busy_s=busy, flops=flops)
 
 
 def _told(line: Decision, cell: int, cells: int) -> Decision:

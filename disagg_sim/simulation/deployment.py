@@ -14,8 +14,10 @@ from disagg_sim.errors import InputError, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
+from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
 from disagg_sim.simulation.placed import bare, placed
+from disagg_sim.workload.trace import Trace
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
 PARTS = ("prefill", "decode", "colocated", "pairs")
@@ -74,6 +76,7 @@ class ServedDeployment(Shown):
     pairs: tuple[Replicas, ...] = ()  # two instances a pair; without them the co-located ones pair up
     setup: Setup | None = field(default=None, compare=False)  # what it serves; None where the run says
     planned: Deployment | None = field(default=None, compare=False)  # that it was matched as; None by hand
+    encode: Encoders | None = None  # before prefill, of GPUs beside those that a policy may use; None = no images
 
     def __post_init__(self) -> None:
         """``InputError`` where entries of one part and mapping batch in different ways: which holds would be open.
@@ -120,6 +123,11 @@ class ServedDeployment(Shown):
 
     def _every(self) -> Iterator[Replicas]:
         return (replicas for part in PARTS for replicas in getattr(self, part))
+
+    @property
+    def all_gpus(self) -> int:
+        """GPUs that a policy may use, and those of the encode pool. [1]"""
+        return self.gpus + (0 if self.encode is None else self.encode.instances)
 
     @property
     def link_gpus(self) -> float:
@@ -197,6 +205,11 @@ class ServedDeployment(Shown):
         Each of several models needs all parts.
         """
         if len(self.models) > 1:
+            if self.encode is not None:
+                raise InputError(
+                    f"deployment {self.name!r}: encode before instances of {' and '.join(self.models)}; allowed: one "
+                    "model"
+                )
             for model in self.models:
                 self.of_model(model).require(policy, parts)
             self._require_gpus(policy, parts)
@@ -211,6 +224,14 @@ class ServedDeployment(Shown):
         self._require_gpus(policy, parts)
         if parts != ("colocated",):
             self._require_one_cache(policy, parts)
+
+    def check_encode(self, trace: Trace, at: Setup, concurrency: int, records: str) -> None:
+        """Raise ``InputError`` where its encode pool cannot stand before prefill; see ``Encoders.check``."""
+        if self.encode is not None:
+            try:
+                self.encode.check(trace, at, concurrency, records)
+            except InputError as error:
+                raise InputError(f"deployment {self.name!r}: {error}") from None
 
     def _require_gpus(self, policy: str, parts: tuple[str, ...]) -> None:
         """``InputError`` where parts exceed its GPUs."""

@@ -8,6 +8,7 @@ transfer, where its life in the simulated instances begins. Source: physics page
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,8 +16,12 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
-from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.options import FULL
+from disagg_sim.simulation.records import EncodeUse
 from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from disagg_sim.simulation.records import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,12 @@ class Encoders:
 
     def __post_init__(self) -> None:
         """``InputError`` for a number of GPUs below 1."""
-        whole_number("encoders", self.instances)
+        whole_number("instances of encode", self.instances)
+
+    @property
+    def each_s(self) -> float:
+        """Time for which a request keeps a GPU. [s]"""
+        return self.step.time * (1.0 - self.step.cached)
 
     def sent(self, arrival: Floats) -> Floats:
         """Find when the embeddings of requests are with prefill.
@@ -62,7 +72,7 @@ class Encoders:
         ndarray
             Ascending, (requests,). [s]
         """
-        each, count = self.step.time * (1.0 - self.step.cached), self.instances
+        each, count = self.each_s, self.instances
         rounds = -(-arrival.size // count)
         turns = np.full(rounds * count, np.inf)
         turns[: arrival.size] = arrival
@@ -70,8 +80,8 @@ class Encoders:
         begun = before + np.maximum.accumulate(turns.reshape(rounds, count) - before, axis=0)
         return np.asarray(begun.ravel()[: arrival.size] + each + self.step.transfer)
 
-    def before(self, trace: Trace, at: Setup, concurrency: int) -> Trace:
-        """Find the trace that prefill meets.
+    def check(self, trace: Trace, at: Setup, concurrency: int, records: str) -> None:
+        """Raise where it cannot stand before prefill.
 
         Parameters
         ----------
@@ -81,25 +91,33 @@ class Encoders:
             What is served.
         concurrency
             Of a closed loop; 0 = the arrivals count. [request]
+        records
+            What is kept of the requests, of ``RunOptions.records``.
 
         Returns
         -------
-        Trace
-            The same requests, each as its embeddings arrive.
+        None
+            Where it can.
 
         Raises
         ------
         InputError
-            Another model, prompts shorter than the tokens of the images, arrivals that follow from answers.
+            Another model, prompts shorter than the tokens of the images, arrivals that follow from answers, records
+            that leave the run before its end.
         """
+        if records != FULL:
+            raise InputError(f"encode: needs the records of all requests, not {records!r}; allowed: {FULL!r}")
         if self.step.setup.model.name != at.model.name:
-            raise InputError(f"encoders are of {self.step.setup.model.name}, and {at.model.name} is served")
+            raise InputError(f"encode: its images are for {self.step.setup.model.name}, and {at.model.name} is served")
         if concurrency or trace.sessions is not None:
-            raise InputError("encoders need arrivals that the trace states; allowed: no concurrency, no sessions")
+            raise InputError("encode: its queue needs the arrivals of a trace; allowed: no concurrency, no sessions")
         if (shortest := int(trace.input_tokens.min())) < self.step.tokens:
             raise InputError(
-                f"encoders: images are {self.step.tokens} tokens, more than a prompt of {shortest}, which counts them"
+                f"encode: images are {self.step.tokens} tokens, more than a prompt of {shortest}, which counts them"
             )
+
+    def before(self, trace: Trace) -> Trace:
+        """The trace that prefill meets: the same requests, each as its embeddings arrive."""
         return replace(trace, arrival=self.sent(trace.arrival))
 
     def counted(self, found: RunResult, trace: Trace) -> RunResult:
@@ -115,7 +133,13 @@ class Encoders:
         Returns
         -------
         RunResult
-            TTFT and all that follows from it have the encoding and its queue in them.
+            TTFT and all that follows from it have the encoding and its queue in them, and GPUs those of the pool.
         """
         own = replace(found.requests, arrival_s=trace.arrival[found.requests.request])
-        return replace(found, requests=own)
+        end, each = found.duration_s, self.each_s
+        begun = self.sent(trace.arrival) - self.step.transfer - each
+        busy = float(np.clip(end - begun, 0.0, each).sum())
+        flops = busy / self.step.time * self.step.flops
+        use = EncodeUse(gpus=self.instances, held_s=end, busy_s=busy, flops=flops)
+        samples = replace(found.samples, gpus=found.samples.gpus + self.instances)
+        return replace(found, requests=own, samples=samples, encode=use)

@@ -28,6 +28,8 @@ LONGEST_S = 1e9
 LEAST_PERIOD_S = 0.001
 #: Most samples of a run: some 0.4 GB, taken in a minute. [1]
 MOST_SAMPLES = 10**6
+#: What is kept of the records of requests: see ``RunOptions.records``.
+RECORDS = FULL, STREAM, NONE = "full", "stream", "none"
 #: Most looks of a policy in a run: 10 minutes or so at 50 us each; two months at a look every half second. [1]
 MOST_LOOKS = 10**7
 

@@ -117,6 +117,21 @@ class Instances:
         return self.gpus * (self.stop_s - self.start_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeUse:
+    """What an encode pool held and did."""
+
+    gpus: int  # an instance each [1]
+    held_s: float  # all of them, to the end of the run [s]
+    busy_s: float  # of all together [s]
+    flops: float  # useful work [FLOP]
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds held. [s]"""
+        return self.gpus * self.held_s
+
+
 class Decision(NamedTuple):
     """One line of the decision log."""
 
@@ -178,6 +193,7 @@ class RunResult(Shown):
     tier_loads: TierLoads | None = None  # None = no tiers below HBM
     totals: Totals | None = None  # of requests that have left the run in pieces; ``requests`` has none of them then
     judged_by: Slo | None = None  # the limits that these totals were judged by [s]
+    encode: EncodeUse | None = None  # None = no encode pool
 
     def gpus_by_model(self) -> dict[str, float]:
         """GPUs that the instances of each model held on average; none where there is one model. [1]"""

@@ -19,13 +19,22 @@ from disagg_sim.simulation.admission import AdmissionKind
 from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.models import shares_of
-from disagg_sim.simulation.options import LEAST_PERIOD_S, LONGEST_S, MOST, MOST_SAMPLES, check_options, option
+from disagg_sim.simulation.options import (
+    FULL,
+    LEAST_PERIOD_S,
+    LONGEST_S,
+    MOST,
+    MOST_SAMPLES,
+    RECORDS,
+    STREAM,
+    check_options,
+    option,
+)
 from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.pieces import Pieces, Sink
 from disagg_sim.simulation.policies.registry import policy_named
@@ -36,9 +45,6 @@ from disagg_sim.simulation.site import SCHEDULER, Site
 from disagg_sim.simulation.stated_pasts import check_reuse
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.workload.trace import Trace
-
-#: What is kept of the records of requests: see ``RunOptions.records``.
-RECORDS = FULL, STREAM, NONE = "full", "stream", "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,6 @@ class RunOptions:
         0, "tokens of prompts that an instance remembers beside its requests; 0: none", unit="token", low=0, high=MOST
     )
     tiers: tuple[str, ...] = ()  # below HBM, of ``kv_tiers`` of the system, the fastest first; () = none
-    encoders: Encoders | None = None  # of images, before prefill; None = requests have none
     reuse: Reuse | None = None  # pasts as stated, in place of what caches find; None = what they find
     tier_writes: str = option(
         "through",
@@ -132,8 +137,6 @@ class RunOptions:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"
             )
-        if self.encoders is not None and self.records != FULL:
-            raise InputError(f"records {self.records!r} with encoders; allowed: {FULL!r}")
         if self.tiers and self.records != FULL:
             raise InputError(f"records {self.records!r} with tiers {', '.join(self.tiers)}; allowed: {FULL!r}")
         if self.reuse is not None:
@@ -220,11 +223,12 @@ def run(
     (array([ True, False]), 7)
     """
     options.check_samples(trace)
-    if (pool := options.encoders) is not None:
-        met, rest = pool.before(trace, at, options.concurrency), replace(options, encoders=None)
-        return pool.counted(run(met, deployment, policy, at=at, slo=slo, seed=seed, options=rest), trace)
     if options.cells > 1:
         return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
+    if (pool := deployment.encode) is not None:
+        deployment.check_encode(trace, at, options.concurrency, options.records)
+        met, rest = pool.before(trace), replace(deployment, encode=None)
+        return pool.counted(run(met, rest, policy, at=at, slo=slo, seed=seed, options=options), trace)
     if options.records == (FULL if sink is not None else STREAM):
         raise InputError(
             f"records {options.records!r} {'with' if sink else 'without'} a sink; allowed: one with 'stream' or "

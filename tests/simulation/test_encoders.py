@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import disagg_sim as ds
+from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
+from disagg_sim.planning.run_energy import run_energy
+from disagg_sim.scenario.spec import load_scenario
+from disagg_sim.scenario.written import write_scenario
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.run import RunOptions
@@ -40,17 +44,17 @@ def test_the_queue_is_that_of_gpus_that_take_the_next_request_when_free(drawn, c
     assert (np.diff(sent) >= -1e-12).all()
 
 
-def parts(prefill=8, decode=4):
+def parts(encode=None, prefill=8, decode=4):
     pools = {
         "prefill": (Replicas(mapping=ds.Mapping(), instances=prefill, batch=4, token_budget=32768),),
         "decode": (Replicas(mapping=ds.Mapping(), instances=decode, batch=64),),
     }
-    return ServedDeployment(name="images", gpus=prefill + decode, setup=AT, **pools)
+    return ServedDeployment(name="images", gpus=prefill + decode, setup=AT, encode=encode, **pools)
 
 
-def ran(trace, encoders, **more):
+def ran(trace, encode, **more):
     pytest.importorskip("numba")
-    return ds.simulate(parts(), trace, slo=SLO, options=RunOptions(encoders=encoders, **more))
+    return ds.simulate(parts(encode), trace, slo=SLO, options=RunOptions(**more))
 
 
 def test_a_request_alone_waits_for_its_images():
@@ -86,12 +90,91 @@ def test_what_an_encode_pool_cannot_stand_before_is_one_line():
     pool, trace = Encoders(step=STEP, instances=1), ds.synthetic_trace(rate=1.0, requests=10, lengths=(4096, 8))
     with pytest.raises(InputError, match="no concurrency"):
         ran(trace, pool, concurrency=4)
-    with pytest.raises(InputError, match="records 'stream' with encoders"):
-        RunOptions(encoders=pool, records="stream")
+    with pytest.raises(InputError, match="deployment 'images': encode: needs the records of all requests, not 'none'"):
+        ran(trace, pool, records="none")
     with pytest.raises(InputError, match="more than a prompt of 1000"):
         ran(ds.synthetic_trace(rate=1.0, requests=10, lengths=(1000, 8)), pool)
-    with pytest.raises(InputError, match="encoders"):
+    with pytest.raises(InputError, match="instances of encode"):
         Encoders(step=STEP, instances=0)
     other = ds.encode_step(ds.setup("kimi_k2_5", "h200_sxm", "fp8"), images=1, height=560, width=560)
-    with pytest.raises(InputError, match="encoders are of kimi_k2_5"):
+    with pytest.raises(InputError, match="its images are for kimi_k2_5"):
         ran(trace, Encoders(step=other, instances=1))
+
+
+def test_gpus_of_encoders_count():
+    """GPU-hours, utilisation and energy are those of the other pools and of the three GPUs that encode."""
+    trace = ds.synthetic_trace(rate=20.0, requests=100, lengths=(4096, 16), seed=1)
+    pool = Encoders(step=STEP, instances=3)
+    found = ran(trace, pool)
+    held, use = found.records.instances, found.records.encode
+    assert use.busy_s == pytest.approx(100 * STEP.time)
+    assert use.held_s == found.records.duration_s
+    whole = held.gpu_s.sum() + 3 * use.held_s
+    row = found.summary()
+    assert row.gpu_hours * 3600.0 == pytest.approx(whole)
+    assert row.utilisation == pytest.approx((held.busy_s.sum() + use.busy_s) / whole)
+    assert found.samples()["gpus"].tolist() == [15] * len(found.samples())
+    energy = run_energy(found)
+    assert energy["role"].tolist() == ["prefill"] * 8 + ["decode"] * 4 + ["encode"]
+    encode = energy.iloc[-1]
+    tdp, wait = 700.0, encode["waiting_joules"] / (3 * use.held_s - use.busy_s)
+    assert 0 < wait < 0.3 * tdp
+    assert wait < (encode["joules"] - encode["waiting_joules"]) / use.busy_s <= tdp
+
+
+def test_cells_share_the_pool():
+    trace = ds.synthetic_trace(rate=20.0, requests=40, lengths=(4096, 4), seed=1)
+    found = ran(trace, Encoders(step=STEP, instances=4), cells=2)
+    assert found.records.encode.gpus == 4
+    assert found.records.encode.busy_s == pytest.approx(40 * STEP.time)
+    with pytest.raises(InputError, match="cells 2 of 3 encode instances"):
+        ran(trace, Encoders(step=STEP, instances=3), cells=2)
+
+
+SCENARIO = """
+{name: images, model: qwen3_5_35b_a3b, system: h200_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 1},
+ trace: {kind: synthetic, name: even, lengths: {isl: 4096, osl: 8}, rate_per_s: 10, requests: 40},
+ policies: [disaggregated],
+ deployments: {one: {encode: {ENCODE}, prefill: {instances: 2}, decode: {instances: 1}}}}
+"""
+POOL = "instances: 2, images: 2, height: 1120, width: 1120, cached: 0.5"
+
+
+def test_a_scenario_has_an_encode_pool(tmp_path, capsys):
+    (tmp_path / "s.yaml").write_text(SCENARIO.replace("ENCODE", POOL))
+    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 0
+    assert "2 GPUs encode, busy" in capsys.readouterr().out
+    pool = load_scenario(str(tmp_path / "s.yaml")).deployments[0].encode
+    at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
+    assert (pool.instances, pool.each_s) == (2, 0.5 * ds.encode_step(at, images=2, height=1120, width=1120).time)
+
+
+def test_a_simulation_with_encoders_is_written_and_read_again(tmp_path):
+    at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8")
+    step = ds.encode_step(ds.setup("qwen3_5_35b_a3b", "h100_sxm", "fp8"), images=1, height=560, width=840, cached=0.25)
+    pool = Encoders(step=step, instances=2)
+    trace = ds.synthetic_trace(rate=10.0, requests=10, lengths=(4096, 4))
+    found = ds.simulate(replace(parts(), setup=at, encode=pool), trace, slo=SLO)
+    again = load_scenario(str(write_scenario(found, tmp_path / "again.yaml"))).deployments[0].encode
+    assert again.step.setup.system.name == "h100_sxm"
+    assert (again.instances, again.each_s, again.step.tokens) == (2, pool.each_s, step.tokens)
+
+
+@pytest.mark.parametrize(
+    ("encode", "more", "said"),
+    [
+        ("images: 2, height: 1120", "", "width"),
+        ("imags: 2, height: 1120, width: 1120", "", "did you mean 'images'"),
+        ("height: 1120, width: 1120, cached: 1.0", "", "cached"),
+        ("images: 9, height: 1120, width: 1120", "", "more than a prompt of 4096"),
+        (POOL, "run: {concurrency: 4}", "no concurrency"),
+        (POOL, "run: {records: none}", "needs the records of all requests"),
+    ],
+)
+def test_faults_of_the_key_are_one_line(tmp_path, capsys, encode, more, said):
+    text = SCENARIO.replace("ENCODE", encode).rstrip().removesuffix("}") + (f", {more}}}" if more else "}")
+    (tmp_path / "s.yaml").write_text(text)
+    assert command(["simulate", str(tmp_path / "s.yaml"), "--out", str(tmp_path / "out"), "--no-figures"]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
