@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from disagg_sim.errors import whole_number
+from disagg_sim.errors import above_zero, whole_number
 from disagg_sim.notebook import Shown
 
 
@@ -179,3 +179,8 @@ class Slo:
 
     ttft: float
     tpot: float
+
+    def __post_init__(self) -> None:
+        """``InputError`` unless both are above 0."""
+        above_zero("ttft", self.ttft, "s")
+        above_zero("tpot", self.tpot, "s")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 #: A message shows so many characters of a value; what follows is left out. [1]
 LONGEST_SHOWN = 200
@@ -262,9 +266,100 @@ def as_float(value: object) -> float:
         return math.inf
 
 
+def check_kinds(chosen: Any) -> None:
+    """Refuse an object of a dataclass with a value of another kind than its field says.
+
+    A list where the field says tuple becomes one.
+
+    Parameters
+    ----------
+    chosen
+        Its fields are plain values, objects, tuples or mappings of them, or None. Ranges of numbers go unchecked.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    InputError
+        For the first such field.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass
+    ... class Wish:
+    ...     gpus: int | None
+    ...     names: tuple[str, ...] = ()
+    >>> check_kinds(Wish(8.0, ("prefill",)))
+    >>> check_kinds(Wish(8, (3,)))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: names (3,) is out of range; allowed: several texts
+    """
+    owner: Any = type(chosen)
+    for name, kind in _kinds(owner).items():
+        value = getattr(chosen, name)
+        if isinstance(value, list) and _is_of(tuple(value), kind):
+            object.__setattr__(chosen, name, tuple(value))
+        elif not _is_of(value, kind):
+            raise InputError(f"{name} {_shown(value)} is out of range; allowed: {_kind_text(kind)}")
+
+
+@cache
+def _kinds(owner: Any) -> dict[str, Any]:
+    """Kind of each field of a dataclass."""
+    hints = get_type_hints(owner)
+    return {each.name: hints[each.name] for each in dataclasses.fields(owner)}
+
+
+#: One value of a kind and several, in words.
+_WORDS: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    bool: ("True or False", "truth values"),
+    str: ("a text", "texts"),
+    NoneType: ("None", "Nones"),
+}
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind; any type of number is a whole one where it has no fraction."""
+    whole, parts = get_origin(kind) or kind, get_args(kind)
+    if whole in (Union, UnionType):
+        return any(_is_of(value, part) for part in parts)
+    if whole in (int, float):
+        plain = isinstance(value, Real) and not isinstance(value, bool)
+        return plain and (whole is float or as_float(value).is_integer())
+    if not isinstance(whole, type):  # such as Any
+        return True
+    if not parts or not isinstance(value, whole):
+        return isinstance(value, whole)
+    held: Any = value
+    if whole is tuple and parts[-1] is not ...:
+        return len(held) == len(parts) and all(map(_is_of, held, parts))
+    columns: list[Any] = [held.keys(), held.values()] if isinstance(held, Mapping) else [held]
+    return all(_is_of(each, part) for some, part in zip(columns, parts, strict=False) for each in some)
+
+
+def _kind_text(kind: Any, *, several: bool = False) -> str:
+    """A kind in words."""
+    whole, parts = get_origin(kind) or kind, get_args(kind)
+    if whole in (Union, UnionType):
+        return " or ".join(_kind_text(part) for part in parts)
+    if whole in _WORDS:
+        return _WORDS[whole][several]
+    if whole is tuple and parts[1:] == (...,):
+        return f"several {_kind_text(parts[0], several=True)}"
+    if whole is tuple:
+        return f"tuples of {' and '.join(map(_kind_text, parts))}"
+    if len(parts) == 2:
+        return f"a mapping of {' to '.join(_kind_text(part, several=True) for part in parts)}"
+    return getattr(whole, "__name__", str(whole))
+
+
 def _shown(value: object) -> str:
     """An argument as messages write it, without quotation marks."""
     try:
-        return printable(str(value)[:LONGEST_SHOWN])
+        return " ".join(printable(str(value)[:LONGEST_SHOWN]).split("\n"))
     except ValueError:
         return quoted(value)

@@ -12,14 +12,14 @@ from typing import Any
 import typer
 
 from disagg_sim.cli.tables import blocks_text
-from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
-from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+from disagg_sim.planning.more_pools import MorePools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import pools_json, pools_screen, write_pools
-from disagg_sim.serving.pool_names import POOLS, TWO, Images
+from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
 from disagg_sim.workload.trace import Trace
 
@@ -48,9 +48,6 @@ def pools_question(
 ) -> PoolsQuestion:
     """What ``--pools`` and the options beside it ask."""
     names = _names(pools)
-    for name in names:
-        if name not in POOLS:
-            raise InputError(f"--pools {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")
     if not names:
         raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
     ftl, ttl = (_seconds(*each) for each in zip(("--ttft", "--tpot"), limits, (TTFT, TPOT), strict=True))
@@ -106,6 +103,7 @@ def answer_pools(
     if options.rank_imbalance != EVEN_RANKS:
         law = uneven(law, options.rank_imbalance)
     found = plan_more_pools(model, system, law, asked, options)
+    assert isinstance(found, MorePools)  # of prefill and decode alone the command plans as without --pools
     text = blocks_text(pools_screen(found))
     made = launch(found, engine=told.emit) if told.emit and found.plan.members else None
     if told.as_json:

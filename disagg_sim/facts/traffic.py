@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from disagg_sim.errors import check_kinds
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written, schema_of, validate
 from disagg_sim.notebook import Shown
 
@@ -134,7 +135,8 @@ class Reuse:
     tiers: TierShares = ()  # (tier, share of the prompts whose past lies in it); none = all lie in HBM [1]
 
     def __post_init__(self) -> None:
-        """``ValueError`` unless every past lies in one tier."""
+        """``ValueError`` unless every past lies in one tier, and ``InputError`` for a value of another kind."""
+        check_kinds(self)
         total = sum(share for _, share in self.tiers)
         if self.tiers and abs(total - 1.0) > 1e-9:
             raise ValueError(f"shares of tiers add up to {total:g}; allowed: 1 ({HBM} is where a past needs no load)")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
-from disagg_sim.errors import InputError, quoted
+from disagg_sim.errors import InputError, check_kinds, quoted, whole_number
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import moves_of
@@ -43,6 +43,11 @@ class Workers:
     name: str = ""  # in files and manifests; empty = the role
     moved_after: int | None = None  # passes between moves of copies of experts; None = as the engine does [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value of another kind, or no instance."""
+        check_kinds(self)
+        whole_number("instances", self.instances)
 
     @property
     def label(self) -> str:

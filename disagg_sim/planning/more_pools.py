@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, above_zero, check_kinds, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.plan import Plan, plan
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.planning.sizing import mappings_of
 from disagg_sim.search.deployment import Instance
@@ -22,7 +23,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.splits import split_grid
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.filling import MatchOptions
-from disagg_sim.serving.pool_names import TWO, Images, pool_faults
+from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
 from disagg_sim.workload.lengths import Lengths
 
@@ -31,7 +32,10 @@ USUAL = PlanOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolsQuestion:
-    """Which pools a request passes, within what latencies, and how much is to be served."""
+    """Which pools a request passes, within what latencies, and how much is to be served.
+
+    Of ``prefill`` and ``decode`` alone, the plan is that of ``ds.plan``, with the same limits of requests.
+    """
 
     pools: tuple[str, ...]  # of ``serving.pool_names.POOLS``
     size: Size  # a rate or GPUs
@@ -40,12 +44,24 @@ class PoolsQuestion:
     ttl_limit: float = 0.05  # of a configuration [s]
     ffn_system: str | None = None  # of the feed-forward pool; None = that of attention
 
+    def __post_init__(self) -> None:
+        """``InputError`` for a value out of range, or a pool that does not exist."""
+        check_kinds(self)
+        for name in self.pools:
+            if name not in POOLS:
+                raise InputError(f"pools: {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")
+        above_zero("ftl_limit", self.ftl_limit, "s")
+        above_zero("ttl_limit", self.ttl_limit, "s")
+
+    @property
+    def plain(self) -> bool:
+        """Whether it asks for the pools of every plan."""
+        return {*self.pools} == {*TWO} and self.images is None and self.ffn_system is None
+
     def check(self, models: Sequence[ModelSpec | str], lengths: Lengths, options: PlanOptions) -> None:
         """``InputError`` for what does not go together, one line a fault."""
         faults = list(pool_faults(self.pools, self.images, models, float(lengths.isl[0]), {}))
         split = "attention" in self.pools
-        if {*self.pools} == {*TWO} and self.images is None:
-            faults.append("pools: prefill and decode are those of every plan; leave pools out")
         if self.ffn_system is not None and not split:
             faults.append("ffn_system: needs attention and ffn among the pools")
         if split and options.speculation is not None:
@@ -101,7 +117,7 @@ def plan_more_pools(
     lengths: Lengths,
     question: PoolsQuestion,
     options: PlanOptions = USUAL,
-) -> MorePools:
+) -> MorePools | Plan:
     """Plan encode, attention and feed-forward pools beside prefill and decode.
 
     Every pool keeps up with one request rate; the integer program of ``plan_pools`` proves the counts. Requests come
@@ -122,8 +138,8 @@ def plan_more_pools(
 
     Returns
     -------
-    MorePools
-        Infeasible limits are an answer (``plan.status``), not an error.
+    MorePools or Plan
+        Infeasible limits are an answer, not an error. The ``Plan`` of ``ds.plan`` for prefill and decode alone.
 
     Raises
     ------
@@ -138,6 +154,10 @@ def plan_more_pools(
     >>> [stage.pool for stage in found.stages], found.plan.status, found.plan.ttl_s <= 0.1
     (['prefill', 'attention', 'ffn'], 'optimal', True)
     """
+    if question.plain:
+        size, limits = question.size, {"ttft": question.ftl_limit, "tpot": question.ttl_limit}
+        options = replace(options, users=size.users)
+        return plan(model, system, lengths, **limits, rate=size.rate, gpus=size.gpus, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
     question.check([setups[0][0].model], lengths, options)
     found = [(_names(*pair), *_planned(*pair, lengths, question, options)) for pair in setups]

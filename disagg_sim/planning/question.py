@@ -8,15 +8,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from disagg_sim.certainty.energy import JOULE
-from disagg_sim.errors import DisaggSimError, InputError, UnknownNameError, above_zero, nearest, whole_number
+from disagg_sim.errors import (
+    DisaggSimError,
+    InputError,
+    UnknownNameError,
+    above_zero,
+    check_kinds,
+    nearest,
+    whole_number,
+)
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.serving.availability import FAILURES
-from disagg_sim.workload.lengths import EVEN_RANKS
+from disagg_sim.serving.availability import FAILURES, check_target
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 
 #: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, power at the TDP, or what GPUs draw.
@@ -63,6 +71,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
+        check_kinds(self)
         if self.objective not in OBJECTIVES:
             raise InputError(
                 f"objective {self.objective!r} is unknown{nearest(self.objective, OBJECTIVES)}; allowed: "
@@ -83,6 +92,15 @@ class PlanOptions:
                 raise InputError("popularity_drift acts with expert_skew and max_redundant_experts above 0 only")
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
+        if not 0.0 <= self.set_aside < math.inf:
+            raise InputError(f"set_aside {self.set_aside:g} is out of range; allowed: from 0 B, finite")
+        if self.rank_imbalance not in RANK_IMBALANCES:
+            raise InputError(
+                f"rank_imbalance {self.rank_imbalance!r} is unknown{nearest(self.rank_imbalance, RANK_IMBALANCES)}; "
+                f"allowed: {', '.join(RANK_IMBALANCES)}"
+            )
+        if self.availability is not None:
+            check_target(self.availability)
         for name, price in self.prices.items():
             above_zero(f"price of {name}", price, "USD/h")
 

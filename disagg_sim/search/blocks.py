@@ -67,6 +67,10 @@ def bound_codes(sums: AnySums) -> Any:
     return best
 
 
+#: Largest number that a search takes: more is a slip of the pen. [1]
+MOST_SIZE = 10**9
+
+
 def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     """Return the distinct numbers of an argument, rising.
 
@@ -95,4 +99,4 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     given = np.asarray(values, dtype=object).ravel().tolist()
     if not given:
         raise InputError(f"{name} is empty; allowed: one whole number or more")
-    return np.array(sorted({whole_number(name, value, least) for value in given}), dtype=np.int64)
+    return np.array(sorted({whole_number(name, value, least, most=MOST_SIZE) for value in given}), dtype=np.int64)

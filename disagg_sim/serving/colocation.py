@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, ByValue, Mapping, Mode
-from disagg_sim.errors import InfeasibleError, InputError, above_zero, nearest
+from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
@@ -59,14 +59,13 @@ class Colocation:
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
         for name in ("batch", "prefill_batch", "hold_steps", "rank_chunk_tokens"):
-            if (given := getattr(self, name)) is not None and (name != "hold_steps" or len(given)):
+            if (given := getattr(self, name)) is not None and (name != "hold_steps" or np.size(given)):
                 object.__setattr__(self, name, tuple(given_sizes(name, given).tolist()))
+        check_kinds(self)
         check_form(self.mla_form)
         if self.ttl_measure not in TTL_MEASURES:
-            raise InputError(
-                f"ttl_measure {self.ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}"
-                f"{nearest(self.ttl_measure, TTL_MEASURES)}"
-            )
+            near = nearest(self.ttl_measure, TTL_MEASURES)
+            raise InputError(f"ttl_measure {self.ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}{near}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

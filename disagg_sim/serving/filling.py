@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.errors import InputError, above_zero, as_float, quoted, whole_number
+from disagg_sim.errors import InputError, above_zero, as_float, check_kinds, quoted, whole_number
 from disagg_sim.serving.integer_program import Choices, Filling, least_cost, most_rate
 
 NAN = float("nan")
@@ -37,6 +37,7 @@ class MatchOptions:
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
+        check_kinds(self)
         above_zero("time_limit", self.time_limit, "s")
         if self.kv_link_limit is not None:
             above_zero("kv_link_limit", self.kv_link_limit)

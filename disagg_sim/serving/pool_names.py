@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from disagg_sim.errors import check_kinds
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.model import ModelSpec
 
@@ -21,7 +22,11 @@ class Images:
     images: int  # of a request [1]
     height: int  # [pixel]
     width: int  # [pixel]
-    cached: float = 0.0  # share whose embeddings are kept [1]
+    cached: float = 0.0  # share whose embeddings are kept, below 1 [1]
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value of another kind; ``encode_step`` checks ranges."""
+        check_kinds(self)
 
 
 def pool_faults(

@@ -21,7 +21,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mode
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures, load_system
@@ -76,6 +76,7 @@ class SpareRules:
 
     def __post_init__(self) -> None:
         """``InputError`` for a target or a cap out of range."""
+        check_kinds(self)
         if self.target:
             check_target(self.target)
         if not 1 <= self.gpu_cap <= MOST_GPUS:

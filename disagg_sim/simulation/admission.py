@@ -8,7 +8,7 @@ of its own keeps it: both have to agree.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from disagg_sim.simulation.view import ClusterView
 SHEDS = "which requests may be rejected: all, or only sheddable ones, whose class has a priority below 0"
 
 
+@runtime_checkable
 class AdmissionKind(Protocol):
     """Options of an admission control."""
 

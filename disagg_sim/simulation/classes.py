@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_kinds, nearest
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.workload.trace import Trace
 
@@ -60,6 +60,12 @@ class ServiceClass:
     slo: Slo  # [s]
     priority: int = 0  # below 0: may be turned away first [1]
     of: str = CLASS  # what the name is of: ``CLASS`` or ``MODEL``
+
+    def __post_init__(self) -> None:
+        """``InputError`` for a value of another kind."""
+        check_kinds(self)
+        if self.of not in (CLASS, MODEL):
+            raise InputError(f"of {self.of!r} is unknown; allowed: {CLASS}, {MODEL}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

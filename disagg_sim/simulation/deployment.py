@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
@@ -47,6 +47,7 @@ class Replicas:
 
         The setup becomes a part of the mapping, by which all else tells instances apart.
         """
+        check_kinds(self)
         mapping = bare(self.mapping) if self.setup is None else placed(self.mapping, self.setup)
         object.__setattr__(self, "mapping", mapping)
         whole_number("instances", self.instances)
@@ -83,6 +84,8 @@ class ServedDeployment(Shown):
 
         Setups of instances and of the deployment are brought in line: one for all, or one for each.
         """
+        check_kinds(self)
+        whole_number("gpus", self.gpus)
         self._settle_setups()
         if len(self.systems) > 1 and self.gpus > (most := sum(map(self.gpus_on, self.systems))):
             raise InputError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.options import FULL
@@ -52,6 +52,7 @@ class Encoders:
 
     def __post_init__(self) -> None:
         """``InputError`` for a number of GPUs below 1."""
+        check_kinds(self)
         whole_number("instances of encode", self.instances)
 
     @property

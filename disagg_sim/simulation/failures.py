@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_kinds, nearest
 from disagg_sim.simulation.options import LONGEST_S, MOST, Option, check_options, option
 
 #: What can fail: a GPU, and with it the instance on it; an instance; all instances of a node; the link of an instance.
@@ -103,6 +103,7 @@ class Failures:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range, and for a time that nothing says."""
         check_options(self)
+        check_kinds(self)
         for kind, name in LASTS.items():
             if not getattr(self, name) and self._needs(kind):
                 raise InputError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_kinds, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
@@ -59,6 +59,7 @@ class LinkSpec:
 
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
+        check_kinds(self)
         for name, value, allowed in (("sharing", self.sharing, SHARING), ("push", self.push, PUSHES)):
             if value not in allowed:
                 raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.domain import Slo
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.hardware import WRITES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import Reuse
@@ -133,6 +133,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         check_options(self)
+        check_kinds(self)
         if self.prefix_cache and self.prefix_cache_tokens:
             raise InputError(
                 f"prefix_cache true and prefix_cache_tokens {self.prefix_cache_tokens}; allowed: one of the two"

@@ -10,6 +10,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.report.plan import plan_json
 from disagg_sim.report.schemas import json_schema
 from disagg_sim.serving.pool_names import Images
 
@@ -35,6 +36,15 @@ def test_a_plan_is_the_answer_of_the_integer_program():
     plain = ds.plan_pools([step, *grids, split], ftl_limit=2.0, ttl_limit=0.03, gpu_budget=32)
     assert found.plan.request_rate == plain.request_rate
     assert found.plan.gpus == plain.gpus
+
+
+def test_prefill_and_decode_alone_are_the_plan_without_pools():
+    """Limits of requests, queues and all; in the words of ``plan``."""
+    for size in (Size(rate=40.0), Size(users=200)):
+        found = asked(("decode", "prefill"), None, size, ttl_limit=0.02)
+        options = PlanOptions(users=size.users)
+        plain = ds.plan(MODEL, SYSTEM, LENGTHS, ttft=2.0, tpot=0.02, rate=size.rate, options=options)
+        assert plan_json(found) == plan_json(plain)
 
 
 @pytest.mark.parametrize("pools", [FIVE, ("encode", "prefill", "decode"), ("encode", "prefill", "attention", "ffn")])
@@ -104,7 +114,7 @@ def test_the_best_of_several_systems_is_told_first():
     [
         ({"pools": ("prefill", "attention")}, "attention and ffn decode together"),
         ({"pools": ("encode", "prefill", "decode"), "images": None}, "encode needs them"),
-        ({"pools": ("prefill", "decode"), "images": None}, "leave pools out"),
+        ({"pools": ("prefil", "decode")}, "did you mean 'prefill'"),
         ({"size": Size(users=3)}, "users: 3 is of plans of prefill and decode alone"),
         ({"options": PlanOptions(objective="joule")}, "objective: 'joule' is of plans"),
         ({"options": PlanOptions(availability=0.99)}, "availability: 0.99 is of plans"),

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import LayerTimes, all_stages, slowest_stage, stretched, with_ends, with_prefill
@@ -47,6 +47,7 @@ class Interference:
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
+        check_kinds(self)
         if not 0 < self.minority_efficiency <= 1:
             raise InputError(f"minority_efficiency {self.minority_efficiency:g} is out of range; allowed: (0, 1]")
         if not 0 <= self.overlap_loss <= 1:
