@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pandas as pd
 import typer
 from rich.text import Text
 
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
+from disagg_sim.certainty.designs import Designs
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
@@ -27,7 +28,7 @@ from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.spares import Availability
-from disagg_sim.planning.tiers import tiers_of_designs
+from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -46,10 +47,11 @@ from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
 from disagg_sim.report.plan_facts import cached_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
+from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
-from disagg_sim.serving.availability import FAILURES
+from disagg_sim.serving.availability import FAILURES, Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
@@ -160,7 +162,7 @@ def explain(
         at, chosen = setup(model, *named, profile, engine or None, drafter), 0
         mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
         asked = asked or lengths(isl, osl)
-        if (reuse := _reuse(cached, tiers, phase, asked)) is not None:
+        if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
             asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
         if phase in MORE_PHASES:
             refused({"--json": as_json, "--figure": figure, "--energy": energy, "--availability": wanted})
@@ -169,22 +171,47 @@ def explain(
             return
         asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch)
-    origin = Origin(lengths=asked)
-    found = breakdown(design, origin=origin)
-    one = design_of(design, 0, 0) if isinstance(design, PhaseGrid) else next(designs_of(design, origin))
-    watts = energy_parts(design, origin=origin) if energy else None
-    uses, spared = tiers_of_designs(one), None if wanted is None else wanted.of_designs(one)
+    apart = taken_apart(design, Origin(lengths=asked), energy=energy, wanted=wanted)
     if figure is not None:
-        draw_breakdown(found, figure, row=chosen)
+        draw_breakdown(apart.found, figure, row=chosen)
     if as_json:
-        typer.echo(json.dumps(explain_json(found, watts, uses, None if spared is None else spared[1]), indent=2))
+        typer.echo(json.dumps(apart.json(), indent=2))
         return
-    _print(found, chosen, traffic, watts)
-    facts = [*cached_rows(one.lengths, uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
+    _print(apart.found, chosen, traffic, apart.watts)
+    one, spared = apart.one, apart.spared
+    facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
     facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
     if facts:
         typer.echo("\nas it is served")
         print_table(facts, header=("what", "", "rests on"))
+
+
+class Apart(NamedTuple):
+    """A design and its parts."""
+
+    one: Designs
+    found: Breakdown
+    watts: pd.DataFrame | None  # of its passes; None where energy is not asked for
+    uses: tuple[TierUse, ...]
+    spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
+
+    def json(self) -> ExplainJson:
+        """The document of ``--json``."""
+        return explain_json(self.found, self.watts, self.uses, None if self.spared is None else self.spared[1])
+
+
+def taken_apart(
+    design: pd.DataFrame | PhaseGrid, origin: Origin, *, energy: bool, wanted: Availability | None
+) -> Apart:
+    """Take one design apart."""
+    one = design_of(design, 0, 0) if isinstance(design, PhaseGrid) else next(designs_of(design, origin))
+    return Apart(
+        one=one,
+        found=breakdown(design, origin=origin),
+        watts=energy_parts(design, origin=origin) if energy else None,
+        uses=tiers_of_designs(one),
+        spared=None if wanted is None else wanted.of_designs(one),
+    )
 
 
 def _refuse_of_tables(given: dict[str, object]) -> None:
@@ -194,7 +221,7 @@ def _refuse_of_tables(given: dict[str, object]) -> None:
             raise InputError(f"{option} is of a design by hand; a table says {_SAID[option]}")
 
 
-def _reuse(share: float, tiers: str, phase: str, asked: Lengths) -> Reuse | None:
+def reuse_by_hand(share: float, tiers: str, phase: str, asked: Lengths) -> Reuse | None:
     """What caches hold of the prompts of a design by hand."""
     reuse = asked_reuse(share, tiers)
     if reuse is not None and phase == "decode":

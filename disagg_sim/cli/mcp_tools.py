@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,40 +10,71 @@ import pandas as pd
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from disagg_sim.certainty.breakdown import breakdown
+from disagg_sim.certainty.energy import JOULE
+from disagg_sim.certainty.rows import Origin
 from disagg_sim.cli.compare import causes_of
-from disagg_sim.cli.explain import by_hand, mapping_by_hand
-from disagg_sim.cli.plan import work_of
+from disagg_sim.cli.explain import by_hand, mapping_by_hand, reuse_by_hand, taken_apart
+from disagg_sim.cli.plan import cached_work, memory_of, token_prices_of, work_of
+from disagg_sim.cli.plan_pools import of_more_pools, of_pools, pools_question
+from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
+from disagg_sim.facts.acceptance import asked_speculation
+from disagg_sim.facts.load import (
+    list_specs,
+    load_failures,
+    load_model,
+    load_precision,
+    load_profile,
+    load_system,
+    load_traffic,
+)
+from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.setup import setup
 from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import flips
 from disagg_sim.planning.limits import TPOT, TTFT
+from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.documents import compare_json, explain_json, simulate_json, sweep_json
+from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.spares import Availability
+from disagg_sim.planning.turns import plan_turns
+from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
+from disagg_sim.report.more_pools import pools_json
 from disagg_sim.report.plan import Told, plan_json
-from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, SimulateJson, SweepJson
+from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, PoolsJson, SimulateJson, SweepJson
+from disagg_sim.serving.availability import FAILURES
+from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.sweep.backends.run import staying
+from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import compare_frontiers, read_frontier
+from disagg_sim.sweep.plan import plan_sweep
+from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.trace import Trace
 
 GUIDE = """\
 disagg-sim forecasts LLM inference on GPU clusters: what to deploy, and why. Units are SI unless a name says otherwise.
 1. list_names: names of models, systems (hardware), precision recipes and traffics. Use them as they are.
 2. plan: the deployment for a model, systems, lengths, limits of TTFT and TPOT, and ONE of rate_per_s, gpus and users.
    system may name several, "h100_sxm,h200_sxm", or be "any". status "infeasible" is an answer: "binds" says what binds.
-3. explain: why an instance is as fast as it is, operator by operator. sweep_summary and compare read results of
-   `disagg-sim sweep` from a directory. simulate replays Poisson arrivals through a small deployment.
+   Say what the deployment really does: speculate (drafts), cached and tiers (prompts in caches), availability (spares).
+   plan_pools: the same with encode, attention and feed-forward pools.
+3. explain: why an instance is as fast as it is, operator by operator.
+4. sweep: frontiers over every mapping and batch, of a YAML file that you write or a shipped one; its keys are
+   axes, such as kv_link, hold_steps, availability, kv_tiers, per and columns. sweep_summary and compare read results.
+   simulate replays Poisson arrivals through a small deployment.
 Tell the user how sure an answer is: assurance.probability, the bands, and what numbers rest on (rests_on: shares of
 measured, fitted, inherited, assumed; the meaning is under "labels"). Layouts that are not "served" were never measured.
 """
 #: Requests of a simulation at most. [request]
 MOST_REQUESTS = 20_000
+#: Design points of a sweep at most: some seconds on a core or two. [1]
+MOST_POINTS = 5_000_000
 
 Model = Annotated[str, Field(description="name of a model, or a file of one")]
 System = Annotated[str, Field(description="name of a GPU system")]
@@ -50,6 +82,17 @@ LIMIT = "'500 ms', or with a percentile '2 s@p99'; p90 unless said; without one 
 Tokens = Annotated[int, Field(ge=1, description="[token]")]
 Count = Annotated[int, Field(ge=1)]
 Results = Annotated[str, Field(description="directory of the results of a sweep, or a frontier.csv")]
+Speculate = Annotated[str, Field(description="draft tokens of a decode step: auto, off, or how many")]
+Acceptance = Annotated[
+    str, Field(description="of drafts: a shipped curve, 'mtp 0.8 0.6' by position, or 'draft_model MODEL 0.8 0.6'")
+]
+Cached = Annotated[float, Field(ge=0, le=1, description="share of every prompt that caches hold [1]")]
+Tiers = Annotated[str, Field(description="where that lies: 'dram', or shares such as 'hbm=0.5,dram=0.5'; empty = hbm")]
+Ranks = Annotated[
+    str, Field(description=f"DP ranks that wait for each other, by routing: {', '.join(RANK_IMBALANCES)}")
+]
+Full = Annotated[float | None, Field(gt=0, lt=1, description="share of time with full capacity, by spares [1]")]
+Failing = Annotated[str, Field(description="failure rates behind the spares: a shipped name, or a file")]
 
 
 class NamesJson(TypedDict):
@@ -90,20 +133,81 @@ def plan(
     precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
     engine: Annotated[str, Field(description="vllm, sglang or trtllm; empty = the usual one of the system")] = "",
     max_nic_gb_per_s: Annotated[float | None, Field(description="most KV bandwidth of a GPU")] = None,
+    prefill_system: Annotated[str, Field(description="another system for the prefill pool")] = "",
+    speculate: Speculate = "off",
+    acceptance: Acceptance = "",
+    cached: Cached = 0.0,
+    tiers: Annotated[
+        str, Field(description="as 'hbm=0.5,dram=0.5'; of a traffic with sessions 'hbm=20 GB,dram', and no share")
+    ] = "",
+    rank_imbalance: Ranks = EVEN_RANKS,
+    availability: Full = None,
+    failures: Failing = FAILURES,
+    prices: Annotated[dict[str, float] | None, Field(description="of a GPU by system [USD/h]")] = None,
+    utilisation: Annotated[float | None, Field(description="price tokens at this share of used hours [1]")] = None,
+    energy: Annotated[bool, Field(description="say what GPUs and building draw")] = False,
 ) -> PlanJson:
     """Answer what to deploy: disaggregated or co-located, pools, mappings, counts, latencies, price, bands, flips."""
+    work = work_of(isl, osl, traffic, "")
+    memory = memory_of(work, traffic, cached, tiers)
     options = PlanOptions(
         users=users,
         objective=objective,
+        prefill_system=prefill_system or None,
         precision=precision or None,
         engine=engine or None,
         max_nic=None if max_nic_gb_per_s is None else max_nic_gb_per_s * GB,
+        speculation=asked_speculation(load_model(model).name, speculate, acceptance),
+        rank_imbalance=rank_imbalance,
+        availability=availability,
+        failures=failures,
+        prices=prices or {},
+        set_aside=0.0 if memory is None else memory.hbm,
     )
-    work = work_of(isl, osl, traffic, "")
-    limits = {"ttft": ttft or TTFT, "tpot": tpot or TPOT}
-    found = planned(model, system, work, **limits, rate=rate_per_s, gpus=gpus, options=options)
-    told = Told() if found.best is None else Told(sure=assurance(found), changes=flips(found))
-    return plan_json(found, told)
+
+    def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
+        limits = {"ttft": ttft or TTFT, "tpot": tpot or TPOT}
+        return planned(model, system, lengths, **limits, rate=rate_per_s, gpus=gpus, options=options)
+
+    found = of(cached_work(work, cached, tiers)) if memory is None else plan_turns(traffic, memory, of).plan
+    if found.best is None:
+        return plan_json(found, Told())
+    told = Told(sure=assurance(found), prices=token_prices_of(found, utilisation), changes=flips(found))
+    return plan_json(found, replace(told, drawn=drawn(found.best) if energy or objective == JOULE else None))
+
+
+def plan_pools(
+    model: Model,
+    system: Annotated[str, Field(description="of decode and attention pools: a name, several with commas, or 'any'")],
+    pools: Annotated[str, Field(description=f"with commas, of {', '.join(POOLS)}")],
+    isl: Tokens,
+    osl: Tokens,
+    images: Annotated[str, Field(description="of a request: '2x1120x1120', '@0.5' where half is kept")] = "",
+    ftl: Annotated[str | None, Field(description="limit of the first token of a configuration, no queue")] = None,
+    ttl: Annotated[str | None, Field(description="limit of further tokens of a configuration, '50 ms'")] = None,
+    rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
+    gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
+    objective: Annotated[str, Field(description="gpus, usd or watt")] = "gpus",
+    precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
+    prefill_system: Annotated[str, Field(description="another system for encode and prefill pools")] = "",
+    ffn_system: Annotated[str, Field(description="another system for the feed-forward pool")] = "",
+    speculate: Speculate = "off",
+    acceptance: Acceptance = "",
+    cached: Cached = 0.0,
+    tiers: Tiers = "",
+) -> PoolsJson:
+    """Plan encode, attention and feed-forward pools beside prefill and decode: counts, rates, what binds each pool."""
+    if not of_more_pools(pools, images, ffn_system):
+        raise InputError(f"pools {quoted(pools)}: prefill and decode alone are of the tool plan")
+    options = PlanOptions(
+        objective=objective,
+        prefill_system=prefill_system or None,
+        precision=precision or None,
+        speculation=asked_speculation(load_model(model).name, speculate, acceptance),
+    )
+    asked = pools_question(pools, images, ffn_system, (ftl, ttl), Size(rate=rate_per_s, gpus=gpus))
+    work = cached_work(lengths(isl, osl), cached, tiers)
+    return pools_json(of_pools(model, system, work, asked, options))
 
 
 def explain(
@@ -120,11 +224,42 @@ def explain(
     batch: Annotated[int, Field(ge=1, description="requests of the instance")] = 1,
     isl: Tokens = 1024,
     osl: Tokens = 256,
+    engine: Annotated[str, Field(description="vllm, sglang, trtllm or kernels; empty = the usual one")] = "",
+    speculate: Speculate = "off",
+    acceptance: Acceptance = "",
+    cached: Cached = 0.0,
+    tiers: Tiers = "",
+    rank_imbalance: Ranks = EVEN_RANKS,
+    availability: Full = None,
+    failures: Failing = FAILURES,
+    energy: Annotated[bool, Field(description="tell watts and joules of the passes")] = False,
 ) -> ExplainJson:
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
-    at = setup(model, system, precision)
+    drafter = asked_speculation(load_model(model).name, speculate, acceptance)
+    at = setup(model, system, precision, "measured", engine or None, drafter)
     mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
-    return explain_json(breakdown(by_hand(at, mapping, lengths(isl, osl), phase, batch)))
+    asked = lengths(isl, osl)
+    if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
+        asked = with_cached(asked, reuse)
+    asked = uneven(asked, rank_imbalance)
+    wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
+    found = taken_apart(by_hand(at, mapping, asked, phase, batch), Origin(lengths=asked), energy=energy, wanted=wanted)
+    return found.json()
+
+
+def sweep(
+    file: Annotated[str, Field(description="YAML file of a sweep, or the name of a shipped one, such as smoke")],
+    out: Annotated[str, Field(description="directory of the results; an interrupted sweep goes on there")],
+) -> SweepJson:
+    """Compute the frontiers of every case of a sweep into a directory, and tell their best points."""
+    asked = plan_sweep(load_sweep(file))
+    if asked.points > MOST_POINTS:
+        raise InputError(
+            f"{file}: {asked.points:,} design points; allowed here: {MOST_POINTS:,}; run disagg-sim sweep in a shell"
+        )
+    with staying(Workers(1)) as there:
+        compute(asked, Path(out), there, figures=False, overwrite=False, error_bars=False)
+    return sweep_json(read_frontier(Path(out)))
 
 
 def sweep_summary(results: Results) -> SweepJson:
@@ -172,4 +307,4 @@ def simulate(
     return simulate_json("asked", Path("-"), pd.DataFrame([run.summary()]), pd.DataFrame())
 
 
-TOOLS = (list_names, plan, explain, sweep_summary, compare, simulate)
+TOOLS = (list_names, plan, plan_pools, explain, sweep, sweep_summary, compare, simulate)

@@ -121,11 +121,11 @@ def plan(
     Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
     work = work_of(isl, osl, traffic, trace)
-    memory = _memory(work, traffic, cached, tiers)
+    memory = memory_of(work, traffic, cached, tiers)
     played = work if isinstance(work, Trace) else None
     if played and gpus is None and rate is None and users is None:
         rate = played.rate
-    work = work if memory is not None else _cached(work, cached, tiers)
+    work = work if memory is not None else cached_work(work, cached, tiers)
     options = PlanOptions(
         users=users,
         trace=played,
@@ -166,7 +166,7 @@ def plan(
         if proof:
             found, told = _proven(found, seed)
         told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy or objective == JOULE else None)
-        told = replace(told, prices=_token_prices(found, utilisation))
+        told = replace(told, prices=token_prices_of(found, utilisation))
         made = _start(found, emit) if emit else None
     text = blocks_text(screen(found, told))
     if not as_json:
@@ -206,7 +206,7 @@ def _drawn(found: Plan) -> Drawn:
     return drawn(found.best)
 
 
-def _token_prices(found: Plan, utilisation: float | None) -> TokenPrices | None:
+def token_prices_of(found: Plan, utilisation: float | None) -> TokenPrices | None:
     """Prices of a million tokens of the best design, where a utilisation is given."""
     if utilisation is None or found.best is None:
         return None
@@ -246,7 +246,7 @@ def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengt
     return lengths(isl, osl)
 
 
-def _memory(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
+def memory_of(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
     """What GPUs remember between requests, from ``hbm=20 GB,dram``; None: a stated share, or nothing to remember by."""
     if isinstance(work, Trace):
         known = work.prefix is not None
@@ -269,7 +269,7 @@ def _memory(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tie
     return GpuCaches(hbm=hbm, tiers=tuple(below))
 
 
-def _cached(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
+def cached_work(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -> Lengths | Trace | TrafficCase:
     """The work with a share of its prompts cached, in tiers."""
     reuse = asked_reuse(share, tiers, others=", or sessions, or a trace with blocks")
     if reuse is None:

@@ -89,6 +89,18 @@ class Wanted:
     as_json: bool
 
 
+def of_pools(
+    model: str, system: str, work: Lengths | Trace | TrafficCase, asked: PoolsQuestion, options: PlanOptions
+) -> MorePools:
+    """The plan of further pools."""
+    law = work if isinstance(work, Lengths) else lengths(work)
+    if options.rank_imbalance != EVEN_RANKS:
+        law = uneven(law, options.rank_imbalance)
+    found = plan_more_pools(model, system, law, asked, options)
+    assert isinstance(found, MorePools)  # of prefill and decode alone the command plans as without --pools
+    return found
+
+
 def answer_pools(
     model: str,
     system: str,
@@ -99,11 +111,7 @@ def answer_pools(
     told: Wanted,
 ) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
-    law = work if isinstance(work, Lengths) else lengths(work)
-    if options.rank_imbalance != EVEN_RANKS:
-        law = uneven(law, options.rank_imbalance)
-    found = plan_more_pools(model, system, law, asked, options)
-    assert isinstance(found, MorePools)  # of prefill and decode alone the command plans as without --pools
+    found = of_pools(model, system, work, asked, options)
     text = blocks_text(pools_screen(found))
     made = launch(found, engine=told.emit) if told.emit and found.plan.members else None
     if told.as_json:

@@ -59,14 +59,14 @@ def sweep(
         else:
             workers = Workers(jobs or cores(), backend, address)
             with staying(workers) as there:
-                said = _compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
+                said = compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
             typer.echo(json.dumps(sweep_json(read_frontier(out)), indent=1) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
+def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
     """Compute the sweep, and say in one line what came out."""
     told = listener()
     result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite)

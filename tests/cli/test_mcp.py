@@ -49,6 +49,53 @@ def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out) == found
 
 
+PLANNED = {
+    "speculate": ("2", ["--speculate", "2"]),
+    "acceptance": ("mtp 0.8 0.6", ["--acceptance", "mtp 0.8 0.6"]),
+    "cached": (0.5, ["--cached", "0.5"]),
+    "tiers": ("hbm=0.5,dram=0.5", ["--tiers", "hbm=0.5,dram=0.5"]),
+    "availability": (0.999, ["--availability", "0.999"]),
+    "rank_imbalance": ("round_robin", ["--rank-imbalance", "round_robin"]),
+    "prices": ({"h200_sxm": 3.0}, ["--price", "h200_sxm=3"]),
+    "utilisation": (0.5, ["--utilisation", "0.5"]),
+    "energy": (True, ["--energy"]),
+    "objective": ("usd", ["--objective", "usd"]),
+}
+
+
+def test_a_plan_of_a_deployment_as_it_is_served_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it at once: a parameter that is not passed on moves the plan, or drops its part of the JSON."""
+    asked_for = {"model": "llama_3_1_8b", "system": "h200_sxm", "isl": 1024, "osl": 32}
+    found = called("plan", **asked_for, rate_per_s=10.0, **{name: value for name, (value, _) in PLANNED.items()})
+    jsonschema.validate(found.structured_content, json_schema("plan"))
+    options = [text for name, value in asked_for.items() for text in (f"--{name}", str(value))]
+    options += [text for _, texts in PLANNED.values() for text in texts]
+    assert run(["plan", *options, "--rate", "10", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found.structured_content
+
+
+@pytest.mark.long
+def test_turns_of_sessions_are_planned_with_what_gpus_remember(capsys: pytest.CaptureFixture[str]) -> None:
+    asked_for = {"model": "llama_3_1_8b", "system": "h200_sxm", "traffic": "coding_agent", "tiers": "hbm=20 GB"}
+    found = called("plan", **asked_for, rate_per_s=2.0).structured_content
+    options = [text for name, value in asked_for.items() for text in (f"--{name}", value)]
+    assert run(["plan", *options, "--rate", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_further_pools_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = {"model": "qwen3_5_35b_a3b", "system": "h200_sxm", "isl": 4096, "osl": 256, "cached": 0.5, "tiers": "dram"}
+    pools = {"pools": "encode,prefill,decode", "images": "2x1120x1120", "gpus": 16}
+    found = called("plan_pools", **shape, **pools, ttl="30 ms").structured_content
+    jsonschema.validate(found, json_schema("pools"))
+    options = [text for name, value in {**shape, **pools}.items() for text in (f"--{name}", str(value))]
+    assert run(["plan", *options, "--tpot", "30 ms", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+    alone = called("plan_pools", **shape, pools="prefill,decode", gpus=16)
+    assert alone.is_error
+    assert "of the tool plan" in alone.content[0].text
+
+
 def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line() -> None:
     assert called("plan", **CASE, rate_per_s=40.0, tpot="1 ms").structured_content["status"] == "infeasible"
     wrong = called("plan", **{**CASE, "system": "h100"}, rate_per_s=40.0)
@@ -57,13 +104,45 @@ def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line() -> None:
     assert called("list_names", kind="gpu").is_error
 
 
-def test_an_instance_is_explained_and_results_are_read(tmp_path: Path) -> None:
+def test_an_instance_is_explained_and_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = {"tp": 2, "batch": 16, "isl": 1024, "osl": 128}
     found = called("explain", model="llama_3_1_8b", system="h100_sxm", precision="fp8", **shape).structured_content
     jsonschema.validate(found, json_schema("explain"))
     assert sum(part["seconds"] for part in found["operators"]) == pytest.approx(found["points"][0]["ttl_s"])
+    more = {
+        "cached": 0.5,
+        "tiers": "dram",
+        "availability": 0.999,
+        "energy": True,
+        "speculate": "2",
+        "acceptance": "mtp 0.8 0.6",
+        "phase": "colocated",
+    }
+    served = called("explain", model="llama_3_1_8b", system="h200_sxm", precision="fp8", **shape, **more)
+    jsonschema.validate(served.structured_content, json_schema("explain"))
+    named = {"model": "llama_3_1_8b", "system": "h200_sxm", "precision": "fp8", **shape, **more}
+    options = [text for name, value in named.items() if name != "energy" for text in (f"--{name}", str(value))]
+    assert run(["explain", *options, "--energy", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == served.structured_content
     missing = called("sweep_summary", results=str(tmp_path / "none"))
     assert "no such file or directory" in missing.content[0].text
+
+
+def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path) -> None:
+    file = tmp_path / "links.yaml"
+    file.write_text(
+        "name: links\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
+        "limits: {max_gpus: 1, gpu_cap: 4}\nmodes: [disaggregated]\nkv_link: [none, {path: rail}]\n"
+    )
+    out = tmp_path / "results"
+    found = called("sweep", file=str(file), out=str(out)).structured_content
+    jsonschema.validate(found, json_schema("sweep"))
+    assert len(found["cases"]) == 2
+    assert called("sweep_summary", results=str(out)).structured_content == found
+    large = called("sweep", file="demo", out=str(tmp_path / "demo"))
+    assert large.is_error
+    assert "run disagg-sim sweep in a shell" in large.content[0].text
+    assert not (tmp_path / "demo").exists()
 
 
 def test_a_small_deployment_is_simulated() -> None:

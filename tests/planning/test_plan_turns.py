@@ -3,7 +3,7 @@
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.cli.plan import _memory
+from disagg_sim.cli.plan import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.turns import plan_turns
@@ -34,11 +34,11 @@ def test_what_turns_find_is_what_the_planned_instances_remember():
 
 def test_words_of_the_command_are_read():
     work = ds.lengths(1024, 64)
-    assert _memory(work, "coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
-    assert _memory(work, "coding_agent", 0.9, "dram") is None
-    assert _memory(work, "reasoning", 0.0, "dram") is None
+    assert memory_of(work, "coding_agent", 0.0, "hbm=20 GB, dram") == GpuCaches(hbm=20e9, tiers=("dram",))
+    assert memory_of(work, "coding_agent", 0.9, "dram") is None
+    assert memory_of(work, "reasoning", 0.0, "dram") is None
     trace = ds.synthetic_trace(rate=1.0, requests=5, lengths=(1024, 64))
-    assert _memory(trace, "", 0.0, "dram") is None  # without blocks
+    assert memory_of(trace, "", 0.0, "dram") is None  # without blocks
     for said, fault in (("hbm", "hbm=SIZE"), ("dram=0.5", "hbm=SIZE"), ("hbm=20", "'20' has no unit")):
         with pytest.raises(InputError, match=fault):
-            _memory(work, "coding_agent", 0.0, said)
+            memory_of(work, "coding_agent", 0.0, said)
