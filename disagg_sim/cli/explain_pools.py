@@ -19,7 +19,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.report.breakdown import time_text
 from disagg_sim.report.sources import entries_of
 from disagg_sim.report.words import records, text_of
-from disagg_sim.search.mappings import least_redundant_slots
+from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.units import GB, MB
 from disagg_sim.workload.lengths import Lengths
 
@@ -48,7 +48,9 @@ def explain_pool(
         raise InputError(
             f"--batch {batch}: {attention.dp_attn} DP ranks of {micro} micro-batches; give n times {whole}"
         )
-    ffn = _ffn(at, gpus)
+    if not gpus:
+        raise InputError("--phase attention_ffn needs --ffn-gpus, those of the feed-forward pool")
+    ffn = ffn_mapping(at, gpus)
     found = split_parts(at, Split(attention, ffn, micro), lengths, float(sequences))
     step = found.step
     experts = text_of(replace(ffn, dp_attn=1)) if at.model.is_moe else text_of(ffn)
@@ -77,18 +79,6 @@ def explain_pool(
         for pool, (held, limit) in zip(("attention", "FFN"), found.memory, strict=True)
     ]
     print_table(cells, numeric=(1, 3))
-
-
-def _ffn(at: Setup, gpus: int) -> Mapping:
-    """Experts on as many EP ranks, or a dense model's feed-forward part on as many TP ranks."""
-    if not gpus:
-        raise InputError("--phase attention_ffn needs --ffn-gpus, those of the feed-forward pool")
-    if not at.model.is_moe:
-        return Mapping(tp_attn=gpus, tp_ffn=gpus)
-    slots = least_redundant_slots(at.model, gpus)
-    if slots is None:
-        raise InputError(f"--ffn-gpus {gpus}: more ranks than experts of {at.model.name} and their copies fill")
-    return Mapping(dp_attn=gpus, ep=gpus, redundant_slots=slots if gpus > 1 else 0)
 
 
 def _explain_encode(at: Setup, text: str) -> None:

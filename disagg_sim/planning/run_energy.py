@@ -179,7 +179,13 @@ def _replicas(deployment: ServedDeployment, role: Role, gpus: int) -> Replicas:
         if len(found) > 1:
             raise InputError(f"deployment {name!r}: {part} has several layouts of {gpus} GPUs; energy is told of one")
         if found:
-            return next(iter(found.values()))
+            one = next(iter(found.values()))
+            if one.ffn is not None:
+                raise InputError(
+                    f"deployment {name!r}: {part} has attention and feed-forward GPUs, whose power is not modelled; "
+                    "energy is told of instances whose layers are whole"
+                )
+            return one
     raise InputError(f"deployment {name!r} has no {role.name.lower()} instances of {gpus} GPUs")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from disagg_sim.facts.hardware import SystemSpec
@@ -297,4 +298,8 @@ def deployment_rows(deployment: ServedDeployment) -> Iterator[Line]:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             m = replicas.mapping
-            yield part, f"{replicas.instances:,}", text_of(m), f"{m.gpus:,}"
+            text = text_of(m)
+            if (ffn := replicas.ffn) is not None:
+                own = text_of(replace(m, ep=1))
+                text = f"attention {own}, FFN on {ffn.mapping.gpus} GPUs, {ffn.microbatches} micro-batches"
+            yield part, f"{replicas.instances:,}", text, f"{m.gpus:,}"

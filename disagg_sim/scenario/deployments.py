@@ -17,9 +17,11 @@ from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup
+from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST_TOKENS
+from disagg_sim.simulation.placed import FfnPool
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
 PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
@@ -90,12 +92,23 @@ def speculation_named(word: str) -> str:
     return word if word == NO_SPECULATION else str(expected(load.load_speculation, word).name)
 
 
+class _Ffn(Strict):
+    """GPUs of their own for the feed-forward part of an instance, and what they are."""
+
+    gpus: _Degree
+    tp: Annotated[int, Range(0, 1024)] = 0
+    microbatches: Annotated[int, Range(1, 64)] = FfnPool(mapping=domain.Mapping()).microbatches
+    system: Annotated[str, load.spec_name("hardware")] = ""
+    precision: Annotated[str, load.spec_name("precision")] = ""
+
+
 class Group(NamedTuple):
     """Equal instances, and what they serve where that is not what the scenario says."""
 
     replicas: Replicas
     serves: dict[str, str]  # of ``SERVES``
     draft_tokens: int | None  # of a decode step; None = as the scenario [token]
+    ffn: _Ffn | None = None  # None = none of its own
 
 
 class _Instances(Strict):
@@ -119,6 +132,7 @@ class _Instances(Strict):
     engine: Annotated[str, OneOf(engine_names)] = ""
     speculation: Annotated[str, AfterValidator(speculation_named)] = ""
     draft_tokens: Annotated[int | None, Range(0, MOST_DRAFTS)] = None
+    ffn: _Ffn | None = None
 
 
 def _group(part: str, keys: _Instances) -> Group:
@@ -129,13 +143,17 @@ def _group(part: str, keys: _Instances) -> Group:
     if chunk is not None and (keys.pp == 1 or part not in CHUNKING):
         said = f"{chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp above 1, in "
         faults.append((("chunk_tokens",), said + " and ".join(CHUNKING)))
+    if keys.ffn is not None and (part != "decode" or keys.ep > 1):
+        said = f"ep {keys.ep}: experts lie on the GPUs of ffn; allowed: ep 1" if part == "decode" else f"is in {part}"
+        faults.append((("ffn",), said if part == "decode" else f"{said}; allowed: in decode"))
     if faults:
         raise SeveralFaultsError(faults)
+    ep = keys.dp if keys.ffn is not None else keys.ep
     mapping = domain.Mapping(
         tp_attn=keys.tp,
         dp_attn=keys.dp,
-        tp_ffn=stage // keys.ep,
-        ep=keys.ep,
+        tp_ffn=stage // ep,
+        ep=ep,
         pp=keys.pp,
         redundant_slots=keys.redundant_slots,
         dcp=keys.dcp,
@@ -145,7 +163,7 @@ def _group(part: str, keys: _Instances) -> Group:
     replicas = expected(
         lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
     )
-    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens)
+    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens, keys.ffn)
 
 
 def _part(name: str) -> Written:
@@ -184,11 +202,10 @@ class DeploymentKeys(Strict):
         groups: dict[str, tuple[Group, ...]] = {part: getattr(self, part) for part in PARTS}
         if not any(groups.values()):
             raise InputError(f"has no instances; allowed: {', '.join(PARTS)}")
-        sums = {part: sum(each.replicas.gpus for each in groups[part]) for part in PARTS}
         some = any(each.serves for entries in groups.values() for each in entries)
-        prefill, decode, colocated, pairs = (
-            tuple(_placed(each, usual, own=some) for each in groups[part]) for part in PARTS
-        )
+        found = {part: tuple(_placed(each, usual, own=some) for each in groups[part]) for part in PARTS}
+        sums = {part: sum(each.gpus for each in entries) for part, entries in found.items()}
+        prefill, decode, colocated, pairs = found.values()
         return ServedDeployment(
             name=name,
             gpus=self.gpus or largest_choice(sums),
@@ -214,11 +231,22 @@ def _placed(group: Group, usual: Mapping[str, Any], *, own: bool) -> Replicas:
     drafts = group.draft_tokens
     if drafts is None:
         drafts = 0 if names["speculation"] in ("", NO_SPECULATION) else usual.get("draft_tokens", 0)
+    at = setup_named(*(names[key] for key in SERVES))
     return replace(
         replicas,
         mapping=replace(replicas.mapping, draft_tokens=drafts),
-        setup=setup_named(*(names[key] for key in SERVES)) if own else None,
+        setup=at if own else None,
+        ffn=None if group.ffn is None else _ffn_pool(group.ffn, names, at),
     )
+
+
+def _ffn_pool(keys: _Ffn, names: Mapping[str, Any], at: Setup) -> FfnPool:
+    """GPUs for the feed-forward part, on the system of the attention GPUs unless they say another."""
+    said = {key: name for key in ("system", "precision") if (name := getattr(keys, key))}
+    own = {**names, **({"engine": ""} if "system" in said else {}), **said}
+    theirs = setup_named(*(own[key] for key in SERVES)) if said else None
+    mapping = ffn_mapping(theirs or at, keys.gpus, keys.tp)
+    return FfnPool(mapping=mapping, microbatches=keys.microbatches, setup=theirs)
 
 
 def served_by_name(given: Mapping[str, DeploymentKeys], info: Any) -> tuple[ServedDeployment, ...]:

@@ -167,7 +167,15 @@ def _runs(scenario: Scenario, specs: str, *, search: bool) -> Iterator[Run]:
 def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
     """What a deployment says, its setups by their specs."""
     parts = [
-        (part, bare(each.mapping), each.instances, each.batch, each.token_budget, _specs_of(each.setup))
+        (
+            part,
+            bare(each.mapping),
+            each.instances,
+            each.batch,
+            each.token_budget,
+            _specs_of(each.setup),
+            *(() if each.ffn is None else (each.ffn.mapping, each.ffn.microbatches, *_specs_of(each.ffn.setup))),
+        )
         for part in PARTS
         for each in deployment.part(part)
     ]

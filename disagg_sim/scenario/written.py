@@ -28,7 +28,7 @@ from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
-from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.placed import FfnPool, bare
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
@@ -119,11 +119,20 @@ def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str
         said = {key: name for key, name in own.items() if name != usual[key]}
         if said.get("speculation") == "":
             said["speculation"] = NO_SPECULATION
-        return {**said, **_replicas(each)}
+        return {**said, **_replicas(each), **({} if each.ffn is None else {"ffn": _ffn(each.ffn, own)})}
 
     parts = {part: [group(each) for each in getattr(deployment, part)] for part in PARTS}
     encode = {} if deployment.encode is None else {"encode": _encode(deployment.encode, usual)}
     return {"gpus": deployment.gpus, **encode, **{part: entries for part, entries in parts.items() if entries}}
+
+
+def _ffn(pool: FfnPool, own: dict[str, str]) -> dict[str, Any]:
+    """GPUs of a feed-forward part, its groups, and its system where that is not the one of attention."""
+    mapping = pool.mapping
+    groups = {"tp": mapping.tp_attn} if mapping.tp_attn > 1 else {}
+    theirs = own if pool.setup is None else _serves(pool.setup)
+    said = {key: theirs[key] for key in ENCODES if theirs[key] != own[key]}
+    return {"gpus": int(mapping.gpus), **groups, "microbatches": pool.microbatches, **said}
 
 
 def _encode(pool: Encoders, usual: dict[str, str]) -> dict[str, Any]:
@@ -137,7 +146,8 @@ def _encode(pool: Encoders, usual: dict[str, str]) -> dict[str, Any]:
 def _replicas(replicas: Replicas) -> dict[str, int]:
     """Degrees above 1, slots and limits that are given."""
     mapping = replicas.mapping
-    degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": mapping.ep, "pp": mapping.pp}
+    ep = mapping.ep if replicas.ffn is None else 1
+    degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": ep, "pp": mapping.pp}
     degrees |= {"dcp": mapping.dcp, "pcp": mapping.pcp}
     limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
     return {
@@ -253,7 +263,15 @@ def _same_drafter(one: Setup, other: Setup) -> bool:
 def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
     """What tells a deployment from others, its setups by the names of their specs."""
     parts = [
-        (part, bare(each.mapping), each.instances, each.batch, each.token_budget, each.setup and _serves(each.setup))
+        (
+            part,
+            bare(each.mapping),
+            each.instances,
+            each.batch,
+            each.token_budget,
+            each.setup and _serves(each.setup),
+            each.ffn and _ffn(each.ffn, dict.fromkeys(SERVES, "")),
+        )
         for part in PARTS
         for each in getattr(deployment, part)
     ]

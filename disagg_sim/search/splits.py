@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, UNSAID, Mapping
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -158,7 +158,7 @@ def split_grid(
     Raises
     ------
     InputError
-        Setups of two models, values out of range, no split within ``max_gpus``.
+        Setups of two models, a drafter, values out of range, no split within ``max_gpus``.
 
     Examples
     --------
@@ -172,6 +172,7 @@ def split_grid(
     theirs = at if ffn is None else ffn
     if theirs.model.name != at.model.name:
         raise InputError(f"attention and feed-forward pool differ in model: {at.model.name} and {theirs.model.name}")
+    require_no_drafts(at)
     lengths = taken_up(at, lengths)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     domain = at.system.nvlink_domain
@@ -263,3 +264,117 @@ def _ffn(at: Setup, limit: int) -> Iterator[Mapping]:
         mapping = Mapping(tp_attn=tp, dp_attn=groups, tp_ffn=tp, ep=groups)
         if tp <= at.system.nvlink_domain and tp * groups < limit and not any(b.rejects(mapping) for b in blocks):
             yield mapping
+
+
+def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Mapping:
+    """Shard the feed-forward part of a model over GPUs of its own.
+
+    Parameters
+    ----------
+    at
+        Model and system of these GPUs.
+    gpus
+        Of an instance. [1]
+    tp
+        Of a dense model: GPUs of a group that shares the matrices, of which there may be several; 0 = all. [1]
+
+    Returns
+    -------
+    Mapping
+        Experts on as many EP ranks, with the fewest slots for copies that fill them, or TP groups of a dense model.
+
+    Raises
+    ------
+    InputError
+        More ranks than experts and their copies fill, degrees that the model does not take.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> ffn_mapping(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), 24).redundant_slots
+    8
+    """
+    whole_number("GPUs of the feed-forward part", gpus)
+    if at.model.is_moe:
+        if tp:
+            raise InputError(f"tp {tp} of the feed-forward part: {at.model.name} has experts; allowed: of dense models")
+        slots = least_redundant_slots(at.model, gpus)
+        if slots is None:
+            raise InputError(f"{gpus} GPUs of the feed-forward part are more than experts of {at.model.name} fill")
+        found = Mapping(dp_attn=gpus, ep=gpus, redundant_slots=slots if gpus > 1 else 0)
+    else:
+        tp = tp or gpus
+        if gpus % tp:
+            raise InputError(f"tp {tp} does not divide the {gpus} GPUs of the feed-forward part")
+        found = Mapping(tp_attn=tp, dp_attn=gpus // tp, tp_ffn=tp, ep=gpus // tp)
+    for layer, _ in layers_of(at.model):
+        if reason := layer.ffn.rejects(found):
+            raise InputError(f"the feed-forward part of {at.model.name} on {gpus} GPUs: {reason}")
+    return found
+
+
+def check_split(at: Setup, split: Split) -> None:
+    """Raise where an instance cannot be split so.
+
+    Parameters
+    ----------
+    at
+        Setup of its attention GPUs.
+    split
+        Its pools.
+
+    Returns
+    -------
+    None
+        Where it can.
+
+    Raises
+    ------
+    InputError
+        Says which degree, or that drafts have no place.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    >>> check_split(at, Split(Mapping(dp_attn=8, ep=8, pp=2), ffn_mapping(at, 8), 2))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: attention GPUs beside a feed-forward pool have tp and dp alone, not pp 2
+    """
+    for name in ("pp", "dcp", "pcp", "chunk_tokens"):
+        if (value := getattr(split.attention, name)) > UNSAID.get(name, int(name == "pp")):
+            raise InputError(f"attention GPUs beside a feed-forward pool have tp and dp alone, not {name} {value}")
+    require_no_drafts(at)
+    for layer, _ in layers_of(at.model):
+        if reason := layer.attention.rejects(split.attention.tp_attn):
+            raise InputError(f"attention of {at.model.name} on {split.attention.gpus} GPUs: {reason}")
+
+
+def require_no_drafts(at: Setup) -> None:
+    """Raise where a setup has a drafter, which neither pool has a place for.
+
+    Parameters
+    ----------
+    at
+        Of the attention GPUs.
+
+    Returns
+    -------
+    None
+        Without speculation.
+
+    Raises
+    ------
+    InputError
+        Names the drafter.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> require_no_drafts(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"))
+    """
+    if at.speculation is not None:
+        raise InputError(
+            f"speculation {at.speculation.name!r}: steps over attention and feed-forward GPUs have no drafts, as no "
+            "system places a drafter on them; allowed: none"
+        )

@@ -16,7 +16,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
-from disagg_sim.simulation.placed import bare, placed
+from disagg_sim.simulation.placed import FfnPool, placed
 from disagg_sim.workload.trace import Trace
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
@@ -41,6 +41,7 @@ class Replicas:
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
     #: What they serve, and on what; None = as the deployment.
     setup: Setup | None = field(default=None, compare=False, repr=False)
+    ffn: FfnPool | None = None  # of instances that decode, GPUs for their feed-forward part; None = none of its own
 
     def __post_init__(self) -> None:
         """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request.
@@ -48,7 +49,7 @@ class Replicas:
         The setup becomes a part of the mapping, by which all else tells instances apart.
         """
         check_kinds(self)
-        mapping = bare(self.mapping) if self.setup is None else placed(self.mapping, self.setup)
+        mapping = placed(self.mapping, self.setup, self.ffn)
         object.__setattr__(self, "mapping", mapping)
         whole_number("instances", self.instances)
         for name, most in LIMITS.items():
@@ -95,6 +96,11 @@ class ServedDeployment(Shown):
         for part in PARTS:
             known: dict[Mapping, Replicas] = {}
             for each in getattr(self, part):
+                if each.ffn is not None and part != "decode":
+                    raise InputError(
+                        f"deployment {self.name!r}: {part} has instances with ffn; allowed: in decode, as they compute "
+                        "no prompts"
+                    )
                 same = known.setdefault(each.mapping, each)
                 if (same.batch, same.token_budget) != (each.batch, each.token_budget):
                     raise InputError(

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Slo
+from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
+from disagg_sim.physics.passes.attention_ffn import split_bytes, split_step
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.mappings import mappings_for, without_pcp
+from disagg_sim.search.splits import check_split
 from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.models import ModelShare, shares_of
+from disagg_sim.simulation.placed import FfnPool, ffn_of, split_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB
 from disagg_sim.workload.trace import Trace
@@ -65,6 +68,9 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
     for part in PARTS:
         for replicas in getattr(deployment, part):
             own = replicas.setup or at
+            if replicas.ffn is not None:
+                _require_split(own, replicas, replicas.ffn, f"{deployment.name}.{part}")
+                continue
             mappings_for(own, replicas.mapping if part == "prefill" else without_pcp(replicas.mapping))
             need = float(np.max(decode_bytes(own, replicas.mapping, 1, cached=decode_residents(1, 0))))
             if need > own.memory_limit:
@@ -74,6 +80,28 @@ def require_fit(at: Setup, deployment: ServedDeployment) -> None:
                     f"{need / GB:.1f} GB a GPU and may use {own.memory_limit / GB:.1f} GB, "
                     f"{(need - own.memory_limit) / GB:.1f} GB too few"
                 )
+
+
+def _require_split(at: Setup, replicas: Replicas, ffn: FfnPool, where: str) -> None:
+    """See ``require_fit``; of instances with a feed-forward pool."""
+    theirs, split = ffn.setup or at, split_of(replicas.mapping, ffn)
+    check_split(at, split)
+    held = split_bytes(at, theirs, split, sequences=1, cached=decode_residents(1, 0))
+    for name, need, own in zip(("attention", "feed-forward"), held, (at, theirs), strict=True):
+        if (most := float(np.max(need))) > own.memory_limit:
+            raise InfeasibleError(
+                f"{where}: the {name} part of {at.model.name} in {own.precision.name} does not fit: with a sequence a "
+                f"micro-batch of a single cached token each it needs {most / GB:.1f} GB a GPU of {own.system.name} and "
+                f"may use {own.memory_limit / GB:.1f} GB, {(most - own.memory_limit) / GB:.1f} GB too few"
+            )
+
+
+def least_step(at: Setup, mapping: Mapping, context: int) -> float:
+    """Time of a step of one sequence at a context [token]. [s]"""
+    if (ffn := ffn_of(mapping)) is None:
+        return float(np.min(decode_step(at, mapping, batch=1, context=context).time))
+    alone = split_of(mapping, ffn)._replace(microbatches=1)
+    return float(np.min(split_step(at, ffn.setup or at, alone, sequences=1.0, context=float(context)).ttl))
 
 
 def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
@@ -93,10 +121,8 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     prompt = int(trace.input_tokens.min())
     computed = 1 if trace.prefix is not None else prompt
     pairs = [(each.setup or at, each.mapping) for each in replicas]
-    first = [prefill_pass(own, mapping, batch=1, isl=computed).ftl for own, mapping in pairs]
-    steps = [
-        decode_step(own, mapping, batch=1, context=prompt).time / (1 + mapping.draft_tokens) for own, mapping in pairs
-    ]
+    first = [prefill_pass(own, cut, batch=1, isl=computed).ftl for own, cut in pairs if ffn_of(cut) is None]
+    steps = [least_step(own, mapping, prompt) / (1 + mapping.draft_tokens) for own, mapping in pairs]
     single = int(trace.output_tokens.min()) == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return Least(ttft=ttft, tpot=tpot, prompt=prompt)

@@ -23,7 +23,7 @@ from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import Traffic, prefill_rate, seats
 from disagg_sim.simulation.site import Site, StepLimits
-from disagg_sim.simulation.wellformed import limits_fault, wish_fault
+from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_fault
 from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
 
 Index = NDArray[np.intp]
@@ -222,8 +222,9 @@ class Roster:
 
     def _flip(self, wish: Flip) -> None:
         instance = self._ready(wish, wish.instance)
-        if wish.role == self.role[instance]:
-            self.refuse(wish, f"instance {instance} has that role")
+        same = f"instance {instance} has that role" if wish.role == self.role[instance] else ""
+        if fault := same or role_fault(self.mapping[instance], wish.role):
+            self.refuse(wish, fault)
         self._spare(wish, instance, wish.role if self.site.flip_s == 0 else None)
         self.role[instance] = Role(wish.role)
         self.flips[instance] += 1
@@ -277,6 +278,8 @@ class Roster:
 
     def _add(self, mapping: Mapping, role: Role, state: State, limits: Limits) -> int:
         instance = len(self.role)
+        if fault := role_fault(mapping, role):
+            self.refuse(f"the role {role.name.lower()} of an instance with ffn", fault)
         if instance == len(self.fleet):
             self.fleet.add(spec_of(self.policy, self.site, self.steps, mapping, role), self.engine.now)
         kind = self._kinds.setdefault(mapping, len(self._kinds))
@@ -308,10 +311,8 @@ class Roster:
         traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
         prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
         spec = spec_of(self.policy, site, self.steps, mapping, role)
-        return (
-            prefill_rate(spec.table, prefill, traffic),
-            seats(spec.table, decode, spec.blocks, traffic, shared=shared),
-        )
+        held = seats(spec.table, decode, spec.blocks, traffic, shared=shared)
+        return prefill_rate(spec.table, prefill, traffic), held
 
     def _serve_after(self, wait_s: float, instance: int) -> None:
         self.engine.at(self.engine.now + wait_s, FIRST, self._serve, instance, self._lives.get(instance, 0))
@@ -355,7 +356,6 @@ class Roster:
 
     def _regroup(self) -> None:
         """Say anew who serves what; nobody else writes what policies see of it."""
-
         count, self.roles, self.states = len(self.role), tuple(self.role), tuple(self.state)
         state, role = (np.fromiter(column, np.int64, count) for column in (self.state, self.role))
 

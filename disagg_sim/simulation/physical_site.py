@@ -12,13 +12,14 @@ from disagg_sim.domain import Mapping, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
+from disagg_sim.physics.passes.attention_ffn import half_setups
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Streams
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.placed import bare, setup_of
+from disagg_sim.simulation.placed import bare, ffn_of, placed, setup_of
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.request_columns import Tokens
@@ -143,10 +144,12 @@ def tables_of(usual: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
     known: dict[int, dict[Any, StepTable]] = {}  # by setup, each of which a mapping holds
 
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
-        at, cut, longest, most = setup_of(mapping, usual), bare(mapping), request, prompt
+        at, longest, most = setup_of(mapping, usual), request, prompt
+        cut = placed(mapping, None, ffn_of(mapping))
         tables = known[id(at)] if id(at) in known else known.setdefault(id(at), _kept(at))
         if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
-            held = kv_blocks(at, cut, max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+            holds = at if ffn_of(mapping) is None else half_setups(at, at)[0]
+            held = kv_blocks(holds, bare(mapping), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
             longest, most = min(longest, held), min(most, held)
         longest, most = _power_of_two(longest, _CONTEXT), _power_of_two(most, _TOKENS)
         key = (cut, max_sequences, longest, most)
@@ -171,8 +174,9 @@ def _saved_states(at: Setup, inputs: Tokens, outputs: Tokens) -> float:
 
 def _blocks(usual: Setup, saved_states: float, mapping: Mapping, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
+    at = setup_of(mapping, usual)
     return kv_blocks(
-        setup_of(mapping, usual),
+        at if ffn_of(mapping) is None else half_setups(at, at)[0],
         bare(mapping),
         max_sequences=limits.max_sequences,
         max_tokens=limits.token_budget,

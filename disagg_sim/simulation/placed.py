@@ -1,38 +1,66 @@
-"""Tell instances apart that differ in more than their mapping: in GPUs, recipe, engine or model."""
+"""Tell instances apart that differ in more than their mapping: in GPUs, recipe, engine or model, or in a second pool.
+
+The feed-forward part of an instance that decodes may stand on GPUs of its own (``physics.passes.attention_ffn``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from disagg_sim.domain import MAPPING_FIELDS, Mapping
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, check_kinds, whole_number
+from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FfnPool:
+    """GPUs for the feed-forward part of an instance, whose other GPUs keep caches and attention."""
+
+    mapping: Mapping  # of ``search.splits.ffn_mapping``
+    microbatches: int = 2  # that alternate between both halves [1]
+    setup: Setup | None = field(default=None, repr=False)  # None = that of the attention GPUs
+
+    def __post_init__(self) -> None:
+        """``InputError`` for micro-batches below 1."""
+        check_kinds(self)
+        whole_number("microbatches", self.microbatches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedMapping(Mapping):
-    """A mapping of instances with a setup of their own, where a deployment has several.
+    """A mapping of instances with a setup of their own, where a deployment has several, or with feed-forward GPUs.
 
-    Policies hand it on as they do any mapping; the site knows the step times, the memory and the links of it.
+    Policies hand it on as they do any mapping; the site knows the step times, the memory and the links of it. The
+    degrees are those of attention where there are feed-forward GPUs.
     """
 
-    at: Setup = field(repr=False)  # the same only as itself
+    at: Setup | None = field(default=None, repr=False)  # the same only as itself; None = that of the deployment
+    ffn: FfnPool | None = None  # None = attention and feed-forward part share their GPUs
+
+    @property
+    def gpus(self) -> Any:
+        """GPUs of one instance, those of its feed-forward part, too. [1]"""
+        return self.stage_gpus * self.pp + (0 if self.ffn is None else self.ffn.mapping.gpus)
 
 
-def placed(mapping: Mapping, at: Setup) -> PlacedMapping:
-    """Give a mapping a setup of its own, in place of one that it may have.
+def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None) -> Mapping:
+    """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs.
 
     Parameters
     ----------
     mapping
         Sharding of an instance.
     at
-        What the instance serves, and on what.
+        What the instance serves, and on what; None = as the deployment.
+    ffn
+        GPUs for its feed-forward part; None = none of its own.
 
     Returns
     -------
-    PlacedMapping
-        Equal to another where mapping and setup are the same.
+    Mapping
+        Equal to another where mapping, setup and feed-forward GPUs are the same.
 
     Examples
     --------
@@ -40,17 +68,22 @@ def placed(mapping: Mapping, at: Setup) -> PlacedMapping:
     >>> at, two = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2)
     >>> placed(two, at) == placed(two, at), placed(two, at) == two, placed(two, at).gpus
     (True, False, 2)
+    >>> placed(two, None, FfnPool(mapping=Mapping(tp_attn=4, tp_ffn=4))).gpus
+    6
     """
-    return PlacedMapping(**{name: getattr(mapping, name) for name in MAPPING_FIELDS}, at=at)
+    degrees = {name: getattr(mapping, name) for name in MAPPING_FIELDS}
+    if at is None and ffn is None:
+        return Mapping(**degrees)
+    return PlacedMapping(**degrees, at=at, ffn=ffn)
 
 
 def bare(mapping: Mapping) -> Mapping:
-    """Leave the setup of a mapping away.
+    """Leave the setup of a mapping away, and its feed-forward GPUs.
 
     Parameters
     ----------
     mapping
-        With or without a setup.
+        With or without them.
 
     Returns
     -------
@@ -63,9 +96,33 @@ def bare(mapping: Mapping) -> Mapping:
     >>> bare(placed(Mapping(pp=2), ds.setup("llama_3_1_8b", "h200_sxm", "fp8"))) == Mapping(pp=2)
     True
     """
-    if not isinstance(mapping, PlacedMapping):
-        return mapping
-    return Mapping(**{name: getattr(mapping, name) for name in MAPPING_FIELDS})
+    return placed(mapping, None) if isinstance(mapping, PlacedMapping) else mapping
+
+
+def ffn_of(mapping: Mapping) -> FfnPool | None:
+    """Look up the feed-forward GPUs of instances of a mapping.
+
+    Parameters
+    ----------
+    mapping
+        Of the instances.
+
+    Returns
+    -------
+    FfnPool
+        None where both parts share their GPUs.
+
+    Examples
+    --------
+    >>> ffn_of(placed(Mapping(), None, FfnPool(mapping=Mapping(), microbatches=3))).microbatches, ffn_of(Mapping())
+    (3, None)
+    """
+    return mapping.ffn if isinstance(mapping, PlacedMapping) else None
+
+
+def split_of(mapping: Mapping, ffn: FfnPool) -> Split:
+    """The pools of an instance whose feed-forward part stands on GPUs of its own."""
+    return Split(bare(mapping), ffn.mapping, ffn.microbatches)
 
 
 def setup_of(mapping: Mapping, usual: Setup) -> Setup:
@@ -90,7 +147,12 @@ def setup_of(mapping: Mapping, usual: Setup) -> Setup:
     >>> [setup_of(each, here).system.name for each in (Mapping(), placed(Mapping(), there))]
     ['h100_sxm', 'h200_sxm']
     """
-    return mapping.at if isinstance(mapping, PlacedMapping) else usual
+    return own_setup(mapping) or usual
+
+
+def own_setup(mapping: Mapping) -> Setup | None:
+    """Setup of a mapping that has one of its own; None of others."""
+    return mapping.at if isinstance(mapping, PlacedMapping) else None
 
 
 def require_one_system(what: str, mappings: tuple[Mapping, ...]) -> None:
@@ -117,6 +179,6 @@ def require_one_system(what: str, mappings: tuple[Mapping, ...]) -> None:
     --------
     >>> require_one_system("policy 'dopd'", (Mapping(), Mapping(pp=2)))
     """
-    systems = dict.fromkeys(each.at.system.name for each in mappings if isinstance(each, PlacedMapping))
+    systems = dict.fromkeys(at.system.name for each in mappings if (at := own_setup(each)) is not None)
     if len(systems) > 1:
         raise InputError(f"{what} has GPUs of {' and '.join(systems)}; allowed: one system")

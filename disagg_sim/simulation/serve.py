@@ -34,6 +34,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
+from disagg_sim.simulation.placed import ffn_of
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
@@ -330,6 +331,15 @@ def _models(models: Sequence[Served], numbers: Sequence[Ints], requests: int) ->
 
 def _peak_flops(budget: GpuBudget, instances: Instances) -> float:
     """Dense peak of a GPU, on average over the time for which instances of unlike GPUs were there. [FLOP/s]"""
-    peaks = [peak_flops(roster.site.setup_of(roster.mapping[each])) for roster, each in budget.instances]
+    peaks = [_peak_of(roster.site, roster.mapping[each]) for roster, each in budget.instances]
     held = instances.gpu_s
     return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))
+
+
+def _peak_of(site: Site, mapping: Mapping) -> float:
+    """Dense peak of a GPU of an instance, the mean over both of its pools where it has two. [FLOP/s]"""
+    own, ffn = peak_flops(site.setup_of(mapping)), ffn_of(mapping)
+    if ffn is None or ffn.setup is None:
+        return own
+    share = float(ffn.mapping.gpus / mapping.gpus)
+    return (1.0 - share) * own + share * peak_flops(ffn.setup)

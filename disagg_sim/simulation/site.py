@@ -24,7 +24,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
-from disagg_sim.simulation.placed import PlacedMapping, setup_of
+from disagg_sim.simulation.placed import own_setup, setup_of
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 #: Scheduler of the engines of a site unless a run names another.
@@ -128,8 +128,8 @@ class Site:
 
     def wire(self, mapping: Mapping) -> Wire:
         """Links of a GPU of an instance: the network, where instances stand on several systems."""
-        if isinstance(mapping, PlacedMapping):
-            return self.link.wire(mapping.at, self.deployment.link_gpus)
+        if (at := own_setup(mapping)) is not None:
+            return self.link.wire(at, self.deployment.link_gpus)
         return Wire(self.link_bandwidth, self.link_latency_s, self.link_descriptor_s)
 
     def instance_bandwidth(self, mapping: Mapping) -> float:

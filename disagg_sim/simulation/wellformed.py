@@ -10,6 +10,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
+from disagg_sim.simulation.placed import ffn_of
 from disagg_sim.simulation.wishes import (
     END,
     LATER,
@@ -97,3 +98,26 @@ def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> It
         yield f"it goes on on instance {quoted(leg.then)}, which is not there; {known}, or LATER"
     if not isinstance(leg.delay_s, Real) or not 0 <= leg.delay_s < math.inf or (waits and leg.delay_s):
         yield f"its delay_s is {quoted(leg.delay_s)}; allowed: from 0 s, and 0 s in the shared queue"
+
+
+def role_fault(mapping: Mapping, role: Role) -> str:
+    """Why an instance cannot have a role: one whose feed-forward part has GPUs of its own decodes; empty where it can.
+
+    Parameters
+    ----------
+    mapping
+        Of the instance.
+    role
+        That it is to have.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Examples
+    --------
+    >>> role_fault(Mapping(), Role.PREFILL)
+    ''
+    """
+    return "attention and feed-forward GPUs decode alone" if role != Role.DECODE and ffn_of(mapping) is not None else ""

@@ -15,7 +15,7 @@ import numpy as np
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.placed import PlacedMapping
+from disagg_sim.simulation.placed import ffn_of, own_setup
 
 #: Most sequences of an instance unless a policy says otherwise; vLLM's default. [1]
 MAX_SEQUENCES = 256
@@ -151,7 +151,9 @@ def in_words(wish: object) -> str:
         parallel = f"tp {mapping.tp_attn}" + "".join(
             f", {name} {value}" for name, value in (("dp", mapping.dp_attn), ("pp", mapping.pp)) if value > 1
         )
-        parallel += f" on {mapping.at.system.name}" if isinstance(mapping, PlacedMapping) else ""
+        at, ffn = own_setup(mapping), ffn_of(mapping)
+        parallel += "" if ffn is None else f", ffn {ffn.mapping.gpus}"
+        parallel += "" if at is None else f" on {at.system.name}"
         return f"start of a {Role(wish.role).name.lower()} instance ({parallel})"
     if isinstance(wish, Stop):
         return f"stop of instance {wish.instance}" + ("" if wish.drain else " without draining")

@@ -333,14 +333,37 @@ def split_bytes(
     >>> [f"{size / 1e9:.0f} GB" for size in held]
     ['51 GB', '29 GB']
     """
-    attention = replace(at, model=_alone(at.model, attention_alone))
-    ffn = replace(at_ffn, model=replace(_alone(at.model, ffn_alone), vocab=1, learned_positions=0, encoder_params=0))
+    attention, ffn = half_setups(at, at_ffn)
     batch = sequences * split.attention.dp_attn
     no_cache = CachedTokens(mean=0.0, deviation=0.0, most=0.0)
     return (
         decode_bytes(attention, split.attention, batch * split.microbatches, cached=cached),
         decode_bytes(ffn, split.ffn, batch, cached=no_cache),
     )
+
+
+def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
+    """Make setups whose models have one half of every layer alone, to size the memory of both pools.
+
+    Parameters
+    ----------
+    at, at_ffn
+        As in ``split_step``.
+
+    Returns
+    -------
+    tuple of Setup
+        With the attention halves, embedding and head; and with the feed-forward halves.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> [layer_of(each.model.layers[0]).ffn.present for each in half_setups(at, at)]
+    [False, True]
+    """
+    model = replace(_alone(at.model, ffn_alone), vocab=1, learned_positions=0, encoder_params=0)
+    return replace(at, model=_alone(at.model, attention_alone)), replace(at_ffn, model=model)
 
 
 def _alone(model: ModelSpec, half: Callable[[Layer], Layer]) -> ModelSpec:

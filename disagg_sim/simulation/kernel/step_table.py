@@ -32,8 +32,10 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
+from disagg_sim.simulation.kernel.split_physics import SplitPhysics
 from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
+from disagg_sim.simulation.placed import ffn_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
@@ -97,7 +99,8 @@ class StepTable:
         mla_form
             Form of MLA in prefill, as in ``physics.passes``.
         """
-        physics = StepPhysics(at, mapping, mla_form)
+        ffn = ffn_of(mapping)
+        physics = StepPhysics(at, mapping, mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
         knots = knot_axis(max_context, physics.kinks)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
