@@ -12,7 +12,6 @@ import typer
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import cores
 from disagg_sim.errors import InputError, UnknownNameError, nearest
-from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.study.beyond_the_buzz.claims import PROFILES
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.beyond_the_buzz.reproduce import reproduce as write
@@ -59,6 +58,8 @@ def reproduce(
         return
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
+    from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told  # a fifth of the start
+
     told = listener("experiments", "done")
     if note := code_home().note:
         told.note(note)

@@ -246,8 +246,9 @@ def where_it_pays(
         if mode not in known:
             raise InputError(f"mode {mode!r} is unknown{nearest(mode, known)}; allowed: {', '.join(known)}")
     names = [name for name in by if name in frontier]
+    read = frontier[list(dict.fromkeys([*names, "mode", INTERACTIVITY, THROUGHPUT]))]
     rows = []
-    for _, points in frontier.groupby(names, sort=False, observed=True, dropna=False):
+    for _, points in read.groupby(names, sort=False, observed=True, dropna=False):
         split = points["mode"] == Mode.DISAGGREGATED
         setting = {name: points[name].iloc[0] for name in names}
         rows.append(setting | _row(points[split], points[~split], axis=axis, low=low, high=high, worth=worth))

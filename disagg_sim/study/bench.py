@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -16,6 +16,7 @@ from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.study.keeping import Keeping
 from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
 
@@ -60,22 +61,7 @@ class Seen:
     summary: Summary
 
 
-Kept = TypeVar("Kept")
 AnySeen = TypeVar("AnySeen", bound=Seen)
-
-
-class Keeping:
-    """Whatever a study computes, each once."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, Any] = {}
-
-    def once(self, key: Hashable, compute: Callable[[], Kept]) -> Kept:
-        """Return what was kept under a key; compute it the first time."""
-        if key not in self._kept:
-            self._kept[key] = compute()
-        found: Kept = self._kept[key]
-        return found
 
 
 class Bench(Keeping):

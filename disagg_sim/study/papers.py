@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
-from disagg_sim.study.bench import AnySeen, Bench, RatedBench
 from disagg_sim.study.claims import Claim, evaluate
 from disagg_sim.sweep.store import Listener, Store
+
+if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
+    from disagg_sim.study.bench import AnySeen, Bench, RatedBench
 
 #: Module of this room by paper.
 HOMES = {name: f"disagg_sim.study.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
@@ -27,7 +29,7 @@ HOMES = {name: f"disagg_sim.study.{name}.experiments" for name in ("arrow", "dop
 #: Significant digits of numbers in tables. [1]
 DIGITS = 10
 
-AnyBench = TypeVar("AnyBench", bound=Bench)
+AnyBench = TypeVar("AnyBench", bound="Bench")
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

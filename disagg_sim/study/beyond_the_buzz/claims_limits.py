@@ -13,7 +13,6 @@ from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.study.beyond_the_buzz.evidence import (
@@ -77,7 +76,7 @@ def c28_representative_lengths(evidence: Evidence) -> Finding:
     """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
     law = lengths("log_normal_4096_512")
     spread, narrow = _front_under(evidence, law), _front_under(evidence, _log_normal(0.5))
-    prefill, decode = evidence.pools(MIDDLE, isl=4096, osl=512)
+    prefill, decode = (pool(MIDDLE, isl=4096, osl=512) for pool in (evidence.prefill_pool, evidence.decode_pool))
     constant = Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
     errors = {}
     for name, (low, high) in {
@@ -160,7 +159,7 @@ def _log_normal(share: float) -> Lengths:
 def _front_under(evidence: Evidence, law: Lengths) -> Front:
     """The disaggregated frontier of Llama-70B under a distribution of lengths."""
     at = evidence.setup(MIDDLE)
-    table = enumerate_mappings(at)
+    table = evidence.mappings(MIDDLE)
     prefill, decode = prefill_grid(at, table, law), decode_grid(at, table, law)
     return Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
 

@@ -11,7 +11,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.calibration.kernels.residuals import rank_correlation
 from disagg_sim.domain import Mapping
 from disagg_sim.search.grid import decode_grid
-from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.study.beyond_the_buzz.evidence import (
     DOMAIN,
@@ -175,10 +174,9 @@ def _ttl(evidence: Evidence, model: str, mappings: list[Mapping], *, batch: int)
 
 def _restricted(evidence: Evidence, keep: Callable[[Mapping], Any]) -> Front:
     """R1's frontier where decode may use some mappings alone."""
-    at = evidence.setup(R1)
-    table = enumerate_mappings(at)
-    decode = decode_grid(at, table[keep(table)], lengths(*LONG_PROMPTS))
-    return Front(match_pools(evidence.pools(R1)[0], decode, Rules(keep="frontier")).points)
+    table = evidence.mappings(R1)
+    decode = decode_grid(evidence.setup(R1), table[keep(table)], lengths(*LONG_PROMPTS))
+    return Front(match_pools(evidence.prefill_pool(R1), decode, Rules(keep="frontier")).points)
 
 
 def _span(x: Floats) -> str:

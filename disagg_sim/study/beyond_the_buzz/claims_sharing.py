@@ -8,7 +8,6 @@ from disagg_sim.arrays import Floats
 from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.blocks.mla import Mla, MlaDims, mla_work
-from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.gains import COLOCATED, gain
 from disagg_sim.serving.piggyback import piggyback
@@ -86,7 +85,7 @@ def c26_cached(evidence: Evidence) -> Finding:
     x = third(*shared(naive, cached, base), 1)
     before, after = _ratio(naive, base, x), _ratio(cached, base, x)
     short = after <= 0.95
-    filled = cached.at("decode_memory_bytes", x) / evidence.pools(R1)[1].memory_limit
+    filled = cached.at("decode_memory_bytes", x) / evidence.decode_pool(R1).memory_limit
     middle = float(np.sqrt(x[0] * x[-1]))
     best = evidence.front("fig06", modes=("piggyback",), model=R1)
     plain = _mixed_with_bf16(evidence, x)
@@ -186,8 +185,8 @@ def _mixed_with_bf16(evidence: Evidence, x: Floats) -> str:
     """Naive and cached over the best co-located mode without fp8 attention arithmetic."""
     import pandas as pd
 
-    at = evidence.setup(R1, BF16_ATTENTION)
-    both = (serve(at, enumerate_mappings(at), lengths(*LONG_PROMPTS)) for serve in (colocated, piggyback))
+    at, table = evidence.setup(R1, BF16_ATTENTION), evidence.mappings(R1, BF16_ATTENTION)
+    both = (serve(at, table, lengths(*LONG_PROMPTS)) for serve in (colocated, piggyback))
     base = Front(pareto_front(pd.concat(both), by=[]))
     means = {
         form: float(

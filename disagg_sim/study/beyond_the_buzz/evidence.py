@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode
+from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
@@ -18,7 +18,7 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
-from disagg_sim.study.bench import Keeping
+from disagg_sim.study.keeping import Keeping
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM = "gb200_nvl72"
@@ -103,7 +103,11 @@ class Evidence(Keeping):
         """A model on the system of the study in the profile of the evidence."""
         return setup(model, SYSTEM, precision, self.profile)
 
-    def pools(
+    def mappings(self, model: str, precision: str = RECIPE) -> Mapping:
+        """All mappings of a model on the system of the study."""
+        return self.once(("mappings", model, precision), lambda: enumerate_mappings(self.setup(model, precision)))
+
+    def prefill_pool(
         self,
         model: str,
         *,
@@ -111,23 +115,30 @@ class Evidence(Keeping):
         osl: int = LONG_PROMPTS[1],
         precision: str = RECIPE,
         mla_form: str = "auto",
-    ) -> tuple[PhaseGrid, PhaseGrid]:
-        """Scored prefill and decode configurations of a model."""
+    ) -> PhaseGrid:
+        """Scored prefill configurations of a model."""
 
-        def score() -> tuple[PhaseGrid, PhaseGrid]:
-            at, law = self.setup(model, precision), lengths(isl, osl)
-            table = enumerate_mappings(at)
-            prefill = prefill_grid(at, table, law, mla_form=mla_form, allow_long_context=True)
-            return prefill, decode_grid(at, table, law, allow_long_context=True)
+        def score() -> PhaseGrid:
+            at, table = self.setup(model, precision), self.mappings(model, precision)
+            return prefill_grid(at, table, lengths(isl, osl), mla_form=mla_form, allow_long_context=True)
 
-        return self.once(("pools", model, isl, osl, precision, mla_form), score)
+        return self.once(("prefill", model, isl, osl, precision, mla_form), score)
+
+    def decode_pool(self, model: str, *, isl: int = LONG_PROMPTS[0], osl: int = LONG_PROMPTS[1]) -> PhaseGrid:
+        """Scored decode configurations of a model."""
+
+        def score() -> PhaseGrid:
+            return decode_grid(self.setup(model), self.mappings(model), lengths(isl, osl), allow_long_context=True)
+
+        return self.once(("decode", model, isl, osl), score)
 
     def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
         """R1's disaggregated frontier where chunks of prefill project the past again."""
 
         def match() -> Front:
             rules = Rules(ftl_limit=ftl_limit, keep="frontier")
-            return Front(match_pools(*self.pools(R1, isl=isl, mla_form="naive"), rules).points)
+            pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
+            return Front(match_pools(*pools, rules).points)
 
         return self.once(("naive", isl, ftl_limit), match)
 
