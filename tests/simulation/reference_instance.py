@@ -286,11 +286,12 @@ def pass_times(table: StepTable, ranks: list[list[Turn]]) -> tuple[float, float]
         of_all = sum(turn.piece for group in groups for turn in group)
         for group in groups:
             if group:
-                tokens = sum(turn.piece for turn in group)
-                length = math.ceil(tokens / len(group))
-                past = sum(turn.cached for turn in group) // len(group)
+                tokens, pasts = sum(turn.piece for turn in group), sum(turn.cached for turn in group)
+                pairs = sum(turn.piece * (turn.cached + turn.piece / 2) for turn in group)
+                length = max(math.floor(pairs / (pasts + tokens / 2) + 0.5), 1)  # of equal prompts that have all three
+                past = max(math.floor(pairs / tokens - length / 2 + 0.5), 0)
                 filled = of_all / (tokens * table.ranks)
-                parts.append(_pass_part(table.head, table.values, float(len(group)), length, past, filled))
+                parts.append(_pass_part(table.head, table.values, tokens / length, length, past, filled))
         busy += max(slowest for slowest, _ in parts)
         last = max(last, *(others for _, others in parts))
     return busy + last, busy

@@ -284,6 +284,25 @@ def test_few_requests_in_flight(deployment, batch, together):
     assert rate(segments.finish_s[rows]) * osl / mapping.gpus == pytest.approx(exact.tokens_per_s_per_gpu, rel=BOUND)
 
 
+def test_unlike_prompts_of_a_pipelined_pass_have_their_own_scores():
+    """A long and a short prompt together take as long as one after the other, where GEMMs are as efficient.
+
+    Two prompts of their mean length would have 57 % of their query-key pairs."""
+    at, cut = setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2, pp=2, chunk_tokens=2048)
+    table, busy = StepTable.build(at, cut), []
+    for together in (1, 2):
+        spec = InstanceSpec(
+            table=table, blocks=10**7, mode=Mode.PREFILL_FIRST, token_budget=10**7, max_prompts=together, watermark=0.0
+        )
+        fleet = Fleet([spec])
+        for request in range(40):
+            fleet.submit(0, request, (0, (4096, 61_440)[request % 2], 1), 0.0)
+        while fleet.next_time() < math.inf:
+            fleet.run_until(math.inf)
+        busy.append(fleet.segments.finish_s.max() / 20)
+    assert busy[1] == pytest.approx(busy[0], rel=BOUND)
+
+
 def chunks_beside_decode(deployment, chunk, slots):
     """Mean time a token and first-token latency [s], throughput [token/s] of a simulated instance."""
     _, _, isl, osl, batch, _, _, table = deployment

@@ -35,6 +35,7 @@ from disagg_sim.simulation.kernel.times import (
     aware_prefill,
     decode_line,
     decode_time,
+    equal_prompts,
     expert_time,
     knot_of,
     linear_time,
@@ -93,17 +94,18 @@ def pass_times(st: State, i: int) -> tuple[float, float]:
 
 
 @inner
-def part_of_pass(st: State, row: int, first: int, together: int) -> tuple[int, int, int]:
-    """Prompts of a rank in the micro-batch from prompt ``first`` on, their tokens in it, and their cached ones."""
+def part_of_pass(st: State, row: int, first: int, together: int) -> tuple[int, int, float]:
+    """Tokens of the prompts of a rank in the micro-batch from prompt ``first`` on, cached ones, query-key pairs."""
     count = min(together, st.inst[row].pieces - first)
-    tokens, past = 0, 0
+    tokens, past, pairs = 0, 0, 0.0
     s = st.inst[row].first[PROMPTS]
     for k in range(first + max(count, 0)):
         if k >= first:
             tokens += st.seg[s].piece
             past += st.seg[s].cached
+            pairs += st.seg[s].piece * (st.seg[s].cached + 0.5 * st.seg[s].piece)
         s = st.seg[s].next
-    return count, tokens, past
+    return tokens, past, pairs
 
 
 @inner
@@ -111,7 +113,7 @@ def pass_together(st: State, i: int) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
     The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
-    those of a rank that go together count as equal ones. Experts work on the tokens of all ranks.
+    those of a rank that go together count as equal ones with the same pairs. Experts work on the tokens of all ranks.
     """
     inst = st.inst[i]
     head = inst.table
@@ -123,13 +125,14 @@ def pass_together(st: State, i: int) -> tuple[float, float]:
     for first in range(0, own, together):
         slowest, rest, total = 0.0, 0.0, 0
         for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-            total += part_of_pass(st, row, first, together)[1]
+            total += part_of_pass(st, row, first, together)[0]
         for row in range(inst.rank_at, inst.rank_at + inst.ranks):
-            count, tokens, past = part_of_pass(st, row, first, together)
-            if count <= 0:
+            tokens, past, pairs = part_of_pass(st, row, first, together)
+            if tokens == 0:
                 continue
             filled = total / (tokens * inst.ranks)
-            stage, through = pass_part(head, st.values, float(count), -(-tokens // count), past // count, filled)
+            alike, length, before = equal_prompts(tokens, pairs, past)
+            stage, through = pass_part(head, st.values, alike, length, before, filled)
             slowest, rest = max(slowest, stage), max(rest, through)
         busy += slowest
         others = max(others, rest)

@@ -28,7 +28,7 @@ from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import wake
 from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
 from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, growth_of, steps_in_memory, steps_time
-from disagg_sim.simulation.kernel.times import aware_prefill, mixed_time, pass_part, piece_time
+from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
@@ -199,7 +199,7 @@ def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, 
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
     The prompts go through in as many micro-batches as there are stages, or, cut into chunks, all together; those that
-    go together count as equal ones.
+    go together count as equal ones with the same pairs.
     """
     busy = st.values[head.host_at]
     others = 0.0
@@ -208,12 +208,14 @@ def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, 
     done = 0
     while done < pieces:
         count = min(together, pieces - done)
-        tokens, past = 0, 0
+        tokens, past, pairs = 0, 0, 0.0
         for _ in range(count):
             tokens += st.seg[s].piece
             past += st.seg[s].cached
+            pairs += st.seg[s].piece * (st.seg[s].cached + 0.5 * st.seg[s].piece)
             s = st.seg[s].next
-        slowest, rest = pass_part(head, st.values, float(count), -(-tokens // count), past // count, 1.0)
+        alike, length, before = equal_prompts(tokens, pairs, past)
+        slowest, rest = pass_part(head, st.values, alike, length, before, 1.0)
         busy += slowest
         others = max(others, rest)
         done += count

@@ -204,6 +204,13 @@ def passed_time(head: Table, values: Floats, whole: int, tokens: int, filled: fl
 
 
 @inner
+def equal_prompts(tokens: int, pairs: float, past: int) -> tuple[float, int, int]:
+    """How many equal prompts have the tokens, query-key pairs and pasts of some, and tokens and past of each."""
+    length = max(math.floor(pairs / (past + 0.5 * tokens) + 0.5), 1)
+    return tokens / length, length, max(math.floor(pairs / tokens - 0.5 * length + 0.5), 0)
+
+
+@inner
 def pass_part(
     head: Table, values: Floats, prompts: float, length: int, past: int, filled: float
 ) -> tuple[float, float]:
@@ -220,7 +227,7 @@ def pass_part(
     done = 0
     while done < length:
         new = min(size, length - done)
-        tokens = int(prompts * new) * head.ranks
+        tokens = math.floor(prompts * new + 0.5) * head.ranks
         i, u = token_place(tokens, head.tokens)
         at = head.stage_at + i
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
