@@ -31,7 +31,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.aging import longer, one_piece
 from disagg_sim.search.grid import PHASES
-from disagg_sim.search.prefixes import uneven_pass
+from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
 from disagg_sim.workload.lengths import Lengths
 
@@ -183,9 +183,9 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     even = found
     if _unequal(designs):
         alone = np.asarray(designs.prefill_mapping.dp_attn == 1, dtype=float)
-        found = [one._replace(fill=one.fill * alone, busy=one.busy * alone) for one in found]
-        past = lengths.mean_isl - lengths.mean_new
-        found.append(Prompt(lengths.mean_isl, past, fill=1.0 - alone, busy=1.0 - alone, waits=True))
+        found = [one._replace(fill=one.fill * alone, busy=one.busy * alone, load=one.load * alone) for one in found]
+        past, several = lengths.mean_isl - lengths.mean_new, 1.0 - alone
+        found.append(Prompt(lengths.mean_isl, past, fill=several, busy=several, load=several, waits=True))
     if designs.mode == "piggyback":
         found = [kind for one in found for kind in _in_steps(one, designs)]
     if designs.mode == "colocated":
@@ -218,9 +218,7 @@ def _at_knot(prompt: Prompt, filled: Refill, knot: int) -> Prompt:
 
 def _unequal(designs: Designs) -> bool:
     """Whether passes of prefill wait for the slowest of unequal DP ranks."""
-    whole = designs.mode != "piggyback" and not designs.chunk_tokens[0]
-    ranks = designs.prefill_mapping.dp_attn
-    return whole and designs.lengths.prompts_on_ranks(designs.prefill_batch, ranks) is not None
+    return designs.mode != "piggyback" and designs.lengths.prompts_on_ranks() is not None
 
 
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
@@ -283,9 +281,10 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
         return step.time, step.time, prompt.load * load
     mapping, batch = designs.prefill_mapping, designs.prefill_batch if prompt.batch is None else prompt.batch
     if prompt.waits:
-        waits = uneven_pass(at, designs.lengths, mapping, batch, form)
+        waits = uneven_passes(at, designs.lengths, mapping, batch, designs.chunk_tokens, (form,))
         assert waits is not None
-        return waits.ftl, waits.busy if prompt.batch is None else waits.ftl, 0.0
+        (slow,) = waits
+        return slow.ftl, slow.busy if prompt.batch is None else slow.ftl, prompt.load * slow.load
     passes = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
     (done,) = evaluate(passes.lookups(prompt.isl, prompt.past, tier))
     return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load

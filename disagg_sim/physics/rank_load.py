@@ -35,6 +35,9 @@ from disagg_sim.physics.expert_load import fullest_of_random
 from disagg_sim.physics.rank_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
 from disagg_sim.physics.work import Numeric
 
+#: A prompt that exceeds a chunk by less than this share of it is rounding. [1]
+NO_TOKEN = 1e-9
+
 
 class RankLoad(NamedTuple):
     """What the ranks are given that a step waits for."""
@@ -53,6 +56,21 @@ class PromptLoad(NamedTuple):
     prompts: Numeric  # as many tokens as the rank with the most, with the prompts' length [1]
     new: Numeric  # length with which they have the query-key pairs of the rank with the most [token]
     past: Numeric | None = None  # tokens before them whose cache is there already; None = as of all prompts [token]
+
+
+class ChunkLoad(NamedTuple):
+    """Chunks of CPP that the slowest ranks of a pass make of equal prompts, and prompts that stand for their scores."""
+
+    prompts: Numeric  # of the rank with the most tokens [1]
+    chunks: Numeric  # of each of them, the mean [1]
+    size: Numeric  # tokens of one in all chunks but the last, the mean [token]
+    last: Numeric  # in the last one [token]
+    scored: PromptLoad  # whose scores and values are those of the slowest ranks
+
+    @property
+    def new(self) -> Numeric:
+        """Tokens of a prompt. [token]"""
+        return (self.chunks - 1.0) * self.size + self.last
 
 
 def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
@@ -77,33 +95,84 @@ def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
     return tuple(each for each in ((least + 1.0, more), (float(least), ranks - more)) if all(each))
 
 
-def at_each(
-    function: Callable[[float, int], tuple[float, float]], batch: Numeric, ranks: Numeric
-) -> tuple[Floats, Floats]:
-    """Evaluate a function of requests and ranks once for every pair that there is.
+def at_each(function: Callable[..., tuple[float, ...]], batch: Numeric, ranks: Numeric, *more: Numeric) -> list[Floats]:
+    """Evaluate a function of requests and ranks, and maybe more, once for every combination that there is.
 
     Parameters
     ----------
     function
-        Of two values.
+        Of two values or more.
     batch, ranks
         Requests over all ranks, and ranks; arrays that broadcast. [request], [1]
+    more
+        Further arguments, which broadcast with these.
 
     Returns
     -------
-    tuple of two arrays
-        Of the broadcast shape.
+    list of arrays
+        What the function returns, each of the broadcast shape.
 
     Examples
     --------
     >>> [found.tolist() for found in at_each(lambda held, ranks: (held, held / ranks), np.array([[2.0, 4.0]]), 2.0)]
     [[[2.0, 4.0]], [[1.0, 2.0]]]
     """
-    batch, ranks = np.broadcast_arrays(np.asarray(batch, dtype=float), np.asarray(ranks, dtype=float))
-    pairs, place = np.unique(np.stack([batch.ravel(), ranks.ravel()]), axis=1, return_inverse=True)
-    found = np.array([function(held, int(count)) for held, count in pairs.T])
-    first, second = (column[place.ravel()].reshape(batch.shape) for column in found.T)
-    return first, second
+    arguments = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (batch, ranks, *more)))
+    known, place = np.unique(np.stack([each.ravel() for each in arguments]), axis=1, return_inverse=True)
+    found = np.array([function(held, int(count), *others) for held, count, *others in known.T.tolist()])
+    return [column[place.ravel()].reshape(arguments[0].shape) for column in found.T]
+
+
+def chunks_of(
+    tokens: RankSum, spread: float, scored: PromptLoad, batch: Numeric, ranks: Numeric, chunk_tokens: Numeric
+) -> ChunkLoad:
+    r"""Cut the prompts of the rank with the most tokens into chunks.
+
+    Its n prompts count as fewer equal ones with as many query-key pairs, each of X tokens, where
+    :math:`X = \frac{T}{n}\,\frac{1+v}{1+v/n}`, T the largest of the ranks' sums and v the ``spread``. Of chunks of c
+    tokens they make :math:`m = E\lceil X/c \rceil`, all but the last of :math:`E\min(X, c)`: what is affine in the
+    tokens of a chunk has its mean.
+
+    Parameters
+    ----------
+    tokens
+        New tokens of the prompts of a rank.
+    spread
+        Covariance of a prompt's new tokens and of the keys that each of them attends to, over the product of their
+        means; without pasts the squared coefficient of variation. [1]
+    scored
+        Equal prompts that stand for the ranks with the most query-key pairs.
+    batch, ranks
+        Prompts of a pass over all ranks, and ranks. [request], [1]
+    chunk_tokens
+        Of each prompt, at least 1; broadcasts with these. [token]
+
+    Returns
+    -------
+    ChunkLoad
+        Of the broadcast shape.
+
+    Examples
+    --------
+    Of two ranks with a prompt of 100 or 300 tokens one has 300 in three cases of four: three chunks of 100, or one.
+
+    >>> two = sum_of(np.array([100.0, 300.0]), np.full(2, 0.5))
+    >>> found = chunks_of(two, 0.25, PromptLoad(1.0, 250.0), 2.0, 2.0, 100.0)
+    >>> [f"{float(each):.1f}" for each in found[:4]], f"{found.new:.0f}"
+    (['1.0', '2.5', '100.0', '100.0'], '250')
+    """
+
+    def of(held: float, count: int, chunk: float) -> tuple[float, ...]:
+        own = float(np.ceil(held / count))
+        own *= (1.0 + spread / own) / (1.0 + spread)
+        values, chances = tokens.law_of_largest(even_groups(held, count))
+        each = values / own
+        chunks = max(float(chances @ np.ceil(each / chunk - NO_TOKEN)), 1.0)
+        size = float(chances @ np.minimum(each, chunk))
+        return own, chunks, size, float(chances @ each) - (chunks - 1.0) * size
+
+    prompts, chunks, size, last = at_each(of, batch, ranks, chunk_tokens)
+    return ChunkLoad(prompts, chunks, size, last, scored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +239,19 @@ class RestLoads:
         new = pairs / (pasts + tokens / 2.0)
         return PromptLoad(tokens / new, new, pairs / tokens - new / 2.0)
 
+    def chunked(self, batch: Numeric, ranks: Numeric, chunk_tokens: Numeric) -> ChunkLoad:
+        """Find the chunks of a pass that its ranks wait for; arguments as in ``prefill`` and ``chunks_of``.
+
+        Each chunk attends to a past with which the prompts that are cut have the largest P.
+        """
+        tokens, pairs, pasts = self._sums
+        spread = pairs.mean / (tokens.mean * (pasts.mean + tokens.mean / 2.0)) - 1.0
+        slowest = self.prefill(batch, ranks)
+        cut = chunks_of(tokens, spread, slowest, batch, ranks, chunk_tokens)
+        assert slowest.past is not None
+        past = np.maximum(slowest.past + (slowest.new - cut.new) / 2.0, 0.0)
+        return cut._replace(scored=PromptLoad(cut.prompts, cut.new, past))
+
 
 @dataclass(frozen=True, eq=False)
 class RankLoads:
@@ -231,6 +313,13 @@ class RankLoads:
 
         tokens, squares = at_each(largest, batch, ranks)
         return PromptLoad(tokens**2 / squares, squares / tokens)
+
+    def chunked(self, batch: Numeric, ranks: Numeric, chunk_tokens: Numeric) -> ChunkLoad:
+        """Find the chunks of a pass that its ranks wait for; arguments as in ``prefill`` and ``chunks_of``."""
+        tokens = self._prompts[0]
+        return chunks_of(
+            tokens, tokens.variance / tokens.mean**2, self.prefill(batch, ranks), batch, ranks, chunk_tokens
+        )
 
     def _most_tokens(self, groups: tuple[tuple[float, int], ...]) -> float:
         """Expected cache of the rank with the most, over the mean of a request; each is found once."""

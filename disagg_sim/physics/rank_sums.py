@@ -74,9 +74,40 @@ class RankSum:
         >>> f"{one.largest(((400.0, 2),)):.1f}, of one rank {one.largest(((400.0, 1),)):.1f}"
         '411.3, of one rank 400.0'
         """
+        first, step, below = self._largest(groups)
+        return float(first + step * np.sum(1.0 - below))
+
+    def law_of_largest(self, groups: tuple[tuple[float, int], ...]) -> tuple[Floats, Floats]:
+        """Find the distribution of the largest sum of independent ranks.
+
+        Parameters
+        ----------
+        groups
+            As in ``largest``.
+
+        Returns
+        -------
+        values, chances : ndarray
+            Rising values at even distances, in the unit of ``mean``, and their probabilities, (values,). [1]
+
+        Examples
+        --------
+        >>> one = sum_of(np.array([100.0, 300.0]), np.array([0.5, 0.5]))
+        >>> values, chances = one.law_of_largest(((1.0, 2),))
+        >>> f"{chances[values < 200].sum():.2f}, {values @ chances:.0f}"
+        '0.25, 250'
+        """
+        first, step, below = self._largest(groups)
+        values: Floats = first + step * np.arange(float(VALUES))
+        return values, np.diff(below, prepend=0.0)
+
+    def _largest(self, groups: tuple[tuple[float, int], ...]) -> tuple[float, float, Floats]:
+        """First of the values that the largest sum may take, their distance, and its distribution function."""
         requests = groups[0][0]
         deviation = float(np.sqrt(requests * max(self.variance, 0.0)))
         width = 2.0 * DEVIATIONS * deviation + self.reach + 2.0 * self.mean
+        if not width:
+            return 0.0, 1.0, np.ones(VALUES)
         step = float(2.0 ** np.ceil(np.log2(width / VALUES)))
         first = step * math.floor(max(0.0, (requests - 1.0) * self.mean - DEVIATIONS * deviation) / step)
         omega = 2.0 * np.pi / (VALUES * step) * np.arange(VALUES // 2 + 1.0)
@@ -86,7 +117,7 @@ class RankSum:
         for held, ranks in groups:
             chances = np.fft.irfft(np.exp(np.conj(held * self._known[step] - 1j * omega * first)), VALUES)
             below = below * np.clip(np.cumsum(chances), 0.0, 1.0) ** ranks
-        return float(first + step * np.sum(1.0 - below))
+        return first, step, below
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

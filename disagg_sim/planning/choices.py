@@ -26,7 +26,7 @@ from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
-from disagg_sim.search.prefixes import uneven_pass
+from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
@@ -207,9 +207,10 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
             )
             ftl[place, some] = done.ftl + done.load
             busy[place, some] = np.maximum(done.busy, done.load)
-        waits = None if deep else uneven_pass(grid.setup, grid.lengths, mapping, batch[None, :], form)
+        waits = uneven_passes(grid.setup, grid.lengths, mapping, batch[None, :], mapping.chunk_tokens, (form,))
         if waits is not None:  # short prompts wait for the longest of other ranks
-            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], waits.ftl), ftl[:, some])
+            slow = waits[0].ftl + waits[0].load
+            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], slow), ftl[:, some])
     return ftl, busy
 
 

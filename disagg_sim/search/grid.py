@@ -53,7 +53,7 @@ from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, given_sizes, row
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.prefixes import TimedPrompts, one_of, taken_up, uneven_pass
+from disagg_sim.search.prefixes import TimedPrompts, one_of, taken_up, uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 #: Chunk sizes that CPP tries. [token]
@@ -509,10 +509,11 @@ def _score(at: Setup, timed: TimedPrompts, lengths: Lengths, mapping: Mapping, a
     held = [
         prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=each) for each in forms
     ]
-    if whole and (uneven := uneven_pass(at, lengths, mapping, axis, forms[0])) is not None:
-        (even,) = passes
-        done = one_of(even, uneven, mapping.dp_attn)
-        passes = [done if timed.counted is None else done._replace(ftl=even.ftl)]
+    if (uneven := uneven_passes(at, lengths, mapping, axis, chunk, forms)) is not None:
+        slower = [one_of(*both, mapping.dp_attn) for both in zip(passes, uneven, strict=True)]
+        if timed.counted is not None:
+            slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
+        passes = slower
     first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
     return best_form(at, first, others[0]) if others else first
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,21 +13,27 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import room_tokens, tier_of
+from disagg_sim.physics.kv_tiers import load_time, room_tokens, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
+from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups
+from disagg_sim.physics.tabulate import Lookups, evaluate
 from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 from disagg_sim.workload.turns import TurnCaches
 
 
-def uneven_pass(at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, form: str) -> PrefillPass | None:
-    """Time passes of whole prompts whose DP ranks wait for each other.
+def uneven_passes(
+    at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, chunk_tokens: Numeric, forms: tuple[str, ...]
+) -> list[PrefillPass] | None:
+    """Time passes whose DP ranks wait for each other.
+
+    Each rank loads pasts from tiers below HBM by itself, so a load counts as of an even rank. Pasts of a tier are
+    computed again where that brings the first token of the mean prompt sooner.
 
     Parameters
     ----------
@@ -35,13 +41,15 @@ def uneven_pass(at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, f
         Setup, lengths of requests, and sharding of the instances.
     batch
         Prompts of a pass over all DP ranks. [request]
-    form
+    chunk_tokens
+        Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
+    forms
         Of MLA.
 
     Returns
     -------
-    PrefillPass or None
-        None where prompts of a pass count as alike. [s]
+    list of PrefillPass, or None
+        One of each form; None where prompts of a pass count as alike. [s]
 
     Examples
     --------
@@ -51,17 +59,53 @@ def uneven_pass(at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, f
     >>> at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
     >>> chat = ds.lengths("log_normal_4096_512", rank_imbalance="least_load")
     >>> even = ds.prefill_grid(at, wide, ds.lengths("log_normal_4096_512"), batch=[8])
-    >>> f"{uneven_pass(at, chat, wide, 8.0, 'naive').busy / (8.0 / even.request_rate[0, 0]):.1f} times as long"
+    >>> (slowest,) = uneven_passes(at, chat, wide, 8.0, 0, ("naive",))
+    >>> f"{slowest.busy / (8.0 / even.request_rate[0, 0]):.1f} times as long"
     '3.3 times as long'
     """
-    load = lengths.prompts_on_ranks(batch, mapping.dp_attn)
-    if load is None:
+    if lengths.prompts_on_ranks() is None:
         return None
-    past = 0.0 if lengths.cached is None else lengths.cached.mean_past
-    return prefill_pass(at, mapping, batch=batch, isl=lengths.mean_isl, past=past, mla_form=form, slowest=load)
+    reuse = None if lengths.cached is None else lengths.cached.reuse
+    below = {name: tier for name, _ in (reuse.tiers if reuse else ()) if (tier := tier_of(at.system, name)) is not None}
+    slower = sorted(below, key=lambda name: below[name].bandwidth)
+    passes, means = PromptPasses(at, mapping, batch, chunk_tokens, forms[:1]), (lengths.mean_isl, lengths.mean_past)
+    again: Any = sum(evaluate(passes.lookups(*means, tier))[0].load == 0 for tier in below.values())  # of the slower
+    found = _slowest(at, lengths, mapping, batch, chunk_tokens, forms, ())
+    for count in range(1, len(slower) + 1):
+        if np.any(again >= count):
+            others = _slowest(at, lengths, mapping, batch, chunk_tokens, forms, tuple(slower[:count]))
+            found = [_where(again >= count, *both) for both in zip(others, found, strict=True)]
+    return found
 
 
-def one_of(even: PrefillPass, uneven: PrefillPass | None, ranks: Numeric) -> PrefillPass:
+def _slowest(
+    at: Setup,
+    lengths: Lengths,
+    mapping: Mapping,
+    batch: Numeric,
+    chunk_tokens: Numeric,
+    forms: tuple[str, ...],
+    again: tuple[str, ...],
+) -> list[PrefillPass]:
+    """Passes of the slowest ranks of each form, pasts in the tiers ``again`` computed again and the others loaded."""
+    ranks, dp, isl = lengths.prompts_on_ranks(again), mapping.dp_attn, lengths.mean_isl
+    assert ranks is not None
+    past, load = 0.0, 0.0 * np.asarray(batch)
+    for _, held, weight, name in lengths.prompt_nodes().each():
+        if name not in again:
+            past += weight * held
+            load = load + weight * load_time(at, mapping, batch=batch, past=held, tier=tier_of(at.system, name))
+    each: dict[str, Any] = {"batch": batch, "isl": isl, "past": past}
+    if np.any(np.asarray(chunk_tokens) > 0):
+        each |= {"chunk_tokens": chunk_tokens, "slowest": ranks.chunked(batch, dp, chunk_tokens)}
+        passes = [chunked_prefill_pass(at, mapping, mla_form=form, **each) for form in forms]
+    else:
+        prompts = ranks.prefill(batch, dp)
+        passes = [prefill_pass(at, mapping, mla_form=form, slowest=prompts, **each) for form in forms]
+    return [done._replace(load=load) for done in passes]
+
+
+def one_of(even: PrefillPass, uneven: PrefillPass, ranks: Numeric) -> PrefillPass:
     """Take the pass of unequal ranks where there are several.
 
     Parameters
@@ -69,7 +113,7 @@ def one_of(even: PrefillPass, uneven: PrefillPass | None, ranks: Numeric) -> Pre
     even
         Passes of prompts of one length each, the mean over the lengths.
     uneven
-        From ``uneven_pass``.
+        From ``uneven_passes``.
     ranks
         DP ranks. [1]
 
@@ -84,12 +128,14 @@ def one_of(even: PrefillPass, uneven: PrefillPass | None, ranks: Numeric) -> Pre
     >>> one_of(even, uneven, np.array([1, 8])).busy.tolist()
     [1.0, 1.5]
     """
-    if uneven is None:
-        return even
-    several = np.asarray(ranks) > 1
-    sums = Sums(*(np.where(several, new, old) for new, old in zip(uneven.sums, even.sums, strict=True)))
-    ftl, busy = np.where(several, uneven.ftl, even.ftl), np.where(several, uneven.busy, even.busy)
-    return PrefillPass(ftl, busy, sums, even.load)
+    return _where(np.asarray(ranks) > 1, uneven, even)
+
+
+def _where(take: Any, one: PrefillPass, other: PrefillPass) -> PrefillPass:
+    """Point by point ``one`` where it is taken, else the ``other``."""
+    sums = Sums(*(np.where(take, new, old) for new, old in zip(one.sums, other.sums, strict=True)))
+    ftl, busy, load = (np.where(take, getattr(one, name), getattr(other, name)) for name in ("ftl", "busy", "load"))
+    return PrefillPass(ftl, busy, sums, load)
 
 
 def taken_up(at: Setup, lengths: Lengths) -> Lengths:

@@ -24,7 +24,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.grid import CHUNK_TOKENS, form_code
-from disagg_sim.search.prefixes import uneven_pass
+from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.colocation import (
     Case,
     Chosen,
@@ -245,8 +245,13 @@ def _passes(
         done = yield from timed.lookups(isl, past, tier_of(at.system, tier))
         means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
         loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
-    if not (size or lone) and (waits := uneven_pass(at, lengths, mapping, prompts, forms[0])) is not None:
-        means = [np.where(mapping.dp_attn > 1, waits.ftl, mean) for mean in means]
+    if not lone and (waits := uneven_passes(at, lengths, mapping, prompts, size, forms)) is not None:
+        several = mapping.dp_attn > 1
+        means = [np.where(several, slow.ftl, mean) for slow, mean in zip(waits, means, strict=True)]
+        loads = [
+            np.where(several, slow.load, load) if np.any(slow.load) else load
+            for slow, load in zip(waits, loads, strict=True)
+        ]
     longest = means
     if not lengths.constant:
         done = yield from timed.lookups(*lengths.long_prompt, tier_of(at.system, HBM))

@@ -41,7 +41,7 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.rank_load import PromptLoad, RankLoad, RankLoads, RestLoads
+from disagg_sim.physics.rank_load import RankLoad, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import RANDOM, RANK_ROUTINGS, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
@@ -93,7 +93,12 @@ class Lengths(ByValue, Shown):
     @property
     def mean_new(self) -> float:
         """Expected prompt tokens that prefill computes. [token]"""
-        return self.mean_isl if self.cached is None else self.mean_isl - self.cached.mean_past
+        return self.mean_isl - self.mean_past
+
+    @property
+    def mean_past(self) -> float:
+        """Expected prompt tokens that prefill finds in a cache. [token]"""
+        return 0.0 if self.cached is None else self.cached.mean_past
 
     @property
     def isl_deviation(self) -> float:
@@ -136,44 +141,42 @@ class Lengths(ByValue, Shown):
         """
         return RankLoad(self.context) if self.rank_loads is None else self.rank_loads.decode(batch, ranks, self.context)
 
-    def prompts_on_ranks(self, batch: Any, ranks: Any) -> PromptLoad | None:
-        """Find the prompts that the DP ranks of a pass wait for, all of them whole.
+    def prompts_on_ranks(self, again: tuple[str, ...] = ()) -> RankLoads | RestLoads | None:
+        """Find how unequal the prompts are that the DP ranks of a pass wait for.
 
         Parameters
         ----------
-        batch : array_like
-            Prompts of a pass of an instance. [request]
-        ranks : array_like
-            DP ranks of its attention. [1]
+        again : tuple of str
+            Tiers whose pasts are computed again in place of loaded.
 
         Returns
         -------
-        PromptLoad or None
-            None where ranks count as even, prompts have one length and one past, or pasts lie in tiers below HBM: then
-            the prompts of a pass count as alike.
+        RankLoads or RestLoads or None
+            None where ranks count as even, or all prompts have one length and one past: then the prompts of a pass
+            count as alike.
 
         Examples
         --------
         The longest of eight prompts has three mean lengths:
 
         >>> chat = lengths("log_normal_4096_512", rank_imbalance="least_load")
-        >>> load = chat.prompts_on_ranks(8.0, 8.0)
+        >>> load = chat.prompts_on_ranks().prefill(8.0, 8.0)
         >>> f"{load.prompts * load.new / chat.mean_isl:.1f}"
         '3.0'
         """
-        if not self.rank_imbalance or self.constant:
+        cached = self.cached
+        if not self.rank_imbalance or (self.isl.size if cached is None else cached.isl.size) == 1:
             return None
-        if self.cached is not None:
-            return None if self._rest_loads is None else self._rest_loads.prefill(batch, ranks)
-        return None if self.rank_loads is None else self.rank_loads.prefill(batch, ranks)
+        if cached is None or not cached.past.any():
+            return self.rank_loads
+        if again not in self._rest_loads:
+            self._rest_loads[again] = RestLoads(*cached.computed(again))
+        return self._rest_loads[again]
 
     @cached_property
-    def _rest_loads(self) -> RestLoads | None:
-        """How unequal the ranks of passes behind cached pasts are; None where pasts lie below HBM, or are nothing."""
-        cached = self.cached
-        if cached is None or not cached.past.any() or any(name != HBM for name, _ in cached.reuse.tiers):
-            return None
-        return RestLoads(cached.new, cached.past, cached.weight)
+    def _rest_loads(self) -> dict[tuple[str, ...], RestLoads]:
+        """Unequal ranks of passes behind cached pasts, by the tiers whose pasts are computed again."""
+        return {}
 
     @property
     def gaps(self) -> float:

@@ -91,6 +91,14 @@ class CachedPrefixes(ByValue):
         """Tokens whose cache goes to decode: all but the whole blocks that decode holds already. [token]"""
         return self.isl - whole_blocks(self.past * self.reuse.in_decode, self.reuse.block_tokens)
 
+    def computed(self, again: tuple[str, ...]) -> tuple[Floats, Floats, Floats]:
+        """New tokens, pasts and probabilities of prompts where pasts in the tiers ``again`` are computed again."""
+        share = sum(part for name, part in self.reuse.tiers if name in again)
+        if not share:
+            return self.new, self.past, self.weight
+        new, past = np.concatenate([self.new, self.isl]), np.concatenate([self.past, np.zeros_like(self.past)])
+        return new, past, np.concatenate([self.weight * (1.0 - share), self.weight * share])
+
     def at_whole(self, tokens: int) -> CachedPrefixes:
         """The same prompts where a past can be taken up at multiples of ``tokens`` alone."""
         return replace(self, past=np.floor(self.past / tokens) * tokens)

@@ -1,6 +1,7 @@
 """What equal queues of unequal requests cost: the simulated ranks against their order statistics, within 2 %."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
+from disagg_sim.facts.hardware import KvTier
+from disagg_sim.facts.load import load_system
+from disagg_sim.facts.traffic import BetaShare, Reuse
 from disagg_sim.physics.rank_load import RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import request_law
 from disagg_sim.physics.setup import setup
@@ -18,6 +22,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.named import lengths_named
 
 BOUND = 0.02
@@ -33,6 +38,19 @@ def deployment():
 def drawn(median, requests, seed):
     """Log-normal lengths with a standard deviation near their mean."""
     return np.maximum(np.random.default_rng(seed).lognormal(math.log(median), 0.8, requests), 2.0).astype(int)
+
+
+def served_in_passes(table, prompts, past, together):
+    """Requests/s of a prefill instance with a full queue. [1/s]"""
+    spec = InstanceSpec(
+        table=table, blocks=10**8, mode=Mode.PREFILL_FIRST, token_budget=10**9, max_prompts=together, watermark=0.0
+    )
+    fleet = Fleet([spec])
+    for request, (held, prompt) in enumerate(zip(past.tolist(), prompts.tolist(), strict=True)):
+        fleet.submit(0, request, (held, prompt - held, 1), 0.0)
+    while fleet.next_time() < math.inf:
+        fleet.run_until(math.inf)
+    return prompts.size / fleet.segments.finish_s.max()
 
 
 @pytest.mark.parametrize(
@@ -89,15 +107,7 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
     prompts = np.maximum(drawn(8192, 2400, 1), 300)
     share = np.random.default_rng(3).beta(2.0, 1.0, prompts.size)
     past = (np.minimum(share * prompts, prompts - 1) // 16 * 16).astype(int)
-    spec = InstanceSpec(
-        table=table, blocks=10**8, mode=Mode.PREFILL_FIRST, token_budget=10**9, max_prompts=together, watermark=0.0
-    )
-    fleet = Fleet([spec])
-    for request, (held, prompt) in enumerate(zip(past.tolist(), prompts.tolist(), strict=True)):
-        fleet.submit(0, request, (held, prompt - held, 1), 0.0)
-    while fleet.next_time() < math.inf:
-        fleet.run_until(math.inf)
-    served = prompts.size / fleet.segments.finish_s.max()
+    served = served_in_passes(table, prompts, past, together)
     even, waits = (
         ds.prefill_grid(
             at,
@@ -109,6 +119,74 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
     )
     assert waits == pytest.approx(served, rel=0.04)
     assert even > 1.5 * served
+
+
+@pytest.mark.parametrize("chunk", [512, 2048])
+@pytest.mark.parametrize(("together", "cached"), [(4, False), (16, False), (4, True)])
+def test_chunks_of_a_pipeline_wait_for_the_longest_prompts(chunk, together, cached):
+    """One and four prompts a rank, with and without pasts: even ranks would be 1.2 to 1.8 times as fast."""
+    at, cut = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4, ep=4, pp=4)
+    prompts = np.clip(drawn(8192 if cached else 4096, 4800, 1), 300, 30_000)
+    share = np.random.default_rng(3).beta(2.0, 1.0, prompts.size)
+    past = (np.minimum(share * prompts, prompts - 1) // 16 * 16).astype(int) if cached else np.zeros_like(prompts)
+    table = StepTable.build(at, replace(cut, chunk_tokens=chunk), max_tokens=2**18)
+    served = served_in_passes(table, prompts, past, together)
+    asked = {"cached": past} if cached else {}
+    even, waits = (
+        ds.prefill_grid(
+            at,
+            cut,
+            ds.lengths(prompts, np.full(prompts.size, 128), rank_imbalance=each, **asked),
+            batch=[together],
+            chunk_tokens=[chunk],
+        ).request_rate[1, 0]
+        for each in ("even", "least_load")
+    )
+    assert waits == pytest.approx(served, rel=0.03)
+    assert even > 1.2 * served
+
+
+@pytest.mark.parametrize(
+    ("shares", "loaded"),
+    [({"dram": 1.0}, [1.0]), ({"hbm": 0.5, "dram": 0.5}, [0.5]), ({"dram": 0.5, "ssd": 0.5}, [0.5, 0.0])],
+)
+def test_ranks_wait_for_rests_whose_pasts_come_from_tiers(shares, loaded):
+    """Of 5 GB/s and 1.25 GB/s a GPU the first brings first tokens sooner than computing pasts again does.
+
+    Each rank loads by itself; even ranks would be 1.5 times as fast."""
+    tiers = {"dram": KvTier(bandwidth=5e9, latency_s=20e-6), "ssd": KvTier(bandwidth=1.25e9, latency_s=1e-4)}
+    at, cut = setup("mixtral_8x7b", replace(load_system("h100_sxm"), kv_tiers=tiers), "bf16"), Mapping(dp_attn=4, ep=4)
+    reuse, prompts = Reuse(share=BetaShare(alpha=2.0, beta=1.0), tiers=(*shares.items(),)), drawn(8192, 1600, 1)
+    prompts = np.clip(prompts, 300, 30_000)
+    pools = {name: (ds.Replicas(mapping=cut, instances=1, batch=4),) for name in ("prefill", "decode")}
+    options = RunOptions(concurrency=96, reuse=reuse, tiers=tuple(name for name in shares if name != "hbm"))
+    found = ds.simulate(
+        ds.ServedDeployment(name="pools", gpus=8, setup=at, **pools),
+        ds.Trace(arrival=np.zeros(prompts.size), input_tokens=prompts, output_tokens=np.full(prompts.size, 2)),
+        "disaggregated",
+        slo=ds.Slo(ttft=10.0, tpot=1.0),
+        options=options,
+    ).records
+    assert (found.tier_loads.tokens > 0).mean(axis=0) == pytest.approx(loaded, abs=0.03)
+    ends = np.sort(found.requests.prefill_end_s)[200:-200]
+    served = (ends.size - 1) / (ends[-1] - ends[0])
+    even, waits = (
+        ds.prefill_grid(
+            at, cut, ds.lengths(prompts, np.full(prompts.size, 2), cached=reuse, rank_imbalance=each), batch=[4]
+        ).request_rate.item()
+        for each in ("even", "least_load")
+    )
+    assert waits == pytest.approx(served, rel=0.03)
+    assert even > 1.4 * served
+
+
+def test_chunks_of_one_length_are_those_of_even_ranks():
+    """Three chunks of 400, 400 and 200 tokens, whatever rank has the most."""
+    plain = RankLoads(request_law(np.full(3, 1000.0), np.ones(3)), "random").chunked(8.0, 4.0, 400.0)
+    assert [float(each) for each in plain[:4]] == pytest.approx([2.0, 3.0, 400.0, 200.0])
+    rest = RestLoads(np.full(3, 1000.0), np.full(3, 5000.0), np.full(3, 1 / 3)).chunked(8.0, 4.0, 400.0)
+    assert [float(each) for each in rest[:4]] == pytest.approx([2.0, 3.0, 400.0, 200.0])
+    assert [float(each) for each in rest.scored] == pytest.approx([2.0, 1000.0, 5000.0], rel=1e-3)
 
 
 def test_rests_without_a_past_are_prompts():
@@ -135,9 +213,9 @@ def test_slowest_rests_have_no_fewer_tokens_and_pairs_than_the_mean(drawn_prompt
 
 def test_one_rank_and_equal_requests_are_as_ever():
     """To the last bit: one rank has nobody to wait for, and requests of one length keep their ranks even."""
-    at, one = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(tp_attn=4, ep=4)
+    at, one = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(tp_attn=4, ep=4, pp=2)
     chat = ("log_normal_4096_512",)
-    for mapping, asked in ((one, chat), (Mapping(dp_attn=4, ep=4), (2048, 256))):
+    for mapping, asked in ((one, chat), (Mapping(dp_attn=4, ep=4, pp=2), (2048, 256))):
         for score in (ds.decode_grid, ds.prefill_grid):
             even = score(at, mapping, ds.lengths(*asked), batch=[4, 64])
             routed = "random" if mapping is one else "least_load"
@@ -147,14 +225,15 @@ def test_one_rank_and_equal_requests_are_as_ever():
             assert np.array_equal(even.request_rate, uneven.request_rate)
 
 
-@pytest.mark.parametrize("cached", [None, 0.6])
+@pytest.mark.parametrize("reuse", ["", "/cached0.6", "/cached0.6_hbm0.5_dram0.5"])
 @pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback, "disaggregated"])
-def test_a_table_is_timed_again_as_it_was(serve, cached):
+def test_a_table_is_timed_again_as_it_was(serve, reuse):
     """The traffic of a row says how its ranks were counted; timing its designs again gives its numbers."""
-    at, reuse = setup("mixtral_8x7b", "h100_sxm", "bf16"), "" if cached is None else f"/cached{cached}"
+    at = setup("mixtral_8x7b", "h100_sxm", "bf16")
     word = f"log_normal_4096_512{reuse}/ranks_random"
-    lengths, some = lengths_named(word), [Mapping(dp_attn=4, ep=4), Mapping(tp_attn=4, ep=4)]
-    assert lengths == ds.lengths("log_normal_4096_512", cached=cached, rank_imbalance="random")
+    lengths = lengths_named(word)
+    some = [Mapping(dp_attn=4, ep=4), Mapping(tp_attn=4, ep=4), Mapping(dp_attn=4, ep=4, pp=2)]
+    assert lengths.rank_imbalance == "random"
     if serve == "disaggregated":
         points = ds.disaggregated(ds.prefill_grid(at, some, lengths), ds.decode_grid(at, some, lengths))
     else:

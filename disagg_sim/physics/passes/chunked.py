@@ -30,10 +30,11 @@ from disagg_sim.physics.passes.layers import (
     with_ends,
 )
 from disagg_sim.physics.passes.prefill import PrefillPass
+from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, is_one, look_up, side_by_side
+from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, is_one, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -120,6 +121,7 @@ def chunked_prefill_pass(
     chunk_tokens: Numeric,
     past: Numeric = 0.0,
     mla_form: str = "auto",
+    slowest: ChunkLoad | None = None,
 ) -> PrefillPass:
     """Time chunked pipelined prefill (CPP) of a batch of prompts.
 
@@ -147,6 +149,9 @@ def chunked_prefill_pass(
         latents, so the form ``cached`` up-projects it with the first chunk. [token]
     mla_form
         ``auto`` (the faster of ``naive`` and ``absorbed``), or one form forced; without effect where there is no MLA.
+    slowest
+        Chunks of the ranks that the others wait for, of shape (rows, batches); ``isl`` and ``past`` are then the means.
+        None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
 
     Returns
     -------
@@ -166,10 +171,35 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
+    forms = (mla_form,)
     (done,) = evaluate(
-        chunked_lookups(at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, forms=(mla_form,))
+        chunked_lookups(
+            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, forms=forms, slowest=slowest
+        )
     )
     return done
+
+
+@dataclass(frozen=True, slots=True)
+class _RestAttention:
+    """As ``_Attention``, of prompts that differ by point."""
+
+    at: Setup
+    form: str
+    most: int
+
+    def __call__(
+        self,
+        tp: Numeric,
+        dcp: Numeric,
+        pcp: Numeric,
+        chunk_tokens: Numeric,
+        prompts: Numeric,
+        new: Numeric,
+        prefix: Numeric,
+    ) -> _Cores:
+        of = _Attention(self.at, new, prefix, self.form, self.most)
+        return _chunk_cores(of, (tp, dcp, pcp), chunk_tokens, prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,28 +233,38 @@ def chunked_lookups(
     chunk_tokens: Numeric,
     past: Numeric = 0.0,
     forms: tuple[str, ...] = ("auto",),
+    slowest: ChunkLoad | None = None,
 ) -> Lookups[list[PrefillPass]]:
     """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
     at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
+    if slowest is not None:
+        prompts = slowest.prompts
+        plan = ChunkPlan(slowest.chunks, slowest.size, slowest.last)
 
     def linear(of: Setup, size: Numeric) -> Lookups[Any]:
-        side = yield from look_up(_Side(of), (mapping.tp_attn, pcp, size), levels)
-        return (
-            yield from expert_lookups(
-                of,
-                mapping,
-                side,
-                phase="prefill",
-                rank=Levels(prompts * size / pcp),
-                total=Levels(np.minimum(prompts * mapping.dp_attn, batch) * size),
-            )
-        )
+        if slowest is None:
+            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp, size), levels)
+            total = np.minimum(prompts * mapping.dp_attn, batch) * size
+        else:
+            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp), Counts(size, prompts))
+            total = batch * new * (size / slowest.new)
+        rank, every = Levels(prompts * size / pcp), Levels(total)
+        return (yield from expert_lookups(of, mapping, side, phase="prefill", rank=rank, total=every))
 
-    most = 4 ** int(np.ceil(np.log2(np.max(plan.chunks)) / 2))
+    cut = plan.chunks if slowest is None else np.ceil(slowest.scored.new / chunk_tokens)
+    most = 4 ** int(np.ceil(np.log2(np.max(cut)) / 2))
     shards = mapping.tp_attn, dcp, pcp, chunk_tokens
+
+    def scores(of: Setup, form: str) -> Lookups[_Cores]:
+        if slowest is None:
+            return (yield from look_up(_Attention(of, new, past, form, most), shards, levels))
+        some, length, held = slowest.scored
+        counts = Counts(some, length, past if held is None else held)
+        return (yield from look_up(_RestAttention(of, form, most), shards, counts))
+
     uneven = bool(np.any(plan.last != plan.size))
     before = plan.chunks - 1
 
@@ -234,7 +274,7 @@ def chunked_lookups(
             look_up(_Head(of), (mapping.tp_attn,), levels),
             linear(of, plan.size),
             *([linear(of, plan.last)] if uneven else []),
-            *(look_up(_Attention(of, new, past, form, most), shards, levels) for form in of_forms),
+            *(scores(of, form) for form in of_forms),
         ]
         (head_time, head_sums), full, *cores = yield from side_by_side(asked)
         final = cores.pop(0) if uneven else full
