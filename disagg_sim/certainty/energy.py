@@ -27,12 +27,13 @@ from disagg_sim.facts.node import NodePower
 from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.power import Power, power_at
 from disagg_sim.physics.setup import Setup
+from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column
 
 #: What a table has beside ``points.COLUMNS`` where energy was asked for; the last is what ``per: joule`` ranks by.
 ENERGY_COLUMNS: tuple[Column, ...] = (
     *COST_COLUMNS["watt"],
-    Column("drawn_watts", "float64", "W", "what all GPUs of the deployment draw at its rate: fitted power of kernels"),
+    Column(DRAWN_WATTS, "float64", "W", "what all GPUs of the deployment draw at its rate: fitted power of kernels"),
     Column("drawn_watts_p10", "float64", "W", "10 % quantile of it: wider where the power is inherited"),
     Column("drawn_watts_p90", "float64", "W", "90 % quantile of it, at most the TDP"),
     Column("joules_per_request", "float64", "J", "of all GPUs for one request, waiting included"),
@@ -42,10 +43,8 @@ ENERGY_COLUMNS: tuple[Column, ...] = (
     Column("transfer_joules_per_request", "float64", "J", "of NICs and switches between the pools; empty = unknown"),
     Column("facility_watts", "float64", "W", "with hosts, network, fans, supplies and PUE; empty = unknown"),
     Column("power_from", "category", "", "whose laws of power were taken: fitted or inherited"),
-    Column("tokens_per_drawn_joule", "float64", "token/J", "output tokens per second over what ALL GPUs draw"),
+    Column(PER_DRAWN_JOULE, "float64", "token/J", "output tokens per second over what ALL GPUs draw"),
 )
-#: Beside what ``serving.costs.PER`` names: the joules that GPUs draw.
-JOULE = "joule"
 #: Columns that a table has beside ``points.COLUMNS``, by what its throughput is counted over.
 COLUMNS_PER: dict[str, tuple[Column, ...]] = {**COST_COLUMNS, JOULE: ENERGY_COLUMNS}
 #: What pools are matched over where points are ranked by something that follows from the match.

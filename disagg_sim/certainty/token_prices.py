@@ -6,7 +6,7 @@ A deployment of X requests/s costs :math:`U_p + U_d`: the price of its two pools
 its instances spend on the prefill and on the O output tokens of a request. A prompt has S new tokens after C cached
 ones, and :math:`s = 1 - t(S, 0)/t(S, C)` of its pass goes by for them. So the three add up to the price of a request.
 What holds caches between two requests is not priced. GPUs that are reserved and serve this rate in a share u of the
-hours cost c/u.
+hours cost c/u. Where rows count spares (``serving.spares``), a pool costs as much more as it has GPUs more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from disagg_sim.units import HOUR, MILLION
 
 #: What a table has beside ``points.COLUMNS`` where prices of tokens were asked for.
 PRICE_COLUMNS: tuple[Column, ...] = (
-    Column("usd_per_hour", "float64", "USD/h", "price of all GPUs of the deployment"),
+    Column("usd_per_hour", "float64", "USD/h", "price of all GPUs of the deployment, without spares"),
     Column("usd_per_million_input_tokens", "float64", "USD", "of new tokens of prompts, those that no cache holds"),
     Column("usd_per_million_cached_tokens", "float64", "USD", "of cached tokens of prompts; empty = none are cached"),
     Column("usd_per_million_output_tokens", "float64", "USD", "of output tokens, prefill left out"),
@@ -91,8 +91,9 @@ def with_token_prices(
     for designs in designs_of(points, origin):
         here = points.iloc[designs.rows]
         prefill, decode = _hourly(designs, here, prices)
-        found = token_prices(designs, prefill, decode, numbers(here, "request_rate_per_s"))
         values["usd_per_hour"][designs.rows] = prefill + decode
+        prefill, decode = _spared(designs, here, prefill, decode)
+        found = token_prices(designs, prefill, decode, numbers(here, "request_rate_per_s"))
         for column, price in zip(PRICE_COLUMNS[1:], found, strict=True):
             values[column.name][designs.rows] = price / utilisation
     kept = points.drop(columns=[column.name for column in PRICE_COLUMNS if column.name in points])
@@ -154,3 +155,14 @@ def _hourly(designs: Designs, points: pd.DataFrame, prices: Mapping[str, float] 
     busy = [1.0 / numbers(points, f"{phase}_request_rate_per_s") for phase in ("prefill", "decode")]
     share = busy[0] / (busy[0] + busy[1])
     return decode * share, decode * (1.0 - share)
+
+
+def _spared(designs: Designs, points: pd.DataFrame, prefill: Floats, decode: Floats) -> tuple[Floats, Floats]:
+    """The same with the share of a deployment in the spares of all its copies, where rows have some. [USD/h]"""
+    if "copies" not in points:
+        return prefill, decode
+    copies = numbers(points, "copies")
+    more = 1.0 + numbers(points, "decode_spares") / (copies * designs.instances)
+    if designs.shared:
+        return prefill * more, decode * more
+    return prefill * (1.0 + numbers(points, "prefill_spares") / (copies * designs.prefill_instances)), decode * more

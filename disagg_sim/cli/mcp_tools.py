@@ -10,7 +10,6 @@ import pandas as pd
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.explain import by_hand, mapping_by_hand, reuse_by_hand, taken_apart
@@ -45,6 +44,7 @@ from disagg_sim.report.more_pools import pools_json
 from disagg_sim.report.plan import Told, plan_json
 from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, PoolsJson, SimulateJson, SweepJson
 from disagg_sim.serving.availability import FAILURES
+from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.sweep.backends.run import staying

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
@@ -34,6 +33,7 @@ from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.serving.availability import FAILURES
+from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.units import GB, parse_quantity
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, with_cached

@@ -127,14 +127,41 @@ def power_at(at: Setup) -> Power:
     >>> power_at(setup("llama_3_1_8b", "h200_sxm", "fp8")).limit
     700.0
     """
-    name = at.system.name
+    return power_of(at.system)
+
+
+def power_of(system: SystemSpec) -> Power:
+    """Find what the GPUs of a system draw, whatever they serve.
+
+    Parameters
+    ----------
+    system
+        With a file in ``hw_specs/power/``.
+
+    Returns
+    -------
+    Power
+        As ``power_at``.
+
+    Raises
+    ------
+    InputError
+        A system whose power nobody has fitted or inherited.
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_system
+    >>> power_of(load_system("h200_sxm")).limit
+    700.0
+    """
+    name = system.name
     spec = load_power(name)
     if spec is None:
         raise InputError(
             f"the power of {name!r} is not known: hw_specs/power/ has no file of it; "
             "'disagg-sim calibrate power' fits one, or let it inherit another system's"
         )
-    return Power(spec, at.system.tdp)
+    return Power(spec, system.tdp)
 
 
 def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.hardware import SystemSpec
@@ -26,7 +25,7 @@ from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
 from disagg_sim.planning.spares import Availability
-from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.errors import (
     DisaggSimError,
     InputError,
@@ -24,6 +23,7 @@ from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.availability import FAILURES, check_target
+from disagg_sim.serving.costs import JOULE
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 

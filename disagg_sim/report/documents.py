@@ -44,7 +44,7 @@ from disagg_sim.sweep.inputs import Change
 AT = (20.0, 50.0, 100.0)
 #: Columns that say what the throughput of a frontier was taken in, where it is not a GPU.
 _PER = (
-    *(f"{name}{WITH_SPARES}" for name in (THROUGHPUT, "tokens_per_usd", "tokens_per_joule")),
+    *(f"{name}{WITH_SPARES}" for name in (THROUGHPUT, "tokens_per_usd", "tokens_per_joule", "tokens_per_drawn_joule")),
     *("tokens_per_usd", "tokens_per_drawn_joule", "tokens_per_joule"),
 )
 #: Columns that every point has.

@@ -56,6 +56,10 @@ def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | Non
     return (low + high) / 2
 
 
+#: Beside these: the joules that GPUs draw (``certainty.energy``), and columns of what a deployment draws [W] and of its
+#: throughput over that [token/J].
+JOULE, DRAWN_WATTS, PER_DRAWN_JOULE = "joule", "drawn_watts", "tokens_per_drawn_joule"
+
 #: What throughput is counted over: "gpu", "usd" at the middle of the market's prices, "watt" at the TDP of the GPUs, or
 #: prices of a GPU by system [USD/h], which stand in for the market's.
 Per = str | Mapping[str, float]

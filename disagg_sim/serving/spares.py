@@ -6,7 +6,8 @@ for as many of them as the cap on GPUs allows, k, a site of that size:
 .. math:: \frac{k\,X\,O}{k\,G + \sum_s c_s\,G_s}, \qquad k = \lfloor cap/G \rfloor
 
 with the cheapest spares :math:`c_s` of each pool with which all pools of the site have what the load needs for the
-share of time that is asked for. The cap limits the GPUs that serve; spares come on top.
+share of time that is asked for. The cap limits the GPUs that serve; spares come on top. Where throughput is
+counted over what GPUs draw, a spare one draws what a GPU draws that waits.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures, load_system
+from disagg_sim.physics.power import power_of
 from disagg_sim.serving.availability import FAILURES, MOST_SPARES, NEVER, Blast, blast_of, check_target
-from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of
+from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE, Per, check_per, costs_of_gpus, throughput_of
 from disagg_sim.serving.points import THROUGHPUT, Column
 
 #: Most GPUs that serve in a site whose spares are counted: shares of time are kept for each pair of counts. [1]
@@ -72,7 +74,7 @@ class SpareRules:
     target: float  # share of time at full capacity, below 1; 0 = no spares [1]
     failing: FailureSpec = field(default_factory=partial(load_failures, FAILURES))
     gpu_cap: int = 576  # most GPUs that serve [1]
-    per: Per = "gpu"  # what throughput is counted over
+    per: Per = "gpu"  # what throughput is counted over, as in ``with_cost``; or what GPUs draw, "joule"
 
     def __post_init__(self) -> None:
         """``InputError`` for a target or a cap out of range."""
@@ -81,6 +83,14 @@ class SpareRules:
             check_target(self.target)
         if not 1 <= self.gpu_cap <= MOST_GPUS:
             raise InputError(f"gpu_cap: {self.gpu_cap} with an availability; allowed: 1 to {MOST_GPUS:,}")
+        if self.per != JOULE:
+            check_per(self.per)
+
+    def costs(self, systems: Sequence[SystemSpec]) -> dict[str, float]:
+        """Cost of a spare GPU of each system: [1], [USD/h], or [W] at the TDP or of one that waits."""
+        if self.per == JOULE:
+            return {system.name: power_of(system).idle for system in systems}
+        return costs_of_gpus(systems, self.per)
 
 
 def with_spares(
@@ -91,7 +101,7 @@ def with_spares(
     Parameters
     ----------
     points : DataFrame
-        A table of points of any mode (``points.COLUMNS``), with the columns of its cost.
+        A table of points of any mode (``points.COLUMNS``), with the columns of its cost, or of its energy.
     wanted : SpareRules
         Availability, failures, and what spares cost.
     systems : mapping, optional
@@ -131,11 +141,14 @@ def with_spares(
         distinct, place = np.unique(pools[rows], axis=0, return_inverse=True)
         found[rows] = _spares(distinct, wanted, (systems[sender], systems[taker]))[place.reshape(-1)]
     prefill, decode, share = found.T
-    throughput, costs = throughput_of(wanted.per), costs_of_gpus([*systems.values()], wanted.per)
+    joule = wanted.per == JOULE
+    throughput, costs = PER_DRAWN_JOULE if joule else throughput_of(wanted.per), wanted.costs([*systems.values()])
     cost, spared = np.zeros(len(points)), np.zeros(len(points))
     for side, (names_of_side, spares) in enumerate(zip(sides, (prefill, decode), strict=True)):
         each = pools[:, 2 * side] * np.array([costs[name] for name in names_of_side])
         cost, spared = cost + each * pools[:, 2 * side + 1], spared + each * spares
+    if joule:
+        cost = copies * points[DRAWN_WATTS].to_numpy(dtype=float)
     gpus = pools[:, 0] * (pools[:, 1] + prefill) + pools[:, 2] * (pools[:, 3] + decode)
     values: dict[str, Any] = {
         "availability_target": wanted.target,
@@ -154,7 +167,7 @@ def _spares(pools: Ints, wanted: SpareRules, systems: tuple[SystemSpec, SystemSp
     found = np.tile([0.0, 0.0, 1.0], (len(pools), 1))
     if not wanted.target:
         return found
-    price = costs_of_gpus(systems, wanted.per)
+    price = wanted.costs(systems)
     total = pools[:, 0] * pools[:, 1] + pools[:, 2] * pools[:, 3]
     far = [(pools[:, 0] > 0) & (total > system.nvlink_domain) for system in systems]
     distinct, kind = np.unique(np.stack([pools[:, 0], pools[:, 2], *far], axis=1), axis=0, return_inverse=True)

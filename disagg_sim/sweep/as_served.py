@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
-from disagg_sim.certainty.energy import JOULE
 from disagg_sim.domain import Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
@@ -120,6 +119,4 @@ class ServedKeys(Strict):
             yield "failures: act with 'availability' only"
         if any(self.availability) and gpu_cap > MOST_GPUS:
             yield f"availability: counts spares up to 'limits.gpu_cap: {MOST_GPUS}'; it is {gpu_cap}"
-        if any(self.availability) and per == JOULE:
-            yield f"availability: spares are counted per gpu, usd or watt; per is {per!r}"
         yield from self.told.faults(per)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER, with_energy
+from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
 from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.domain import BOUNDS, Mapping, Mode
@@ -24,7 +24,7 @@ from disagg_sim.search.aging import aged
 from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, decode_grid, prefill_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
-from disagg_sim.serving.costs import with_cost
+from disagg_sim.serving.costs import JOULE, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front

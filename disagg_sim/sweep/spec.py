@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
-from disagg_sim.certainty.energy import COLUMNS_PER, JOULE, MATCHED_PER
+from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
 from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
 from disagg_sim.errors import DisaggSimError, SpecError
@@ -50,7 +50,7 @@ from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
-from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.sweep.as_served import NOTHING, AsServed, ServedKeys
@@ -460,7 +460,7 @@ def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
             "matching": "" if spec.matching == "exact" else spec.matching,
             "kv_link": next((str(each.kv_link) for each in spec.served[::-1] if each.kv_link), ""),
             "availability": max(each.availability or 0.0 for each in spec.served),
-            "ctx_gen_ratio": spec.ctx_gen_ratios != (None,),
+            "ctx_gen_ratio": next((str(each) for each in spec.ctx_gen_ratios if each is not None), ""),
             "modes": "" if "disaggregated" in spec.modes else ", ".join(spec.modes),
         },
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from disagg_sim.certainty.energy import JOULE, with_energy
+from disagg_sim.certainty.energy import with_energy
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.token_prices import with_token_prices
+from disagg_sim.serving.costs import JOULE
 
 #: Kinds of columns: of ``token_prices.PRICE_COLUMNS`` and of ``energy.ENERGY_COLUMNS``.
 KINDS = (TOKEN_PRICES, ENERGY) = ("token_prices", "energy")

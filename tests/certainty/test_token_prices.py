@@ -1,5 +1,7 @@
 """Prices of a million tokens: new, cached and output ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,22 @@ def test_the_worked_example_of_two_pools(at):
     prices = token_prices(designs, np.array([2.0]), np.array([2.0 * 12 * 100 / 900]), np.array([12.0]))
     assert prices.new == pytest.approx(0.0463, abs=5e-5)
     assert prices.output == pytest.approx(0.617, abs=5e-4)
+
+
+def test_tokens_pay_for_spares(at):
+    """All GPUs of a site of copies, spares among them, over its tokens; each pool pays for its own."""
+    lengths = ds.lengths(2048, 256)
+    often = replace(ds.SpareRules(target=0.0).failing, gpu_mtbf=3.6e5)
+    for points in tables(at, lengths):
+        plain = with_token_prices(points, PRICE, origin=Origin(lengths=lengths))
+        spared = ds.with_spares(points, ds.SpareRules(target=0.999, failing=often, gpu_cap=32))
+        row = with_token_prices(spared, PRICE, origin=Origin(lengths=lengths)).iloc[0]
+        spent = 2048 * row["usd_per_million_input_tokens"] + 256 * row["usd_per_million_output_tokens"]
+        site = 3.6 * row["gpus_with_spares"] / 3600
+        assert spent / 1e6 == pytest.approx(site / (row["copies"] * row["request_rate_per_s"]))
+        assert row["usd_per_hour"] == plain["usd_per_hour"][0] < 3.6 * row["gpus_with_spares"] / row["copies"]
+        waived = with_token_prices(ds.with_spares(points, ds.SpareRules(target=0.0, gpu_cap=32)), PRICE)
+        assert waived[plain.columns].equals(plain)
 
 
 @pytest.mark.parametrize("cached", [None, 0.5, 0.96])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
-from disagg_sim.facts.load import load_failures, load_system
+from disagg_sim.facts.load import load_failures, load_power, load_system
 from disagg_sim.serving.availability import Need, blast_of, spares_for
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.spares import SpareRules, with_spares
@@ -48,6 +48,16 @@ def test_a_deployment_that_fills_the_cap_has_the_spares_of_a_plan(sender, first,
     assert (row["prefill_spares"][0], row["decode_spares"][0]) == found.counts
     assert row["availability"][0] == pytest.approx(found.availability)
     assert row["gpus_with_spares"][0] == total + sender * found.counts[0] + taker * found.counts[1]
+
+
+def test_spares_of_points_per_joule_wait():
+    """Two spares of 8 GPUs, each at the 70 W or so of a H100 that waits, beside 20 instances that draw 80 kW."""
+    failing = replace(LLAMA, gpu_mtbf=8 * 3600.0 * 0.98 / 0.02, node_mtbf=None, link_mtbf=None, restart=3600.0)
+    table = points((0, 0, 8, 10)).assign(drawn_watts=40_000.0, tokens_per_drawn_joule=0.02)
+    row = with_spares(table, SpareRules(target=0.99, failing=failing, gpu_cap=160, per="joule"), SYSTEMS).iloc[0]
+    idle = load_power("h100_sxm").idle * H100.tdp
+    assert (row["copies"], row["decode_spares"]) == (2, 2)
+    assert row["tokens_per_drawn_joule_with_spares"] == pytest.approx(0.02 * 80_000 / (80_000 + 2 * 8 * idle))
 
 
 def test_a_co_located_point_by_hand():

@@ -114,7 +114,6 @@ def test_sites_too_large_for_the_law_are_refused() -> None:
         ("availability: null", "availability: null is not a value; allowed: none"),
         ("failures: rsc_1", "failures: act with 'availability' only"),
         ("availability: 0.9\nfailures: rsc_3", "did you mean 'rsc_"),
-        ("availability: 0.9\nper: joule", "availability: spares are counted per gpu, usd or watt; per is 'joule'"),
         ("availability: 0.9\npools: [prefill, attention, ffn]", "does not go with pools other than prefill and decode"),
     ],
 )

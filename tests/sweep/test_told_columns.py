@@ -34,6 +34,7 @@ def fronts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
         out = folder / name
         assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
         found[name] = pd.read_csv(out / "frontier.csv")
+    assert run(["report", str(folder / "asked"), "--no-breakdowns"]) == 0  # whose points lack these columns
     return found
 
 

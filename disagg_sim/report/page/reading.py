@@ -88,7 +88,9 @@ def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] 
         return table.assign(**{name: table[name].astype(str) for name in texts})
 
 
-def read_block(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+def read_block(
+    path: Path, columns: Sequence[str] | None = None, *, rows: tuple[int, int] | None = None
+) -> pd.DataFrame:
     """Read a Parquet file of results.
 
     Parameters
@@ -97,6 +99,8 @@ def read_block(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame
         The file.
     columns
         Those to read; None = all.
+    rows
+        As ``read_parquet``.
 
     Returns
     -------
@@ -115,4 +119,4 @@ def read_block(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame
     disagg_sim.errors.InputError: no/such.parquet: cannot be read: No such file or directory
     """
     with faults_told(path, "a table of results"):
-        return read_parquet(path, columns)
+        return read_parquet(path, columns, rows=rows)

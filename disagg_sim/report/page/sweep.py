@@ -152,10 +152,14 @@ def _cloud(root: Path, front: pd.DataFrame, stored: int, most: int) -> pd.DataFr
     step = max(1, math.ceil(stored / most))
     traffic = front.drop_duplicates("case").set_index("case")["traffic"]
     wanted = [name for name in (*NEEDED, *COSTS, *DRAFTS) if name in front and name not in ("case", "traffic")]
-    parts, before = [], 0
+    parts: list[pd.DataFrame] = []
+    before = 0
     for path in sorted(root.glob("points/*/*.parquet")):
         if path.parent.name not in traffic.index:
             continue
+        if not parts:  # what a frontier tells beside its own columns, points have not
+            held = read_block(path, rows=(0, 0)).columns
+            wanted = [name for name in wanted if name in held]
         block, case = read_block(path, wanted), path.parent.name
         parts.append(block.iloc[(-before) % step :: step].assign(case=case, traffic=traffic[case]))
         before += len(block)
