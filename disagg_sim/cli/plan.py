@@ -28,7 +28,7 @@ from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.question import OBJECTIVES, OWN, PlanOptions, Size
+from disagg_sim.planning.question import HELD, OBJECTIVES, OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
@@ -98,6 +98,9 @@ def plan(
     popularity_drift: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time constant with which other experts become popular.")
     ] = None,
+    hold_prompts: Annotated[
+        str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait until every rank has one.")
+    ] = HELD,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     utilisation: Annotated[
@@ -138,6 +141,7 @@ def plan(
         max_redundant_experts=max_redundant_experts,
         expert_skew=expert_skew,
         popularity_drift=popularity_drift,
+        hold_prompts=_whole(hold_prompts),
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
@@ -150,7 +154,7 @@ def plan(
 
     if of_more_pools(pools, images, ffn_system):
         given = {"--tiers of sessions": memory, "--simulate": proof, "--energy": energy, "--utilisation": utilisation}
-        refused(given | {"--trace": played})
+        refused(given | {"--trace": played, "--hold-prompts": hold_prompts != HELD})
         limits = (ttft, tpot)
         asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
         answer_pools(model, system, work, asked, options, told=Wanted(emit=emit, out=out, as_json=as_json))
@@ -277,6 +281,11 @@ def cached_work(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -
     if isinstance(work, TrafficCase):
         return replace(work, cached=reuse)
     return with_cached(work if isinstance(work, Lengths) else lengths(work), reuse)
+
+
+def _whole(text: str) -> str | int:
+    """A number where the text is one."""
+    return int(text) if text.isdecimal() and text.isascii() else text
 
 
 def _prices(given: list[str]) -> dict[str, float]:

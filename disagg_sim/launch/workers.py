@@ -241,6 +241,7 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
         setup=at,
         batch=each.batch,
         token_budget=each.token_budget,
+        hold_steps=each.hold_steps or 0,
     )
 
 

@@ -39,6 +39,8 @@ SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
 OF_A_SIZE = 2
 #: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Shares of the TTFT limit that prompts may be held back: the rest is for prefill and its queue. [1]
+HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,6 +324,17 @@ def longer_than_steps(lengths: Lengths) -> bool:
     return lengths.mean_new > BUDGETS[-1]
 
 
+def _waits(choice: ColocatedChoice) -> list[int]:
+    """Decode steps that prompts may be held back, longest first; none where the engine cannot, or there is one rank."""
+    engine, given = choice.at.overheads, choice.work.hold_steps
+    if choice.ranks == 1 or not (engine is None or engine.holds_prompts):
+        return []
+    if given is not None:
+        return list(given)
+    longest = choice.work.ttft.seconds / float(choice.step[-1])
+    return sorted({max(2 ** round(math.log2(share * longest)), 1) for share in HELD_SHARES}, reverse=True)
+
+
 def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats) -> Iterator[ColocatedChoice]:
     at, ranks, lengths = grid.setup, int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
@@ -364,6 +377,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             bound=BOUNDS[grid.bound[row, seats]],
         )
         yield made
+        yield from (replace(made, hold_steps=steps) for steps in _waits(made))
         if budget == BUDGETS[-1] and ranks == mapping.pp == 1 and longer_than_steps(lengths):
             yield OneByOne.of(made)
         if budget >= ranks * (float(nodes.max()) + batch[-1] * (1 + mapping.draft_tokens)):

@@ -50,13 +50,15 @@ class PlannedPool:
     @property
     def replicas(self) -> Replicas:
         """The instances with their limits, as simulations and launchers take them."""
-        choice, budget = self.choice, None
+        choice, budget, held = self.choice, None, None
         if isinstance(choice, PrefillChoice):
             budget = math.ceil(self.batch * choice.work.lengths.mean_new)
         elif isinstance(choice, ColocatedChoice):
-            budget = choice.budget
+            budget, held = choice.budget, choice.hold_steps or None
         instances = self.instances + self.spares
-        return Replicas(mapping=self.mapping, instances=instances, batch=self.batch, token_budget=budget)
+        return Replicas(
+            mapping=self.mapping, instances=instances, batch=self.batch, token_budget=budget, hold_steps=held
+        )
 
     @property
     def utilisation(self) -> float:

@@ -84,3 +84,4 @@ class Work:
     dispersion: float = 1.0  # variance of the requests of a short window over their mean; 1 = Poisson [1]
     drift: float = math.inf  # time constant of the popularity of experts; inf = it stays [s]
     surge: float = 1.0  # rate that the share of the limits does not see exceeded, over the mean rate [1]
+    hold_steps: tuple[int, ...] | None = ()  # waits of prompts to try beside none; None = those worth trying [1]

@@ -26,6 +26,7 @@ from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
+from disagg_sim.serving.held_prompts import held_back
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
@@ -129,7 +130,13 @@ def plan(
     if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
     drift = math.inf if options.popularity_drift is None else options.popularity_drift
-    work = Work(lengths=law, ttft=limit_of(ttft, "ttft"), tpot=limit_of(tpot, "tpot"), drift=drift)
+    work = Work(
+        lengths=law,
+        ttft=limit_of(ttft, "ttft"),
+        tpot=limit_of(tpot, "tpot"),
+        drift=drift,
+        hold_steps=held_back(options.hold_prompts),
+    )
     if trace is not None:
         dispersion, surge = unevenness(
             trace, trace.rate if rate is None else rate, work.ttft.seconds, max(work.ttft.share, work.tpot.share)

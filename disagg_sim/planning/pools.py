@@ -18,6 +18,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.held_arrivals import gathered, mixed_share, waits
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.queueing import (
     RESIDUES,
@@ -213,6 +214,9 @@ class ColocatedChoice:
     memory: float  # on the fullest GPU with all seats taken [B]
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
+    hold_steps: int = (
+        0  # most decode steps that prompts wait until every rank has one (``held_arrivals``); 0 = none [1]
+    )
 
     @property
     def ranks(self) -> int:
@@ -300,11 +304,12 @@ class ColocatedChoice:
                 held = np.clip(each * prompt * time, np.minimum(prompt, room), room)
                 time = _between(self.tokens, self.mixed, held + self._verified)
         under_way = each * prompt / held * time
+        further = gathered(each * self.hold_steps * self.step, ranks) if self.hold_steps else 0.0
         for _ in range(2 if ranks > 1 else 0):  # ranks with a prompt, where there is one
-            some = np.maximum(under_way, 1e-9) / -np.expm1(-np.maximum(under_way, 1e-9))
+            some = np.maximum(under_way, 1e-9) / mixed_share(np.maximum(under_way, 1e-9), further)
             time = self._beside(times, np.clip(some, 1.0, ranks))
             under_way = each * prompt / held * time
-        share = np.minimum(under_way, 1.0) if ranks == 1 else -np.expm1(-under_way)
+        share = np.minimum(under_way, 1.0) if ranks == 1 else mixed_share(under_way, further)
         used = each * prompt / (room * ranks) * self._full
         return _Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)
 
@@ -318,6 +323,11 @@ class ColocatedChoice:
         own = self.host + np.ceil(self.nodes / held) * time
         own = (own[:, None] + RESIDUES / steps).ravel()  # what is left of a step
         weights = np.repeat(self.weights / RESIDUES.size, RESIDUES.size)
+        if self.hold_steps:
+            each, longest = rate / instances, self.hold_steps * float(np.interp(some, self.batch, self.step))
+            under_way = max(each * self.work.lengths.mean_new / held, each) * time
+            wait, shares = waits(each, longest, time, under_way, self.ranks)
+            own, weights = np.add.outer(wait, own).ravel(), np.multiply.outer(shares, weights).ravel()
         mean = float(self.weights @ self.nodes)
         spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
         service = used * instances * self.ranks / rate

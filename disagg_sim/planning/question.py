@@ -24,6 +24,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.availability import FAILURES, check_target
 from disagg_sim.serving.costs import JOULE
+from disagg_sim.serving.held_prompts import held_back
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 
@@ -39,6 +40,8 @@ MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 MOST_GPUS = 100_000
 
 
+#: How long prompts are held back where nothing else is said.
+HELD = "none"
 #: In place of an engine that mappings must suit: that of the times.
 OWN = "own"
 
@@ -67,6 +70,8 @@ class PlanOptions:
     speculation: Speculation | None = None  # drafter of all instances, and the numbers of drafts that compete
     set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
     rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
+    hold_prompts: str | int = HELD  # most decode steps that prompts of co-located instances wait until every
+    # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:
@@ -90,6 +95,10 @@ class PlanOptions:
             above_zero("popularity_drift", self.popularity_drift, "s")
             if not (self.expert_skew and self.max_redundant_experts):
                 raise InputError("popularity_drift acts with expert_skew and max_redundant_experts above 0 only")
+        try:
+            held_back(self.hold_prompts)
+        except ValueError as error:
+            raise InputError(f"hold_prompts: {error}") from None
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         if not 0.0 <= self.set_aside < math.inf:
@@ -231,6 +240,11 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
         raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
     profile = skewed_profile(options.profile, options.expert_skew)
     at = setup(spec, system, recipe, profile, options.engine, drafter)
+    if held_back(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
+        raise InputError(
+            f"hold_prompts {options.hold_prompts}: {at.engine} has no option that holds prompts back until every "
+            "attention rank has one; allowed with it: none, tuned"
+        )
     if options.prefill_system is None:
         both = replace(at, set_aside=options.set_aside) if options.set_aside else at
         return both, both

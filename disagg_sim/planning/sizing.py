@@ -169,7 +169,7 @@ def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[_Size
         if instances is not None:
             found.append(_Sized(choice, instances))
             best = min(best, found[-1].gpus)
-    return sorted(found, key=lambda each: (each.gpus, gpus_of(each.choice)))
+    return sorted(found, key=lambda each: (each.gpus, getattr(each.choice, "hold_steps", 0), gpus_of(each.choice)))
 
 
 def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:

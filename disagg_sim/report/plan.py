@@ -15,7 +15,7 @@ from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.assurance import Assurance, evidence_of
-from disagg_sim.planning.design import Design
+from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Flip
 from disagg_sim.planning.plan import Plan
@@ -39,6 +39,7 @@ from disagg_sim.report.schemas import (
     PLAN,
     DesignJson,
     DrawnJson,
+    HeldJson,
     PlanJson,
     ProofJson,
     QuestionJson,
@@ -320,6 +321,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
                 "load": pool.utilisation,
                 "memory_bytes": pool.choice.memory,
                 "bound": pool.choice.bound,
+                **_held(pool),
             }
             for pool in design.pools
         ],
@@ -327,6 +329,12 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
     if design.spares is not None:
         made["spares"] = plain(asdict(design.spares))
     return made
+
+
+def _held(pool: PlannedPool) -> HeldJson:
+    """How long its prompts are held back; nothing where they are not."""
+    steps = pool.replicas.hold_steps
+    return {} if steps is None else {"hold_steps": steps}
 
 
 def _proof_json(proof: Proof) -> ProofJson:

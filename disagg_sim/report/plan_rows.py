@@ -43,7 +43,8 @@ SAME, MOST_FLIPS = 0.005, 4
 
 def mapping_words(pool: PlannedPool) -> str:
     """Write the layout of a pool in short: ``TP8``, ``DP8 EP8``, ``TP2 PP2, chunks of 4096``."""
-    return text_of(pool.mapping) + beside_text(int(pool.mapping.chunk_tokens), int(pool.mapping.draft_tokens))
+    held = f", prompts held back for up to {steps} steps" if (steps := pool.replicas.hold_steps) else ""
+    return text_of(pool.mapping) + beside_text(int(pool.mapping.chunk_tokens), int(pool.mapping.draft_tokens)) + held
 
 
 def seconds_text(seconds: float) -> str:
@@ -198,6 +199,9 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
             held = "memory" if choice.seats >= choice.memory_seats else "the TPOT limit"
             budget = isinstance(choice, ColocatedChoice) and 2 * choice.seats > choice.budget // 2
             said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
+        engine = pool.setup.overheads
+        if pool.role == "colocated" and pool.mapping.dp_attn > 1 and engine is not None and not engine.holds_prompts:
+            said.append(f"{pool.setup.engine} cannot hold prompts back until every rank has one")
         if fewer:
             said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
         yield role_text(pool), "; ".join(said)

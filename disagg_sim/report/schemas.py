@@ -51,6 +51,12 @@ class QuestionJson(TypedDict):
     objective: str
 
 
+class HeldJson(TypedDict, total=False):
+    """What pools say that hold prompts back."""
+
+    hold_steps: int
+
+
 class PoolJson(TypedDict):
     """Equal instances of one role."""
 
@@ -75,6 +81,7 @@ class PoolJson(TypedDict):
     load: Annotated[float, Field(description="[1]")]
     memory_bytes: Annotated[float, Field(description="of the fullest GPU [B]")]
     bound: Annotated[str, Field(description="compute, memory, communication or latency")]
+    hold_steps: NotRequired[Annotated[int, Field(description="that prompts wait at most until every rank has one")]]
 
 
 class SparesJson(TypedDict):

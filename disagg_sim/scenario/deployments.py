@@ -125,6 +125,7 @@ class _Instances(Strict):
     batch: Annotated[int | None, Range(1, PART_LIMITS["batch"])] = None
     token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
     chunk_tokens: Annotated[int | None, Range(1, PART_LIMITS["chunk_tokens"])] = None
+    hold_steps: Annotated[int | None, Range(1, PART_LIMITS["hold_steps"])] = None
     model: Annotated[str, load.spec_name("model")] = ""
     system: Annotated[str, load.spec_name("hardware")] = ""
     precision: Annotated[str, load.spec_name("precision")] = ""
@@ -160,9 +161,8 @@ def _group(part: str, keys: _Instances) -> Group:
         pcp=keys.pcp,
         chunk_tokens=chunk or 0,
     )
-    replicas = expected(
-        lambda: Replicas(mapping=mapping, instances=keys.instances, batch=keys.batch, token_budget=keys.token_budget)
-    )
+    limits = {name: getattr(keys, name) for name in LIMITS}
+    replicas = expected(lambda: Replicas(mapping=mapping, instances=keys.instances, **limits))
     return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens, keys.ffn)
 
 

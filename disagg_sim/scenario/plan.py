@@ -173,6 +173,7 @@ def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
             each.instances,
             each.batch,
             each.token_budget,
+            *(() if each.hold_steps is None else (each.hold_steps,)),
             _specs_of(each.setup),
             *(() if each.ffn is None else (each.ffn.mapping, each.ffn.microbatches, *_specs_of(each.ffn.setup))),
         )

@@ -149,7 +149,7 @@ def _replicas(replicas: Replicas) -> dict[str, int]:
     ep = mapping.ep if replicas.ffn is None else 1
     degrees = {"tp": mapping.tp_attn, "dp": mapping.dp_attn, "ep": ep, "pp": mapping.pp}
     degrees |= {"dcp": mapping.dcp, "pcp": mapping.pcp}
-    limits = dict(zip(PART_LIMITS, (replicas.batch, replicas.token_budget, mapping.chunk_tokens), strict=True))
+    limits = dict(zip(PART_LIMITS, (*replicas.limits, mapping.chunk_tokens), strict=True))
     return {
         **{key: degree for key, degree in degrees.items() if degree > 1},
         **({"redundant_slots": mapping.redundant_slots} if mapping.redundant_slots else {}),
@@ -267,8 +267,7 @@ def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
             part,
             bare(each.mapping),
             each.instances,
-            each.batch,
-            each.token_budget,
+            each.limits,
             each.setup and _serves(each.setup),
             each.ffn and _ffn(each.ffn, dict.fromkeys(SERVES, "")),
         )

@@ -13,7 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.errors import quoted
+from disagg_sim.facts.faults import out_of_range
 
+#: Most decode steps that prompts are held back. [1]
+MOST_HELD = 10**6
 #: Free seats that a rank keeps after a pass are counted up to this number: more are left after less than a hundredth of
 #: the passes where prompts wait for 1/(n*q) steps. [1]
 _MOST_LEFT = 16
@@ -24,6 +28,40 @@ _LONGEST = 8.0
 #: Secants, or halvings where these do not converge, to the share of ranks without a free seat; a share that is off by
 #: so little stays. [1]
 _ROUNDS, _EXACT = 10, 1e-7
+
+
+def held_back(value: object) -> tuple[int, ...] | None:
+    """Read how long prompts may be held back.
+
+    Parameters
+    ----------
+    value
+        ``"none"``, ``"tuned"`` or a number of decode steps.
+
+    Returns
+    -------
+    tuple of int or None
+        Most steps to try beside none; None = those worth trying. [1]
+
+    Raises
+    ------
+    ValueError
+        What is none of these, in words.
+
+    Examples
+    --------
+    >>> held_back("none"), held_back("tuned"), held_back(30)
+    ((), None, (30,))
+    """
+    if value == "tuned":
+        return None
+    if value == "none":
+        return ()
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{quoted(value)} is no whole number of steps; allowed, too: none, tuned")
+    if not 1 <= value <= MOST_HELD:
+        raise ValueError(out_of_range(quoted(value), 1, MOST_HELD))
+    return (value,)
 
 
 class Held(NamedTuple):

@@ -23,7 +23,7 @@ from disagg_sim.workload.trace import Trace
 PARTS = ("prefill", "decode", "colocated", "pairs")
 
 #: Limits that a part may set -> their largest value [1], [token].
-LIMITS = {"batch": MOST_SEQUENCES, "token_budget": MOST}
+LIMITS = {"batch": MOST_SEQUENCES, "token_budget": MOST, "hold_steps": MOST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,16 @@ class Replicas:
     """Equal instances, and how they batch where that is not left to the policy.
 
     ``batch`` is the most whole prompts of a pass in the prefill part, and the most sequences that run together in the
-    others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill. What a
-    policy makes of them says ``policy.AsPlanned``.
+    others; ``token_budget`` is the most tokens of a prefill pass, or of a step of decodes and prefill; ``hold_steps``
+    are the most decode steps that prompts wait until every attention rank can take one. What a policy makes of them
+    says ``policy.AsPlanned``.
     """
 
     mapping: Mapping
     instances: int  # [1]
     batch: int | None = None  # None = as the policy batches [request]
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
+    hold_steps: int | None = None  # None = as the policy says [1]
     #: What they serve, and on what; None = as the deployment.
     setup: Setup | None = field(default=None, compare=False, repr=False)
     ffn: FfnPool | None = None  # of instances that decode, GPUs for their feed-forward part; None = none of its own
@@ -59,6 +61,11 @@ class Replicas:
             raise InputError(
                 f"token_budget {self.token_budget} is below batch {self.batch}; allowed: from the batch up"
             )
+
+    @property
+    def limits(self) -> tuple[int | None, ...]:
+        """Values of ``LIMITS``; None where it is left to the policy."""
+        return self.batch, self.token_budget, self.hold_steps
 
     @property
     def gpus(self) -> int:
@@ -102,11 +109,13 @@ class ServedDeployment(Shown):
                         "no prompts"
                     )
                 same = known.setdefault(each.mapping, each)
-                if (same.batch, same.token_budget) != (each.batch, each.token_budget):
+                if same.limits != each.limits:
+                    batch, budget, held = zip(same.limits, each.limits, strict=True)
                     raise InputError(
                         f"deployment {self.name!r}: two entries of {part} have one mapping and batch differently "
-                        f"(batch {same.batch} and {each.batch}, token_budget {same.token_budget} and "
-                        f"{each.token_budget}); allowed: one entry a mapping"
+                        f"(batch {batch[0]} and {batch[1]}, token_budget {budget[0]} and {budget[1]}"
+                        + f", hold_steps {held[0]} and {held[1]}" * (held[0] != held[1])
+                        + "); allowed: one entry a mapping"
                     )
 
     def _settle_setups(self) -> None:

@@ -273,6 +273,8 @@ class AsPlanned:
         part = self._part(mapping, role)
         if part is None:
             return usual
+        if part.hold_steps is not None:
+            usual = replace(usual, hold_steps=part.hold_steps)
         if part.batch is None:
             return replace(usual, token_budget=part.token_budget or usual.token_budget)
         if role != Role.PREFILL:

@@ -8,22 +8,6 @@ from fractions import Fraction
 from disagg_sim.errors import LONGEST_SHOWN, quoted
 from disagg_sim.facts.faults import out_of_range
 
-#: Most decode steps that prompts are held back. [1]
-MOST_HELD = 10**6
-
-
-def held_back(value: object) -> tuple[int, ...] | None:
-    """Most steps that prompts are held back, to try beside none; None = those worth trying."""
-    if value == "tuned":
-        return None
-    if value == "none":
-        return ()
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{quoted(value)} is no whole number of steps; allowed, too: none, tuned")
-    if not 1 <= value <= MOST_HELD:
-        raise ValueError(out_of_range(quoted(value), 1, MOST_HELD))
-    return (value,)
-
 
 def ratio(value: object) -> Fraction | None:
     """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"; None = the best."""

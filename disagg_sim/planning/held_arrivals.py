@@ -1,0 +1,153 @@
+r"""Count what prompts that are held back gather, and how long they wait, where requests come at random.
+
+An instance of R attention ranks whose engine holds prompts back starts them when every rank has one, or w decode steps
+of T_d after the first could start. Requests go to the rank with the fewest, so each further one is of another rank.
+Prompts that come while others are computed go along. Let them come at :math:`\lambda`, N(t) in a time t, be computed in
+m steps of T, and :math:`k = \lambda m T` be under way on average. While the first waits, others come (Wald):
+
+.. math:: h = \lambda E[H] = E[\min(N(wT_d),\ R - 1)]
+
+Steps with prefill then follow each other for :math:`(e^k - 1)/\lambda`, the busy period of M/D/:math:`\infty`, as
+prompts that start together end together. So a share of the time goes to them of
+
+.. math:: \varphi = \frac{e^k - 1}{e^k + h}
+
+In truth prompts that come during the last step do not go along: the next start is theirs. Ranks then have some of two
+prompts, whose steps take longer; both were seen to cancel in :math:`\varphi`, but not in the waits. With
+:math:`k' = k - \lambda T` the steps take :math:`(e^{k'} - 1)/\lambda + T`, n prompts come in the last one, Poisson of
+the mean :math:`\lambda T`, and of those of a start that n wait for (one where none did), on average
+
+.. math:: n P(N(u) < R - n) + \lambda \int_u^{wT_d} P(N(t) < R - n - 1)\,dt, \qquad u < wT_d
+
+wait for longer than u: those that are there, and those that come s later, of which :math:`N(s) + N(u) < R - n - 1` is
+true. All are sums of Poisson probabilities.
+
+Source: L. Takacs, "Introduction to the Theory of Queues", 1962, chapter 3, for the busy period.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+
+#: Cells of a wait in which prompts are counted; a longest wait of more than so many standard deviations beyond the mean
+#: in which every rank has a prompt is cut there. [1]
+CELLS, DEVIATIONS = 16, 4.0
+
+
+def gathered(come: Floats, ranks: int) -> Floats:
+    """Count the further prompts that come while the first of a start waits.
+
+    Parameters
+    ----------
+    come
+        Mean arrivals of the longest wait. [request]
+    ranks
+        R, above 1. [1]
+
+    Returns
+    -------
+    ndarray
+        h, as ``come``. [request]
+
+    Examples
+    --------
+    Of two ranks one has a prompt: the other gets one with the probability that somebody comes.
+
+    >>> gathered(np.array([0.0, 1.0, 100.0]), 2).round(4).tolist()
+    [0.0, 0.6321, 1.0]
+    """
+    return _further(_below(come, ranks))[..., -1]
+
+
+def mixed_share(under_way: Floats, further: Floats | float) -> Floats:
+    """Find the share of the time in steps with prefill.
+
+    Parameters
+    ----------
+    under_way
+        k, prompts in progress on average, over all time. [request]
+    further
+        h; 0 where nothing waits. [request]
+
+    Returns
+    -------
+    ndarray
+        As ``under_way``. [1]
+
+    Examples
+    --------
+    0.1 prompts under way are so for a seventh of the time where eight of them start together:
+
+    >>> [mixed_share(np.array([0.1]), further).round(4).tolist() for further in (0.0, 7.0)]
+    [[0.0952], [0.013]]
+    """
+    return np.asarray(-np.expm1(-under_way) / (1.0 + further * np.exp(-under_way)))
+
+
+def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:
+    """Find how long prompts are held back, all of an instance.
+
+    Parameters
+    ----------
+    rate
+        Arrivals at an instance, above 0. [request/s]
+    longest
+        wT_d, above 0. [s]
+    step
+        With prefill: T. [s]
+    under_way
+        k. [request]
+    ranks
+        R, above 1. [1]
+
+    Returns
+    -------
+    tuple of ndarray
+        Waits, ascending from 0, and their probabilities, (``CELLS`` + 2,). [s], [1]
+
+    Examples
+    --------
+    Where nobody else comes every prompt waits to the end; where many do, nearly none waits:
+
+    >>> [float(waits(rate, 1.0, 1e-9, 0.0, 8)[1][-1].round(3)) for rate in (1e-6, 1e3)]
+    [1.0, 0.0]
+    """
+    last_one = (ranks + DEVIATIONS * math.sqrt(ranks) + DEVIATIONS) / rate
+    edges = min(longest, last_one) * np.linspace(0.0, 1.0, CELLS + 1)
+    there, none = _there(np.asarray(rate * step), ranks)
+    below = _below(rate * edges, ranks)
+    further = _further(below)
+    number, lacking = np.arange(1, ranks), np.arange(ranks - 1, 0, -1)
+    later = further[-1, lacking - 1] - further[:, lacking - 1]
+    tail = (number * below[:, lacking] + later) @ there  # that wait for longer than each edge [request]
+    all_of_them = math.exp(under_way - rate * step) - 1.0 + rate * step
+    all_of_them += float(none + there @ further[-1, lacking])
+    counts = np.concatenate([[all_of_them - tail[0]], -np.diff(tail), tail[-1:]])
+    return np.concatenate([[0.0], (edges[1:] + edges[:-1]) / 2, edges[-1:]]), counts / counts.sum()
+
+
+def _there(mean: Floats, ranks: int) -> tuple[Floats, Floats]:
+    """Probabilities that 1 to R-1 prompts wait for others, (..., R-1), one where none was there, and of none. [1]"""
+    chances = np.diff(_below(mean, ranks), axis=-1)
+    none = chances[..., 0].copy()
+    chances[..., 1:2] += chances[..., :1]
+    return chances[..., 1:], none
+
+
+def _further(below: Floats) -> Floats:
+    """Mean of the smaller of a Poisson number and 0 to R-1, by the probabilities that it is below these."""
+    first = np.zeros((*below.shape[:-1], 1))
+    return np.concatenate([first, np.cumsum(1.0 - below[..., 1:-1], axis=-1)], axis=-1)
+
+
+def _below(mean: Floats, ranks: int) -> Floats:
+    """Probabilities that a Poisson number is below 0 to R, (..., R+1). [1]"""
+    number = np.arange(ranks)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(number[1:]))])
+    some = np.maximum(mean, 1e-300)[..., None]
+    chances = np.exp(number * np.log(some) - some - log_factorial)
+    return np.concatenate([np.zeros((*chances.shape[:-1], 1)), np.cumsum(chances, axis=-1)], axis=-1)

@@ -1,0 +1,113 @@
+"""Co-located plans that hold prompts back: the law against arrivals drawn one by one, and plans against simulation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.cli.main import run
+from disagg_sim.errors import InputError
+from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.expressible import expressible
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import workers_of
+from disagg_sim.planning.held_arrivals import gathered, mixed_share, waits
+from disagg_sim.planning.prove import deployed, prove
+from disagg_sim.report.plan import plan_json
+from disagg_sim.report.plan_rows import pool_rows, why_rows
+
+
+def asked(hold, **options):
+    options = ds.PlanOptions(hold_prompts=hold, **options)
+    return ds.plan("deepseek_r1", "h200_sxm", ds.lengths(4096, 512), ttft="5 s", gpus=64, options=options)
+
+
+@pytest.fixture(scope="module")
+def tuned():
+    return asked("tuned")
+
+
+def one_by_one(rate, ranks, longest, last):
+    """Play 30,000 prompts, each computed for 1 s. Those go along that come before the last part of it.
+
+    Returns the share of the time in which prompts are computed, and how long they waited.
+    """
+    generator, now = np.random.default_rng(2), 0.0
+    arrivals = np.cumsum(generator.exponential(1.0 / rate, 30_000))
+    begun, busy, waited = 0, 0.0, []
+    while begun < arrivals.size - ranks:
+        opened = max(now, arrivals[begun])
+        begin = min(opened + longest, max(arrivals[begun + ranks - 1], opened))
+        some = int(np.searchsorted(arrivals, begin, side="right"))
+        waited += (begin - np.maximum(arrivals[begun:some], now)).tolist()
+        now = begin + 1.0
+        while some < arrivals.size and arrivals[some] < now - last:
+            now, some = arrivals[some] + 1.0, some + 1
+            waited.append(0.0)
+        begun, busy = some, busy + now - begin
+    return busy / now, np.array(waited)
+
+
+@pytest.mark.parametrize(
+    ("rate", "ranks", "longest", "pieces"),
+    [(0.5, 8, 4.0, 1), (1.0, 4, 0.5, 4), (0.3, 16, 20.0, 2), (2.0, 4, 1.0, 8), (3.0, 2, 3.0, 1)],
+)
+def test_waits_and_steps_are_those_of_prompts_one_by_one(rate, ranks, longest, pieces):
+    share, _ = one_by_one(rate, ranks, longest, 0.0)
+    further = gathered(np.array([rate * longest]), ranks)
+    assert mixed_share(np.array([rate]), further)[0] == pytest.approx(share, rel=0.03)
+    _, waited = one_by_one(rate, ranks, longest, 1.0 / pieces)
+    values, shares = waits(rate, longest, 1.0 / pieces, rate, ranks)
+    assert shares.sum() == pytest.approx(1.0)
+    assert values @ shares == pytest.approx(waited.mean(), rel=0.03)
+    for limit in (0.0, longest / 2):
+        assert shares[values <= limit].sum() == pytest.approx((waited <= limit).mean(), abs=0.03)
+
+
+def test_a_wait_costs_time_to_the_first_token_and_gains_time_per_token(tuned):
+    (pool,) = tuned.other.pools
+    held = [replace(pool.choice, hold_steps=steps) for steps in (4, 16, 64)]
+    assert np.all(np.diff([each.ttft(tuned.other.rate, pool.instances, 0.9) for each in held]) > 0)
+    assert np.all(np.diff([each.tpot(tuned.other.rate, pool.instances, 0.9) for each in held]) < 0)
+
+
+def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
+    """R1 in DP4 on H200: TPOT of 46.6 ms at p50, 45.1 simulated; TTFT of 1.52 s at p90, 1.63 simulated."""
+    none, (pool,) = asked("none"), tuned.other.pools
+    assert tuned.other.rate > 1.2 * none.other.rate
+    assert tuned.best.rate == none.best.rate
+    assert pool.replicas.hold_steps
+    run = prove(tuned, tuned.other, adapt=False).planned
+    assert run.holds
+    assert tuned.other.tpot["p50"] == pytest.approx(run.tpot["p50"], rel=0.05)
+    assert tuned.other.ttft["p90"] == pytest.approx(run.ttft["p90"], rel=0.1)
+    assert plan_json(tuned)["runners_up"][0]["pools"][0].get("hold_steps") is None  # disaggregated
+    told = next(iter(pool_rows(tuned.other)))[1]
+    assert told.endswith(f"prompts held back for up to {pool.replicas.hold_steps} steps")
+
+
+def test_launch_files_have_the_wait(tuned):
+    (workers,) = workers_of(tuned.other)
+    weights = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
+    config = ENGINES["trtllm"].settings(workers, weights)
+    assert config["attention_dp_config"]["timeout_iters"] == workers.hold_steps + 1 > 1
+    assert any("prompts held back" in said for said in expressible(tuned.other, "vllm"))
+    (part,) = deployed(tuned.other).colocated
+    assert part.hold_steps == workers.hold_steps
+
+
+def test_engines_that_cannot_hold_prompts_back_are_not_told_to():
+    found = asked("tuned", engine="vllm")
+    assert [pool.replicas.hold_steps for pool in found.other.pools] == [None]
+    assert "vllm cannot hold prompts back until every rank has one" in next(iter(why_rows(found, found.other)))[1]
+    with pytest.raises(InputError, match=r"hold_prompts 30: vllm has no option .* allowed with it: none, tuned"):
+        asked(30, engine="vllm")
+
+
+@pytest.mark.parametrize("text", ["long", "0", "1.5"])
+def test_other_waits_are_one_clear_line(text, capsys):
+    given = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "5"]
+    assert run([*given, "--hold-prompts", text]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "hold_prompts: " in line
