@@ -41,7 +41,7 @@ MOST_GPUS = 100_000
 
 
 #: How long prompts are held back where nothing else is said.
-HELD = "none"
+HELD = "tuned"
 #: In place of an engine that mappings must suit: that of the times.
 OWN = "own"
 
