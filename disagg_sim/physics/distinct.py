@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,9 +90,55 @@ def equal_rows(rows: Any) -> tuple[Any, Any]:
     return _numbered([row.tobytes() for row in rows])
 
 
-def distinct_rows(columns: list[Any], rows: int = 0) -> tuple[Any, Any]:
-    """First position of every distinct row, and the number of the distinct row at each position; all of no columns."""
-    return _numbered(list(zip(*(column.tolist() for column in columns), strict=True)) if columns else [()] * rows)
+def distinct_rows(columns: Sequence[Any], rows: int = 0) -> tuple[Any, Any]:
+    """First position of every distinct row, and the number of the distinct row at each position; all of no columns.
+
+    The degrees of a grid are asked for again with every table, so what they have is kept.
+    """
+    if not columns:
+        return _numbered([()] * rows)
+    return _rows_of_bytes(tuple((column.dtype.str, column.tobytes()) for column in columns))
+
+
+@lru_cache(maxsize=512)
+def _rows_of_bytes(columns: tuple[tuple[str, bytes], ...]) -> tuple[Any, Any]:
+    """Those of columns, each with the type of its elements."""
+    values = (np.frombuffer(held, dtype=kind).tolist() for kind, held in columns)
+    found = _numbered(list(zip(*values, strict=True)))
+    for each in found:
+        each.setflags(write=False)
+    return found
+
+
+def alike_rows(degrees: Sequence[Numeric], batch: Numeric) -> tuple[Any, Any] | None:
+    """Find the rows of a grid whose token counts are the same, as they share degrees and batches.
+
+    Parameters
+    ----------
+    degrees
+        What the counts depend on: numbers, or columns of shape (rows, 1). [1]
+    batch
+        A number, or of shape (1, batches) or (rows, batches). [request]
+
+    Returns
+    -------
+    tuple of ndarray, or None
+        First position of every distinct row, and the number of the distinct row at each position; None without columns.
+
+    Examples
+    --------
+    >>> first, number = alike_rows([np.array([[8.0], [2.0], [8.0]]), 1.0], np.array([[1.0, 2.0, 4.0]]))
+    >>> first.tolist(), number.tolist()
+    ([0, 1], [0, 1, 0])
+    """
+    columns = [degree for degree in degrees if np.ndim(degree) == 2]
+    rows = max(map(len, columns), default=1)
+    if rows == 1:
+        return None
+    columns = [column[:, 0] for column in columns if len(column) > 1]
+    if np.ndim(batch) == 2 and len(batch) > 1:
+        columns.append(equal_rows(batch)[1])
+    return distinct_rows(columns)
 
 
 def _numbered(keys: list[Hashable]) -> tuple[Any, Any]:

@@ -38,15 +38,16 @@ class Levels:
     """The distinct values of a token count of shape (rows, batches), and their positions.
 
     With ``row`` the count is given at distinct rows alone, and ``row`` is the place of every row of the grid in these.
+    With ``alike`` it is known which rows have the same counts (``distinct.alike_rows``).
     """
 
-    def __init__(self, tokens: Numeric, row: Any = None) -> None:
-        self.tokens, self.row = tokens, row
+    def __init__(self, tokens: Numeric, row: Any = None, *, alike: tuple[Any, Any] | None = None) -> None:
+        self.tokens, self.row, self.alike = tokens, row, alike
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
             few = np.asarray(tokens)
             if row is None:
-                first, self.row = equal_rows(np.ascontiguousarray(few))
+                first, self.row = equal_rows(np.ascontiguousarray(few)) if alike is None else alike
                 few = few[first]
             self.distinct, self.position = distinct(few)
 
@@ -62,7 +63,7 @@ class Levels:
 
     def times(self, factor: Numeric) -> Levels:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
-        return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor)
+        return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor, alike=self.alike)
 
 
 class Counts:

@@ -16,6 +16,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
@@ -238,8 +239,9 @@ def chunked_lookups(
     """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
     at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
-    levels = Levels(prompts)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
+    alike = None if slowest is not None else alike_rows((mapping.dp_attn, pcp, chunk_tokens), batch)
+    levels = Levels(prompts, alike=alike)
     if slowest is not None:
         prompts = slowest.prompts
         plan = ChunkPlan(slowest.chunks, slowest.size, slowest.last)
@@ -251,7 +253,7 @@ def chunked_lookups(
         else:
             side = yield from look_up(_Side(of), (mapping.tp_attn, pcp), Counts(size, prompts))
             total = batch * new * (size / slowest.new)
-        rank, every = Levels(prompts * size / pcp), Levels(total)
+        rank, every = Levels(prompts * size / pcp, alike=alike), Levels(total, alike=alike)
         return (yield from expert_lookups(of, mapping, side, phase="prefill", rank=rank, total=every))
 
     cut = plan.chunks if slowest is None else np.ceil(slowest.scored.new / chunk_tokens)

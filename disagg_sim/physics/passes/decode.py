@@ -13,6 +13,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import accepted_length, drafts_of
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.drafts import draft_lookups
@@ -134,11 +135,13 @@ def decode_lookups(
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
-    rank = Levels(np.ceil(micro / mapping.dp_attn) if rank_batch is None else rank_batch / microbatches)
+    alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
+    rank = Levels(np.ceil(micro / mapping.dp_attn) if rank_batch is None else rank_batch / microbatches, alike=alike)
     dcp, _ = mapping.shares
     verified = yield from look_up_at(_Side(at, mla_form), (mapping.tp_attn, dcp, queries), rank, context)
     rows = rank.times(queries)
-    times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=Levels(micro * queries))
+    total = Levels(micro * queries, alike=alike)
+    times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=total)
     if np.ndim(drafts) or drafts:
         times = yield from draft_lookups(
             at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form

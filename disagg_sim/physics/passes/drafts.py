@@ -102,6 +102,6 @@ def _pass(
     side = _Side(at, own, form, first)
     layers, joined, sums = yield from look_up_at(side, (mapping.tp_attn, new), rank, context)
     times = yield from expert_lookups(
-        own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new)
+        own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new, alike=rank.alike)
     )
     return all_stages(own.model, times) + joined, times.sums.plus(sums)

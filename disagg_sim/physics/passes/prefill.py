@@ -13,6 +13,7 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
@@ -146,19 +147,20 @@ def prefill_lookups(
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
-    total = Levels(np.minimum(prompts * mapping.dp_attn, batch) * new)
+    dcp, pcp = mapping.shares
+    alike = alike_rows((pp, mapping.dp_attn, pcp), batch)
+    total = Levels(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
     each: Numeric = new
     if slowest is not None:
-        prompts, each = slowest.prompts / microbatches, slowest.new
-    dcp, pcp = mapping.shares
+        prompts, each, alike = slowest.prompts / microbatches, slowest.new, None
 
     def layers(of: Setup) -> Lookups[LayerTimes]:
         shards = mapping.tp_attn, dcp, pcp
         if slowest is None or slowest.past is None:
-            attention = yield from look_up_at(_Side(of, past, mla_form), shards, Levels(prompts), each)
+            attention = yield from look_up_at(_Side(of, past, mla_form), shards, Levels(prompts, alike=alike), each)
         else:
             attention = yield from look_up(_Rest(of, mla_form), shards, Counts(prompts, each, slowest.past))
-        rank = Levels(prompts * each / pcp)
+        rank = Levels(prompts * each / pcp, alike=alike)
         found = yield from expert_lookups(of, mapping, attention, phase="prefill", rank=rank, total=total)
         return stretched(found, prefill_stretch(of))
 
