@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 import disagg_sim as ds
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.sweep.plan import FRONTIER, SweepPlan, plan_sweep
 from disagg_sim.sweep.spec import load_sweep
 

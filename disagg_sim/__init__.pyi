@@ -33,9 +33,11 @@ from .planning.question import PlanOptions
 from .planning.run_energy import run_energy
 from .report.tables import readable
 from .scenario.written import write_scenario
+from .search.axes import batch_axis
 from .search.deployment import Deployment, Instance, Pool
-from .search.grid import PhaseGrid, batch_axis, decode_grid, prefill_grid
+from .search.grid import decode_grid, prefill_grid
 from .search.mappings import enumerate_mappings
+from .search.phase_grid import PhaseGrid
 from .search.splits import SplitGrid, SplitInstance, split_grid
 from .serving.colocated import colocated
 from .serving.colocation import Colocation

@@ -42,7 +42,7 @@ from disagg_sim.physics.residents import (
     prefilling_in_pieces,
 )
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 
 #: Kind of an operator -> function with its equation and the papers behind it.
 EQUATIONS: dict[str, Callable[..., Any]] = {

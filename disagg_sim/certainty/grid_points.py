@@ -11,7 +11,7 @@ from disagg_sim.certainty.designs import Designs, timed_prompts
 from disagg_sim.certainty.rows import rows_alike, undrafted
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
-from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid
+from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 
 
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:

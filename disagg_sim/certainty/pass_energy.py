@@ -28,7 +28,7 @@ from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 
 #: What is left of a pass beside its operators.
 WAITING = "waiting"

@@ -33,8 +33,8 @@ from disagg_sim.physics.link_curves import timed_ranks
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.layouts import checked_kinds, class_of
+from disagg_sim.search.phase_grid import PhaseGrid
 
 
 class Trust(StrEnum):

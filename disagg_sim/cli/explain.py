@@ -49,8 +49,9 @@ from disagg_sim.report.plan_facts import cached_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.report.sources import entries_of, source_rows
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.availability import FAILURES, Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation

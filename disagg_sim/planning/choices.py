@@ -25,7 +25,8 @@ from disagg_sim.planning.limits import Work
 from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.workload.lengths import Lengths

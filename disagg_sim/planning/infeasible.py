@@ -13,7 +13,7 @@ from disagg_sim.planning.limits import Limit, Work
 from disagg_sim.planning.pools import gpus_of
 from disagg_sim.planning.question import Size
 from disagg_sim.planning.sizing import Candidates, designs_at
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import least
 from disagg_sim.units import GB
 

@@ -12,7 +12,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.planning.limits import Work
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 
 #: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
 SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -13,7 +13,7 @@ from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
 

@@ -38,7 +38,7 @@ from disagg_sim.report.lines import (
 from disagg_sim.report.plan_html import plan_html
 from disagg_sim.report.words import text_of
 from disagg_sim.search.deployment import Deployment, Instance, Pool
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.serving.rate_matching import MatchPlan
 from disagg_sim.simulation.capacity import Capacity

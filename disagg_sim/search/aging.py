@@ -12,7 +12,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.workload.lengths import Lengths
 
 

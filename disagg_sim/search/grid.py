@@ -19,273 +19,33 @@ bytes that it lacks. Lengths are a distribution (``workload.lengths``); constant
 
 The mean request must lie within the context limit of the model; requests of the tail beyond it count as if there were
 no limit. Source: physics page, sections 2-8.
-
-Past 400 lines: the axes, the blocks and both phases share their private forms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
-from disagg_sim.errors import InputError, nearest
-from disagg_sim.notebook import Shown
-from disagg_sim.physics.blocks import MLA_FORMS, check_form, chunk_forms, forms_of
-from disagg_sim.physics.drafting import accepted_length, cached_layers, check_context, handed_bytes
-from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks import check_form, chunk_forms
+from disagg_sim.physics.drafting import check_context
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
-from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
+from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
 from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, given_sizes, row_blocks
-from disagg_sim.search.deployment import Instance
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
+from disagg_sim.search.phase_grid import PhaseGrid, form_code
 from disagg_sim.search.prefixes import TimedPrompts, one_of, taken_up, uneven_passes
 from disagg_sim.workload.lengths import Lengths
-
-#: Chunk sizes that CPP tries. [token]
-CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-#: Batch sizes per doubling.
-BATCHES_PER_DOUBLING = 4
-#: No instance serves more sequences than this.
-MAX_BATCH = 2**20
-
-PHASES = ("prefill", "decode")
-#: Forms of MLA of a point, in the order of the integer codes of ``PhaseGrid.mla_form``. "auto" stands where every chunk
-#: takes the faster of "naive" and "absorbed", "none" where the model has no MLA.
-CHOSEN_FORMS = (*MLA_FORMS, "none")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PhaseGrid(Shown):
-    """Every design point of one phase: rows x batch sizes, feasible or not.
-
-    A row is a mapping with its chunk size; two-dimensional arrays have shape (rows, batches).
-    """
-
-    phase: str  # "prefill" or "decode"
-    setup: Setup
-    mappings: Mapping  # columns of shape (rows,)
-    lengths: Lengths
-    batch: Ints  # (batches,) requests of an instance [request]
-    latency: Floats  # FTL (prefill) or TTL (decode) [s]
-    request_rate: Floats  # of one instance at full rate [request/s]
-    memory_bytes: Floats  # on the fullest GPU [B]
-    microbatches: Ints  # (rows, batches) [1]
-    bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
-    mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
-    drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
-    ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
-
-    @property
-    def gpus(self) -> Ints:
-        """GPUs of one instance of each row. [1]"""
-        return np.asarray(self.mappings.gpus)
-
-    @property
-    def memory_limit(self) -> float:
-        """What a GPU may hold. [B]"""
-        return self.setup.memory_limit
-
-    @cached_property
-    def status(self) -> NDArray[np.int8]:
-        """(rows, batches) of ``Status``."""
-        return np.where(self.memory_bytes > self.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
-
-    @property
-    def feasible(self) -> NDArray[np.bool_]:
-        """(rows, batches): which points may be used."""
-        return np.asarray(self.status == Status.OK)
-
-    @cached_property
-    def kv_bytes_per_request(self) -> float:
-        """Expected cache that a prompt sends, each element once, with a drafter's; windows saturate by prompt. [B]"""
-        return self.lengths.mean_over_prompts(lambda isl: handed_bytes(self.setup, isl))
-
-    @cached_property
-    def unique_gpus(self) -> Ints:
-        """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
-        at = self.setup
-        distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
-        return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
-
-    def chosen(self, rows: Any, columns: Any) -> Mapping:
-        """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""
-        drafts = self.drafts[rows, columns]
-        return replace(self.mappings[rows], draft_tokens=int(drafts) if np.ndim(drafts) == 0 else drafts.astype(int))
-
-    @property
-    def step(self) -> Floats:
-        """(rows, batches) time of a decode step: the mean TTL times the accepted tokens. [s]"""
-        speculation = self.setup.speculation
-        return self.latency if speculation is None else self.latency * accepted_length(speculation, self.drafts)
-
-    def instance(self, row: int, column: int) -> Instance:
-        """The configuration at (row, column) as a value object."""
-        return Instance(
-            phase=self.phase,
-            mapping=self.chosen(row, column),
-            batch=int(self.batch[column]),
-            latency_s=float(self.latency[row, column]),
-            request_rate_per_s=float(self.request_rate[row, column]),
-            memory_bytes=float(self.memory_bytes[row, column]),
-            setup=self.setup,
-            lengths=self.lengths,
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a design point, by mapping and then by batch, infeasible ones too; units in the names of columns."""
-        shape = self.latency.shape
-
-        def by_row(values: Ints) -> Any:
-            return np.repeat(values, shape[1])
-
-        latency = "ftl_s" if self.phase == "prefill" else "ttl_s"
-        columns = {name: by_row(getattr(self.mappings, name)) for name in MAPPING_COLUMNS}
-        columns |= {
-            "gpus": by_row(self.gpus),
-            "batch": np.tile(self.batch, shape[0]),
-            latency: self.latency.ravel(),
-            "request_rate_per_s": self.request_rate.ravel(),
-            "requests_per_s_per_gpu": (self.request_rate / self.gpus[:, None]).ravel(),
-            "memory_bytes": self.memory_bytes.ravel(),
-            "microbatches": self.microbatches.ravel(),
-            "feasible": self.feasible.ravel(),
-            "bound": pd.Categorical.from_codes(self.bound.ravel(), categories=pd.Index(BOUNDS)),
-            "mla_form": pd.Categorical.from_codes(self.mla_form.ravel(), categories=pd.Index(CHOSEN_FORMS)),
-        }
-        if self.phase == "decode" and self.setup.speculation is not None:
-            columns["draft_tokens"] = self.drafts.ravel()
-        return pd.DataFrame(columns)
-
-
-def batch_sizes(largest: int) -> Ints:
-    """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]
-
-    Examples
-    --------
-    >>> batch_sizes(20).tolist()
-    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
-    """
-    steps = np.arange(BATCHES_PER_DOUBLING) + BATCHES_PER_DOUBLING
-    sizes = np.unique(np.concatenate([steps * 2**k // BATCHES_PER_DOUBLING for k in range(MAX_BATCH.bit_length())]))
-    return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
-
-
-def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
-    """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
-
-    Parameters
-    ----------
-    at : Setup
-        Model, system, recipe, profile and engine.
-    mappings : Mapping or list of Mapping
-        From ``enumerate_mappings``, or made by hand.
-    lengths : Lengths
-        Of the requests.
-    phase : {"prefill", "decode"}
-        Whose memory counts.
-
-    Returns
-    -------
-    ndarray, shape (batches,)
-        Rising, four a doubling. At least one batch, even when nothing fits, so that the shortfall can be
-        told. [request]
-
-    Raises
-    ------
-    InputError
-        An unknown phase, mappings that the model cannot take.
-
-    Examples
-    --------
-    Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200. Those
-    of 224, the next batch, do not:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> batch_axis(at, Mapping(), lengths(8192, 1024), phase="decode")[[0, 1, 2, -2, -1]].tolist()
-    [1, 2, 3, 160, 192]
-    """
-    if phase not in PHASES:
-        raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
-    table = mappings_for(at, mappings)
-    held = lengths.resident if phase == "decode" else lengths.prompt
-    (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, held, phase, (0,) * len(table))
-    return sizes
-
-
-def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list[Ints]:
-    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
-
-    Parameters
-    ----------
-    at, lengths
-        As in ``batch_axis``.
-    table
-        Mappings, one row at least.
-    kinds
-        Number of the kind of each row, (rows,). [1]
-
-    Returns
-    -------
-    list of ndarray
-        Those of each kind that there is, in the order of the numbers, each as ``batch_axis`` finds it. [request]
-
-    Examples
-    --------
-    Four GPUs have room for more than four times the requests of one, as they hold the weights once:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
-    >>> [int(axis[-1]) for axis in batch_axes(at, table, lengths(8192, 1024), np.array([0, 1]))]
-    [192, 896]
-    """
-    return list(_batch_axes(at, table, lengths.resident, "decode", tuple(kinds.tolist())))
-
-
-@lru_cache(maxsize=1024)
-def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
-    """The axis of each kind of rows; a plan and each of its searches ask for those of the same mappings."""
-    if not kinds:
-        return (batch_sizes(1),)
-    sizes, mapping = batch_sizes(MAX_BATCH), table.for_grid()
-    fewest, drafted = drafting(at, mapping, draft_choices(at)[0])
-    batch = sizes[None, :].astype(float)
-    if phase == "decode":
-        memory = decode_bytes(fewest, drafted, batch, cached=held)
-    else:
-        chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
-        memory = prefill_bytes(at, mapping, batch, prompt=held, chunk_tokens=chunk)
-    fits, doubling = memory <= at.memory_limit, np.isin(sizes, 2 ** np.arange(MAX_BATCH.bit_length()))
-
-    def axis(some: Any) -> Ints:
-        upper = np.flatnonzero(some & doubling)
-        if not upper.size:
-            return batch_sizes(1)
-        within = batch_sizes(int(sizes[upper[-1]]) * 2)
-        return within[: int(np.flatnonzero(some[: within.size])[-1]) + 1]
-
-    axes = tuple(axis(fits[np.asarray(kinds) == kind].any(axis=0)) for kind in sorted(set(kinds)))
-    for each in axes:
-        each.setflags(write=False)
-    return axes
 
 
 def decode_grid(
@@ -548,38 +308,3 @@ def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     sums = chosen_sums(take, scored.sums, old.sums)
     ftl, busy, load = (np.where(take, getattr(scored, name), getattr(old, name)) for name in ("ftl", "busy", "load"))
     return PrefillPass(ftl, busy, sums, load), np.where(take, held, memory), np.where(take, cached, code)
-
-
-def form_code(at: Setup, form: str) -> np.int8:
-    """Find the index of a form of MLA in ``CHOSEN_FORMS``.
-
-    Parameters
-    ----------
-    at, form
-        Setup, whose model has MLA or has not, and the form of a prefill.
-
-    Returns
-    -------
-    int8
-        That of "none" where the model has no MLA. [1]
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> models = [setup(name, "h200_sxm", "fp8", profile="ideal") for name in ("deepseek_r1", "llama_3_1_8b")]
-    >>> [CHOSEN_FORMS[form_code(at, "naive")] for at in models]
-    ['naive', 'none']
-    """
-    return np.int8(CHOSEN_FORMS.index(form if len(forms_of(at.model)) > 1 else "none"))
-
-
-def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
-    """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
-    sizes = given_sizes("chunk_tokens", chunk_tokens, least=0) if np.size(chunk_tokens) else np.empty(0, dtype=np.int64)
-    deep = np.flatnonzero(table.pp > 1)
-    index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]
-    for size in sizes:
-        if 0 < size < isl:
-            index.append(deep)
-            chunks.append(np.full(deep.size, size, dtype=np.int64))
-    return replace(table[np.concatenate(index)], chunk_tokens=np.concatenate(chunks))

@@ -16,8 +16,8 @@ from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.passes.attention_ffn import Split, split_bytes, split_step
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+from disagg_sim.search.axes import MAX_BATCH, batch_sizes
 from disagg_sim.search.blocks import given_sizes, row_blocks
-from disagg_sim.search.grid import MAX_BATCH, batch_sizes
 from disagg_sim.search.mappings import degrees, least_redundant_slots
 from disagg_sim.search.prefixes import taken_up
 from disagg_sim.workload.lengths import Lengths

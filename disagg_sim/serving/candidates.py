@@ -14,7 +14,7 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid
 
 
@@ -147,7 +147,7 @@ class PrefillCandidates:
     dcp: Ints
     pcp: Ints
     chunk_tokens: Ints  # [token]
-    mla_form: NDArray[np.int8]  # index into ``search.grid.CHOSEN_FORMS``
+    mla_form: NDArray[np.int8]  # index into ``search.phase_grid.CHOSEN_FORMS``
     batch: Ints  # [request]
     latency: Floats  # FTL [s]
     request_rate: Floats  # p of one instance [request/s]

@@ -22,8 +22,9 @@ from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
+from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
-from disagg_sim.search.grid import CHUNK_TOKENS, form_code
+from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.colocation import (
     Case,

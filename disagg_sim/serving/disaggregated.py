@@ -12,7 +12,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.blocks import row_blocks
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, least, prefill_candidates
 from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus, throughput_of
 from disagg_sim.serving.matching import Matcher, Pairs, Seen

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.pareto import pareto_mask
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates
 from disagg_sim.serving.pairing import TIE, best_counts, counts_at_ratio, paper_counts, rate_per_cost
 

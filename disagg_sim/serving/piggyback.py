@@ -19,7 +19,7 @@ from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.blocks import bound_codes
-from disagg_sim.search.grid import form_code
+from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
 from disagg_sim.serving.colocation import (
     Case,

@@ -25,7 +25,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search import pareto
-from disagg_sim.search.grid import CHOSEN_FORMS
+from disagg_sim.search.phase_grid import CHOSEN_FORMS
 from disagg_sim.workload.lengths import Lengths
 
 #: In the column ``speculation``: no speculative decoding.

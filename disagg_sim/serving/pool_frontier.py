@@ -12,8 +12,8 @@ from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
 from disagg_sim.search.pareto import pareto_mask
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus, throughput_of

@@ -14,7 +14,7 @@ from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus

@@ -9,7 +9,7 @@ import numpy as np
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.search.deployment import Deployment, Pool
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
 from disagg_sim.serving.sides import GridSide

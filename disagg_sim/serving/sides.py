@@ -12,7 +12,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.search.deployment import Instance
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
 from disagg_sim.serving.filling import Filled

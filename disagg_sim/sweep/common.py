@@ -13,7 +13,7 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts import load
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.physics.setup import Setup, engine_name
-from disagg_sim.search.grid import batch_axis
+from disagg_sim.search.axes import batch_axis
 from disagg_sim.search.layouts import CHECKED
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.sweep.cases import Case, kin

@@ -21,7 +21,8 @@ from disagg_sim.domain import BOUNDS, Mapping, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.aging import aged
-from disagg_sim.search.grid import CHOSEN_FORMS, PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import JOULE, with_cost

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.search.grid import CHUNK_TOKENS, batch_axis
+from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.pool_names import TWO

@@ -10,7 +10,8 @@ import pandas as pd
 
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.encoder import EncodeStep, encode_step
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, split_grid
 from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.pool_frontier import COLUMNS, pools_front

@@ -25,7 +25,7 @@ from disagg_sim.physics.kv_blocks import ORDERS, KvLayout, blocks_of
 from disagg_sim.physics.kv_path import PATHS, KvHandOver, KvLoad, hand_over, path_bandwidth
 from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
 from disagg_sim.serving.points import Column
 from disagg_sim.units import US

@@ -21,8 +21,9 @@ from disagg_sim.physics.memory import kv_duplication
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.setup import setup as setup_of
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import lengths
 

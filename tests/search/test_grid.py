@@ -13,8 +13,10 @@ from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search import blocks
-from disagg_sim.search.grid import CHOSEN_FORMS, batch_axis, batch_sizes, decode_grid, prefill_grid
+from disagg_sim.search.axes import batch_axis, batch_sizes
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.phase_grid import CHOSEN_FORMS
 from disagg_sim.workload.lengths import lengths
 
 GB200 = setup("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv")

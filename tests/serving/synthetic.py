@@ -12,7 +12,7 @@ from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.load import load_profile, resolve_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.grid import PhaseGrid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
 

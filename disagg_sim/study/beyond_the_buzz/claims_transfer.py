@@ -9,7 +9,8 @@ from disagg_sim.domain import Mapping
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import kv_duplication
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import kv_rate_per_gpu
 from disagg_sim.study.beyond_the_buzz.evidence import (
     BF16_ATTENTION,

@@ -13,8 +13,9 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.search.grid import PhaseGrid, decode_grid, prefill_grid
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.serving.gains import COLOCATED, Curve, curve
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front

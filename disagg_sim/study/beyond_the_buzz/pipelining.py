@@ -21,7 +21,8 @@ from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
 from disagg_sim.facts.yaml_files import read_mapping
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.grid import PhaseGrid, prefill_grid
+from disagg_sim.search.grid import prefill_grid
+from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.workload.lengths import lengths
 
 #: ``kind`` of such a file; a file without one is a sweep.

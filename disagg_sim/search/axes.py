@@ -1,0 +1,156 @@
+"""Find the axes of a grid: batch sizes up to the memory limit, and the chunk sizes of pipelines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.physics.memory import decode_bytes, prefill_bytes
+from disagg_sim.physics.residents import CachedTokens
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.blocks import given_sizes
+from disagg_sim.search.drafts import draft_choices, drafting
+from disagg_sim.search.mappings import mappings_for, without_pcp
+from disagg_sim.search.phase_grid import PHASES
+from disagg_sim.workload.lengths import Lengths
+
+#: Chunk sizes that CPP tries. [token]
+CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+#: Batch sizes per doubling.
+BATCHES_PER_DOUBLING = 4
+#: No instance serves more sequences than this.
+MAX_BATCH = 2**20
+
+
+def batch_sizes(largest: int) -> Ints:
+    """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]
+
+    Examples
+    --------
+    >>> batch_sizes(20).tolist()
+    [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
+    """
+    steps = np.arange(BATCHES_PER_DOUBLING) + BATCHES_PER_DOUBLING
+    sizes = np.unique(np.concatenate([steps * 2**k // BATCHES_PER_DOUBLING for k in range(MAX_BATCH.bit_length())]))
+    return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
+
+
+def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
+    """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
+
+    Parameters
+    ----------
+    at : Setup
+        Model, system, recipe, profile and engine.
+    mappings : Mapping or list of Mapping
+        From ``enumerate_mappings``, or made by hand.
+    lengths : Lengths
+        Of the requests.
+    phase : {"prefill", "decode"}
+        Whose memory counts.
+
+    Returns
+    -------
+    ndarray, shape (batches,)
+        Rising, four a doubling. At least one batch, even when nothing fits, so that the shortfall can be
+        told. [request]
+
+    Raises
+    ------
+    InputError
+        An unknown phase, mappings that the model cannot take.
+
+    Examples
+    --------
+    Beside 13 GB of weights and runtime the caches of 192 requests, 0.57 GB each, fit into the 135 GB of an H200. Those
+    of 224, the next batch, do not:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> batch_axis(at, Mapping(), lengths(8192, 1024), phase="decode")[[0, 1, 2, -2, -1]].tolist()
+    [1, 2, 3, 160, 192]
+    """
+    if phase not in PHASES:
+        raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
+    table = mappings_for(at, mappings)
+    held = lengths.resident if phase == "decode" else lengths.prompt
+    (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, held, phase, (0,) * len(table))
+    return sizes
+
+
+def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list[Ints]:
+    """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
+
+    Parameters
+    ----------
+    at, lengths
+        As in ``batch_axis``.
+    table
+        Mappings, one row at least.
+    kinds
+        Number of the kind of each row, (rows,). [1]
+
+    Returns
+    -------
+    list of ndarray
+        Those of each kind that there is, in the order of the numbers, each as ``batch_axis`` finds it. [request]
+
+    Examples
+    --------
+    Four GPUs have room for more than four times the requests of one, as they hold the weights once:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
+    >>> table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
+    >>> [int(axis[-1]) for axis in batch_axes(at, table, lengths(8192, 1024), np.array([0, 1]))]
+    [192, 896]
+    """
+    return list(_batch_axes(at, table, lengths.resident, "decode", tuple(kinds.tolist())))
+
+
+@lru_cache(maxsize=1024)
+def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
+    """The axis of each kind of rows; a plan and each of its searches ask for those of the same mappings."""
+    if not kinds:
+        return (batch_sizes(1),)
+    sizes, mapping = batch_sizes(MAX_BATCH), table.for_grid()
+    fewest, drafted = drafting(at, mapping, draft_choices(at)[0])
+    batch = sizes[None, :].astype(float)
+    if phase == "decode":
+        memory = decode_bytes(fewest, drafted, batch, cached=held)
+    else:
+        chunk = np.where(mapping.pp > 1, min(CHUNK_TOKENS), 0)
+        memory = prefill_bytes(at, mapping, batch, prompt=held, chunk_tokens=chunk)
+    fits, doubling = memory <= at.memory_limit, np.isin(sizes, 2 ** np.arange(MAX_BATCH.bit_length()))
+
+    def axis(some: Any) -> Ints:
+        upper = np.flatnonzero(some & doubling)
+        if not upper.size:
+            return batch_sizes(1)
+        within = batch_sizes(int(sizes[upper[-1]]) * 2)
+        return within[: int(np.flatnonzero(some[: within.size])[-1]) + 1]
+
+    axes = tuple(axis(fits[np.asarray(kinds) == kind].any(axis=0)) for kind in sorted(set(kinds)))
+    for each in axes:
+        each.setflags(write=False)
+    return axes
+
+
+def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
+    """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
+    sizes = given_sizes("chunk_tokens", chunk_tokens, least=0) if np.size(chunk_tokens) else np.empty(0, dtype=np.int64)
+    deep = np.flatnonzero(table.pp > 1)
+    index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]
+    for size in sizes:
+        if 0 < size < isl:
+            index.append(deep)
+            chunks.append(np.full(deep.size, size, dtype=np.int64))
+    return replace(table[np.concatenate(index)], chunk_tokens=np.concatenate(chunks))

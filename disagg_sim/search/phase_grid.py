@@ -1,0 +1,152 @@
+"""Hold every design point of one phase: rows of mappings x batch sizes, feasible or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
+from disagg_sim.notebook import Shown
+from disagg_sim.physics.blocks import MLA_FORMS, forms_of
+from disagg_sim.physics.drafting import accepted_length, cached_layers, handed_bytes
+from disagg_sim.physics.kv_transfer import unique_gpus
+from disagg_sim.physics.setup import Setup
+from disagg_sim.search.deployment import Instance
+from disagg_sim.workload.lengths import Lengths
+
+PHASES = ("prefill", "decode")
+#: Forms of MLA of a point, in the order of the integer codes of ``PhaseGrid.mla_form``. "auto" stands where every chunk
+#: takes the faster of "naive" and "absorbed", "none" where the model has no MLA.
+CHOSEN_FORMS = (*MLA_FORMS, "none")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PhaseGrid(Shown):
+    """Every design point of one phase: rows x batch sizes, feasible or not.
+
+    A row is a mapping with its chunk size; two-dimensional arrays have shape (rows, batches).
+    """
+
+    phase: str  # "prefill" or "decode"
+    setup: Setup
+    mappings: Mapping  # columns of shape (rows,)
+    lengths: Lengths
+    batch: Ints  # (batches,) requests of an instance [request]
+    latency: Floats  # FTL (prefill) or TTL (decode) [s]
+    request_rate: Floats  # of one instance at full rate [request/s]
+    memory_bytes: Floats  # on the fullest GPU [B]
+    microbatches: Ints  # (rows, batches) [1]
+    bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
+    mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
+    drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
+    ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
+
+    @property
+    def gpus(self) -> Ints:
+        """GPUs of one instance of each row. [1]"""
+        return np.asarray(self.mappings.gpus)
+
+    @property
+    def memory_limit(self) -> float:
+        """What a GPU may hold. [B]"""
+        return self.setup.memory_limit
+
+    @cached_property
+    def status(self) -> NDArray[np.int8]:
+        """(rows, batches) of ``Status``."""
+        return np.where(self.memory_bytes > self.memory_limit, Status.OUT_OF_MEMORY, Status.OK).astype(np.int8)
+
+    @property
+    def feasible(self) -> NDArray[np.bool_]:
+        """(rows, batches): which points may be used."""
+        return np.asarray(self.status == Status.OK)
+
+    @cached_property
+    def kv_bytes_per_request(self) -> float:
+        """Expected cache that a prompt sends, each element once, with a drafter's; windows saturate by prompt. [B]"""
+        return self.lengths.mean_over_prompts(lambda isl: handed_bytes(self.setup, isl))
+
+    @cached_property
+    def unique_gpus(self) -> Ints:
+        """(rows,) GPUs of an instance that hold distinct cache; whole ones where layers differ in it. [1]"""
+        at = self.setup
+        distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
+        return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
+
+    def chosen(self, rows: Any, columns: Any) -> Mapping:
+        """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""
+        drafts = self.drafts[rows, columns]
+        return replace(self.mappings[rows], draft_tokens=int(drafts) if np.ndim(drafts) == 0 else drafts.astype(int))
+
+    @property
+    def step(self) -> Floats:
+        """(rows, batches) time of a decode step: the mean TTL times the accepted tokens. [s]"""
+        speculation = self.setup.speculation
+        return self.latency if speculation is None else self.latency * accepted_length(speculation, self.drafts)
+
+    def instance(self, row: int, column: int) -> Instance:
+        """The configuration at (row, column) as a value object."""
+        return Instance(
+            phase=self.phase,
+            mapping=self.chosen(row, column),
+            batch=int(self.batch[column]),
+            latency_s=float(self.latency[row, column]),
+            request_rate_per_s=float(self.request_rate[row, column]),
+            memory_bytes=float(self.memory_bytes[row, column]),
+            setup=self.setup,
+            lengths=self.lengths,
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a design point, by mapping and then by batch, infeasible ones too; units in the names of columns."""
+        shape = self.latency.shape
+
+        def by_row(values: Ints) -> Any:
+            return np.repeat(values, shape[1])
+
+        latency = "ftl_s" if self.phase == "prefill" else "ttl_s"
+        columns = {name: by_row(getattr(self.mappings, name)) for name in MAPPING_COLUMNS}
+        columns |= {
+            "gpus": by_row(self.gpus),
+            "batch": np.tile(self.batch, shape[0]),
+            latency: self.latency.ravel(),
+            "request_rate_per_s": self.request_rate.ravel(),
+            "requests_per_s_per_gpu": (self.request_rate / self.gpus[:, None]).ravel(),
+            "memory_bytes": self.memory_bytes.ravel(),
+            "microbatches": self.microbatches.ravel(),
+            "feasible": self.feasible.ravel(),
+            "bound": pd.Categorical.from_codes(self.bound.ravel(), categories=pd.Index(BOUNDS)),
+            "mla_form": pd.Categorical.from_codes(self.mla_form.ravel(), categories=pd.Index(CHOSEN_FORMS)),
+        }
+        if self.phase == "decode" and self.setup.speculation is not None:
+            columns["draft_tokens"] = self.drafts.ravel()
+        return pd.DataFrame(columns)
+
+
+def form_code(at: Setup, form: str) -> np.int8:
+    """Find the index of a form of MLA in ``CHOSEN_FORMS``.
+
+    Parameters
+    ----------
+    at, form
+        Setup, whose model has MLA or has not, and the form of a prefill.
+
+    Returns
+    -------
+    int8
+        That of "none" where the model has no MLA. [1]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> models = [setup(name, "h200_sxm", "fp8", profile="ideal") for name in ("deepseek_r1", "llama_3_1_8b")]
+    >>> [CHOSEN_FORMS[form_code(at, "naive")] for at in models]
+    ['naive', 'none']
+    """
+    return np.int8(CHOSEN_FORMS.index(form if len(forms_of(at.model)) > 1 else "none"))
