@@ -145,7 +145,28 @@ def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds
 
 
 def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
-    """Rows of every (mapping, chunk size): all unchunked rows first, then the chunks of pipelines."""
+    """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size.
+
+    Parameters
+    ----------
+    table
+        Mappings, as columns.
+    isl
+        Longest prompt that is timed; chunks are below it. [token]
+    chunk_tokens
+        Sizes to try; none leaves the mappings as they are. [token]
+
+    Returns
+    -------
+    Mapping
+        One row a (mapping, chunk size).
+
+    Examples
+    --------
+    >>> rows = with_chunks(Mapping.stack([Mapping(), Mapping(pp=2)]), 2048, [512, 1024])
+    >>> list(zip(rows.pp.tolist(), rows.chunk_tokens.tolist()))
+    [(1, 0), (2, 0), (2, 512), (2, 1024)]
+    """
     sizes = given_sizes("chunk_tokens", chunk_tokens, least=0) if np.size(chunk_tokens) else np.empty(0, dtype=np.int64)
     deep = np.flatnonzero(table.pp > 1)
     index, chunks = [np.arange(len(table))], [np.zeros(len(table), dtype=np.int64)]

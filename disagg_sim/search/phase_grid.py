@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,10 @@ PHASES = ("prefill", "decode")
 #: Forms of MLA of a point, in the order of the integer codes of ``PhaseGrid.mla_form``. "auto" stands where every chunk
 #: takes the faster of "naive" and "absorbed", "none" where the model has no MLA.
 CHOSEN_FORMS = (*MLA_FORMS, "none")
+
+
+#: Arrays of a grid that have a value for each point.
+_OF_POINTS = ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -78,6 +83,72 @@ class PhaseGrid(Shown):
         at = self.setup
         distinct = unique_gpus(cached_layers(at), self.mappings.for_grid(), self.lengths.mean_isl, at.precision)
         return np.broadcast_to(distinct, (len(self.mappings), 1))[:, 0].astype(np.int64)
+
+    def part(self, rows: Any, batches: Any = slice(None)) -> PhaseGrid:
+        """Take some of the rows, at some of the batches.
+
+        Parameters
+        ----------
+        rows, batches
+            Places, masks or slices of rows, and of the batches.
+
+        Returns
+        -------
+        PhaseGrid
+            Of these points.
+
+        Examples
+        --------
+        >>> import disagg_sim as ds
+        >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+        >>> ds.decode_grid(at, ds.Mapping(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
+        [1, 8]
+        """
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows][:, batches] for name in _OF_POINTS}
+        return replace(self, mappings=self.mappings[rows], batch=self.batch[batches], **arrays)
+
+    @staticmethod
+    def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Mapping, batches: int) -> PhaseGrid:
+        """Join rows of grids of one setup, at their first batches.
+
+        Parameters
+        ----------
+        grids
+            Of one phase and one distribution of lengths; their first batches are the same.
+        rows
+            Places in their rows, one grid after the other, (rows,).
+        mappings
+            Those of the rows.
+        batches
+            How many of the batches.
+
+        Returns
+        -------
+        PhaseGrid
+            Of these rows, in this order.
+
+        Examples
+        --------
+        >>> import disagg_sim as ds
+        >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
+        >>> grids = [ds.decode_grid(at, ds.Mapping(tp_attn=tp, tp_ffn=tp), load, batch=[1, 8]) for tp in (1, 2)]
+        >>> two, one = (ds.Mapping(tp_attn=tp, tp_ffn=tp) for tp in (2, 1))
+        >>> both = PhaseGrid.joined(grids, np.array([1, 0]), ds.Mapping.stack([two, one]), 1)
+        >>> both.gpus.tolist(), (both.latency[0] == grids[1].latency[0, :1]).tolist()
+        ([2, 1], [True])
+        """
+        ends = np.cumsum([len(grid.mappings) for grid in grids])
+        found = np.searchsorted(ends, rows, side="right")
+        parts, order = [], []
+        for place, grid in enumerate(grids):
+            if (mine := np.flatnonzero(found == place)).size:
+                parts.append(grid.part(rows[mine] - (ends[place] - len(grid.mappings)), slice(batches)))
+                order.append(mine)
+        back = np.argsort(np.concatenate(order))
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])[back] for name in _OF_POINTS
+        }
+        return replace(parts[0], mappings=mappings, **arrays)
 
     def chosen(self, rows: Any, columns: Any) -> Mapping:
         """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -20,8 +20,6 @@ from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.domain import BOUNDS, Mapping, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
-from disagg_sim.search.aging import aged
-from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
@@ -36,6 +34,7 @@ from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.moves import with_moves
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
+from disagg_sim.sweep.scored import scored
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
@@ -143,42 +142,9 @@ def _finite(limit: float) -> float | None:
     return None if math.isinf(limit) else limit
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """What decides the times and bytes of a block; the block itself is not compared."""
-
-    digest: str
-    phase: str
-    mappings: Mapping
-    batch: bytes
-    block: Block = field(compare=False)
-
-
-def _scored(block: Block) -> PhaseGrid:
-    """The grid of a block; cases that differ in limits, costs, matching or drift alone share what is scored."""
-    assert block.batch is not None
-    grid = _grid(_Scored(block.scored_as, block.key.table, block.mappings, block.batch.tobytes(), block))
-    return grid if block.case.served.drift is None else aged(grid, block.case.served.drift)
-
-
-@lru_cache(maxsize=2)
-def _grid(of: _Scored) -> PhaseGrid:
-    block, case = of.block, of.block.case
-    if of.phase != PREFILL:
-        return decode_grid(case.decode_setup, block.mappings, case.lengths, batch=block.batch, allow_long_context=True)
-    return prefill_grid(
-        case.prefill_setup,
-        block.mappings,
-        case.lengths,
-        batch=block.batch,
-        mla_form=case.mla_form,
-        allow_long_context=True,  # lengths that the sweep did not allow were refused when it was read
-    )
-
-
 def _prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     """The candidates of a block, their tally and what has no column."""
-    case, grid = block.case, _scored(block)
+    case, grid = block.case, scored(block)
     if _links(case):
         return _linked_prefill(block)
     kept = prefill_candidates(grid, ftl_limit=case.limits.ftl_s, nic_limit=_finite(case.limits.nic_limit))
@@ -207,7 +173,7 @@ def _takers(case: Case) -> Mapping:
 
 def _linked_prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
     """As ``_prefill``, with candidates for each class of receivers."""
-    case, grid, limits = block.case, _scored(block), block.case.limits
+    case, grid, limits = block.case, scored(block), block.case.limits
     assert case.served.kv_link is not None
     kept = linked_candidates(
         case.served.kv_link,
@@ -228,7 +194,7 @@ def _linked_prefill(block: Block) -> tuple[pd.DataFrame, Tally, str]:
 
 def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
     case, limits = block.case, block.case.limits
-    grid = _scored(block)
+    grid = scored(block)
     removals = _limits(grid, ABOVE_TTL, limits.ttl_s, limits.nic_limit)
     pairs = _pairs(store, block, grid)
     left = int(grid.feasible.sum()) - sum(r.count for r in removals if r.reason != OUT_OF_MEMORY)

@@ -182,12 +182,7 @@ def merged_candidates(blocks: Sequence[tuple[pd.DataFrame, str]]) -> list[Prefil
 def parts_of(grid: PhaseGrid, kind: Ints) -> Iterator[tuple[int, PhaseGrid]]:
     """Rows of a decode grid by the class of their mapping."""
     for place in np.unique(kind).tolist():
-        rows = np.flatnonzero(kind == place)
-        arrays: dict[str, Any] = {
-            name: getattr(grid, name)[rows]
-            for name in ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts")
-        }
-        yield place, replace(grid, mappings=grid.mappings[rows], **arrays)
+        yield place, grid.part(np.flatnonzero(kind == place))
 
 
 def with_link(points: pd.DataFrame, wire: KvWire, ends: tuple[Setup, Setup], lengths: Lengths) -> pd.DataFrame:
