@@ -29,7 +29,7 @@ from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
-from disagg_sim.search.aging import longer, one_piece
+from disagg_sim.search.aging import Cycle, aged_together, longer, one_piece, piece_of_pass
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
@@ -98,7 +98,7 @@ class Designs:
     form: str  # of MLA in prefill
     prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
     held: RankLoad | None = None  # what the DP ranks hold that a decode step waits for; None = as the lengths say
-    drift: float = math.inf  # time constant with which experts become others' popular, of two pools; inf = never [s]
+    drift: float = math.inf  # time constant with which experts become others' popular; inf = never [s]
 
     @property
     def shared(self) -> bool:
@@ -294,6 +294,10 @@ def _aged(designs: Designs, times: Times) -> Times:
     """Times of passes whose placements of experts age and are moved, as of a grid in ``search.aging``."""
     if math.isinf(designs.drift):
         return times
+    if designs.shared:
+        aged = aged_together(designs.at, designs.mapping, cycle_of(designs, times), designs.drift)
+        fill, load = times.fill * aged.passes, times.load
+        return Times(times.step * aged.steps, fill, times.busy * aged.passes, times.long * aged.passes, load)
     tokens = designs.batch * (1.0 + designs.mapping.draft_tokens)
     accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
     step = longer(designs.at, designs.mapping, tokens, times.step * accepted, designs.drift)
@@ -301,6 +305,44 @@ def _aged(designs: Designs, times: Times) -> Times:
     piece = one_piece(designs.lengths, designs.chunk_tokens, designs.prefill_batch, busy)
     fill = longer(designs.prefill_at, designs.prefill_mapping, *piece, designs.drift)
     return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load * fill)
+
+
+def cycle_of(designs: Designs, times: Times) -> Cycle:
+    """Say what co-located instances do for a token of a slot, (rows,), from their times with copies just placed.
+
+    Parameters
+    ----------
+    designs, times
+        Of a co-located mode, and the times of their passes. [s]
+
+    Returns
+    -------
+    Cycle
+        For ``search.aging.aged_together``.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.certainty.rows import Origin, designs_of
+    >>> at, chat = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
+    >>> points = ds.colocated(at, ds.Mapping(), chat, options=ds.Colocation(batch=(32,), prefill_batch=(1,)))
+    >>> (one,) = designs_of(points, Origin(lengths=chat))
+    >>> cycle_of(one, times_of(one)).piece.round().tolist()
+    [2048.0]
+    """
+    accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
+    decodes = designs.batch * (1.0 + designs.mapping.draft_tokens)
+    step = np.real(times.step) * accepted
+    if designs.mode == "colocated":
+        filled, prompts, busy = designs.filled, designs.batch / designs.lengths.gaps, np.real(times.busy)
+        of_one = designs.lengths, designs.prefill_mapping, designs.chunk_tokens
+        piece, stage = piece_of_pass(*of_one, 1.0 / filled.passes, busy / filled.passes)
+        return Cycle(decodes, step, filled.idle / accepted, piece, stage, prompts * busy)
+    kinds, inside = designs.steps, np.real(times.busy)
+    some = 1.0 - kinds.plain
+    alone = np.maximum(designs.mixed_chunk / designs.mapping.dp_attn, 1.0)
+    piece = decodes + (kinds.full * designs.mixed_chunk + kinds.alone * alone) / some
+    return Cycle(decodes, step, kinds.plain / accepted, piece, inside / some, inside / accepted)
 
 
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:

@@ -136,6 +136,33 @@ def rebalancing(at: Setup, mapping: Mapping, *, tokens: Numeric, seconds: Numeri
     >>> bool(0 < found.loss < found.growth), bool(60 < found.period < 3600)
     (True, True)
     """
+    more, move = staleness(at, mapping, tokens)
+    growth = np.maximum(more / seconds, 0.0)
+    period, loss = best_period(move, growth, drift)
+    return Rebalancing(period, loss, growth, move)
+
+
+def staleness(at: Setup, mapping: Mapping, tokens: Numeric) -> tuple[Any, Any]:
+    """Find what a stage of a pass takes more where copies lie anywhere, and what a move takes.
+
+    Parameters
+    ----------
+    at, mapping, tokens
+        As in ``rebalancing``.
+
+    Returns
+    -------
+    more, move : numeric
+        0 and the time of a move where there are no copies. [s]
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew0.5")
+    >>> more, move = staleness(at, Mapping(dp_attn=32, ep=32, redundant_slots=32), 4096.0)
+    >>> bool(0 < more < 10e-3), bool(1.0 < move < 2.0)
+    (True, True)
+    """
     bytes_moved, more = 0.0, 0.0
     inside = mapping.stage_gpus <= at.system.nvlink_domain
     for layer, layers in layers_of(at.model):
@@ -162,6 +189,4 @@ def rebalancing(at: Setup, mapping: Mapping, *, tokens: Numeric, seconds: Numeri
         more = more + count * (aged - placed)
     near, far = (own_link_bandwidth(at.system, at.profile, within_domain=each) for each in (True, False))
     move = HOST_S + rebalance_time(bytes_moved, 1, 1, bandwidth=np.real(np.where(inside, near, far)))
-    growth = np.maximum(more / seconds, 0.0) * (np.asarray(mapping.redundant_slots) > 0)
-    period, loss = best_period(move, growth, drift)
-    return Rebalancing(period, loss, growth, move)
+    return more * (np.asarray(mapping.redundant_slots) > 0), move

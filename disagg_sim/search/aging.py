@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.rebalance import rebalancing
+from disagg_sim.physics.rebalance import best_period, rebalancing, staleness
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -48,6 +48,100 @@ def longer(at: Setup, mapping: Mapping, tokens: Numeric, seconds: Numeric, drift
         return 1.0
     factor: Numeric = 1.0 + rebalancing(at, mapping, tokens=tokens, seconds=np.real(seconds), drift=drift).loss
     return factor
+
+
+class Cycle(NamedTuple):
+    """What an instance that does both phases does for a token of a slot; of shapes that broadcast."""
+
+    decodes: Numeric  # tokens of a decode step, over all ranks [token]
+    step: Numeric  # its time [s]
+    steps: Numeric  # how many [1]
+    piece: Numeric  # tokens that go through a stage at once in a pass, or in a mixed step [token]
+    stage: Numeric  # their time [s]
+    spent: Numeric  # of all passes or mixed steps [s]
+
+
+class Aged(NamedTuple):
+    """How the placements of an instance that does both phases are best kept."""
+
+    period: Any  # between moves; inf = none pays [s]
+    steps: Any  # factor on the times of decode steps [1]
+    passes: Any  # and of passes, or mixed steps [1]
+
+
+def aged_together(at: Setup, mapping: Mapping, cycle: Cycle, drift: float) -> Aged:
+    r"""Find the best period of copies that decode steps and passes share.
+
+    Kind i takes a share :math:`s_i` of the time and grows by :math:`a_i` with copies anywhere, so the instance grows by
+    :math:`a = \sum s_i a_i`, of which the best period T leaves :math:`\ell = a A + c/T` (``physics.rebalance``), and of
+    kind i :math:`a_i A + c/T`.
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding, numbers or columns. [1]
+    cycle
+        Times with copies just placed.
+    drift
+        Time constant with which popularity drifts; inf = it stays. [s]
+
+    Returns
+    -------
+    Aged
+        Factors 1 where popularity stays, or there are no copies.
+
+    Examples
+    --------
+    Where all time is that of decode steps, these lose what they lose alone:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, copied = setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew0.5"), Mapping(dp_attn=32, ep=32)
+    >>> copied = replace(copied, redundant_slots=32)
+    >>> found = aged_together(at, copied, Cycle(4096.0, 60e-3, 1.0, 4096.0, 60e-3, 0.0), 600.0)
+    >>> f"{float(found.steps):.3f}, alone {float(longer(at, copied, 4096.0, 60e-3, 600.0)):.3f}"
+    '1.012, alone 1.012'
+    """
+    if math.isinf(drift) or not np.any(mapping.redundant_slots):
+        return Aged(math.inf, 1.0, 1.0)
+    decoding, spent = np.real(cycle.steps * cycle.step), np.real(cycle.spent)
+    (more, move), (later, _) = (staleness(at, mapping, tokens) for tokens in (cycle.decodes, cycle.piece))
+    of_steps, of_passes = np.maximum(more / np.real(cycle.step), 0.0), np.maximum(later / np.real(cycle.stage), 0.0)
+    growth = (decoding * of_steps + spent * of_passes) / (decoding + spent)
+    period, loss = best_period(move, growth, drift)
+    pause = move / period
+    age = np.where(growth > 0, loss - pause, 0.0) / np.where(growth > 0, growth, 1.0)
+    return Aged(period, 1.0 + of_steps * age + pause, 1.0 + of_passes * age + pause)
+
+
+def piece_of_pass(
+    lengths: Lengths, mapping: Mapping, chunk_tokens: Numeric, prompts: Numeric, seconds: Numeric
+) -> tuple[Any, Any]:
+    """Find what goes through a stage at once in a pass that walks through all stages, decode waiting.
+
+    Parameters
+    ----------
+    lengths, mapping
+        Of the requests, and sharding. [1]
+    chunk_tokens
+        0 = whole prompts. [token]
+    prompts, seconds
+        Of a pass [request], and its time; of shapes that broadcast. [s]
+
+    Returns
+    -------
+    tokens, seconds : numeric
+        [token], [s]
+
+    Examples
+    --------
+    Four chunks go through two stages in five times that of a chunk:
+
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> [float(each) for each in piece_of_pass(lengths(2048, 256), Mapping(pp=2), 512, 1.0, 1.0)]
+    [512.0, 0.2]
+    """
+    tokens, share = one_piece(lengths, chunk_tokens, prompts, np.ones_like(prompts))
+    return tokens, seconds / (1.0 / share + mapping.pp - 1.0)
 
 
 def one_piece(lengths: Lengths, chunk_tokens: Numeric, batch: Numeric, busy: Numeric) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
+from disagg_sim.search.aging import Cycle, aged_together
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
@@ -33,7 +35,7 @@ from disagg_sim.serving.colocation import (
     drafted_groups,
     found,
 )
-from disagg_sim.serving.freed_seats import mixed_steps
+from disagg_sim.serving.freed_seats import MixedSteps, mixed_steps
 from disagg_sim.serving.searched import Parts, searched
 from disagg_sim.workload.lengths import Lengths
 
@@ -242,6 +244,36 @@ def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Float
     ]
 
 
+def _longer(case: Case, columns: ChunkColumns, steps: MixedSteps, step: Floats, time: Floats) -> tuple[Any, Any]:
+    """Factors on decode steps and mixed ones, (rows, forms, columns), as placements of experts age and are moved."""
+    shape = (*time.shape[:2], step.shape[1])
+    if math.isinf(drift := case.options.popularity_drift):
+        return 1.0, 1.0
+    count, accepted, mapping = shape[-1], columns.accepted, columns.rows.table.for_grid()
+    inside, some = steps.full[:, None] * time[..., :count], 1.0 - steps.plain
+    tokens = steps.full * columns.chunk
+    if time.shape[-1] > count:
+        inside = inside + steps.alone[:, None] * time[..., count:]
+        tokens = tokens + steps.alone * np.maximum(columns.chunk / mapping.dp_attn, 1.0)
+
+    def flat(values: Any) -> Floats:
+        return np.asarray(np.broadcast_to(values, shape).reshape(shape[0], -1))
+
+    decodes = columns.rows.batch[columns.batch_index] * (1.0 + np.max(mapping.draft_tokens))
+    cycle = Cycle(
+        decodes=flat(decodes),
+        step=flat(step[:, None] * accepted),
+        steps=flat(steps.plain[:, None] / accepted),
+        piece=flat((decodes + tokens / some)[:, None]),
+        stage=flat(inside / some[:, None]),
+        spent=flat(inside / accepted),
+    )
+    aged = aged_together(case.at, mapping, cycle, drift)
+    wide = shape[0], shape[1] * count
+    of_steps, of_mixed = (np.broadcast_to(each, wide).reshape(shape) for each in aged[1:])
+    return of_steps, of_mixed
+
+
 def _seen(time: Floats, busy: Floats) -> Floats:
     """Step in which a rank has a piece, and each other one with the probability ``busy``. [s]"""
     full, alone = np.split(time, 2, axis=1)
@@ -267,8 +299,13 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
 
     time = np.stack([each.time for each in mixed], axis=1)
     steps, count = mixed_steps(columns.share, mapping.dp_attn), batch_index.size
-    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * step[:, None]
-    if several := time.shape[-1] > count:
+    several = time.shape[-1] > count
+    steps_longer, longer = _longer(case, columns, steps, step, time)
+    if np.ndim(longer):
+        time = time * (np.concatenate([longer, longer], axis=-1) if several else longer)
+    plain = step[:, None] * steps_longer
+    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * plain
+    if several:
         mean = mean + steps.alone[:, None] * time[..., count:] / columns.accepted
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)
@@ -277,7 +314,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
     mean = of_forms(mean)
 
     def largest_gap(places: Any) -> Floats:
-        longest = of_forms(np.stack([each.long_time for each in under], axis=1))
+        longest = of_forms(np.stack([each.long_time for each in under], axis=1) * longer)
         return np.asarray(np.maximum(longest[places], mean[places]))
 
     options = Options(
@@ -285,7 +322,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
         ttl_mean=mean,
         tpot=mean,
         largest_gap=largest_gap,
-        ftl=of_forms(np.stack([each.ftl for each in under], axis=1)),
+        ftl=of_forms(np.stack([each.ftl for each in under], axis=1) * longer),
         memory=of_forms(np.stack(case.memory_bytes(mapping, residents, prefilling, forms), axis=1)),
         group=of_forms(np.where(chunk > mapping.dp_attn * new, chunk / new, 1.0)[:, None]),
         tried=of_forms(columns.tried[:, None]),
@@ -320,7 +357,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
         prefill_rate=chunk[row, own] / (new * time[row, form, own]),
-        decode_rate=case.lengths.request_rate(batch, step[row, own]),
+        decode_rate=case.lengths.request_rate(batch, np.broadcast_to(plain, shape)[row, form, own]),
         bound=bound_codes(sums),
         mla_form=np.array([form_code(at, each) for each in forms])[form],
     )

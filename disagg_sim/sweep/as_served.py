@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated, Any
 
-from disagg_sim.domain import Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
 from disagg_sim.serving.availability import FAILURES
@@ -108,13 +107,10 @@ class ServedKeys(Strict):
         """What frontiers tell beside their own columns."""
         return Told(columns=self.columns, utilisation=self.utilisation)
 
-    def faults(self, per: str, modes: tuple[str, ...], gpu_cap: int, *, copied: bool) -> Iterator[str]:
+    def faults(self, per: str, gpu_cap: int, *, copied: bool) -> Iterator[str]:
         """What the keys say that does not go together, and with other keys; ``copied``: copies of popular experts."""
-        if any(map(math.isfinite, self.popularity_drift_s)):
-            if set(modes) != {Mode.DISAGGREGATED.value}:
-                yield f"popularity_drift_s: is counted in disaggregated serving alone; modes has {', '.join(modes)}"
-            if not copied:
-                yield "popularity_drift_s: acts with 'expert_skew' and 'limits.max_redundant_experts' above 0 only"
+        if any(map(math.isfinite, self.popularity_drift_s)) and not copied:
+            yield "popularity_drift_s: acts with 'expert_skew' and 'limits.max_redundant_experts' above 0 only"
         if not any(self.availability) and self.failures != (FAILURES,):
             yield "failures: act with 'availability' only"
         if any(self.availability) and gpu_cap > MOST_GPUS:

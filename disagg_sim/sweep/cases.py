@@ -131,6 +131,7 @@ class Case:
                 ttl_measure=self.sharing.ttl_measure,
                 hold_steps=self.sharing.hold_steps,
                 mla_form=self.mla_form,
+                popularity_drift=math.inf if self.served.drift is None else self.served.drift,
                 allow_long_context=True,
             ),
         )

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from disagg_sim.arrays import Floats
+from disagg_sim.certainty.designs import cycle_of, times_of
+from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.aging import one_piece
+from disagg_sim.search.aging import aged_together, one_piece
 from disagg_sim.serving.points import Column
 from disagg_sim.workload.lengths import Lengths
 
@@ -40,4 +43,18 @@ def with_moves(points: pd.DataFrame, ends: tuple[Setup, Setup], lengths: Lengths
             degrees: dict[str, Any] = {name: column(f"{side}_{name}") for name in SHARDING}
             found = rebalancing(at, Mapping(**degrees), tokens=tokens, seconds=seconds, drift=drift)
             periods[place] = found.period
+    return _told(points, periods)
+
+
+def with_shared_moves(points: pd.DataFrame, origin: Origin, drift: float) -> pd.DataFrame:
+    """Add ``MOVE_COLUMNS`` to co-located points: one period for both phases, of passes just after a move."""
+    periods = np.full((2, len(points)), math.inf)
+    if math.isfinite(drift):
+        for designs in designs_of(points, origin):
+            cycle = cycle_of(designs, times_of(designs))
+            periods[:, designs.rows] = aged_together(designs.at, designs.mapping, cycle, drift).period
+    return _told(points, periods)
+
+
+def _told(points: pd.DataFrame, periods: Floats) -> pd.DataFrame:
     return points.assign(**{column.name: each for column, each in zip(MOVE_COLUMNS, periods, strict=True)})

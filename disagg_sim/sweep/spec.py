@@ -410,7 +410,7 @@ def load_sweep(
         spec = found.spec(str(path))
         copied = any(spec.expert_skews) and any(each.max_redundant_experts for each in spec.limits)
         found = [
-            *found.faults(spec.per, spec.modes, max(each.gpu_cap for each in spec.limits), copied=copied),
+            *found.faults(spec.per, max(each.gpu_cap for each in spec.limits), copied=copied),
             *_conflicts(spec, long_context=found.allow_long_context),
         ]
         if not found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.certainty.designs import cycle_of, times_of
+from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.cli.main import run
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import SpecError
-from disagg_sim.physics.rebalance import loss_at, rebalancing
+from disagg_sim.physics.rebalance import loss_at, rebalancing, staleness
 from disagg_sim.search.aging import aged
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
@@ -113,6 +116,72 @@ def test_parts_of_a_row_add_up_with_its_age(results: dict[str, Path], table: pd.
     assert 0 < ages["ttl"] < 0.2
 
 
+@pytest.fixture(scope="module", params=["colocated", "piggyback"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame]:
+    folder = tmp_path_factory.mktemp(request.param)
+    more = f"popularity_drift_s: [none, {DRIFT}, 1.0e+9]\nmodes: [{request.param}]"
+    asked = ["sweep", written(folder, "both", more), "--out", str(folder / "out"), "--jobs", "1", "--no-figures"]
+    assert run(asked) == 0
+    return folder / "out", pd.read_csv(folder / "out" / "frontier.csv")
+
+
+def test_an_instance_of_both_phases_has_one_period(shared: tuple[Path, pd.DataFrame], capsys) -> None:
+    """Slow drift costs nothing, fast drift does; rows timed again have their numbers, and parts add up to them."""
+    out, table = shared
+    still, slow, fast = (at_drift(table, drift) for drift in (math.inf, 1e9, DRIFT))
+    assert slow["tokens_per_s_per_gpu"].max() == pytest.approx(still["tokens_per_s_per_gpu"].max(), rel=1e-3)
+    copied = fast[fast["decode_redundant_slots"] > 0]
+    assert copied["decode_rebalance_s"].between(10.0, 10 * DRIFT).all()
+    assert copied["prefill_rebalance_s"].equals(copied["decode_rebalance_s"])
+    assert fast["tokens_per_s_per_gpu"].max() < still["tokens_per_s_per_gpu"].max()
+    capsys.readouterr()
+    row = table.index[(table["popularity_drift_s"] == DRIFT) & (table["decode_redundant_slots"] > 0)][0]
+    assert run(["explain", str(out), "--row", str(row), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    for name in ("ttl", "ftl"):
+        parts = [part for part in told["operators"] if part["latency"] == name]
+        assert sum(part["seconds"] for part in parts) == pytest.approx(table.loc[row, f"{name}_s"], rel=1e-9)
+    ages = {part["latency"]: part["share"] for part in told["operators"] if "age" in part["operator"]}
+    assert 0 < ages["ttl"] < 0.2
+
+
+@pytest.mark.parametrize(("serve", "measure"), [(ds.colocated, "mean"), (ds.piggyback, "mean"), (ds.colocated, "p99")])
+def test_steps_and_passes_age_together_at_the_best_of_all_periods(serve, measure) -> None:
+    """Of a scan of periods of the whole cycle, whose parts grow by themselves."""
+    at, copied = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1"), ds.Mapping(dp_attn=8, ep=8)
+    copied, lengths = replace(copied, redundant_slots=16), ds.lengths(4096, 1024)
+    options = ds.Colocation(batch=(512,), prefill_batch=(8,), every_step_mixed=True, ttl_measure=measure)
+    asked = options, replace(options, popularity_drift=DRIFT)
+    (still, drifts) = (serve(at, copied, lengths, options=each) for each in asked)
+    (fresh,) = designs_of(still, Origin(lengths=lengths))
+    cycle = cycle_of(fresh, times_of(fresh))
+    more = [float(np.squeeze(staleness(at, copied, tokens)[0])) for tokens in (cycle.decodes, cycle.piece)]
+    decoding, spent = float(np.squeeze(cycle.steps * cycle.step)), float(np.squeeze(cycle.spent))
+    growth = (decoding * more[0] / float(cycle.step[0]) + spent * more[1] / float(cycle.stage[0])) / (decoding + spent)
+    move = float(np.squeeze(staleness(at, copied, 1.0)[1]))
+    losses = loss_at(np.geomspace(1.0, 30 * DRIFT, 20_000), move, growth, DRIFT)
+    longer = {name: drifts[name].item() / still[name].item() - 1.0 for name in ("ttl_mean_s", "ftl_s", "ttl_s")}
+    assert longer["ttl_mean_s"] == pytest.approx(losses.min(), rel=1e-3)
+    assert min(longer.values()) > 0
+
+
+def test_further_pools_have_no_drift(capsys) -> None:
+    """One line: attention and feed-forward ranks, or an encode pool, are planned with experts just placed."""
+    asked = ["plan", "--model", "deepseek_r1", "--system", "h200_sxm", "--isl", "2048", "--osl", "256", "--rate", "10"]
+    asked += [
+        "--expert-skew",
+        "1",
+        "--max-redundant-experts",
+        "16",
+        "--popularity-drift",
+        "600",
+        "--pools",
+        "prefill,attention,ffn",
+    ]
+    assert run(asked) == 2
+    assert "popularity_drift: 600.0 is of plans of prefill and decode alone" in capsys.readouterr().err
+
+
 def test_where_experts_are_equally_popular_there_is_one_case(tmp_path: Path) -> None:
     text = written(tmp_path, "even", f"popularity_drift_s: [60, {DRIFT}]").replace(".yaml", "")
     keys = Path(f"{text}.yaml").read_text().replace("expert_skew: 1.0", "expert_skew: [0, 1.0]")
@@ -129,7 +198,6 @@ def test_models_without_experts_have_one_case(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ("popularity_drift_s: 0", "popularity_drift_s: 0 is out of range"),
-        ("popularity_drift_s: 60\nmodes: [disaggregated, colocated]", "is counted in disaggregated serving alone"),
         (
             "popularity_drift_s: 60\nexpert_skew: 0",
             "acts with 'expert_skew' and 'limits.max_redundant_experts' above 0",
