@@ -27,6 +27,7 @@ from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.held_waits import NO_LIMIT, HeldPrompts, held_prompts_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.report.breakdown import (
@@ -45,7 +46,7 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
-from disagg_sim.report.plan_facts import cached_rows, spares_rows
+from disagg_sim.report.plan_facts import cached_rows, held_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.report.sources import entries_of, source_rows
@@ -55,6 +56,7 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.availability import FAILURES, Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
+from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.blocks import read_block
@@ -67,9 +69,16 @@ from disagg_sim.workload.prefixes import reuse_text
 #: What ``--phase`` may say.
 PHASES = ("prefill", "decode", "colocated", "piggyback")
 #: Options of a design by hand, and what a table says in their place.
-_SAID = {"--rank-imbalance": "how its ranks were counted", "--cached": "what was cached", "--tiers": "where that was"}
-#: FTL of a design by hand: as it comes. [s]
-NO_LIMIT = 1e9
+_SAID = {
+    "--rank-imbalance": "how its ranks were counted",
+    "--cached": "what was cached",
+    "--tiers": "where that was",
+    "--hold-prompts": "how long prompts wait",
+}
+#: What ``--hold-prompts`` is unless said.
+NOT_HELD = "none"
+#: Why prompts of another phase are not held back.
+_WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
 #: Characters of the longest bar.
 BAR = 30
 #: Character of each resource, so that a bar is read without colours, too.
@@ -133,6 +142,9 @@ def explain(
         str,
         typer.Option(metavar="ROUTING", help=f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}."),
     ] = EVEN_RANKS,
+    hold_prompts: Annotated[
+        str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait for seats of all ranks.")
+    ] = NOT_HELD,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
     ] = None,
@@ -153,7 +165,8 @@ def explain(
     asked = lengths_named(traffic) if traffic else None
     wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
     if results is not None:
-        _refuse_of_tables({"--rank-imbalance": rank_imbalance != EVEN_RANKS, "--cached": cached, "--tiers": tiers})
+        given = {"--rank-imbalance": rank_imbalance != EVEN_RANKS, "--cached": cached, "--tiers": tiers}
+        _refuse_of_tables(given | {"--hold-prompts": hold_prompts != NOT_HELD})
         table = read_points(results, case)
         chosen = chosen_row(table, row, at_interactivity, best=best)
         design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
@@ -168,10 +181,11 @@ def explain(
         if phase in MORE_PHASES:
             refused({"--json": as_json, "--figure": figure, "--energy": energy, "--availability": wanted})
             refused({"--speculate": drafter, "--rank-imbalance": rank_imbalance != EVEN_RANKS})
+            refused({"--hold-prompts": hold_prompts != NOT_HELD})
             explain_pool(at, phase, mapping, asked, batch, halves=(ffn_gpus, microbatches), images=images)
             return
         asked = uneven(asked, rank_imbalance)
-        design = by_hand(at, mapping, asked, phase, batch)
+        design = by_hand(at, mapping, asked, phase, batch, hold_prompts)
     apart = taken_apart(design, Origin(lengths=asked), energy=energy, wanted=wanted)
     if figure is not None:
         draw_breakdown(apart.found, figure, row=chosen)
@@ -181,6 +195,7 @@ def explain(
     _print(apart.found, chosen, traffic, apart.watts)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
+    facts += held_rows(apart.held)
     facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
     if facts:
         typer.echo("\nas it is served")
@@ -195,10 +210,12 @@ class Apart(NamedTuple):
     watts: pd.DataFrame | None  # of its passes; None where energy is not asked for
     uses: tuple[TierUse, ...]
     spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
+    held: HeldPrompts | None  # None where prompts are not held back
 
     def json(self) -> ExplainJson:
         """The document of ``--json``."""
-        return explain_json(self.found, self.watts, self.uses, None if self.spared is None else self.spared[1])
+        spares = None if self.spared is None else self.spared[1]
+        return explain_json(self.found, self.watts, self.uses, spares, self.held)
 
 
 def taken_apart(
@@ -212,6 +229,7 @@ def taken_apart(
         watts=energy_parts(design, origin=origin) if energy else None,
         uses=tiers_of_designs(one),
         spared=None if wanted is None else wanted.of_designs(one),
+        held=held_prompts_of(one),
     )
 
 
@@ -247,16 +265,30 @@ def mapping_by_hand(at: Setup, attention: Mapping, ep: int) -> Mapping:
     return replace(attention, tp_ffn=attention.stage_gpus // ep, ep=ep, redundant_slots=slots)
 
 
-def by_hand(at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int) -> pd.DataFrame | PhaseGrid:
+def by_hand(
+    at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int, hold_prompts: str = NOT_HELD
+) -> pd.DataFrame | PhaseGrid:
     """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
     if phase not in PHASES:
         known = (*PHASES, *MORE_PHASES)
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
+    if phase != Mode.COLOCATED and hold_prompts != NOT_HELD:
+        raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, asked, batch=[batch])
     serve = colocated if phase == Mode.COLOCATED else piggyback
-    return serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,)))
+    hold = asked_hold(hold_prompts)
+    rows = serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,), hold_steps=hold))
+    if not hold:
+        return rows
+    waits = rows[rows["hold_steps"] == hold[0]]
+    if not len(waits):
+        raise InputError(
+            f"--hold-prompts {hold_prompts}: no gain for this design; allowed: none, tuned, or with several attention "
+            "ranks (--dp) and fewer than one answer a rank that ends in a step"
+        )
+    return waits.iloc[[0]].reset_index(drop=True)
 
 
 def read_points(path: Path, case: str) -> pd.DataFrame:

@@ -141,7 +141,7 @@ def plan(
         max_redundant_experts=max_redundant_experts,
         expert_skew=expert_skew,
         popularity_drift=popularity_drift,
-        hold_prompts=_whole(hold_prompts),
+        hold_prompts=hold_prompts,
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),
@@ -281,11 +281,6 @@ def cached_work(work: Lengths | Trace | TrafficCase, share: float, tiers: str) -
     if isinstance(work, TrafficCase):
         return replace(work, cached=reuse)
     return with_cached(work if isinstance(work, Lengths) else lengths(work), reuse)
-
-
-def _whole(text: str) -> str | int:
-    """A number where the text is one."""
-    return int(text) if text.isdecimal() and text.isascii() else text
 
 
 def _prices(given: list[str]) -> dict[str, float]:

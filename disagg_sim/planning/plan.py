@@ -26,7 +26,7 @@ from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
-from disagg_sim.serving.held_prompts import held_back
+from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
@@ -135,7 +135,7 @@ def plan(
         ttft=limit_of(ttft, "ttft"),
         tpot=limit_of(tpot, "tpot"),
         drift=drift,
-        hold_steps=held_back(options.hold_prompts),
+        hold_steps=asked_hold(options.hold_prompts),
     )
     if trace is not None:
         dispersion, surge = unevenness(

@@ -24,7 +24,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.serving.availability import FAILURES, check_target
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.held_prompts import held_back
+from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 
@@ -95,10 +95,7 @@ class PlanOptions:
             above_zero("popularity_drift", self.popularity_drift, "s")
             if not (self.expert_skew and self.max_redundant_experts):
                 raise InputError("popularity_drift acts with expert_skew and max_redundant_experts above 0 only")
-        try:
-            held_back(self.hold_prompts)
-        except ValueError as error:
-            raise InputError(f"hold_prompts: {error}") from None
+        asked_hold(self.hold_prompts)
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         if not 0.0 <= self.set_aside < math.inf:
@@ -240,7 +237,7 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
         raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
     profile = skewed_profile(options.profile, options.expert_skew)
     at = setup(spec, system, recipe, profile, options.engine, drafter)
-    if held_back(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
+    if asked_hold(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
         raise InputError(
             f"hold_prompts {options.hold_prompts}: {at.engine} has no option that holds prompts back until every "
             "attention rank has one; allowed with it: none, tuned"

@@ -14,6 +14,7 @@ from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Shares, shares_of_text
 from disagg_sim.domain import Mode
+from disagg_sim.planning.held_waits import HeldPrompts
 from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import trust_shares
 from disagg_sim.report.schemas import (
@@ -60,7 +61,11 @@ def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def explain_json(
-    found: Breakdown, energy: pd.DataFrame | None = None, tiers: Sequence[TierUse] = (), spares: Spares | None = None
+    found: Breakdown,
+    energy: pd.DataFrame | None = None,
+    tiers: Sequence[TierUse] = (),
+    spares: Spares | None = None,
+    held: HeldPrompts | None = None,
 ) -> ExplainJson:
     """Make the JSON of designs taken apart.
 
@@ -70,8 +75,9 @@ def explain_json(
         From ``breakdown``.
     energy
         From ``certainty.energy.energy_parts``, where it was asked for.
-    tiers, spares
-        Of ``planning.tiers`` and ``planning.spares``, where tiers are named, and spares were asked for.
+    tiers, spares, held
+        Of ``planning.tiers``, ``planning.spares`` and ``planning.held_waits``, where tiers are named, spares were asked
+        for, and prompts are held back.
 
     Returns
     -------
@@ -107,6 +113,8 @@ def explain_json(
         whole["tiers"] = [plain({**asdict(each), "loads": each.loads}) for each in tiers]
     if spares is not None:
         whole["spares"] = plain(asdict(spares))
+    if held is not None:
+        whole["held_prompts"] = plain(asdict(held))
     return whole
 
 

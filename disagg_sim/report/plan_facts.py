@@ -12,6 +12,7 @@ from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.energy import Drawn
+from disagg_sim.planning.held_waits import HeldPrompts
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
@@ -114,6 +115,32 @@ def cached_rows(
     told = f"{past:,.0f} of {whole:,.0f} tokens of a prompt; a pass computes {lengths.mean_new:,.0f}"
     yield "cached", told, f"{Trust.ASSUMED}: as asked for"
     yield from tier_rows(uses, system)
+
+
+def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
+    """Write how long prompts are held back, what that costs FTL and gains TTL.
+
+    Parameters
+    ----------
+    found
+        Of ``planning.held_waits``; None where nothing waits.
+
+    Yields
+    ------
+    tuple of str
+        What, what is told of it, what that rests on.
+
+    Examples
+    --------
+    >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
+    >>> [row[1] for row in held_rows(HeldPrompts(**known, ftl=3.91, ftl_without=1.51))]
+    ['up to 128 decode steps; a pass takes 6.4, every 120 steps: TTL 44 ms, not 83 ms; FTL and slot 3.91 s, not 1.51 s']
+    """
+    if found is not None:
+        told = f"up to {found.steps} decode steps; a pass takes {found.gathered:.1f}, every {found.between:.0f} steps: "
+        told += f"TTL {seconds_text(found.ttl)}, not {seconds_text(found.ttl_without)}; "
+        told += f"FTL and slot {seconds_text(found.ftl)}, not {seconds_text(found.ftl_without)}"
+        yield "prompts held back", told, f"{Trust.ASSUMED}: a full queue, waits as serving.held_prompts counts them"
 
 
 def tier_rows(uses: Sequence[TierUse], system: str) -> Iterator[tuple[str, str, str]]:

@@ -324,6 +324,18 @@ class LatencyTrustJson(TypedDict):
     rests_on: Shares
 
 
+class HeldPromptsJson(TypedDict):
+    """A co-located design at its wait, and at none."""
+
+    steps: Annotated[int, Field(description="decode steps that prompts are held back at most [1]")]
+    gathered: Annotated[float, Field(description="prompts of a pass, on average [request]")]
+    between: Annotated[float, Field(description="decode steps from a pass to the next [1]")]
+    ttl: Annotated[float, Field(description="[s]")]
+    ttl_without: Annotated[float, Field(description="where prompts do not wait [s]")]
+    ftl: Annotated[float, Field(description="with the wait for a slot [s]")]
+    ftl_without: Annotated[float, Field(description="where prompts do not wait [s]")]
+
+
 class ExplainJson(TypedDict):
     """Answer of ``disagg-sim explain --json``: the frames of ``ds.breakdown``."""
 
@@ -340,6 +352,7 @@ class ExplainJson(TypedDict):
     ]
     tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: explain --tiers")]]
     spares: NotRequired[Annotated[SparesJson, Field(description="of the pools of the design: explain --availability")]]
+    held_prompts: NotRequired[Annotated[HeldPromptsJson, Field(description="where prompts are held back")]]
 
 
 class PointJson(TypedDict):

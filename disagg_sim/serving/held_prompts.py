@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.errors import quoted
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.faults import out_of_range
 
 #: Most decode steps that prompts are held back. [1]
@@ -62,6 +62,36 @@ def held_back(value: object) -> tuple[int, ...] | None:
     if not 1 <= value <= MOST_HELD:
         raise ValueError(out_of_range(quoted(value), 1, MOST_HELD))
     return (value,)
+
+
+def asked_hold(text: str | int) -> tuple[int, ...] | None:
+    """Read the option of a command that says how long prompts may be held back.
+
+    Parameters
+    ----------
+    text
+        As in ``held_back``; a number may be written out.
+
+    Returns
+    -------
+    tuple of int or None
+        As ``held_back``. [1]
+
+    Raises
+    ------
+    InputError
+        What is none of these, in one line.
+
+    Examples
+    --------
+    >>> asked_hold("30"), asked_hold("tuned")
+    ((30,), None)
+    """
+    written = isinstance(text, str) and text.isdecimal() and text.isascii()
+    try:
+        return held_back(int(text) if written else text)
+    except ValueError as error:
+        raise InputError(f"hold_prompts: {error}") from None
 
 
 class Held(NamedTuple):
