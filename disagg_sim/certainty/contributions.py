@@ -97,6 +97,8 @@ class Contribution:
 #: What a pass takes under a setup. [s]
 Timed = Callable[[Setup], Times]
 Wanted = Callable[[Contribution], bool]
+#: What is made of the cost of an operator on its way.
+Adjust = Callable[[Operator, Cost], Cost]
 
 
 def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[Contribution]:
@@ -120,13 +122,16 @@ def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[
 
 
 def timed_contributions(
-    designs: Sequence[Designs], wanted: Wanted = lambda _: True
+    designs: Sequence[Designs], wanted: Wanted = lambda _: True, marks: Callable[[Setup], Adjust] = lambda _: _as_it_is
 ) -> list[tuple[Times, list[Contribution]]]:
-    """Time the passes of each of some designs (``times_of``), and find what operators contribute to them."""
+    """Time the passes of each of some designs (``times_of``), and find what operators contribute to them.
+
+    ``marks`` of a setup are put on costs while times are taken: imaginary parts, along a leading axis, come with them.
+    """
     found = [Times(0.0, 0.0, 0.0) for _ in designs]
     parts: list[list[tuple[int, list[Contribution]]]] = [[] for _ in designs]
     for unit in together(designs):
-        times, shares = _contributions(unit.phase, unit.at, unit.timed, wanted)
+        times, shares = _contributions(unit.phase, unit.at, unit.timed, wanted, marks(unit.at))
         judged: dict[int, list[Contribution]] = {}  # lengths that are timed beside others are judged by themselves
         for member in unit.members:
             place, alike = member.place, member.alike
@@ -182,13 +187,14 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     >>> f"{sum(part.seconds.step[0] for part in parts) / whole:.6f} of a step in {len(parts)} operators"
     '1.000000 of a step in 8 operators'
     """
-    return _contributions(phase, at, timed, wanted)[1]
+    return _contributions(phase, at, timed, wanted, _as_it_is)[1]
 
 
-def _contributions(phase: str, at: Setup, timed: Timed, wanted: Wanted) -> tuple[Times, list[Contribution]]:
-    """What the passes take, and what operators contribute."""
-    times, recorded = _recorded(at, timed)
-    rows = max(map(np.size, times))
+def _contributions(
+    phase: str, at: Setup, timed: Timed, wanted: Wanted, marked: Adjust
+) -> tuple[Times, list[Contribution]]:
+    """What the passes take under marks, and what operators contribute."""
+    times, recorded, rows = _recorded(at, timed, marked)
     nothing, found = Times(*(np.zeros(rows) for _ in Times._fields)), {}
     for key, sizes in recorded.items():
         name, kind, form = key
@@ -213,9 +219,7 @@ def _contributions(phase: str, at: Setup, timed: Timed, wanted: Wanted) -> tuple
     return times, [one for one in taken if any(np.any(part) for part in one.seconds)]
 
 
-def shares_of(
-    keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, marked: Callable[[Operator, Cost], Cost]
-) -> Times:
+def shares_of(keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, marked: Adjust) -> Times:
     """Carry a quantity of each of some operators through the passes: what ``marked`` makes of its cost.
 
     Many operators are carried at once, each along a row of a leading axis on which the others carry nothing.
@@ -276,7 +280,7 @@ def derivative(times: Times) -> Times:
     return Times(*(np.imag(part) / STEP for part in times))
 
 
-def adjusted(at: Setup, adjust: Callable[[Operator, Cost], Cost]) -> Setup:
+def adjusted(at: Setup, adjust: Adjust) -> Setup:
     """The setup with costs of operators changed on their way."""
     return replace(at, rates=replace(at.rates, adjust=adjust))
 
@@ -289,17 +293,21 @@ def _real(cost: Cost) -> Cost:
     return Cost(time, Sums(*sums))
 
 
-def _recorded(at: Setup, timed: Timed) -> tuple[Times, dict[OperatorKey, Ranges]]:
-    """Times; names, kinds and formats of operators in order of first appearance, with their sizes."""
+def _as_it_is(_: Operator, cost: Cost) -> Cost:
+    return cost
+
+
+def _recorded(at: Setup, timed: Timed, marked: Adjust) -> tuple[Times, dict[OperatorKey, Ranges], int]:
+    """Times; names, kinds and formats of operators in order of first appearance, with their sizes; rows."""
     seen: dict[OperatorKey, list[dict[str, Any]]] = defaultdict(list)
 
     def record(op: Operator, cost: Cost) -> Cost:
         seen[key_of(op)].append(sizes_of(op))
-        return cost
+        return marked(op, cost)
 
     times = timed(adjusted(at, record))
-    rows = max(map(np.size, times))
-    return times, {key: _ranges(each, rows) for key, each in seen.items()}
+    rows = max((np.shape(part) or (1,))[-1] for part in times)
+    return times, {key: _ranges(each, rows) for key, each in seen.items()}, rows
 
 
 def _ranges(calls: list[dict[str, Any]], rows: int) -> Ranges:

@@ -16,10 +16,12 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.contributions import Contribution, timed_contributions
-from disagg_sim.certainty.designs import Times
+from disagg_sim.certainty.designs import Designs, Times
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, CollectiveFit, Fit
 
+#: Column with the words of designs outside the range of their fits.
+OUTSIDE = "outside_calibration"
 #: Operators that take less than this share of every pass of a design are left out of its words. [1]
 WORTH_TELLING = 0.01
 #: Part by which a size may pass the end of a range and still count as inside: rounding. [1]
@@ -117,15 +119,22 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
     >>> [each.partition(" above ")[0] for each in words.split(BETWEEN)]
     ['GEMM: m 1e+05', 'prefill attention: prompt 1e+05']
     """
+    every = list(designs_of(points, replace(origin, exact=False)))
+    return words_outside(points, every, timed_contributions(every, doubtful))
+
+
+def words_outside(
+    points: pd.DataFrame, every: Sequence[Designs], timed: Sequence[tuple[Times, Sequence[Contribution]]]
+) -> pd.Series:
+    """Words of ``outside_calibration`` for a table whose designs have these times and ``doubtful`` operators."""
     words = np.full(len(points), "", dtype=object)
     case = pd.factorize(points["case"])[0] if "case" in points else np.zeros(len(points), dtype=np.int64)
-    every = list(designs_of(points, replace(origin, exact=False)))
-    for designs, (times, parts) in zip(every, timed_contributions(every, _doubtful), strict=True):
+    for designs, (times, parts) in zip(every, timed, strict=True):
         for number in np.unique(case[designs.rows]).tolist():
             mine = case[designs.rows] == number
             own = [_rows_of(part, mine) for part in parts]
             words[designs.rows[mine]] = words_of([part for part in own if _takes_time(part)], _of_rows(times, mine))
-    return pd.Series(words, index=points.index, name="outside_calibration")
+    return pd.Series(words, index=points.index, name=OUTSIDE)
 
 
 def _rows_of(part: Contribution, mine: Mask) -> Contribution:
@@ -141,7 +150,8 @@ def _takes_time(part: Contribution) -> bool:
     return any(np.any(seconds) for seconds in part.seconds)
 
 
-def _doubtful(operator: Contribution) -> bool:
+def doubtful(operator: Contribution) -> bool:
+    """Whether an operator leaves the range of its fits in any design, or has inherited ones."""
     return any(fit.inherited_from for fit in operator.fits) or bool(breaches(operator))
 
 

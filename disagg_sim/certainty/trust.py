@@ -10,7 +10,7 @@ Past 400 lines: labels of operators, of numbers of spec files and of designs, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache
@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, fits_of, key_of, sizes_of
-from disagg_sim.certainty.designs import Designs, Scores, scores_of
+from disagg_sim.certainty.contributions import STEP, Adjust, Contribution, adjusted, fits_of, key_of, sizes_of
+from disagg_sim.certainty.designs import Designs, Scores, Times, scores_of
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.certainty.together import times_together
@@ -61,6 +61,8 @@ _DOUBTED = "low confidence"
 _HOST = ("step_host", "sequence_host", "rank_host", "kernel_launch")  # numbers of an engine that are host time
 
 Shares = dict[Trust, float]
+#: Times of the passes of each of some designs, under marks on the costs of a setup; the last axis is (rows,). [s]
+MarkedTimes = Callable[[Sequence[Designs], Callable[[Setup], Adjust]], list[Times]]
 _ORDER = tuple(Trust)
 _FITTED, _INHERITED, _ASSUMED = map(_ORDER.index, (Trust.FITTED, Trust.INHERITED, Trust.ASSUMED))
 
@@ -193,18 +195,18 @@ def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
         Shares of ``ftl``, ``ttl`` and ``throughput``, shape (rows,), which add up to 1 over the labels; NaN of a
         latency that the designs do not have. [1]
     """
-    (found,) = _shares([designs])
+    (found,) = shares_of_each([designs], _marked_times)
     return found
 
 
-def _shares(designs: Sequence[Designs]) -> list[dict[Trust, Scores]]:
-    """Shares of each of some designs."""
+def shares_of_each(designs: Sequence[Designs], timed: MarkedTimes) -> list[dict[Trust, Scores]]:
+    """Shares of each of some designs, as ``shares_of_designs``; ``timed`` times their passes under marks."""
     hosts = [max((trust_of_host(at) for at in (one.at, one.prefill_at)), key=_ORDER.index) for one in designs]
     found: dict[int, dict[Trust, Scores]] = {}
     for host in dict.fromkeys(hosts):
         alike = [place for place, own in enumerate(hosts) if own == host]
         others = tuple(label for label in Trust if label not in (Trust.MEASURED, host))
-        for place, carried in zip(alike, _carried([designs[place] for place in alike], others), strict=True):
+        for place, carried in zip(alike, _carried([designs[place] for place in alike], others, timed), strict=True):
             of: dict[Trust, Scores] = {
                 label: Scores(*(part[row] for part in carried)) for row, label in enumerate(others)
             }
@@ -213,19 +215,23 @@ def _shares(designs: Sequence[Designs]) -> list[dict[Trust, Scores]]:
     return [found[place] for place in range(len(designs))]
 
 
-def _carried(designs: Sequence[Designs], labels: tuple[Trust, ...]) -> list[Scores]:
+def _marked_times(designs: Sequence[Designs], marks: Callable[[Setup], Adjust]) -> list[Times]:
+    return times_together(designs, lambda at: adjusted(at, marks(at)))
+
+
+def _carried(designs: Sequence[Designs], labels: tuple[Trust, ...], timed: MarkedTimes) -> list[Scores]:
     """Shares of the operators of each label: the derivative by a factor on their times, (labels, rows). [1]"""
     found = []
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
-        for one, times in zip(designs, times_together(designs, lambda at: _marked(at, labels)), strict=True):
+        for one, times in zip(designs, timed(designs, lambda at: _marks(at, labels)), strict=True):
             scores = scores_of(one, times, rematch=True)
             shares = (np.abs(np.imag(part) / np.real(part)) / STEP for part in scores)
             found.append(Scores(*(np.broadcast_to(part, (len(labels), one.rows.size)) for part in shares)))
     return found
 
 
-def _marked(at: Setup, labels: tuple[Trust, ...]) -> Setup:
-    """The setup with the step of a derivative on the time of every operator of a label, along a leading axis."""
+def _marks(at: Setup, labels: tuple[Trust, ...]) -> Adjust:
+    """Put the step of a derivative on the time of every operator of a label, along a leading axis."""
     wanted = np.array([_ORDER.index(label) for label in labels])
     fits = cache(lambda key: tuple(fits_of(at.rates, *key)))
 
@@ -235,7 +241,7 @@ def _marked(at: Setup, labels: tuple[Trust, ...]) -> Setup:
         mine = places == wanted.reshape(-1, *(1,) * places.ndim)
         return cost * (1.0 + STEP * 1j * mine) if np.any(mine) else cost
 
-    return adjusted(at, adjust)
+    return adjust
 
 
 def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
@@ -298,7 +304,7 @@ def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[s
     """
     found: dict[str, list[Shares]] = {name: [{} for _ in range(len(points))] for name in Scores._fields}
     every = list(designs_of(points, replace(origin, exact=False)))
-    for designs, shares in zip(every, _shares(every), strict=True):
+    for designs, shares in zip(every, shares_of_each(every, _marked_times), strict=True):
         for name, rows in found.items():
             mine = {label: getattr(scores, name) for label, scores in shares.items()}
             for place, row in enumerate(designs.rows.tolist()):
@@ -409,5 +415,16 @@ def rests_on(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
     >>> ds.rests_on(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).tolist()
     ['assumed 100 %']
     """
-    words = [shares_text(shares) for shares in trust_of_points(points, origin=origin)["throughput"]]
+    every = list(designs_of(points, replace(origin, exact=False)))
+    return words_of_shares(points, every, shares_of_each(every, _marked_times))
+
+
+def words_of_shares(
+    points: pd.DataFrame, every: Sequence[Designs], shares: Sequence[Mapping[Trust, Scores]]
+) -> pd.Series:
+    """Words of ``rests_on`` for a table whose designs have these shares."""
+    words = np.full(len(points), "", dtype=object)
+    for designs, found in zip(every, shares, strict=True):
+        mine = {label: scores.throughput for label, scores in found.items()}
+        words[designs.rows] = [shares_text(_of_row(mine, place)) for place in range(designs.rows.size)]
     return pd.Series(words, index=points.index, name=COLUMN, dtype=object)

@@ -69,7 +69,7 @@ def sweep(
 def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, overwrite: bool, error_bars: bool) -> str:
     """Compute the sweep, and say in one line what came out."""
     told = listener()
-    result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite)
+    result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite, outside=True)
     fidelity = fidelity_of(result, out, error_bars=error_bars, jobs=workers)
     write_fidelity(fidelity, out)
     write_summary(result, out, figures=figures, fidelity=fidelity)

@@ -15,14 +15,12 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
-from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import origin_of
-from disagg_sim.sweep.labels import labels
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 
@@ -62,7 +60,7 @@ def fidelity_of(
     Parameters
     ----------
     result : SweepResult
-        Of ``run_sweep``.
+        Of ``run_sweep`` with ``outside``.
     root : Path
         Directory of the sweep: error bars of a frontier need the points next to it.
     error_bars : bool
@@ -70,7 +68,7 @@ def fidelity_of(
     seed : int
         Of the samples, the same for every case.
     jobs : int or Workers
-        Where frontiers are timed again and error bars sampled.
+        Where error bars are sampled.
 
     Returns
     -------
@@ -86,12 +84,10 @@ def fidelity_of(
     ('demo', 0, 0)
     """
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
-    fronts = [(case.plan.case, mode.frontier) for case in fitted for mode in case.found]
-    words = iter(labels(fronts, outside_calibration, jobs=jobs))
     told = [
         _Told(
             item=case,
-            words=pd.concat([next(words) for _ in case.found], ignore_index=True),
+            words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
             root=root,
             error_bars=error_bars,
             seed=seed,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.rows import READ, Origin
+from disagg_sim.certainty.said import said_of
+from disagg_sim.certainty.trust import COLUMN as TRUST
+from disagg_sim.certainty.trust import rests_on
+from disagg_sim.facts.load import load_profile
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, kin, origin_of
@@ -19,40 +23,36 @@ from disagg_sim.sweep.cases import Case, kin, origin_of
 ROWS = 2000
 
 
-class Label(Protocol):
-    """Says something of every row of a table, whatever the other rows are."""
-
-    def __call__(self, points: pd.DataFrame, *, origin: Origin) -> pd.Series:
-        """One value a row."""
-
-
-def labels(fronts: Sequence[tuple[Case, pd.DataFrame]], say: Label, *, jobs: int | Workers = 1) -> list[pd.Series]:
+def labels(
+    fronts: Sequence[tuple[Case, pd.DataFrame]], *, outside: bool, jobs: int | Workers = 1
+) -> list[pd.DataFrame]:
     """Label tables of cases; those of cases that differ in lengths, limits or costs alone are timed together.
 
     Parameters
     ----------
     fronts
         Cases and tables with their ``axis_columns``, no table without rows.
-    say
-        What is said of a row.
+    outside
+        Whether rows of fitted profiles are told where they leave the range of their fits, too.
     jobs
         Where tables are timed.
 
     Returns
     -------
-    list of Series
-        One a table, with its index.
+    list of DataFrame
+        One a table, with its index: column ``rests_on``, and ``outside_calibration`` where that was told.
     """
     groups = _groups(fronts)
-    tasks = [_task(place, say, [fronts[number] for number in numbers]) for place, numbers in enumerate(groups)]
+    tasks = [_task(place, [fronts[number] for number in numbers], outside) for place, numbers in enumerate(groups)]
     told = dict(run_tasks(_said, tasks, jobs=jobs))
-    found: dict[int, pd.Series] = {}
+    found: dict[int, pd.DataFrame] = {}
     for place, numbers in enumerate(groups):
         start = 0
         for number in numbers:
-            table = fronts[number][1]
-            found[number] = pd.Series(told[place][start : start + len(table)], index=table.index)
-            start += len(table)
+            index = fronts[number][1].index
+            words = {name: values[start : start + len(index)] for name, values in told[place].items()}
+            found[number] = pd.DataFrame(words, index)
+            start += len(index)
     return [found[number] for number in range(len(fronts))]
 
 
@@ -79,21 +79,27 @@ def _prompt(case: Case) -> tuple[bool, bool, float]:
     return case.lengths.constant, cached is not None, lengths.mean_isl
 
 
-def _task(place: int, say: Label, fronts: Sequence[tuple[Case, pd.DataFrame]]) -> _Task:
-    origin = replace(origin_of(fronts[0][0]), lengths={str(case.traffic): case.lengths for case, _ in fronts})
-    return _Task(place, say, joint([table for _, table in fronts]), origin)
+def _task(place: int, fronts: Sequence[tuple[Case, pd.DataFrame]], outside: bool) -> _Task:
+    case = fronts[0][0]
+    origin = replace(origin_of(case), lengths={str(case.traffic): case.lengths for case, _ in fronts})
+    told = outside and load_profile(case.profile).fitted
+    return _Task(place, joint([table for _, table in fronts]), origin, outside=told)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Task:
     place: int
-    say: Label
     table: pd.DataFrame
     origin: Origin
+    outside: bool
 
 
-def _said(task: _Task) -> tuple[int, NDArray[Any]]:
-    return task.place, task.say(task.table, origin=task.origin).to_numpy()
+def _said(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
+    """Words of each row by what they tell."""
+    if task.outside:
+        found = said_of(task.table, origin=task.origin)
+        return task.place, {str(name): words.to_numpy() for name, words in found.items()}
+    return task.place, {TRUST: rests_on(task.table, origin=task.origin).to_numpy()}
 
 
 def joint(tables: Sequence[pd.DataFrame], wanted: Container[object] = READ) -> pd.DataFrame:

@@ -20,6 +20,7 @@ import pandas as pd
 
 from disagg_sim.atomic import csv_text, write_text
 from disagg_sim.certainty import trust
+from disagg_sim.certainty.extrapolation import OUTSIDE
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
@@ -38,6 +39,7 @@ from disagg_sim.sweep.used_fits import UsedFit, fits_used, inherited
 from disagg_sim.sweep.verdicts import detail, is_partial, verdict
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
+_UNTOLD = pd.Series(dtype=object)
 NOTHING = "-"  # in a column of texts: there is none; no word that reads back as empty
 
 
@@ -52,6 +54,7 @@ class ModeResult:
     prefill: Tally  # empty in the co-located modes
     points: Tally  # of decode, or of the co-located instances
     verdict: str  # empty when there is a frontier; else what stands in the way, and by how much
+    outside: pd.Series  # where each point of the frontier leaves the range of its fits; empty where not asked for
 
     @property
     def mode(self) -> str:
@@ -172,27 +175,27 @@ class SweepResult:
 
 
 def collect(
-    arrived: Sequence[tuple[SweepPlan, Gathered, Mapping[Key, str]]], *, jobs: int | Workers = 1
+    arrived: Sequence[tuple[SweepPlan, Gathered, Mapping[Key, str]]], *, outside: bool, jobs: int | Workers = 1
 ) -> tuple[SweepResult, ...]:
     """Label what the blocks of sweeps add up to, but for modes with a block that was given up.
 
     A sweep is its plan, its blocks, and those that were given up with the reason. What two sweeps have in common is
-    labelled once; ``jobs`` says where.
+    labelled once; ``jobs`` says where. ``outside`` says whether ``ModeResult.outside`` is wanted.
     """
     bare: Fronts = {}
     for plan, gathered, failed in arrived:
         for case in plan.cases:
             bare |= _frontiers(case, gathered, failed, known=bare)
     fronts = with_origins(bare, nothing=NOTHING)
-    told = labels(list(fronts.values()), trust.rests_on, jobs=jobs)
-    labelled = {
-        key: front.assign(**{trust.COLUMN: words})
-        for (key, (_, front)), words in zip(fronts.items(), told, strict=True)
-    }
+    told = dict(zip(fronts, labels(list(fronts.values()), outside=outside, jobs=jobs), strict=True))
+    labelled = {key: front.assign(**{trust.COLUMN: told[key][trust.COLUMN]}) for key, (_, front) in fronts.items()}
+    beyond = {key: words[OUTSIDE] for key, words in told.items() if OUTSIDE in words}
     return tuple(
         SweepResult(
             plan=plan,
-            cases=tuple(_collect_case(case, gathered, failed, _own(labelled, case, plan.spec)) for case in plan.cases),
+            cases=tuple(
+                _collect_case(case, gathered, failed, _own(labelled, case, plan.spec), beyond) for case in plan.cases
+            ),
             failed=failed,
         )
         for plan, gathered, failed in arrived
@@ -240,14 +243,20 @@ def _frontiers(
 
 
 def _collect_case(
-    plan: CasePlan, gathered: Gathered, failed: Mapping[Key, str], fronts: Mapping[tuple[str, str], pd.DataFrame]
+    plan: CasePlan,
+    gathered: Gathered,
+    failed: Mapping[Key, str],
+    fronts: Mapping[tuple[str, str], pd.DataFrame],
+    beyond: Mapping[tuple[str, str], pd.Series],
 ) -> CaseResult:
-    modes = tuple(
-        _not_computed(mode, failed)
-        if any(block.key in failed for block in mode.blocks)
-        else _collect_mode(plan.case, mode, gathered, fronts.get((plan.digest, mode.mode), pd.DataFrame()))
-        for mode in plan.modes
-    )
+    def collected(mode: ModePlan) -> ModeResult:
+        if any(block.key in failed for block in mode.blocks):
+            return _not_computed(mode, failed)
+        key = plan.digest, mode.mode
+        front, outside = fronts.get(key, pd.DataFrame()), beyond.get(key, _UNTOLD)
+        return _collect_mode(plan.case, mode, gathered, front, outside)
+
+    modes = tuple(map(collected, plan.modes))
     return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
 
 
@@ -266,13 +275,17 @@ def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
     """A mode without a frontier: that of its other blocks would be too low."""
     why = [failed[block.key] for block in plan.blocks if block.key in failed]
     said = f"not computed: {len(why)} of {len(plan.blocks)} blocks failed: {why[0]}"
-    return ModeResult(plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said)
+    return ModeResult(
+        plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said, outside=_UNTOLD
+    )
 
 
-def _collect_mode(case: Case, plan: ModePlan, gathered: Gathered, front: pd.DataFrame) -> ModeResult:
+def _collect_mode(
+    case: Case, plan: ModePlan, gathered: Gathered, front: pd.DataFrame, outside: pd.Series
+) -> ModeResult:
     prefill, points = (gathered.tally(blocks) for blocks in (plan.prefill, plan.points))
     said = "" if len(front) else verdict(case, plan, prefill, points)
-    return ModeResult(plan=plan, frontier=front, prefill=prefill, points=points, verdict=said)
+    return ModeResult(plan=plan, frontier=front, prefill=prefill, points=points, verdict=said, outside=outside)
 
 
 def _infeasible_csv(result: SweepResult) -> str:

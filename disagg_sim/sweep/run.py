@@ -22,7 +22,13 @@ from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
 
 
 def run_sweep(
-    plan: SweepPlan, root: Path, *, jobs: int | Workers, listener: Listener, overwrite: bool = False
+    plan: SweepPlan,
+    root: Path,
+    *,
+    jobs: int | Workers,
+    listener: Listener,
+    overwrite: bool = False,
+    outside: bool = False,
 ) -> SweepResult:
     """Compute every block that ``root`` does not hold, then write the tables.
 
@@ -39,6 +45,9 @@ def run_sweep(
         Told what happens.
     overwrite : bool
         Whether the results of another sweep in ``root`` may be removed.
+    outside : bool
+        Whether the frontiers are told where they leave the range of their fits (``ModeResult.outside``), as
+        ``fidelity_of`` needs it.
 
     Returns
     -------
@@ -70,12 +79,17 @@ def run_sweep(
     >>> [(case.plan.case.name, case.found[0].mode) for case in result.cases]
     [('llama_3_1_8b-h100_sxm-fp8-ideal-1024-128-instance1', 'colocated')]
     """
-    (result,) = run_sweeps([(plan, root)], jobs=jobs, listener=listener, overwrite=overwrite)
+    (result,) = run_sweeps([(plan, root)], jobs=jobs, listener=listener, overwrite=overwrite, outside=outside)
     return result
 
 
 def run_sweeps(
-    sweeps: Sequence[tuple[SweepPlan, Path]], *, jobs: int | Workers, listener: Listener, overwrite: bool = False
+    sweeps: Sequence[tuple[SweepPlan, Path]],
+    *,
+    jobs: int | Workers,
+    listener: Listener,
+    overwrite: bool = False,
+    outside: bool = False,
 ) -> tuple[SweepResult, ...]:
     """Run several sweeps, each in a directory of its own; a block that several of them lack is computed once.
 
@@ -83,7 +97,7 @@ def run_sweeps(
     ----------
     sweeps : sequence of pairs
         What ``plan_sweeps`` made, and directories, all different.
-    jobs, listener, overwrite
+    jobs, listener, overwrite, outside
         As ``run_sweep`` takes them.
 
     Returns
@@ -114,7 +128,7 @@ def run_sweeps(
         for run in runs:
             run.gather_stored()
         arrived = [(run.plan, run.gathered, run.failed) for run in runs]
-        results = collect(arrived, jobs=jobs)
+        results = collect(arrived, outside=outside, jobs=jobs)
         for run, result in zip(runs, results, strict=True):
             wall = time.perf_counter() - begun
             write_tables(result, run.store.root, effort=replace(run.effort, wall_seconds=wall))

@@ -9,6 +9,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.certainty.rows import Origin, designs_of
+from disagg_sim.certainty.said import said_of
 from disagg_sim.certainty.together import times_together, together
 from disagg_sim.certainty.trust import rests_on
 
@@ -60,3 +61,19 @@ def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_w
         apart = [say(table, origin=Origin(lengths=given)) for _, table in points.groupby(["case", "mode"], sort=False)]
         assert say(points, origin=Origin(lengths=given)).tolist() == pd.concat(apart).tolist()
     assert len({*rests_on(points, origin=Origin(lengths=given))}) > 1
+
+
+def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
+    """Prefill on H100, which has fits of its own, decode on H20, which inherits them; and every mode of both."""
+    here, there = (ds.setup("llama_3_1_8b", system, "fp8") for system in ("h100_sxm", "h20_sxm"))
+    lengths, wide = ds.lengths(30_000, 256), [ds.Mapping(), ds.Mapping(tp_attn=8, tp_ffn=8)]
+    tables = [ds.disaggregated(ds.prefill_grid(here, wide, lengths), ds.decode_grid(there, wide, lengths, batch=[8]))]
+    options = ds.Colocation(batch=(4, 64))
+    tables += [
+        serve(at, wide, lengths, options=options) for serve in (ds.colocated, ds.piggyback) for at in (here, there)
+    ]
+    points = pd.concat(tables, ignore_index=True)
+    both = said_of(points)
+    assert both["rests_on"].tolist() == rests_on(points).tolist()
+    assert both["outside_calibration"].tolist() == outside_calibration(points).tolist()
+    assert both.nunique().min() > 1

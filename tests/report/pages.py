@@ -27,7 +27,7 @@ def small_sweep(root: Path) -> Path:
         modes=("disaggregated", "colocated"),
         limits=(Limits(max_gpus=2),),
     )
-    result = run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock())
+    result = run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock(), outside=True)
     write_fidelity(fidelity_of(result, root, error_bars=True), root)
     return root
 

@@ -157,7 +157,7 @@ def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
 def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(
     plan: SweepPlan, dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    result = run_sweep(plan, tmp_path, jobs=1, listener=Mock())
+    result = run_sweep(plan, tmp_path, jobs=1, listener=Mock(), outside=True)
     written = {}
     for where in (Workers(), Workers(backend="dask", address=dask[0])):
         write_fidelity(fidelity_of(result, tmp_path, error_bars=True, jobs=where), tmp_path)
