@@ -85,7 +85,7 @@ def test_no_value_ends_in_an_error_of_python(owner, name):
         (ds.Reuse, "share", 0.5, "share 0.5 is out of range; allowed: ConstantShare"),
         (ds.Slo, "tpot", -0.05, "tpot must be above 0 s"),
         (ServiceClass, "of", "team", "of 'team' is unknown; allowed: class, model"),
-        (PoolsQuestion, "ttl_limit", 0, "ttl_limit must be above 0 s"),
+        (PoolsQuestion, "tpot", 0, "tpot 0 is no limit of latency"),
         (PoolsQuestion, "pools", ("prefil", "decode"), "did you mean 'prefill'"),
     ],
 )

@@ -183,8 +183,8 @@ def plan_pools(
     isl: Tokens,
     osl: Tokens,
     images: Annotated[str, Field(description="of a request: '2x1120x1120', '@0.5' where half is kept")] = "",
-    ftl: Annotated[str | None, Field(description="limit of the first token of a configuration, no queue")] = None,
-    ttl: Annotated[str | None, Field(description="limit of further tokens of a configuration, '50 ms'")] = None,
+    ttft: Annotated[str | None, Field(description="limit of TTFT, encoding and queues included: '2 s@p99'")] = None,
+    tpot: Annotated[str | None, Field(description="limit of TPOT: '50 ms', p90 unless said")] = None,
     rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
     gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
     objective: Annotated[str, Field(description="gpus, usd or watt")] = "gpus",
@@ -205,7 +205,7 @@ def plan_pools(
         precision=precision or None,
         speculation=asked_speculation(load_model(model).name, speculate, acceptance),
     )
-    asked = pools_question(pools, images, ffn_system, (ftl, ttl), Size(rate=rate_per_s, gpus=gpus))
+    asked = pools_question(pools, images, ffn_system, (ttft, tpot), Size(rate=rate_per_s, gpus=gpus))
     work = cached_work(lengths(isl, osl), cached, tiers)
     return pools_json(of_pools(model, system, work, asked, options))
 

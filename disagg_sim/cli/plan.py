@@ -51,7 +51,7 @@ def plan(
     traffic: Annotated[str, typer.Option(metavar="NAME", help="Lengths of a shipped traffic.")] = "",
     trace: Annotated[str, typer.Option(metavar="FILE", help="Lengths and arrivals of a request trace.")] = "",
     pools: Annotated[
-        str, typer.Option(metavar="POOL,...", help=f"More pools than prefill,decode, of {', '.join(POOLS)}; no queues.")
+        str, typer.Option(metavar="POOL,...", help=f"More pools than prefill,decode, of {', '.join(POOLS)}.")
     ] = "",
     images: Annotated[
         str,
@@ -153,11 +153,18 @@ def plan(
     )
 
     if of_more_pools(pools, images, ffn_system):
-        given = {"--tiers of sessions": memory, "--simulate": proof, "--energy": energy, "--utilisation": utilisation}
+        given = {"--tiers of sessions": memory, "--energy": energy, "--utilisation": utilisation}
         refused(given | {"--trace": played, "--hold-prompts": hold_prompts != HELD})
         limits = (ttft, tpot)
         asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
-        answer_pools(model, system, work, asked, options, told=Wanted(emit=emit, out=out, as_json=as_json))
+        answer_pools(
+            model,
+            system,
+            work,
+            asked,
+            options,
+            told=Wanted(emit=emit, out=out, as_json=as_json, seed=seed if proof else None),
+        )
         return
 
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:

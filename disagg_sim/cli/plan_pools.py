@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,10 +18,13 @@ from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
 from disagg_sim.planning.more_pools import MorePools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
-from disagg_sim.report.more_pools import pools_json, pools_screen, write_pools
+from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
 from disagg_sim.workload.trace import Trace
+
+if TYPE_CHECKING:
+    from disagg_sim.planning.prove import Run
 
 INFEASIBLE = 2  # exit code
 _IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
@@ -50,22 +53,14 @@ def pools_question(
     names = _names(pools)
     if not names:
         raise InputError("--images and --ffn-system need --pools, such as encode,prefill,decode")
-    ftl, ttl = (_seconds(*each) for each in zip(("--ttft", "--tpot"), limits, (TTFT, TPOT), strict=True))
     return PoolsQuestion(
         pools=names,
         size=size,
         images=images_of(images) if images else None,
-        ftl_limit=ftl,
-        ttl_limit=ttl,
+        ttft=limit_of(TTFT if limits[0] is None else limits[0], "--ttft"),
+        tpot=limit_of(TPOT if limits[1] is None else limits[1], "--tpot"),
         ffn_system=ffn_system or None,
     )
-
-
-def _seconds(name: str, text: str | None, usual: Any) -> float:
-    """A limit of a configuration, which has no percentile. [s]"""
-    if text is not None and re.search(r"p\d+\s*$", text):
-        raise InputError(f"{name} {quoted(text)}: with --pools a limit is of a configuration, without a percentile")
-    return limit_of(usual if text is None else text, name).seconds
 
 
 def images_of(text: str) -> Images:
@@ -87,6 +82,7 @@ class Wanted:
     emit: str  # a launcher; "" = no files that start it
     out: Path | None
     as_json: bool
+    seed: int | None = None  # of a simulation of the pools; None = none
 
 
 def of_pools(
@@ -112,18 +108,30 @@ def answer_pools(
 ) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
     found = of_pools(model, system, work, asked, options)
-    text = blocks_text(pools_screen(found))
+    run = _played(found, work, told.seed) if told.seed is not None and found.plan.members else None
+    text = blocks_text([*pools_screen(found), *([] if run is None else [played_screen(found, run)])])
     made = launch(found, engine=told.emit) if told.emit and found.plan.members else None
     if told.as_json:
         start = {} if made is None else {"start": asdict(made)}
-        typer.echo(json.dumps({**pools_json(found), **start}, indent=2))
+        typer.echo(json.dumps({**pools_json(found, run), **start}, indent=2))
     else:
         typer.echo(text, nl=False)
     if told.out is not None:
-        write_pools(found, text, told.out)
+        write_pools(found, text, told.out, run)
     if made is not None and not told.as_json:
         typer.echo("".join(f"\n{line}" for line in lines_of(made, None if told.out is None else told.out / "start")))
     if made is not None and told.out is not None:
         made.write(told.out / "start")
     if not found.plan.members:
         raise typer.Exit(INFEASIBLE)
+
+
+def _played(found: MorePools, work: Lengths | Trace | TrafficCase, seed: int) -> Run:
+    """Simulate the pools; say on standard error if the simulator has to be compiled first."""
+    from disagg_sim.planning.play_pools import play_pools  # the simulator takes a second to load
+    from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+
+    law = found.lengths
+    source = work if isinstance(work, TrafficCase) else (round(law.mean_isl), round(law.mean_osl))
+    with compilation_told(lambda: typer.echo(COMPILING, err=True)):
+        return play_pools(found, source, seed=seed)

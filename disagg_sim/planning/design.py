@@ -11,6 +11,7 @@ from disagg_sim.planning.limits import SHARES, Work
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.serving.availability import Spares
 from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.simulation.placed import ffn_of
 
 #: Latencies at the percentiles that are printed. [s]
 Percentiles = dict[str, float]
@@ -57,7 +58,12 @@ class PlannedPool:
             budget, held = choice.budget, choice.hold_steps or None
         instances = self.instances + self.spares
         return Replicas(
-            mapping=self.mapping, instances=instances, batch=self.batch, token_budget=budget, hold_steps=held
+            mapping=self.mapping,
+            instances=instances,
+            batch=self.batch,
+            token_budget=budget,
+            hold_steps=held,
+            ffn=ffn_of(self.mapping),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Plan more pools than prefill and decode, by integer program within limits of FTL and TTL: no queues are counted."""
+"""Plan more pools than prefill and decode, with their queues and the hand-over of caches, as ``planning.plan`` does."""
 
 from __future__ import annotations
 
@@ -7,24 +7,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.domain import Mapping
-from disagg_sim.errors import InputError, above_zero, check_kinds, nearest, quoted
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.errors import InputError, check_kinds, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.choices import decode_choices, prefill_choices
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.limits import TPOT, TTFT, Limit, Work, limit_of
 from disagg_sim.planning.plan import Plan, plan
-from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems, usual_precision
-from disagg_sim.planning.sizing import mappings_of
+from disagg_sim.planning.pool_members import members_of
+from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, Sized, split_choices
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
+from disagg_sim.planning.question import (
+    MOST_GPUS,
+    OBJECTIVES,
+    PlanOptions,
+    Size,
+    systems_of,
+    usable_systems,
+    usual_precision,
+)
+from disagg_sim.planning.sizing import NARROW, mappings_of
+from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import decode_grid, prefill_grid
-from disagg_sim.search.splits import split_grid
-from disagg_sim.serving.costs import Per
+from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.search.splits import SplitGrid, split_grid
+from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.filling import MatchOptions
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
+from disagg_sim.simulation.placed import ffn_of
 from disagg_sim.workload.lengths import Lengths
 
 USUAL = PlanOptions()
@@ -40,18 +57,18 @@ class PoolsQuestion:
     pools: tuple[str, ...]  # of ``serving.pool_names.POOLS``
     size: Size  # a rate or GPUs
     images: Images | None = None  # of a request; None = no encode pool
-    ftl_limit: float = 2.0  # of a configuration, encoding included, no queue [s]
-    ttl_limit: float = 0.05  # of a configuration [s]
+    ttft: Limit = TTFT  # of requests, encoding included; seconds, or "500 ms@p99"
+    tpot: Limit = TPOT  # of requests; likewise
     ffn_system: str | None = None  # of the feed-forward pool; None = that of attention
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range, or a pool that does not exist."""
+        for name in ("ttft", "tpot"):
+            object.__setattr__(self, name, limit_of(getattr(self, name), name))
         check_kinds(self)
         for name in self.pools:
             if name not in POOLS:
                 raise InputError(f"pools: {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")
-        above_zero("ftl_limit", self.ftl_limit, "s")
-        above_zero("ttl_limit", self.ttl_limit, "s")
 
     @property
     def plain(self) -> bool:
@@ -91,7 +108,7 @@ class Stage:
     batch: int  # requests of an instance [request]
     microbatches: int  # between attention and feed-forward ranks; 1 of other pools [1]
     rate: float  # of all instances at full rate [request/s]
-    load: float  # that the plan asks of them [1]
+    load: float  # that the rate of the plan asks of them [1]
     seconds: float  # a request: to encode it, FTL of prefill, or TTL [s]
     idle: float  # share of a step in which a rank waits for the other half; NaN of other pools [1]
     held_by: str  # limit that a larger batch of the instance would break, as ``PoolsPlan.held_by``
@@ -105,7 +122,8 @@ class MorePools(Shown):
     options: PlanOptions
     lengths: Lengths
     model: ModelSpec = field(repr=False)
-    plan: PoolsPlan  # of the best systems
+    plan: PoolsPlan  # of the best systems; what the integer program says without queues where nothing serves
+    design: Design | None  # its prefill and decode pools with their queues; None of an infeasible plan
     stages: tuple[Stage, ...]  # in the order in which a request passes them; () of an infeasible plan
     others: tuple[tuple[str, PoolsPlan], ...]  # names of systems that are not the best, and their plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
@@ -120,8 +138,9 @@ def plan_more_pools(
 ) -> MorePools | Plan:
     """Plan encode, attention and feed-forward pools beside prefill and decode.
 
-    Every pool keeps up with one request rate; the integer program of ``plan_pools`` proves the counts. Requests come
-    one after the other: limits hold for a configuration, and no queue is counted, unlike in ``plan``.
+    As ``plan``, with one configuration a pool: a limit holds for a share of the requests, which come at random. TTFT
+    counts the queue and the time of the encode pool, the queue of prefill, the hand-over of the cache and a step of
+    decode, and TPOT the sequences in service. Whole and split decode instances compete.
 
     Parameters
     ----------
@@ -149,27 +168,27 @@ def plan_more_pools(
     Examples
     --------
     >>> import disagg_sim as ds
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=64), ttl_limit=0.1)
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=64), tpot="100 ms@p99")
     >>> found = plan_more_pools("deepseek_r1", "gb200_nvl72", ds.lengths(4096, 512), asked)
-    >>> [stage.pool for stage in found.stages], found.plan.status, found.plan.ttl_s <= 0.1
-    (['prefill', 'attention', 'ffn'], 'optimal', True)
+    >>> [stage.pool for stage in found.stages], found.plan.status, found.design.tpot["p99"] <= 0.1
+    (['prefill', 'attention', 'ffn'], 'feasible', True)
     """
     if question.plain:
-        size, limits = question.size, {"ttft": question.ftl_limit, "tpot": question.ttl_limit}
+        size, limits = question.size, {"ttft": question.ttft, "tpot": question.tpot}
         options = replace(options, users=size.users)
         return plan(model, system, lengths, **limits, rate=size.rate, gpus=size.gpus, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
     question.check([setups[0][0].model], lengths, options)
     found = [(_names(*pair), *_planned(*pair, lengths, question, options)) for pair in setups]
-    feasible = [each for each in found if each[1].members] or found
-    best = min(feasible, key=lambda each: _value(each[1], question))
+    best = min(found, key=lambda each: (not each[1].members, _value(each[1], question)))
     return MorePools(
         question=question,
         options=options,
         lengths=lengths,
         model=setups[0][0].model,
         plan=best[1],
-        stages=best[2],
+        design=best[2],
+        stages=tuple(_stages(best[1], best[2])) if best[2] is not None else (),
         others=tuple((names, plan) for names, plan, _ in found if plan is not best[1]),
         left_out=tuple(left_out),
     )
@@ -192,28 +211,67 @@ def _names(decode: Setup, prefill: Setup) -> str:
 
 def _planned(
     decode: Setup, prefill: Setup, lengths: Lengths, question: PoolsQuestion, options: PlanOptions
-) -> tuple[PoolsPlan, tuple[Stage, ...]]:
+) -> tuple[PoolsPlan, Design | None]:
     """Plan for one pair of systems."""
+    grids = _grids(decode, prefill, lengths, question, options)
+    first = next(each for each in grids if isinstance(each, PhaseGrid))
+    work = Work(lengths=first.lengths, ttft=question.ttft, tpot=question.tpot)
+    systems = {at.system.name: at.system for each in grids for at in _setups(each)}
+    choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
+    size = question.size
+    rate = size.rate if size.gpus is None else choices.most_rate(size.gpus, NARROW)
+    most = MOST_GPUS if size.gpus is None else size.gpus
+    sized = choices.sized(rate, most) if rate else None
+    if sized is None or not rate:
+        return _infeasible(grids, question, options), None
+    return members_of(grids, sized, rate, priced=options.objective in ("usd", "watt")), _design(sized, rate, work)
+
+
+def _grids(
+    decode: Setup, prefill: Setup, lengths: Lengths, question: PoolsQuestion, options: PlanOptions
+) -> list[Candidates]:
+    """What the pools may be: encoding first, then prefill, then decode."""
     mappings = mappings_of((decode, prefill), options)
-    given: list[Candidates] = []
+    found: list[Candidates] = []
     if question.images is not None:
-        given.append(encode_step(prefill, **asdict(question.images)))
-    given.append(prefill_grid(prefill, mappings[0], lengths))
+        found.append(encode_step(prefill, **asdict(question.images)))
+    share = None if lengths.constant else question.ttft.share
+    found.append(prefill_grid(prefill, mappings[0], lengths, ftl_quantile=share))
     if "decode" in question.pools:
-        given.append(decode_grid(decode, mappings[1], lengths))
-    ffn = decode if question.ffn_system is None else _on(decode, question.ffn_system, options)
+        found.append(decode_grid(decode, mappings[1], lengths))
     if "attention" in question.pools:
-        given.append(split_grid(decode, lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus)))
-    plan = plan_pools(
-        given,
-        ftl_limit=question.ftl_limit,
-        ttl_limit=question.ttl_limit,
-        gpu_budget=question.size.gpus,
-        required_rate=question.size.rate,
-        per=_per(options),
-        options=MatchOptions(kv_link_limit=options.max_nic),
+        ffn = decode if question.ffn_system is None else _on(decode, question.ffn_system, options)
+        found.append(split_grid(decode, lengths, ffn=ffn, max_gpus=_most(decode, question.size.gpus)))
+    return found
+
+
+def _setups(each: Candidates) -> tuple[Setup, ...]:
+    return (each.setup, each.ffn_setup) if isinstance(each, SplitGrid) else (each.setup,)
+
+
+def _choices(
+    grids: Sequence[Candidates], work: Work, options: PlanOptions, costs: dict[str, float], *, one: bool
+) -> PoolChoices:
+    """Configurations worth sizing, linked as pools of ``one`` system or of several."""
+    encode = next((each for each in grids if isinstance(each, EncodeStep)), None)
+    first, *rest = (each for each in grids if not isinstance(each, EncodeStep))
+    assert isinstance(first, PhaseGrid)
+    senders, takers = prefill_choices(first, work), []
+    for each in rest:
+        takers += decode_choices(each, work) if isinstance(each, PhaseGrid) else split_choices(each, work)
+    at, cache = rest[0].setup, cache_of(rest[0])
+
+    def wired(gpus: int) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
+        return linked(senders, takers, cache, wire_of(at, first.setup, gpus, options.max_nic)) if takers else ([], [])
+
+    across = wired(MOST_GPUS)
+    return PoolChoices(
+        encode=None if encode is None else EncodeChoice(step=encode, work=work),
+        inside=wired(1) if one else across,
+        across=across,
+        domain=at.system.nvlink_domain if one else 0,
+        costs=costs,
     )
-    return plan, tuple(_stages(plan, {"prefill": prefill, "decode": decode, "attention": decode, "ffn": ffn}))
 
 
 def _on(decode: Setup, name: str, options: PlanOptions) -> Setup:
@@ -232,18 +290,47 @@ def _per(options: PlanOptions) -> Per:
     return options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
 
 
-def _stages(plan: PoolsPlan, setups: dict[str, Setup]) -> list[Stage]:
-    """A row for each configuration of each pool."""
-    rates: dict[str, float] = {}
-    for member, count in plan.members:
-        rates[_role(member)] = rates.get(_role(member), 0.0) + count * _rate(member)
-    found: list[Stage] = []
+def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: PlanOptions) -> PoolsPlan:
+    """What binds: a limit that no configuration alone meets, or else the queues."""
+    size, ttft, tpot = question.size, question.ttft, question.tpot
+    alone = plan_pools(
+        grids,
+        ftl_limit=ttft.seconds,
+        ttl_limit=tpot.seconds,
+        gpu_budget=size.gpus,
+        required_rate=size.rate,
+        options=MatchOptions(kv_link_limit=options.max_nic),
+    )
+    if not alone.members:
+        return alone
+    text = (
+        f"no pools keep TTFT {ttft.percentile} within {ttft.seconds:g} s and TPOT {tpot.percentile} within "
+        f"{tpot.seconds:g} s with their queues and the hand-over of caches; without both they would serve "
+        f"{alone.request_rate:.4g} requests/s on {alone.total_gpus} GPUs"
+    )
+    return PoolsPlan(status="infeasible", message=text, binds="queues")
+
+
+def _design(sized: Sized, rate: float, work: Work) -> Design:
+    """Prefill and decode, which see what requests see."""
+    sends, takes = sized.instances
+    pools = (
+        PlannedPool(role="prefill", choice=sized.prefill, instances=sends, rate=rate),
+        PlannedPool(role="decode", choice=sized.decode, instances=takes, rate=rate),
+    )
+    return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
+
+
+def _stages(plan: PoolsPlan, design: Design) -> Iterator[Stage]:
+    """A row for each pool; attention and feed-forward ranks of an instance are a pool each."""
+    prefill, decode = design.pools
+    ffn = ffn_of(decode.mapping)
+    theirs = decode.setup if ffn is None or ffn.setup is None else ffn.setup
+    setups = {"prefill": prefill.setup, "decode": decode.setup, "attention": decode.setup, "ffn": theirs}
     for (member, count), held in zip(plan.members, plan.held_by, strict=True):
-        load = plan.request_rate / rates[_role(member)]
         for one in _one(member, held, setups):
-            rate = count * _rate(member)
-            found.append(replace(one, instances=count, gpus=count * one.gpus, rate=rate, load=load))
-    return found
+            rate = count * (member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s)
+            yield replace(one, instances=count, gpus=count * one.gpus, rate=rate, load=plan.request_rate / rate)
 
 
 def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[Stage]:
@@ -285,13 +372,3 @@ def _stage(
         idle=math.nan,
         held_by=held_by,
     )
-
-
-def _role(member: Member) -> str:
-    if isinstance(member, EncodeStep):
-        return "encode"
-    return member.phase if isinstance(member, Instance) else "decode"
-
-
-def _rate(member: Member) -> float:
-    return member.request_rate if isinstance(member, EncodeStep) else member.request_rate_per_s

@@ -245,7 +245,7 @@ class _Runs:
 
     def _run(self, design: Design) -> Run:
         trace, begin = requests_of(self.plan, design, self.seed)
-        return self._judged(design, self._played(design, trace, None), begin)
+        return judged(design, self._played(design, trace, None), begin)
 
     def failing(self, design: Design) -> Failing:
         """The run in which as many instances of each pool fail as it has spares."""
@@ -260,7 +260,7 @@ class _Runs:
             events += [FailureEvent(at_s=when, kind="instance", number=number) for number in gone]
         failures = Failures(events=tuple(events), restart_s=availability.failing.restart, migration_limit=1)
         result = self._played(design, trace, failures)
-        run = self._judged(design, result, max(when - time_alone(self.plan), 0.0))
+        run = judged(design, result, max(when - time_alone(self.plan.work), 0.0))
         moved = sum(each.migrated for each in result.records.failures)
         return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
 
@@ -272,26 +272,42 @@ class _Runs:
         slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
         return simulate(deployed(design), trace, policy_of(design), slo=slo, seed=self.seed, options=options)
 
-    def _judged(self, design: Design, result: SimulationResult, begin: float) -> Run:
-        """What became of the requests that came from ``begin`` on [s]."""
-        work, table = self.plan.work, result.frame()
-        table = table[table["arrival_s"] >= begin]
-        done = table[table["status"] == "completed"]
-        lost = len(table) - len(done)
-        ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
-        gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
-        tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
-        return Run(
-            counts=tuple(pool.instances for pool in design.pools),
-            rate=design.rate,
-            requests=len(table),
-            ttft=_percentiles(ttft),
-            tpot=_percentiles(tpot),
-            hand_over=_hand_over(done, work.ttft),
-            lost=lost,
-            holds_ttft=_holds(ttft, work.ttft),
-            holds_tpot=_holds(tpot, work.tpot),
-        )
+
+def judged(design: Design, result: SimulationResult, begin: float) -> Run:
+    """Find what became of the requests of a simulation.
+
+    Parameters
+    ----------
+    design
+        That was simulated.
+    result
+        Of the simulation.
+    begin
+        Requests that came before are not judged. [s]
+
+    Returns
+    -------
+    Run
+        Percentiles [s], and whether they keep the limits of the design's work.
+    """
+    work, table = design.work, result.frame()
+    table = table[table["arrival_s"] >= begin]
+    done = table[table["status"] == "completed"]
+    lost = len(table) - len(done)
+    ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
+    gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
+    tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
+    return Run(
+        counts=tuple(pool.instances for pool in design.pools),
+        rate=design.rate,
+        requests=len(table),
+        ttft=_percentiles(ttft),
+        tpot=_percentiles(tpot),
+        hand_over=_hand_over(done, work.ttft),
+        lost=lost,
+        holds_ttft=_holds(ttft, work.ttft),
+        holds_tpot=_holds(tpot, work.tpot),
+    )
 
 
 def _percentiles(values: Floats) -> Percentiles:

@@ -6,8 +6,9 @@ import math
 
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import HBM, Reuse
+from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.wires import wire_of
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -45,17 +46,22 @@ def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
         return plan.options.trace.scaled(design.rate / plan.options.trace.rate), 0.0
     if plan.source is None:
         raise InputError("requests cannot be drawn from these lengths; give a traffic's case, constants or a trace")
-    work, rate, alone = plan.work, design.rate, time_alone(plan)
+    return drawn_requests(plan.work, plan.source, design.rate, seed)
+
+
+def drawn_requests(work: Work, source: TrafficCase | tuple[int, int], rate: float, seed: int) -> tuple[Trace, float]:
+    """Poisson arrivals with lengths of a case or constants, and from when on they are judged. [s]"""
+    alone = time_alone(work)
     judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
     filling = math.ceil(FILLING * alone * rate)
     requests = min(filling + judged, MOST_SIMULATED)
-    trace = synthetic_trace(rate=rate, requests=requests, lengths=plan.source, seed=seed)
+    trace = synthetic_trace(rate=rate, requests=requests, lengths=source, seed=seed)
     return trace, float(trace.arrival[min(filling, requests // 2)])
 
 
-def time_alone(plan: Plan) -> float:
+def time_alone(work: Work) -> float:
     """Time of a mean request in the system at its limits. [s]"""
-    return plan.work.ttft.seconds + plan.work.lengths.gaps * plan.work.tpot.seconds
+    return work.ttft.seconds + work.lengths.gaps * work.tpot.seconds
 
 
 def tiers_below(reuse: Reuse, design: Design) -> tuple[str, ...]:

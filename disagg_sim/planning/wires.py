@@ -14,6 +14,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.search.splits import SplitGrid
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_link import LinkSpec, Wire
 
@@ -37,7 +38,7 @@ class Cache(NamedTuple):
     pieces: float  # blocks of each tensor of each layer [1]
 
 
-def cache_of(grid: PhaseGrid) -> Cache:
+def cache_of(grid: PhaseGrid | SplitGrid) -> Cache:
     """The cache that a prompt sends to a decode instance of a grid."""
     model = cached_layers(grid.setup)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,11 +17,14 @@ from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.planning.more_pools import MorePools, Stage
 from disagg_sim.report.plan import Block
 from disagg_sim.report.plan_rows import law_words, seconds_text
-from disagg_sim.report.schemas import POOLS, PoolsJson, StageJson, plain
+from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
 from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.units import HOUR, MILLION
+
+if TYPE_CHECKING:
+    from disagg_sim.planning.prove import Run
 
 HEADER = ("pool", "instances", "GPUs", "precision", "batch", "rate", "load", "a request takes", "binds")
 #: Pools as people read them.
@@ -56,7 +60,7 @@ def pools_screen(found: MorePools) -> list[Block]:
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=1e-3)
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=1e-3)
     >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
     >>> print(pools_screen(found)[1].rows[0][0])
     INFEASIBLE: no split over attention and feed-forward GPUs meets the TTL limit of 0.001 s; the best TTL is ... s
@@ -68,8 +72,41 @@ def pools_screen(found: MorePools) -> list[Block]:
         blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block(tuple(_facts(found)))]
     told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
-    told += ["limits hold for a configuration, without queues and the hand-over of caches: leave room for both"]
-    return [*blocks, _lines(*told)]
+    return [*blocks, _lines(*told)] if told else blocks
+
+
+def played_screen(found: MorePools, run: Run) -> Block:
+    """Write what a simulation of the pools says, for people.
+
+    Parameters
+    ----------
+    found
+        With pools.
+    run
+        Of ``planning.play_pools``.
+
+    Returns
+    -------
+    Block
+        One line: both latencies at the percentiles of their limits, and whether these hold.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> from disagg_sim.planning.limits import Limit
+    >>> asked = SimpleNamespace(ttft=Limit(2.0), tpot=Limit(0.05, 0.5))
+    >>> values = {"ttft": {"p90": 1.0}, "tpot": {"p50": 0.04}, "holds": True, "rate": 3.0, "requests": 2000, "lost": 0}
+    >>> played_screen(SimpleNamespace(question=asked), SimpleNamespace(**values)).rows[0][0]
+    'simulated, 2,000 requests at 3/s: TTFT p90 1 s, TPOT p50 40 ms: both limits hold'
+    """
+    asked = found.question
+    said = ", ".join(
+        f"{name} {limit.percentile} {seconds_text(values[limit.percentile])}"
+        for name, limit, values in (("TTFT", asked.ttft, run.ttft), ("TPOT", asked.tpot, run.tpot))
+    )
+    lost = f", {run.lost:,} lost" if run.lost else ""
+    holds = "both limits hold" if run.holds else "the limits do not hold: leave more room"
+    return _lines(f"simulated, {run.requests:,} requests at {run.rate:.4g}/s: {said}{lost}: {holds}")
 
 
 def _lines(*lines: str) -> Block:
@@ -90,13 +127,16 @@ def _question(found: MorePools) -> str:
     many = (
         f"{asked.size.gpus} GPU{'s' * (asked.size.gpus != 1)}" if asked.size.gpus else f"{asked.size.rate:g} requests/s"
     )
-    limits = f"FTL {seconds_text(asked.ftl_limit)}, TTL {seconds_text(asked.ttl_limit)}"
+    limits = ", ".join(
+        f"{name} {each.percentile} {seconds_text(each.seconds)}"
+        for name, each in (("TTFT", asked.ttft), ("TPOT", asked.tpot))
+    )
     means = law_words(law, found.options.speculation)
     return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
 
 
 def _rows(found: MorePools) -> Iterator[tuple[str, ...]]:
-    """A row for each pool; what binds it names the pool that sets the rate."""
+    """A row for each pool; what binds it names the busiest pool."""
     slowest = max(stage.load for stage in found.stages)
     for stage in found.stages:
         name = POOL_TEXT.get(stage.pool, stage.pool)
@@ -128,7 +168,7 @@ def _layout(stage: Stage) -> str:
 
 def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
     if slowest:
-        yield "sets the rate"
+        yield "the busiest pool"
     if stage.held_by:
         yield HELD_TEXT[stage.held_by]
     if not math.isnan(stage.idle):
@@ -136,11 +176,20 @@ def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
 
 
 def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
-    plan, asked = found.plan, found.question
+    plan, asked, design = found.plan, found.question, found.design
+    assert design is not None, "facts are of pools"
     tokens = plan.request_rate * found.lengths.mean_osl
-    encoding = "encoding included" if "encode" in asked.pools else ""
-    yield "FTL", f"{seconds_text(plan.ftl_s)} of {seconds_text(asked.ftl_limit)}", encoding
-    yield "TTL", f"{seconds_text(plan.ttl_s)} of {seconds_text(asked.ttl_limit)}", ""
+    first = "queues, hand-over of the cache and first step of decode included"
+    first = f"encoding, {first}" if "encode" in asked.pools else first
+    for name, limit, values, beside in (
+        ("TTFT", asked.ttft, design.ttft, first),
+        ("TPOT", asked.tpot, design.tpot, ""),
+    ):
+        others = ", ".join(
+            f"{share} {seconds_text(value)}" for share, value in values.items() if share != limit.percentile
+        )
+        of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
+        yield name, f"{of}; {others}", beside
     yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
     hour = price_of(found)
     if math.isnan(hour):
@@ -163,13 +212,15 @@ def price_of(found: MorePools) -> float:
     return total
 
 
-def pools_json(found: MorePools) -> PoolsJson:
+def pools_json(found: MorePools, run: Run | None = None) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units.
 
     Parameters
     ----------
     found
         With or without pools.
+    run
+        Of ``planning.play_pools``, where the pools were simulated.
 
     Returns
     -------
@@ -181,13 +232,13 @@ def pools_json(found: MorePools) -> PoolsJson:
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=0.1)
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
     >>> made = pools_json(plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked))
     >>> made["schema"], sorted({pool["pool"] for pool in made["pools"]})
     ('disagg-sim/pools/1', ['attention', 'ffn', 'prefill'])
     """
     plan, asked, law = found.plan, found.question, found.lengths
-    return {
+    made: PoolsJson = {
         "schema": POOLS,
         "status": plan.status,
         "message": plan.message,
@@ -202,8 +253,8 @@ def pools_json(found: MorePools) -> PoolsJson:
             "mean_cached": law.mean_isl - law.mean_new,
             "cached_tiers": {} if law.cached is None else dict(law.cached.reuse.tiers),
             "speculation": "" if (drafter := found.options.speculation) is None else drafter.name,
-            "ftl_limit_s": asked.ftl_limit,
-            "ttl_limit_s": asked.ttl_limit,
+            "ttft": {"seconds": asked.ttft.seconds, "share": asked.ttft.share},
+            "tpot": {"seconds": asked.tpot.seconds, "share": asked.tpot.share},
             "rate_per_s": asked.size.rate,
             "gpus": asked.size.gpus,
             "objective": found.options.objective,
@@ -211,6 +262,8 @@ def pools_json(found: MorePools) -> PoolsJson:
         "rate_per_s": plan.request_rate,
         "gpus": plan.total_gpus,
         "output_tokens_per_s_per_gpu": plan.tokens_per_s_per_gpu,
+        "ttft_s": {} if found.design is None else found.design.ttft,
+        "tpot_s": {} if found.design is None else found.design.tpot,
         "ftl_s": plain(plan.ftl_s),
         "ttl_s": plain(plan.ttl_s),
         "usd_per_hour": plain(price_of(found)) if plan.members else None,
@@ -218,6 +271,19 @@ def pools_json(found: MorePools) -> PoolsJson:
         "pools": [_stage_json(stage) for stage in found.stages],
         "others": {names: other.message for names, other in found.others},
         "left_out": list(found.left_out),
+    }
+    if run is not None:
+        made["simulated"] = _run_json(run)
+    return made
+
+
+def _run_json(run: Run) -> PoolsRunJson:
+    return {
+        "requests": run.requests,
+        "ttft_s": {name: value if math.isfinite(value) else None for name, value in run.ttft.items()},
+        "tpot_s": {name: value if math.isfinite(value) else None for name, value in run.tpot.items()},
+        "lost": run.lost,
+        "holds": run.holds,
     }
 
 
@@ -245,7 +311,7 @@ def _degrees(mapping: Mapping) -> dict[str, int]:
     return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
 
 
-def write_pools(found: MorePools, text: str, out: Path) -> None:
+def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
 
     Parameters
@@ -256,6 +322,8 @@ def write_pools(found: MorePools, text: str, out: Path) -> None:
         The screen.
     out
         Directory; it is made.
+    run
+        Of ``planning.play_pools``, where the pools were simulated.
 
     Returns
     -------
@@ -268,14 +336,14 @@ def write_pools(found: MorePools, text: str, out: Path) -> None:
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=0.1)
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
     >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_pools(found, "16 GPUs", Path(folder))
     ...     sorted(each.name for each in Path(folder).iterdir())
     ['designs.csv', 'plan.json', 'plan.txt']
     """
-    made = pools_json(found)
+    made = pools_json(found, run)
     write_text(out / "plan.txt", text)
     write_text(out / "plan.json", json.dumps(made, indent=2) + "\n")
     rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]

@@ -268,8 +268,8 @@ class PoolsQuestionJson(TypedDict):
     mean_cached: Annotated[float, Field(description="of a prompt [token]")]
     cached_tiers: Annotated[dict[str, float], Field(description="tier -> share of the pasts in it; empty = HBM")]
     speculation: Annotated[str, Field(description="drafter and acceptance; empty = none")]
-    ftl_limit_s: float
-    ttl_limit_s: float
+    ttft: LimitJson
+    tpot: LimitJson
     rate_per_s: float | None
     gpus: int | None
     objective: str
@@ -295,6 +295,16 @@ class StageJson(TypedDict):
     held_by: Annotated[str, Field(description="limit that a larger batch would break; empty = none")]
 
 
+class PoolsRunJson(TypedDict):
+    """What a simulation of the pools says: plan --pools --simulate."""
+
+    requests: Annotated[int, Field(description="that were judged")]
+    ttft_s: Annotated[dict[str, float | None], Field(description="by percentile; null where nothing was completed")]
+    tpot_s: dict[str, float | None]
+    lost: Annotated[int, Field(description="rejected, failed or unfinished")]
+    holds: bool
+
+
 class PoolsJson(TypedDict):
     """Answer of ``disagg-sim plan --pools ... --json``."""
 
@@ -307,13 +317,16 @@ class PoolsJson(TypedDict):
     rate_per_s: float
     gpus: int
     output_tokens_per_s_per_gpu: float
-    ftl_s: float | None
-    ttl_s: float | None
+    ttft_s: Annotated[dict[str, float], Field(description="of requests, queues included, by percentile")]
+    tpot_s: Annotated[dict[str, float], Field(description="of requests, by percentile")]
+    ftl_s: Annotated[float | None, Field(description="of a full pass, encoding included, no queue")]
+    ttl_s: Annotated[float | None, Field(description="of a step with all seats taken")]
     usd_per_hour: float | None
     gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
     pools: list[StageJson]
     others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
     left_out: list[str]
+    simulated: NotRequired[PoolsRunJson]
 
 
 class LatencyTrustJson(TypedDict):

@@ -86,7 +86,7 @@ def test_turns_of_sessions_are_planned_with_what_gpus_remember(capsys: pytest.Ca
 def test_further_pools_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     shape = {"model": "qwen3_5_35b_a3b", "system": "h200_sxm", "isl": 4096, "osl": 256, "cached": 0.5, "tiers": "dram"}
     pools = {"pools": "encode,prefill,decode", "images": "2x1120x1120", "gpus": 16}
-    found = called("plan_pools", **shape, **pools, ttl="30 ms").structured_content
+    found = called("plan_pools", **shape, **pools, tpot="30 ms").structured_content
     jsonschema.validate(found, json_schema("pools"))
     options = [text for name, value in {**shape, **pools}.items() for text in (f"--{name}", str(value))]
     assert run(["plan", *options, "--tpot", "30 ms", "--json"]) == 0

@@ -60,7 +60,7 @@ def test_a_launch_of_halves_names_what_can_be_launched():
     from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     from disagg_sim.planning.question import Size
 
-    asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), ttl_limit=0.1)
+    asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
     found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
     with pytest.raises(InputError, match="plan with encode, prefill and decode"):
         ds.launch(found, engine="sglang")

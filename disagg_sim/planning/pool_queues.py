@@ -1,0 +1,204 @@
+"""Size encode pools before prefill, and instances split over attention and feed-forward GPUs, with their queues.
+
+Prefill and whole decode instances are those of every plan (``planning.pools``). A split instance is a decode choice
+whose step is that of both pools; the GPUs of an encode pool have one queue (``simulation.encoders``), and TTFT is the
+sum of the time to leave them and of the time from there to the first token, the two taken as independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.planning.counts import least
+from disagg_sim.planning.limits import Work
+from disagg_sim.planning.pools import HEADROOM, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
+from disagg_sim.search.splits import SplitGrid
+from disagg_sim.serving.sides import SplitSide
+from disagg_sim.simulation.placed import FfnPool, ffn_of, placed
+
+_Choice = TypeVar("_Choice", PrefillChoice, DecodeChoice)
+#: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]
+WAITS = -np.log(1.0 - (np.arange(12) + 0.5) / 12)
+#: GPUs of an encode pool that are tried, over the fewest that keep up. [1]
+ENCODERS = (1.0, 1.1, 1.25, 1.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EncodeChoice:
+    """GPUs that encode one request at a time, behind one queue."""
+
+    step: EncodeStep
+    work: Work
+
+    @property
+    def each_s(self) -> float:
+        """Time for which a request keeps a GPU. [s]"""
+        return self.step.time * (1.0 - self.step.cached)
+
+    def delay(self, rate: float, gpus: int) -> Delay:
+        """Arrival until the embeddings are with prefill: equal times at ``gpus`` servers of one queue."""
+        used, own = rate * self.each_s / gpus, np.array([self.each_s + self.step.transfer])
+        share = share_that_waits(gpus, used)
+        wait = mean_wait(gpus, used, self.each_s, self.work.dispersion / 2)
+        return Delay(own, np.array([1.0 - share]), own, np.array([share]), wait)
+
+    def counts(self, rate: float) -> Iterator[int]:
+        """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
+        sized = rate * HEADROOM * self.work.surge
+        fewest = math.floor(sized * self.each_s) + 1
+        for count in sorted({fewest + 1, *(math.ceil(fewest * more) for more in ENCODERS)}):
+            yield count
+            if share_that_waits(count, sized * self.each_s / count) < (1.0 - self.work.ttft.share) / 10:
+                return
+
+
+def after(choice: PrefillChoice, encoding: Delay) -> PrefillChoice:
+    """A prefill choice whose TTFT counts from the arrival at an encode pool.
+
+    Parameters
+    ----------
+    choice
+        Of prefill alone.
+    encoding
+        Arrival until the embeddings are with prefill. [s]
+
+    Returns
+    -------
+    PrefillChoice
+        With each latency as often as the waits before it.
+    """
+    added = np.concatenate([encoding.calm, encoding.held[0] + encoding.wait * WAITS])
+    shares = np.concatenate([encoding.calm_share, np.full(WAITS.size, encoding.held_share[0] / WAITS.size)])
+    ftl = (choice.ftl[:, None, :] + added[None, :, None]).reshape(-1, choice.ftl.shape[1])
+    return replace(choice, ftl=ftl, weights=np.outer(choice.weights, shares).ravel())
+
+
+def split_choices(grid: SplitGrid, work: Work) -> list[DecodeChoice]:
+    """The fastest split configurations of each size within the TPOT limit; links as wide as needed."""
+    side = SplitSide(grid, work.tpot.seconds, math.inf, within_domain=True)
+    return [_split(grid, work, row, column) for row, column in zip(side.rows, side.columns, strict=True)]
+
+
+def _split(grid: SplitGrid, work: Work, row: int, column: int) -> DecodeChoice:
+    one = grid.instance(row, column)
+    theirs = None if grid.ffn_setup is grid.setup else grid.ffn_setup
+    ffn = FfnPool(mapping=one.ffn, microbatches=one.microbatches, setup=theirs)
+    batch = grid.batch[row]
+    return DecodeChoice(
+        at=grid.setup,
+        mapping=placed(one.attention, None, ffn),
+        work=work,
+        seats=one.batch,
+        batch=batch[: column + 1].astype(float),
+        step=grid.latency[row, : column + 1],
+        link_rate=math.inf,
+        memory=float(grid.attention_bytes[row, column]),
+        memory_seats=int(batch[np.flatnonzero(grid.feasible[row])[-1]]),
+        bound="",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Pools that serve a rate."""
+
+    prefill: PrefillChoice  # whose TTFT has the encoding in it
+    decode: DecodeChoice
+    instances: tuple[int, int]  # of prefill and decode [1]
+    encoders: int  # GPUs of the encode pool; 0 = none [1]
+    cost: float  # of all GPUs, in the unit of the objective
+
+    @property
+    def gpus(self) -> int:
+        """Of all pools. [1]"""
+        return self.encoders + self.instances[0] * gpus_of(self.prefill) + self.instances[1] * gpus_of(self.decode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolChoices:
+    """Configurations of the pools of one case, for deployments inside one NVLink domain and across."""
+
+    encode: EncodeChoice | None  # None = no images
+    inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
+    domain: int  # GPUs of an NVLink domain that all pools may share; 0 = they have systems of their own [1]
+    costs: dict[str, float]  # of a GPU by system
+
+    def sized(self, rate: float, most: float) -> Sized | None:
+        """The cheapest pools that keep the limits at a rate [request/s], of up to ``most`` GPUs [1]; None without."""
+        for (senders, takers), limit in ((self.inside, min(self.domain, most)), (self.across, most)):
+            decode = self._cheapest(takers, rate, limit)
+            if decode is None:
+                continue
+            taker, takes = decode
+            room = limit - takes * gpus_of(taker)
+            if found := [*self._before(senders, rate, room)]:
+                encoders, (sender, sends) = min(found, key=lambda each: self._before_cost(each[0], *each[1]))
+                cost = self._before_cost(encoders, sender, sends) + takes * self._price(taker)
+                return Sized(sender, taker, (sends, takes), encoders, cost)
+        return None
+
+    def most_rate(self, gpus: int, narrow: float) -> float:
+        """Highest rate that some GPUs serve, to a relative ``narrow`` [1]; 0 where none do. [request/s]"""
+        if not all(self.across):
+            return 0.0
+        needs = [1.0 / max(each.most / gpus_of(each) for each in choices) for choices in self.across]
+        high = gpus / (sum(needs) + (0.0 if self.encode is None else self.encode.each_s))
+        low = high * 1e-4
+        if self.sized(low, gpus) is None:
+            return 0.0
+        while high / low > 1.0 + narrow:
+            middle = math.sqrt(low * high) if high > 4 * low else (low + high) / 2
+            low, high = (low, middle) if self.sized(middle, gpus) is None else (middle, high)
+        return low
+
+    def _before(
+        self, senders: Sequence[PrefillChoice], rate: float, room: float
+    ) -> Iterator[tuple[int, tuple[PrefillChoice, int]]]:
+        """GPUs that encode, and the cheapest prefill pool behind them."""
+        for count in (0,) if self.encode is None else self.encode.counts(rate):
+            pool = self._cheapest(self._behind(count, senders, rate), rate, room - count)
+            if pool is not None:
+                yield count, pool
+
+    def _behind(self, encoders: int, senders: Sequence[PrefillChoice], rate: float) -> Sequence[PrefillChoice]:
+        """The choices of prefill behind an encode pool, at the rate that pools are sized for."""
+        if self.encode is None:
+            return senders
+        encoding = self.encode.delay(rate * HEADROOM * self.encode.work.surge, encoders)
+        return [after(each, encoding) for each in senders]
+
+    def _before_cost(self, encoders: int, sender: PrefillChoice, sends: int) -> float:
+        """Cost of an encode and a prefill pool, which have one system."""
+        return encoders * self.costs[sender.at.system.name] + sends * self._price(sender)
+
+    def _price(self, choice: PrefillChoice | DecodeChoice) -> float:
+        """Cost of an instance, of whose GPUs some may be of another system."""
+        ffn, gpus = ffn_of(choice.mapping), gpus_of(choice)
+        theirs = 0 if ffn is None else int(ffn.mapping.gpus)
+        own = choice.at if ffn is None or ffn.setup is None else ffn.setup
+        return (gpus - theirs) * self.costs[choice.at.system.name] + theirs * self.costs[own.system.name]
+
+    def _cheapest(self, choices: Sequence[_Choice], rate: float, most: float) -> tuple[_Choice, int] | None:
+        """The cheapest pool that keeps its limit at a rate."""
+        usable = [each for each in choices if each.most > 0]
+        order = sorted(usable, key=lambda each: math.ceil(rate / each.most) * self._price(each))
+        best: tuple[_Choice, int] | None = None
+        cost = math.inf
+        for each in order:
+            price = self._price(each)
+            if math.ceil(rate / each.most) * price >= cost:
+                break
+            room = most // gpus_of(each)
+            room = room if math.isinf(cost) else min(room, math.ceil(cost / price) - 1)
+            instances = least(each, rate, int(room)) if room >= 1 else None
+            if instances is not None:
+                best, cost = (each, instances), instances * price
+        return best
