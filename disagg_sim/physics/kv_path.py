@@ -17,8 +17,9 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.profile import ProfileSpec
+from disagg_sim.physics.drafting import cached_layers, handed_bytes
 from disagg_sim.physics.kv_blocks import KvLayout, blocks_of, posted_share
-from disagg_sim.physics.kv_transfer import kv_bytes_per_request, own_link_bandwidth, unique_gpus
+from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
 from disagg_sim.physics.setup import Setup
 
 #: Classes of paths between two GPUs, from near to far: inside a host or an NVLink domain over NVLink; under one leaf
@@ -128,7 +129,7 @@ def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, l
     Parameters
     ----------
     at
-        Model of both.
+        Model of both; layers of its drafter count.
     sender, receiver
         Mappings of a prefill and of a decode instance.
     tokens
@@ -153,7 +154,7 @@ def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, l
     >>> [f"{kv_descriptors(at, one, other, 32_768, how):,.0f}" for one, other, how in pairs]
     ['327,680', '655,360', '5,242,880']
     """
-    return float(blocks_of(at.model, tokens, layout) * posted_share(at.model, sender, receiver, layout))
+    return float(blocks_of(cached_layers(at), tokens, layout) * posted_share(at.model, sender, receiver, layout))
 
 
 class KvLoad(NamedTuple):
@@ -239,7 +240,7 @@ def kv_hand_over(
     descriptor_s: float | None = None,
     threads: int = 1,
 ) -> KvHandOver:
-    """Time the transfer of the cache of one prompt between two instances.
+    """Time the transfer of the cache of one prompt between two instances, with that of a drafter.
 
     Parameters
     ----------
@@ -288,7 +289,7 @@ def kv_hand_over(
     if path not in PATHS:
         raise InputError(f"path {path!r} is unknown{nearest(path, PATHS)}; allowed: {', '.join(PATHS)}")
     layout = layout or KvLayout()
-    load = KvLoad(blocks_of(at.model, tokens, layout), kv_bytes_per_request(at.model, at.precision, tokens), tokens)
+    load = KvLoad(blocks_of(cached_layers(at), tokens, layout), handed_bytes(at, tokens), tokens)
     return hand_over(
         (at, at), sender, receiver, load, path=path, layout=layout, descriptor_s=descriptor_s, threads=threads
     )

@@ -11,6 +11,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_model, load_system
+from disagg_sim.physics.kv_blocks import KvLayout
 from disagg_sim.physics.kv_path import KvHandOver, kv_descriptors, path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -23,6 +24,25 @@ def tp(n):
 @pytest.fixture(scope="module")
 def llama():
     return ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
+
+
+def test_a_drafter_has_a_cache_of_its_own_in_the_hand_over():
+    """61 layers of a latent and the MTP module's: 62 descriptors a block, and the hidden state of the last token.
+
+    A draft model of 32 layers of keys and values beside 80.
+    """
+    plain, drafts = (ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
+    ends = ds.Mapping(dp_attn=8, ep=8), ds.Mapping(dp_attn=8, ep=8), 4096
+    alone, both = (ds.kv_hand_over(at, *ends, path="rail", descriptor_s=1e-6) for at in (plain, drafts))
+    assert alone.descriptors == 256 * 61
+    assert both.descriptors == 256 * 62 == kv_descriptors(drafts, *ends, KvLayout())
+    assert both.gpu_bytes - alone.gpu_bytes * 62 / 61 == pytest.approx(7168 * 2)
+    assert both.post == pytest.approx(256 * 62e-6)
+    said = "draft_model llama_3_1_8b 0.7 0.5"
+    large = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said)
+    over = ds.kv_hand_over(large, tp(4), tp(4), 4096, path="rail", descriptor_s=1e-6)
+    assert over.descriptors == 256 * 2 * (80 + 32)
+    assert over.gpu_bytes == pytest.approx(4096 * 2 * 128 * 8 * (80 + 32) / 4)  # eight heads of 128 in both
 
 
 def test_a_hand_over_by_hand(llama):
