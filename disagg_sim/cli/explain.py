@@ -179,10 +179,12 @@ def explain(
         if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
             asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
         if phase in MORE_PHASES:
-            refused({"--json": as_json, "--figure": figure, "--energy": energy, "--availability": wanted})
+            refused({"--json": as_json, "--figure": figure, "--availability": wanted})
             refused({"--speculate": drafter, "--rank-imbalance": rank_imbalance != EVEN_RANKS})
             refused({"--hold-prompts": hold_prompts != NOT_HELD})
-            explain_pool(at, phase, mapping, asked, batch, halves=(ffn_gpus, microbatches), images=images)
+            explain_pool(
+                at, phase, mapping, asked, batch, halves=(ffn_gpus, microbatches), images=images, energy=energy
+            )
             return
         asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch, hold_prompts)

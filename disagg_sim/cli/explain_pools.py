@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import typer
 
+from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
 from disagg_sim.cli.plan_pools import images_of
 from disagg_sim.cli.tables import print_table
@@ -29,14 +30,22 @@ HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
 
 def explain_pool(
-    at: Setup, phase: str, mapping: Mapping, lengths: Lengths, batch: int, *, halves: tuple[int, int], images: str
+    at: Setup,
+    phase: str,
+    mapping: Mapping,
+    lengths: Lengths,
+    batch: int,
+    *,
+    halves: tuple[int, int],
+    images: str,
+    energy: bool,
 ) -> None:
-    """Print what a step over both pools waits for, or what encoding a request takes.
+    """Print what a step over both pools waits for, or what encoding a request takes, with ``energy`` in joules, too.
 
     ``halves`` are the GPUs of the feed-forward pool and the micro-batches.
     """
     if phase == ENCODE:
-        _explain_encode(at, images)
+        _explain_encode(at, images, energy=energy)
         return
     attention = Mapping(tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_attn, ep=mapping.dp_attn)
     if attention.gpus != mapping.gpus:
@@ -79,9 +88,19 @@ def explain_pool(
         for pool, (held, limit) in zip(("attention", "FFN"), found.memory, strict=True)
     ]
     print_table(cells, numeric=(1, 3))
+    if energy:
+        split = Split(attention, ffn, micro)
+        spent = split_spent(at, at, split, lengths, float(sequences))
+        rows = [
+            (pool, f"{float(one.joules / one.seconds):.0f} W", f"{float(one.joules):.3g} J")
+            for pool, one in zip(("attention", "FFN"), spent, strict=True)
+        ]
+        step_j = sum(int(pool.gpus) * float(one.joules) for pool, one in zip((attention, ffn), spent, strict=True))
+        typer.echo(f"\nenergy of a step: {step_j:,.3g} J of all GPUs, {step_j / batch:.3g} J an output token")
+        print_table(rows, header=("a GPU", "power", "energy"), numeric=(1, 2))
 
 
-def _explain_encode(at: Setup, text: str) -> None:
+def _explain_encode(at: Setup, text: str, *, energy: bool) -> None:
     if not text:
         raise InputError("--phase encode needs --images, such as 2x1120x1120")
     images = images_of(text)
@@ -96,6 +115,9 @@ def _explain_encode(at: Setup, text: str) -> None:
         f"encodes {step.request_rate:.4g} requests/s"
     )
     print_table(_rows(found.parts), header=HEADER, numeric=(2, 3, 4))
+    if energy:
+        spent = encode_spent(step)
+        typer.echo(f"energy: {spent.joules:.3g} J a request, {spent.joules / spent.seconds:.0f} W of the GPU")
     typer.echo("no encoder was measured: all parts are timed at fitted rates of bf16 GEMMs, attention among them")
 
 

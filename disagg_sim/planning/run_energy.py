@@ -6,7 +6,8 @@ of an instance of G GPUs that was held for h and in steps for b, and that comput
 :math:`t_p` and :math:`e_p` joules of a GPU, and the rest of its steps decode, at the power :math:`P_d` of steps with
 the mean number of sequences that it had. An instance of a prefill pool is in passes all of its busy time. A GPU that
 waits, starts or drains draws :math:`P_0`. GPUs of an encode pool draw what the kernels of the tower do while they
-encode. Lengths are the means of the trace. Source: ``certainty.pass_energy``.
+encode; of an instance over attention and feed-forward GPUs each draws what its half and the crossings do. Lengths are
+the means of the trace. Source: ``certainty.pass_energy``, ``certainty.pool_energy``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import pandas as pd
 
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
+from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.errors import InputError
-from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.physics.power import power_at, watts_of
+from disagg_sim.physics.passes.attention_ffn import Split
+from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -148,12 +150,15 @@ def instances_energy(
         prompts = (replicas.batch or 1) if role == Role.PREFILL else 1
         key = (id(replicas), prompts, sequences)
         if key not in known:
-            known[key] = _spent(at, replicas, law, prompts, sequences)
+            split = replicas.ffn is not None
+            known[key] = (
+                _spent_split(at, replicas, law, sequences) if split else _spent(at, replicas, law, prompts, sequences)
+            )
         filled, decoded = known[key]
         passes = float(held.prefill_tokens[place]) / law.mean_new / prompts
         in_passes = busy if role == Role.PREFILL and not steps else min(passes * filled[1], busy)
         work = in_passes * filled[0] / filled[1] + (busy - in_passes) * decoded[0] / decoded[1]
-        waiting = gpus * power_at(at).idle * max(span - busy, 0.0)
+        waiting = sum(count * power_at(one).idle for one, count in _sides(at, replicas)) * max(span - busy, 0.0)
         rows.append((role.name.lower(), gpus, span, busy, gpus * work + waiting, waiting))
     if encode is not None and deployment.encode is not None:
         rows.append(_encode_row(encode, deployment.encode.step))
@@ -163,11 +168,9 @@ def instances_energy(
 
 def _encode_row(use: EncodeUse, step: EncodeStep) -> tuple[str, int, float, float, float, float]:
     """GPUs of an encode pool: they draw what the tower draws while they encode, and wait else."""
-    at, watts = step.setup, watts_of(step.setup)
-    costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]
-    image = sum(float(watts(op, cost) * cost.time) * runs for op, cost, runs in costs)
-    waiting = power_at(at).idle * (use.gpu_s - use.busy_s)
-    work = use.busy_s * image * step.images / step.time
+    spent = encode_spent(step)
+    waiting = power_at(step.setup).idle * (use.gpu_s - use.busy_s)
+    work = use.busy_s * spent.joules / spent.seconds
     return "encode", use.gpus, use.held_s, use.busy_s / use.gpus, work + waiting, waiting
 
 
@@ -179,13 +182,7 @@ def _replicas(deployment: ServedDeployment, role: Role, gpus: int) -> Replicas:
         if len(found) > 1:
             raise InputError(f"deployment {name!r}: {part} has several layouts of {gpus} GPUs; energy is told of one")
         if found:
-            one = next(iter(found.values()))
-            if one.ffn is not None:
-                raise InputError(
-                    f"deployment {name!r}: {part} has attention and feed-forward GPUs, whose power is not modelled; "
-                    "energy is told of instances whose layers are whole"
-                )
-            return one
+            return next(iter(found.values()))
     raise InputError(f"deployment {name!r} has no {role.name.lower()} instances of {gpus} GPUs")
 
 
@@ -203,3 +200,23 @@ def _spent(
     found = [step_and_pass(design_of(grid, 0, 0))[1 - place] for place, grid in enumerate(grids)]
     filled, decoded = ((float(np.squeeze(each.joules)), float(np.squeeze(each.seconds))) for each in found)
     return filled, decoded
+
+
+def _sides(at: Setup, replicas: Replicas) -> list[tuple[Setup, int]]:
+    """Setups of the GPUs of an instance, and how many there are: those with caches, those of a feed-forward pool."""
+    ffn = replicas.ffn
+    own = [(at, int(bare(replicas.mapping).gpus))]
+    return own if ffn is None else [*own, (ffn.setup or at, int(ffn.mapping.gpus))]
+
+
+def _spent_split(
+    at: Setup, replicas: Replicas, law: Lengths, sequences: int
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The same of an instance over attention and feed-forward GPUs, which does no prefill: of its mean GPU."""
+    (_, first), (theirs, second) = _sides(at, replicas)
+    ffn, mapping = replicas.ffn, bare(replicas.mapping)
+    assert ffn is not None
+    each = sequences / (int(mapping.dp_attn) * ffn.microbatches)
+    found = split_spent(at, theirs, Split(mapping, ffn.mapping, ffn.microbatches), law, each)
+    joules = (first * float(found[0].joules) + second * float(found[1].joules)) / (first + second)
+    return (0.0, 1.0), (joules, float(found[0].seconds))

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.certainty.pool_energy import split_spent
 from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError, InputError, PolicyError
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.passes import attention_ffn
 from disagg_sim.physics.passes.attention_ffn import Split, split_step
+from disagg_sim.physics.power import power_at
 from disagg_sim.planning.run_energy import run_energy
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.scenario.written import write_scenario
@@ -164,11 +166,19 @@ def test_policies_that_change_roles_are_refused_the_change():
         ds.simulate(deployment("dense", 1), trace, Flipping(), slo=SLO)
 
 
-def test_energy_of_split_instances_is_not_told():
+def test_a_split_instance_draws_what_its_halves_do():
+    """One request at a time in two micro-batches: half a sequence in each; two GPUs of attention, four of FFN."""
     pytest.importorskip("numba")
-    found = ds.simulate(deployment("dense", 1), ds.synthetic_trace(rate=1.0, requests=4, lengths=(1024, 8)), slo=SLO)
-    with pytest.raises(InputError, match="attention and feed-forward GPUs, whose power is not modelled"):
-        run_energy(found)
+    served = deployment("dense", 1)
+    found = ds.simulate(served, ds.synthetic_trace(rate=0.1, requests=4, lengths=(1024, 64)), slo=SLO)
+    row = run_energy(found).set_index("role").loc["decode"]
+    at, attention, ffn, _ = pools("dense")
+    spent = split_spent(at, at, Split(attention, ffn.mapping, ffn.microbatches), ds.lengths(1024, 64), 0.5)
+    watts = sum(count * one.joules / one.seconds for count, one in zip((2, 4), spent, strict=True))
+    assert row["gpus"] == 6
+    assert (row["joules"] - row["waiting_joules"]) / row["busy_s"] == pytest.approx(watts)
+    assert row["waiting_joules"] == pytest.approx(6 * power_at(at).idle * (row["held_s"] - row["busy_s"]))
+    assert 6 * power_at(at).idle < watts < 6 * at.system.tdp
 
 
 SCENARIO = """
