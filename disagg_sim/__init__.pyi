@@ -57,7 +57,7 @@ from .simulation.simulate import SimulationResult, simulate
 from .workload.hit_rates import hit_curve
 from .workload.lengths import Lengths, lengths
 from .workload.readers.load import load_trace
-from .workload.synthetic import synthetic_trace
+from .workload.synthetic import synthetic_stream, synthetic_trace
 from .workload.trace import Trace
 
 __version__: str
@@ -142,6 +142,7 @@ __all__ = [
     "setup",
     "simulate",
     "split_grid",
+    "synthetic_stream",
     "synthetic_trace",
     "uncertainty",
     "where_it_pays",

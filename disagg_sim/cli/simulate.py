@@ -23,7 +23,7 @@ from disagg_sim.scenario.run import ScenarioResult, encode_use, require_no_fault
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.options import NONE
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.workload.trace import MOST_REQUESTS
+from disagg_sim.workload.stream import MOST_STREAMED
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,
     requests: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_REQUESTS, help="Requests, or sessions, of each trace; overrides the scenario."),
+        typer.Option(min=1, max=MOST_STREAMED, help="Requests, or sessions, of each trace; overrides the scenario."),
     ] = None,
     perfetto: Annotated[
         bool, typer.Option("--perfetto", help="Also write a Perfetto/Chrome trace of every run.")

@@ -33,6 +33,7 @@ from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.lengths import Lengths, lengths
+from disagg_sim.workload.stream import in_memory
 
 #: Parts of a deployment that instances of a role come from, the first that it has.
 _PARTS = {
@@ -75,8 +76,8 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
     """
     if result.records.models is not None:
         raise several_models(result.deployment)
-    records = result.records
-    return instances_energy(records.instances, result.deployment, result.setup, lengths(result.trace), records.encode)
+    records, law = result.records, lengths(in_memory(result.trace))
+    return instances_energy(records.instances, result.deployment, result.setup, law, records.encode)
 
 
 def several_models(deployment: ServedDeployment) -> InputError:

@@ -17,6 +17,7 @@ from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.sweep.store import State
 from disagg_sim.units import HOUR
 from disagg_sim.workload.lengths import lengths
+from disagg_sim.workload.stream import in_memory
 
 ENERGY_FILE = "energy.csv"
 #: Columns of the table for people.
@@ -67,7 +68,7 @@ def _of_run(run: Run, note: dict[str, Any]) -> pd.DataFrame:
         raise several_models(run.deployment)
     scenario, scale = run.scenario, 1.0 if run.rate_scale is None else run.rate_scale
     held = Instances(**{name: np.array(values) for name, values in note["instances"].items()})
-    law = lengths(run.source.at_rate(scenario.seed, scale))
+    law = lengths(in_memory(run.source.at_rate(scenario.seed, scale)))
     use = note.get("encode")
     encode = None if use is None else EncodeUse(**use)
     found = instances_energy(held, run.deployment, scenario.setup, law, encode)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.signed import read_signed, write_signed
-from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
+from disagg_sim.simulation.cells import Rows, cell_of, in_whole, joined_cells
 from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.options import FULL, STREAM
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
@@ -23,6 +22,7 @@ from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 #: Directory of a scenario in which requests wait for the end of their run.
@@ -36,8 +36,8 @@ class PieceFiles:
     """Keeps a cell of a run in a directory: its requests, in a file a piece, and its newest state."""
 
     folder: Path
-    trace: Trace  # of the whole run
-    rows: NDArray[np.intp] | None  # of the trace, that the cell serves; None = all
+    trace: Trace | TraceStream  # of the whole run
+    rows: Rows | None  # of the trace, that the cell serves; None = all
     cell: int
     cells: int
     kept: bool  # whether its requests are

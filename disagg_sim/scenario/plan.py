@@ -21,6 +21,7 @@ from disagg_sim.simulation.placed import bare
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.keys import Key
 from disagg_sim.workload import scaling
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 #: Tables of a store: one block a run in each; a run is done when its row of ``runs`` is there, written last.
@@ -133,13 +134,13 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
     )
 
 
-def _beyond(trace: Trace, deployment: ServedDeployment, usual: Setup) -> Iterator[str]:
+def _beyond(trace: Trace | TraceStream, deployment: ServedDeployment, usual: Setup) -> Iterator[str]:
     """A line for each model with requests that its context does not take."""
     for share in shares_of(trace, deployment, PARTS, usual):
-        own, model = share.trace, share.setup.model
-        if beyond := int((own.input_tokens + own.output_tokens > model.max_context).sum()):
+        own, model = share.trace.windows(), share.setup.model
+        if beyond := sum(int((each.input_tokens + each.output_tokens > model.max_context).sum()) for each in own):
             yield (
-                f"{beyond} of {len(own)} requests exceed the context of {model.name} "
+                f"{beyond} of {len(share.trace)} requests exceed the context of {model.name} "
                 f"({model.max_context} tokens) and are rejected"
             )
 

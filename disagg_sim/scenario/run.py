@@ -27,6 +27,7 @@ from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
+from disagg_sim.simulation.pieces import PIECE
 from disagg_sim.simulation.records import EncodeUse, RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
@@ -34,6 +35,7 @@ from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.store import Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
+from disagg_sim.workload.stream import in_memory
 
 #: Samples of a run whose scenario does not say how often [1], at least so far apart [s].
 SAMPLED, LEAST_SAMPLE_S = 200, 0.1
@@ -242,8 +244,9 @@ def require_no_faults(result: ScenarioResult) -> None:
 def _simulated(run: Run, scale: float, *, folder: Path | None = None, jobs: int = 1) -> RunResult:
     scenario = run.scenario
     replayed = run.source.at_rate(scenario.seed, scale)
-    period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / SAMPLED, LEAST_SAMPLE_S)
-    least = float(replayed.arrival[-1]) / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
+    samples = max(SAMPLED, len(replayed) // PIECE)  # requests leave the run at samples
+    period = scenario.run.sample_s if scenario.sampled else max(replayed.duration / samples, LEAST_SAMPLE_S)
+    least = replayed.last_s / MOST_SAMPLES  # a search may try rates so low that the file's own is too short
     options = replace(
         scenario.run, sample_s=max(period, least), admission=run.choice.admission or scenario.run.admission
     )
@@ -296,7 +299,7 @@ def _write_records(task: RunTask, result: RunResult, folder: Path | None = None)
     if run.scenario.run.records == STREAM and folder is not None:
         write_requests(store, run, folder)
     elif run.scenario.run.records == FULL:
-        trace = run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0)
+        trace = in_memory(run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0))
         store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")
 
 
@@ -382,7 +385,7 @@ def _class_table(runs: Sequence[Run], store: Store) -> pd.DataFrame:
         trace = run.source.load(scenario.seed)
         if trace.classes is None or run.rate_scale is None or scenario.run.records == NONE:
             continue
-        trace = run.source.at_rate(scenario.seed, run.rate_scale)
+        trace = in_memory(run.source.at_rate(scenario.seed, run.rate_scale))
         rows = by_class(store.read(run.key(REQUESTS)), trace, scenario.slo, scenario.run.classes)
         tables.append(rows.assign(**_names(run))[[*NAMES, *CLASS_COLUMNS]])
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*NAMES, *CLASS_COLUMNS])

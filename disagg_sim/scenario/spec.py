@@ -45,7 +45,7 @@ from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.prefix_tiers import below
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run import RunOptions, require_windows
 
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
 CRITERIA = ("attainment", "p99")
@@ -359,14 +359,14 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     try:
         what = scenario.setup
     except DisaggSimError as error:
-        yield str(error)
-        return
-    rates = sum(len(each.rate_scales) for each in scenario.traces)
-    sizes = (len(scenario.deployments), rates, len(scenario.policies))
+        return (yield str(error))
+    sizes = (len(scenario.deployments), sum(len(each.rate_scales) for each in scenario.traces), len(scenario.policies))
     if many := list(told_by("", require_few, "deployments x rates x policies", *sizes)):
         return (yield from many)
-    for source in scenario.traces if scenario.run.classes else ():
-        yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
+    for source in scenario.traces:
+        yield from told_by("trace", require_windows, source.load(scenario.seed), scenario.run)
+        if scenario.run.classes:
+            yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
     if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
         yield "capacity.criterion: p99 judges by one SLO; with slo.classes allowed: attainment"
     if drafts := list(_draft_conflicts(scenario, what)):

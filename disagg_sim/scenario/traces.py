@@ -14,13 +14,13 @@ from pydantic import AfterValidator, Tag
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
+from disagg_sim.scenario.drawn import Synthetic, SyntheticSessions
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.classes import with_classes, with_models
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
-from disagg_sim.workload.session_traces import session_trace
-from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.stream import MOST_STREAMED, TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
 
 SYNTHETIC, SESSIONS = "synthetic", "sessions"
@@ -53,55 +53,6 @@ _Requests = Annotated[int | None, Range(1, 10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synthetic:
-    """Arrivals of a process at a rate, with independent lengths."""
-
-    lengths: str | tuple[int, int]  # name of a shipped traffic, or constant (ISL, OSL) [token]
-    rate: float  # mean [request/s]
-    requests: int | None  # how many [request], or
-    duration: float | None  # how long [s]
-    process: ArrivalProcess
-
-    def draw(self, seed: int, name: str) -> Trace:
-        """The trace of one seed."""
-        lengths: Any = self.lengths
-        if isinstance(lengths, str):
-            lengths = load.load_traffic(lengths).cases[0]
-        return synthetic_trace(
-            rate=self.rate,
-            lengths=lengths,
-            requests=self.requests,
-            duration=self.duration,
-            arrivals_as=self.process,
-            seed=seed,
-            name=name,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyntheticSessions:
-    """Sessions that begin by a process at a rate."""
-
-    lengths: str  # name of a shipped traffic with sessions
-    rate: float  # mean rate at which they begin [session/s]
-    sessions: int | None  # how many [session], or
-    duration: float | None  # for how long [s]
-    process: ArrivalProcess
-
-    def draw(self, seed: int, name: str) -> Trace:
-        """The trace of one seed."""
-        return session_trace(
-            load.load_traffic(self.lengths),
-            rate=self.rate,
-            sessions=self.sessions,
-            duration=self.duration,
-            arrivals_as=self.process,
-            seed=seed,
-            name=name,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSource:
     """Where a trace comes from, which part of it is replayed, and at which rates."""
 
@@ -122,14 +73,19 @@ class TraceSource:
     shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
     classes: tuple[tuple[str, float], ...] = ()  # classes of requests and their shares [1]; none = those of the file
     models: ModelShares = ()  # models that requests ask for, or classes and theirs; none = those of the file
+    window: int = 0  # most requests of a synthetic trace that are held at a time; 0 = all [request]
 
-    def load(self, seed: int) -> Trace:
+    def load(self, seed: int) -> Trace | TraceStream:
         """The trace at its own rate; a file is read once for each of its versions."""
         return _load(self, seed, _version(self.path))
 
-    def at_rate(self, seed: int, scale: float) -> Trace:
+    def at_rate(self, seed: int, scale: float) -> Trace | TraceStream:
         """The trace at ``scale`` times its rate, under its name here."""
-        scaled = at_rate(self.load(seed), scale, self.scale_by, seed=seed, shift_s=self.shift_s)
+        loaded = self.load(seed)
+        if isinstance(loaded, TraceStream):
+            loaded.count  # noqa: B018 - what is known of a stream at its own rate is known at others
+            return at_rate(loaded, scale, self.scale_by)
+        scaled = at_rate(loaded, scale, self.scale_by, seed=seed, shift_s=self.shift_s)
         return replace(scaled, name=self.name)
 
     def of_length(self, count: int) -> TraceSource:
@@ -157,7 +113,13 @@ def _content(path: str, version: int) -> str:  # noqa: ARG001 - a new version is
 
 
 @lru_cache(maxsize=8)
-def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG001 - a new version is another entry
+def _load(
+    source: TraceSource,
+    seed: int,
+    version: int,  # noqa: ARG001 - a new version is another entry
+) -> Trace | TraceStream:
+    if source.window and isinstance(source.synthetic, Synthetic):
+        return source.synthetic.draw(seed, source.name, source.window)
     trace = _read_or_drawn(source, seed)
     if source.classes:
         trace = with_classes(trace, dict(source.classes), seed=seed)
@@ -168,6 +130,8 @@ def _load(source: TraceSource, seed: int, version: int) -> Trace:  # noqa: ARG00
 
 
 def _read_or_drawn(source: TraceSource, seed: int) -> Trace:
+    if isinstance(source.synthetic, Synthetic):
+        return in_memory(source.synthetic.draw(seed, source.name, 0))
     if source.synthetic is not None:
         return source.synthetic.draw(seed, source.name)
     trace = load_trace(
@@ -275,6 +239,7 @@ class _SyntheticKeys(_Process, _Common):
 
     lengths: Annotated[str | tuple[int, int], Written(_Lengths, lambda lengths: lengths)]
     rate_per_s: _Rate
+    window: Annotated[int, Range(0, MOST_STREAMED)] = 0
 
 
 class _SessionKeys(_Process, _Rates):
@@ -312,8 +277,15 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
         process=keys.process(keys.requests, "requests"),
     )
     found = TraceSource(
-        name=keys.name or SYNTHETIC, kind=keys.kind, rate=keys.rate_per_s, synthetic=drawn, requests=keys.requests
+        name=keys.name or SYNTHETIC,
+        kind=keys.kind,
+        rate=keys.rate_per_s,
+        synthetic=drawn,
+        requests=keys.requests,
+        window=keys.window,
     )
+    if keys.window and (keys.classes or keys.models):
+        raise ValueError(f"'window' {keys.window} with classes or models, which need all requests; allowed: window 0")
     return _read(found, keys, info)
 
 

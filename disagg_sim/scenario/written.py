@@ -33,6 +33,7 @@ from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import SimulationResult
+from disagg_sim.workload.stream import in_memory
 from disagg_sim.workload.trace import Trace
 
 #: Where the classes of the shipped policies stand; others come from files of the user.
@@ -76,14 +77,14 @@ def write_scenario(result: SimulationResult, path: str | Path, *, overwrite: boo
         if each.exists() and not overwrite:
             raise InputError(f"{each} is there already; give another path, or overwrite=True")
     document = _document(result, path.stem, trace_path.name)
-    write_text(trace_path, _table(result.trace))
+    write_text(trace_path, _table(in_memory(result.trace)))
     write_text(path, _heading(result, path) + _dump(document))
     _compare(load_scenario(str(path)), result, path)
     return path
 
 
 def _document(result: SimulationResult, name: str, trace: str) -> dict[str, Any]:
-    what, source = result.setup, result.trace
+    what, source = result.setup, in_memory(result.trace)
     if source.prefix is not None:
         raise InputError(f"trace {source.name} has block ids, which a CSV file cannot hold; name its own file by hand")
     start = float(source.arrival[0])
@@ -234,7 +235,8 @@ def _dump(document: dict[str, Any]) -> str:
 
 def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     """``InputError`` unless the scenario reads back as what was simulated."""
-    trace, what, said = scenario.traces[0].load(scenario.seed), result.setup, scenario.setup
+    trace, own = in_memory(scenario.traces[0].load(scenario.seed)), in_memory(result.trace)
+    what, said = result.setup, scenario.setup
     same = {
         "model": said.model == what.model,
         "system": said.system == what.system,
@@ -244,10 +246,10 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "deployments": list(map(_told, scenario.deployments)) == [_told(result.deployment)],
         "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
-        "trace": np.array_equal(trace.input_tokens, result.trace.input_tokens)
-        and np.array_equal(trace.output_tokens, result.trace.output_tokens)
-        and np.allclose(trace.arrival, result.trace.arrival, rtol=1e-15, atol=0.0)
-        and _same_turns(trace, result.trace),
+        "trace": np.array_equal(trace.input_tokens, own.input_tokens)
+        and np.array_equal(trace.output_tokens, own.output_tokens)
+        and np.allclose(trace.arrival, own.arrival, rtol=1e-15, atol=0.0)
+        and _same_turns(trace, own),
     }
     for key, equal in same.items():
         if not equal:

@@ -77,7 +77,7 @@ class PredictedTtft:
 
     def build(self, site: Site, limits: RequestLimits) -> Admission:
         """See ``AdmissionKind``."""
-        return _spared(_ByPrediction(self.share * limits.ttft, site.prompt_tokens), self.sheds, limits)
+        return _spared(_ByPrediction(self.share, limits.ttft, site.prompt_tokens), self.sheds, limits)
 
 
 #: Kinds of admission control by the names that scenarios give them.
@@ -110,8 +110,8 @@ class _ByThresholds:
 
 
 class _ByPrediction:
-    def __init__(self, limit: Floats, prompt_tokens: float) -> None:
-        self._limit, self._prompt_tokens = limit, prompt_tokens
+    def __init__(self, share: float, limit: Floats, prompt_tokens: float) -> None:
+        self._share, self._limit, self._prompt_tokens = share, limit, prompt_tokens
 
     def admit(self, view: ClusterView, request: int) -> bool:
         """See ``Admission``."""
@@ -120,18 +120,18 @@ class _ByPrediction:
         tokens = _waiting(view, self._prompt_tokens) + view.input_tokens[request]
         tokens = np.where(tokens > step, np.ceil(tokens / step) * step, tokens)
         predicted = tokens / (view.prefill_rate[there] * self._prompt_tokens)
-        return bool(predicted.min() <= self._limit[request])
+        return bool(predicted.min() <= self._share * self._limit[request])
 
 
 class _Sparing:
     """Asks a part about sheddable requests alone."""
 
     def __init__(self, part: Admission, priority: Ints) -> None:
-        self._part, self._sheddable = part, (priority < 0).tolist()
+        self._part, self._priority = part, priority
 
     def admit(self, view: ClusterView, request: int) -> bool:
         """See ``Admission``."""
-        return not self._sheddable[request] or self._part.admit(view, request)
+        return bool(self._priority[request] >= 0) or self._part.admit(view, request)
 
 
 def _spared(part: Admission, sheds: str, limits: RequestLimits) -> Admission:

@@ -22,6 +22,7 @@ from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.joined import OF_INSTANCES, joined_requests
 from disagg_sim.simulation.records import Decision, EncodeUse, Instances, Requests, RunResult, Samples
 from disagg_sim.simulation.totals import Totals, added
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -31,17 +32,23 @@ if TYPE_CHECKING:
 LASTING = ("arrivals", "finished", "gpus", "prefill_gpus", "decode_gpus")
 
 
+#: Rows of the trace of a run that one of its cells serves, ascending.
+Rows = NDArray[np.intp] | range
+
+
 class Cell(NamedTuple):
     """One of the cells of a run."""
 
-    rows: NDArray[np.intp]  # of the trace, ascending
-    trace: Trace  # of these rows
+    rows: Rows
+    trace: Trace | TraceStream  # of these rows
     deployment: ServedDeployment
     options: RunOptions
     seed: int
 
 
-def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, seed: int, cell: int) -> Cell:
+def cell_of(
+    trace: Trace | TraceStream, deployment: ServedDeployment, options: RunOptions, seed: int, cell: int
+) -> Cell:
     """Cut out one of the ``options.cells`` cells.
 
     Parameters
@@ -70,7 +77,7 @@ def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, see
     >>> trace = Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[5, 6, 7], output_tokens=[2, 2, 2])
     >>> pool = ServedDeployment(name="pool", gpus=4, colocated=four)
     >>> found = cell_of(trace, pool, RunOptions(cells=2), 0, 1)
-    >>> found.rows.tolist(), found.deployment.colocated[0].instances, found.deployment.gpus
+    >>> list(found.rows), found.deployment.colocated[0].instances, found.deployment.gpus
     ([1], 2, 2)
     """
     cells = options.cells
@@ -88,20 +95,23 @@ def cell_of(trace: Trace, deployment: ServedDeployment, options: RunOptions, see
         for part in PARTS
     }
     own["encode"] = None if pool is None else replace(pool, instances=pool.instances // cells)
-    if trace.sessions is None:
-        rows = np.arange(cell, len(trace), cells)
+    rows: Rows = range(cell, len(trace), cells)
+    if isinstance(trace, TraceStream):
+        part: Trace | TraceStream = trace.cell(cell, cells)
     else:
-        rows = np.flatnonzero(np.unique(trace.sessions.session, return_inverse=True)[1] % cells == cell)
+        if trace.sessions is not None:
+            rows = np.flatnonzero(np.unique(trace.sessions.session, return_inverse=True)[1] % cells == cell)
+        part = trace.take(np.asarray(rows))
     return Cell(
         rows=rows,
-        trace=trace.take(rows),
+        trace=part,
         deployment=replace(deployment, gpus=deployment.gpus // cells, **own),
         options=replace(options, cells=1),
         seed=int(np.random.SeedSequence([seed, cell]).generate_state(1)[0]),
     )
 
 
-def in_whole(piece: Requests, rows: NDArray[np.intp], cell: int, cells: int) -> Requests:
+def in_whole(piece: Requests, rows: Rows, cell: int, cells: int) -> Requests:
     """Write requests of a cell as those of the whole run.
 
     Parameters
@@ -129,10 +139,11 @@ def in_whole(piece: Requests, rows: NDArray[np.intp], cell: int, cells: int) -> 
     """
     columns = {name: getattr(piece, name) for name in OF_INSTANCES}
     columns = {name: np.where(column < 0, -1, cells * column + cell) for name, column in columns.items()}
-    return replace(piece, request=rows[piece.request], **columns)
+    request = rows.start + rows.step * piece.request if isinstance(rows, range) else rows[piece.request]
+    return replace(piece, request=request, **columns)
 
 
-def joined_cells(results: Sequence[RunResult], rows: Sequence[NDArray[np.intp]], seed: int) -> RunResult:
+def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) -> RunResult:
     """Join the results of all cells into that of the run.
 
     Parameters
@@ -173,7 +184,7 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[NDArray[np.intp]],
         for name, column in columns.items():
             column[number[: stop.size]] = getattr(held, name)
     kept = first.totals is None
-    own = [each.tolist() for each in rows] if kept else []
+    own = [np.asarray(each).tolist() for each in rows] if kept else []
     logs = [[_told(line, cell, cells) for line in each.decisions] for cell, each in enumerate(results)]
     return replace(
         first,

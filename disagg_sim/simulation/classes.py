@@ -14,6 +14,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, check_kinds, nearest
 from disagg_sim.simulation.records import Outcome
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 #: What is said of each class, and of each model.
@@ -77,7 +78,7 @@ class RequestLimits:
     priority: Ints  # [1]
 
 
-def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> RequestLimits:
+def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceClass]) -> RequestLimits:
     """Look up the limits of every request.
 
     Parameters
@@ -109,8 +110,8 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
     >>> found.ttft.tolist(), found.priority.tolist()
     ([2.0, 60.0], [0, -1])
     """
-    ttft, tpot = np.full(len(trace), slo.ttft), np.full(len(trace), slo.tpot)
-    priority = np.zeros(len(trace), dtype=np.int64)
+    size = 1 if isinstance(trace, TraceStream) else len(trace)  # which every request of a stream shares
+    ttft, tpot, priority = np.full(size, slo.ttft), np.full(size, slo.tpot), np.zeros(size, dtype=np.int64)
     for kind, labels in ((MODEL, trace.models), (CLASS, trace.classes)):  # what a class is promised comes first
         names = labels.names if labels is not None else ()
         for each in (promised for promised in classes if promised.of == kind):
@@ -121,7 +122,10 @@ def limits_of(trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> Reques
                 )
             rows = labels.number == names.index(each.name)
             ttft[rows], tpot[rows], priority[rows] = each.slo.ttft, each.slo.tpot, each.priority
-    return RequestLimits(ttft=ttft, tpot=tpot, priority=priority)
+    every = (len(trace),)
+    return RequestLimits(
+        ttft=np.broadcast_to(ttft, every), tpot=np.broadcast_to(tpot, every), priority=np.broadcast_to(priority, every)
+    )
 
 
 def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from disagg_sim.workload.request_columns import Sessions
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 
@@ -116,7 +117,7 @@ class SessionLoop:
         return turns
 
 
-def clients_of(trace: Trace, concurrency: int = 0) -> Clients:
+def clients_of(trace: Trace | TraceStream, concurrency: int = 0) -> Clients:
     """Make the clients of a trace.
 
     Parameters

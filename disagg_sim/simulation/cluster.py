@@ -97,6 +97,7 @@ class Cluster:
         self._feed: Feed | None = None  # where the kernel places requests by itself
         self._absent = 0  # requests that never come [request]
         self._looks = 0  # of the policy, so far
+        self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
         self._takes, self._ticks = (part is not None for part in (parts.forming, parts.roles or parts.scaling))
         self._notify_all = clients.hears or parts.listener is not None or failures is not None
@@ -110,15 +111,18 @@ class Cluster:
         engine.attach(self)
         for request in clients.at_once:
             engine.at(engine.now, NORMAL, self._come, request)
-        timed = state.arrival_s  # of an open loop: a copy takes as much again
+        timed, reach = state.arrival_s, None  # of an open loop: a copy takes as much again
         if clients.timed != range(self.requests):
             timed = timed[np.asarray(clients.timed, dtype=np.intp)]
-        timed = timed + self._host if self._host else timed
+        if state.coming is not None:
+            timed, reach = state.coming.placed_s, state.coming.reach
+        elif self._host:
+            timed = timed + self._host
         route = self._route() if failures is None and not clients.hears else None
         if route is not None:
             self._feed_kernel(timed, route)
         else:
-            engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed)  # type: ignore[arg-type]
+            engine.feed(memoryview(timed), NORMAL, self.arrive, clients.timed, reach)  # type: ignore[arg-type]
         if parts.roles is not None:
             self._every(parts.roles.period_s, parts.roles.flips)
         if parts.scaling is not None:
@@ -153,7 +157,9 @@ class Cluster:
         """Let the kernel place requests by itself."""
         state, most = self.state, min(*self._tokens, self._largest)
         inputs, _ = state.lengths
-        self._feed = state.feed = Feed(times, inputs, state.tokens, route, most=most, emits_late=self._emits_late)
+        emits = self._emits_late
+        self._feed = Feed(times, inputs, state.tokens, route, most=most, emits_late=emits, supply=state.coming)
+        state.feed = self._feed
         self._next, self._place_in_order = self._feed.skip, self.engine.reserve()
         self.fleet.take(self._feed)
 
@@ -245,6 +251,9 @@ class Cluster:
         self._late = {request: number[segment] for request, segment in self._late.items()}
         self.recovery.renumber(number)
         transfers.renumber(number)
+        before = state.release(begin, self._period_s)
+        if (forget_before := getattr(self.parts.routing, "forget_before", None)) is not None:
+            forget_before(before)
 
     # --- arrival and end ----------------------------------------------------------------------------------------
 

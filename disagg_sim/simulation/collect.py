@@ -252,7 +252,7 @@ def last_moment(clusters: Sequence[Cluster]) -> float:
 
 def _last_moment(cluster: Cluster) -> float:
     order, finish = cluster.state.order, cluster.fleet.segments.finish_s
-    arrival = cluster.state.arrival_s[slice(order.stop) if isinstance(order, range) else order]
+    arrival = cluster.state.arrival_s[order[-1:] if isinstance(order, range) else order]  # in order: the last is newest
     decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0
     return float(max(arrival.max(initial=0.0), finish[~np.isnan(finish)].max(initial=0.0), decided))
 

@@ -100,10 +100,16 @@ class Streams:
 class _Feed:
     """A sorted array of times; the next one is on the heap."""
 
-    __slots__ = ("callback", "fire", "heap", "next", "priority", "serial", "things", "times")
+    __slots__ = ("callback", "fire", "heap", "next", "priority", "reach", "serial", "things", "times")
 
-    def __init__(self, heap: list[Any], rank: tuple[int, int], callback: Callable[[Any], None]) -> None:
-        self.heap, self.callback = heap, callback
+    def __init__(
+        self,
+        heap: list[Any],
+        rank: tuple[int, int],
+        callback: Callable[[Any], None],
+        reach: Callable[[int], object] | None,
+    ) -> None:
+        self.heap, self.callback, self.reach = heap, callback, reach
         self.priority, self.serial = rank
         self.fire = self._fire
 
@@ -113,6 +119,8 @@ class _Feed:
 
     def await_next(self) -> None:
         if self.next < len(self.times):
+            if self.reach is not None:
+                self.reach(self.next)
             heappush(self.heap, (self.times[self.next], self.priority, self.serial, self.fire, ()))
             self.next += 1
 
@@ -163,23 +171,25 @@ class Engine:
         priority: int,
         callback: Callable[[Any], None],
         things: Sequence[Any] | None = None,
+        reach: Callable[[int], object] | None = None,
     ) -> None:
         """Call ``callback(things[k])`` at ``times[k]`` [s] for every k, by default with k; the times must not fall.
 
         One entry stands on the heap at a time, with the serial number of this call, so that two feeds
-        keep their order at equal times.
+        keep their order at equal times. ``reach(k)`` is called before ``times[k]`` is looked at, and may fill it in;
+        times that come so are not checked.
 
         Raises
         ------
         InputError
             A time in the past, or before the one that precedes it.
         """
-        falls = np.flatnonzero(~(np.diff(times, prepend=self.now) >= 0.0))
+        falls = np.flatnonzero(~(np.diff(times, prepend=self.now) >= 0.0)) if reach is None else np.zeros(0, np.intp)
         if falls.size:
             before = max([self.now, *times[: falls[0]]])
             raise InputError(f"time {falls[0]} of a feed is {times[falls[0]]} s, before {before} s")
         self._serial += 1
-        _Feed(self._heap, (priority, self._serial), callback).begin(
+        _Feed(self._heap, (priority, self._serial), callback, reach).begin(
             times, range(len(times)) if things is None else things
         )
 

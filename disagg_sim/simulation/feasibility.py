@@ -23,6 +23,7 @@ from disagg_sim.simulation.models import ModelShare, shares_of
 from disagg_sim.simulation.placed import FfnPool, ffn_of, split_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 
@@ -104,7 +105,7 @@ def least_step(at: Setup, mapping: Mapping, context: int) -> float:
     return float(np.min(split_step(at, ffn.setup or at, alone, sequences=1.0, context=float(context)).ttl))
 
 
-def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Least:
+def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | TraceStream) -> Least:
     """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
     Of a step that verifies drafts all may be accepted.
@@ -118,12 +119,12 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace) -> Le
     trace : Trace
         Where it has shared prefixes, a prompt may be cached but for one token.
     """
-    prompt = int(trace.input_tokens.min())
+    prompt, output = trace.least
     computed = 1 if trace.prefix is not None else prompt
     pairs = [(each.setup or at, each.mapping) for each in replicas]
     first = [prefill_pass(own, cut, batch=1, isl=computed).ftl for own, cut in pairs if ffn_of(cut) is None]
     steps = [least_step(own, mapping, prompt) / (1 + mapping.draft_tokens) for own, mapping in pairs]
-    single = int(trace.output_tokens.min()) == 1
+    single = output == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
     return Least(ttft=ttft, tpot=tpot, prompt=prompt)
 
@@ -132,7 +133,7 @@ def require_possible(
     at: Setup,
     deployment: ServedDeployment,
     parts: tuple[str, ...],
-    trace: Trace,
+    trace: Trace | TraceStream,
     slo: Slo,
     classes: Sequence[ServiceClass] = (),
 ) -> None:

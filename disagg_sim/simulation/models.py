@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from disagg_sim.errors import InputError, UnknownNameError, nearest, quoted
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 
@@ -22,14 +23,14 @@ class ModelShare(NamedTuple):
     """One model of a cluster, and what of a trace asks for it."""
 
     model: str  # its name
-    rows: NDArray[np.intp]  # of the trace, ascending
-    trace: Trace  # of these rows
+    rows: NDArray[np.intp]  # of the trace, ascending; none = all of them
+    trace: Trace | TraceStream  # of these rows
     deployment: ServedDeployment  # instances that serve it
     setup: Setup  # of the first of those that a policy takes
 
 
 def shares_of(
-    trace: Trace, deployment: ServedDeployment, parts: Sequence[str], at: Setup | None = None
+    trace: Trace | TraceStream, deployment: ServedDeployment, parts: Sequence[str], at: Setup | None = None
 ) -> tuple[ModelShare, ...]:
     """Share requests and instances of a cluster out among its models.
 
@@ -75,10 +76,11 @@ def shares_of(
             f"setup=ds.setup(model, system, precision)"
         )
     models = deployment.models or (home.model.name,)
-    _require_served(trace, deployment, models)
+    if isinstance(trace, Trace):
+        _require_served(trace, deployment, models)
     if len(models) < 2:
-        return (ModelShare(models[0], np.arange(len(trace)), trace, deployment, home),)
-    if trace.models is None:
+        return (ModelShare(models[0], np.zeros(0, np.intp), trace, deployment, home),)
+    if isinstance(trace, TraceStream) or trace.models is None:
         raise InputError(
             f"trace {trace.name} does not say which model its requests ask for, and deployment {deployment.name!r} "
             f"serves {', '.join(models)}; allowed: a column 'model', or 'models' with their shares (with_models)"

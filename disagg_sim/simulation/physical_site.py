@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.placed import bare, ffn_of, placed, setup_of
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
-from disagg_sim.workload.request_columns import Tokens
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Tables = Callable[[Mapping, int], StepTable]
 
 
 def physical_site(
-    trace: Trace, deployment: ServedDeployment, *, at: Setup, slo: Slo, seed: int, options: RunOptions
+    trace: Trace | TraceStream, deployment: ServedDeployment, *, at: Setup, slo: Slo, seed: int, options: RunOptions
 ) -> Site:
     """Make the site at which a deployment serves a trace.
 
@@ -67,7 +67,7 @@ def physical_site(
     >>> site.prompt_tokens, site.link_bandwidth / 1e9
     (100.0, 378.0)
     """
-    inputs, outputs = _servable(at, trace)
+    traffic = expected_of(at, trace)
     wire = options.link.wire(at, deployment.link_gpus, shared_spine=True)
     return Site(
         setup=at,
@@ -77,13 +77,13 @@ def physical_site(
         link_bandwidth=wire.bandwidth,
         link_latency_s=wire.latency_s,
         link_descriptor_s=wire.descriptor_s,
-        tables=tables_of(at, inputs, outputs),
-        blocks=cache(partial(_blocks, at, _saved_states(at, inputs, outputs) if options.prefix_cache else 0.0)),
+        tables=tables_of(at, traffic.longest, traffic.longest_prompt),
+        blocks=cache(partial(_blocks, at, traffic.saved_states if options.prefix_cache else 0.0)),
         rng=Streams(seed),
         start_up_s=options.start_up_s,
         flip_s=options.flip_s,
-        prompt_tokens=float(inputs.mean()),
-        output_tokens=float(outputs.mean()),
+        prompt_tokens=traffic.prompt_tokens,
+        output_tokens=traffic.output_tokens,
         scheduler=load_scheduler(options.scheduler),
         scheduling=Scheduling[options.scheduling.upper()],
     )
@@ -96,15 +96,57 @@ _KEEP = 4
 _CONTEXT, _TOKENS = 131_072, 32_768
 
 
-def _servable(at: Setup, trace: Trace) -> tuple[Tokens, Tokens]:
-    """Input and output lengths of the requests that the model's context takes: the others are rejected, and shape
-    nothing. Where there are none, of one request that fills it. [token]
+class Expected(NamedTuple):
+    """What the requests of a trace are like that the model's context takes; the others are rejected, and shape nothing.
+
+    Where there are none, one request that fills it.
     """
-    longest = at.model.max_context
-    rows = trace.input_tokens + trace.output_tokens <= longest
-    if not rows.any():
-        return np.array([longest - 1]), np.array([1])
-    return trace.input_tokens[rows], trace.output_tokens[rows]
+
+    prompt_tokens: float  # mean [token]
+    output_tokens: float  # mean [token]
+    longest: int  # prompt and output [token]
+    longest_prompt: int  # [token]
+    saved_states: float  # recurrent states that requests save in the KV memory for each of their tokens [1/token]
+
+
+def expected_of(at: Setup, trace: Trace | TraceStream) -> Expected:
+    """Look through the lengths of a trace.
+
+    Parameters
+    ----------
+    at
+        Whose model's context counts.
+    trace
+        A stream is drawn once for it.
+
+    Returns
+    -------
+    Expected
+        Sums of whole numbers are exact, so that it does not depend on windows.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 10**6], output_tokens=[50, 1])
+    >>> expected_of(at, trace)
+    Expected(prompt_tokens=100.0, output_tokens=50.0, longest=150, longest_prompt=100, saved_states=0.0)
+    """
+    most, step = at.model.max_context, checkpoint_tokens(at.model, at.precision)
+    count = prompts = outputs = longest = longest_prompt = states = 0
+    for window in trace.windows():
+        whole = window.input_tokens + window.output_tokens
+        rows = whole <= most
+        prompts += int(window.input_tokens.sum(where=rows))
+        outputs += int(window.output_tokens.sum(where=rows))
+        longest = max(longest, int(whole.max(where=rows, initial=0)))
+        longest_prompt = max(longest_prompt, int(window.input_tokens.max(where=rows, initial=0)))
+        states += int((whole // step).sum(where=rows))
+        count += int(np.count_nonzero(rows))
+    if not count:
+        count, prompts, outputs, longest, longest_prompt, states = 1, most - 1, 1, most, most - 1, most // step
+    saved = states / (prompts + outputs) if at.model.recurrent_bytes else 0.0
+    return Expected(prompts / count, outputs / count, longest, longest_prompt, saved)
 
 
 def _kept(at: Setup) -> dict[Any, StepTable]:
@@ -117,15 +159,15 @@ def _kept(at: Setup) -> dict[Any, StepTable]:
     return known
 
 
-def tables_of(usual: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
-    """Find step tables by mapping and sequences, each built once, for requests of such lengths.
+def tables_of(usual: Setup, request: int, prompt: int) -> Tables:
+    """Find step tables by mapping and sequences, each built once, for requests up to such lengths.
 
     Parameters
     ----------
     usual
         Setup of mappings that have none of their own.
-    inputs, outputs
-        Lengths of the requests. [token]
+    request, prompt
+        The longest request, and the longest prompt. [token]
 
     Returns
     -------
@@ -136,11 +178,10 @@ def tables_of(usual: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
     --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> table = tables_of(at, np.array([100]), np.array([50]))
+    >>> table = tables_of(at, 150, 100)
     >>> table(Mapping(), 256) is table(Mapping(), 256)
     True
     """
-    request, prompt = int((inputs + outputs).max()), int(inputs.max())
     known: dict[int, dict[Any, StepTable]] = {}  # by setup, each of which a mapping holds
 
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
@@ -162,14 +203,6 @@ def tables_of(usual: Setup, inputs: Tokens, outputs: Tokens) -> Tables:
 
 def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
-
-
-def _saved_states(at: Setup, inputs: Tokens, outputs: Tokens) -> float:
-    """Count the recurrent states that requests save in the KV memory for each of their tokens, on average. [1/token]"""
-    if not at.model.recurrent_bytes:
-        return 0.0
-    whole = inputs + outputs
-    return float((whole // checkpoint_tokens(at.model, at.precision)).sum() / whole.sum())
 
 
 def _blocks(usual: Setup, saved_states: float, mapping: Mapping, limits: Limits) -> int:

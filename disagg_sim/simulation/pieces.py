@@ -126,7 +126,11 @@ class Pieces:
 
     def close(self) -> None:
         """The run is over: all requests leave."""
-        cluster = self._cluster
+        cluster, coming = self._cluster, self._cluster.state.coming
+        while coming is not None and coming.high < cluster.requests:  # it was cut: these never came
+            self._take(coming.high, whole=True)
+            coming.release(self._next)
+            coming.reach(self._next)
         self._take(cluster.requests, whole=True)
 
     def _came(self) -> int:

@@ -12,6 +12,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.prefix_index import GONE, BlockIndex
 from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 #: Value of a block that an instance holds beside its memory.
@@ -212,7 +213,7 @@ class Checkpointed:
 
 
 def prefix_memory(
-    trace: Trace, fleet: Fleet, tokens: int, *, free: bool, checkpoints: Checkpoints = ANYWHERE
+    trace: Trace | TraceStream, fleet: Fleet, tokens: int, *, free: bool, checkpoints: Checkpoints = ANYWHERE
 ) -> PrefixMemory | None:
     """What instances remember: ``tokens`` beside their requests, or in their ``free`` memory, or nothing (None).
 

@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.hardware import WRITES
@@ -16,7 +13,7 @@ from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
-from disagg_sim.simulation.cells import cell_of, in_whole, joined_cells
+from disagg_sim.simulation.cells import Rows, cell_of, in_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -30,6 +27,7 @@ from disagg_sim.simulation.options import (
     LONGEST_S,
     MOST,
     MOST_SAMPLES,
+    NONE,
     RECORDS,
     STREAM,
     check_options,
@@ -44,6 +42,7 @@ from disagg_sim.simulation.serve import Served, serve_models
 from disagg_sim.simulation.site import SCHEDULER, Site
 from disagg_sim.simulation.stated_pasts import check_reuse
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 
@@ -150,11 +149,11 @@ class RunOptions:
                 "prefix_cache_tokens"
             )
 
-    def last_arrival(self, trace: Trace) -> float:
+    def last_arrival(self, trace: Trace | TraceStream) -> float:
         """Time at which the last request comes, or the run is cut; 0 in a closed loop. [s]"""
-        return 0.0 if self.concurrency else min(float(trace.arrival[-1]), self.until_s)
+        return 0.0 if self.concurrency else min(trace.last_s, self.until_s)
 
-    def check_samples(self, trace: Trace) -> None:
+    def check_samples(self, trace: Trace | TraceStream) -> None:
         """``InputError`` where a trace lasts for more than ``MOST_SAMPLES`` samples."""
         end = self.last_arrival(trace)
         if end / self.sample_s > MOST_SAMPLES:
@@ -165,7 +164,7 @@ class RunOptions:
 
 
 def run(
-    trace: Trace,
+    trace: Trace | TraceStream,
     deployment: ServedDeployment,
     policy: Policy | str,
     *,
@@ -179,8 +178,9 @@ def run(
 
     Parameters
     ----------
-    trace : Trace
-        Requests; in a closed loop (``options.concurrency``) of requests or sessions, no arrival counts.
+    trace : Trace or TraceStream
+        Requests; in a closed loop (``options.concurrency``) of requests or sessions, no arrival counts. Of a stream a
+        window is held at a time: not with all records, nor with what knows all requests.
     deployment : ServedDeployment
         The policy takes the parts that it needs.
     policy : Policy or str
@@ -223,10 +223,13 @@ def run(
     >>> found.requests.first_token_s < found.requests.finish_s, int(found.instances.decode_tokens.sum())
     (array([ True, False]), 7)
     """
+    require_windows(trace, options)
     options.check_samples(trace)
     if options.cells > 1:
         return _in_cells(trace, deployment, policy, at=at, slo=slo, seed=seed, options=options, sink=sink)
     if (pool := deployment.encode) is not None:
+        if isinstance(trace, TraceStream):
+            raise InputError(f"trace {trace.name} comes in windows, with an encode pool; allowed: one of the two")
         deployment.check_encode(trace, at, options.concurrency, options.records)
         met, rest = pool.before(trace), replace(deployment, encode=None)
         return pool.counted(run(met, rest, policy, at=at, slo=slo, seed=seed, options=options), trace)
@@ -263,8 +266,54 @@ def run(
     return serve_models(trace, policy, models, deployment, Engine(seed), options)
 
 
+def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
+    """Raise where a run needs all requests at once, and its trace is a stream.
+
+    Parameters
+    ----------
+    trace
+        Of a stream a window is held at a time.
+    options
+        Of the run.
+
+    Returns
+    -------
+    None
+        Where it takes windows.
+
+    Raises
+    ------
+    InputError
+        Records kept to the end; a closed loop, failures, encoders, stated pasts, prefix caches, classes.
+
+    Examples
+    --------
+    >>> from disagg_sim.workload.stream import Held
+    >>> one = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
+    >>> require_windows(TraceStream(name="one", window=1, source=Held(one)), RunOptions())
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: trace one comes in windows, with records 'full'; allowed: records 'stream', 'none'
+    """
+    if isinstance(trace, Trace):
+        return
+    said = f"trace {trace.name} comes in windows, with"
+    if options.records == FULL:
+        raise InputError(f"{said} records {FULL!r}; allowed: records {STREAM!r}, {NONE!r}")
+    whole = {
+        "concurrency": options.concurrency,
+        "failures": options.failures,
+        "reuse": options.reuse,
+        "prefix_cache": options.prefix_cache,
+        "prefix_cache_tokens": options.prefix_cache_tokens,
+        "classes": options.classes,
+    }
+    for name, there in whole.items():
+        if there:
+            raise InputError(f"{said} {name}; allowed: without {name}, or a trace that is held whole (window 0)")
+
+
 def _in_cells(
-    trace: Trace,
+    trace: Trace | TraceStream,
     deployment: ServedDeployment,
     policy: Policy | str,
     *,
@@ -283,7 +332,7 @@ def _in_cells(
     return joined_cells(found, [each.rows for each in parts], seed)
 
 
-def _handed_on(sink: Sink, rows: NDArray[np.intp], cell: int, cells: int, piece: Requests) -> None:
+def _handed_on(sink: Sink, rows: Rows, cell: int, cells: int, piece: Requests) -> None:
     sink(in_whole(piece, rows, cell, cells))
 
 

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Ints
+from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
 from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.classes import limits_of
-from disagg_sim.simulation.clients import clients_of
+from disagg_sim.simulation.clients import Clients, clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records, tier_records
+from disagg_sim.simulation.coming import Coming
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.faults import own_faults
@@ -44,6 +45,7 @@ from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.wishes import Role
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -60,12 +62,13 @@ class Served(NamedTuple):
 
     model: str  # its name; "" = the only one
     rows: Sequence[int]  # of the trace of the run, which has requests for others; none = all
-    trace: Trace  # of these rows
+    trace: Trace | TraceStream  # of these rows
     site: Site
+    coming: Coming | None = None  # holds what is needed of a stream
 
 
 def serve_models(
-    trace: Trace,
+    trace: Trace | TraceStream,
     policy: Policy | str,
     models: Sequence[Served],
     deployment: ServedDeployment,
@@ -137,16 +140,22 @@ def serve_models(
         return engine.now if running is None else running.engine.now
 
     faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, present)
-    running = _going_on(pieces, models, trace) or _begun(
+    coming = Coming(trace, models[0].site.request_host_s) if isinstance(trace, TraceStream) else None
+    models = [each._replace(coming=coming) for each in models]
+    given = _given(pieces, models, trace) if pieces is not None else {}
+    running = _going_on(pieces, given, coming) or _begun(
         name, policy, models, deployment, engine, options, pieces, faults
     )
-    engine, clusters, budget, outages, sampler, pieces, spent = running
+    engine, clusters, budget, outages, sampler, pieces, spent, _ = running
     wall, cpu = time.perf_counter() - spent[0], time.process_time() - spent[1]
     if pieces is not None and pieces.keeper is not None:
-        given = _given(pieces, models, trace)
-        pieces.guard(
-            lambda: frozen(running._replace(spent=(time.perf_counter() - wall, time.process_time() - cpu)), given)
-        )
+
+        def written() -> bytes:
+            now = (time.perf_counter() - wall, time.process_time() - cpu)
+            held = (coming.low, coming.high) if coming is not None else (0, 0)
+            return frozen(running._replace(spent=now, held=held), given)
+
+        pieces.guard(written)
     failure: PolicyError | None = None
     try:
         with faults(), rare_collections():
@@ -202,6 +211,7 @@ class Running(NamedTuple):
     sampler: Sampler
     pieces: Pieces | None
     spent: tuple[float, float]  # so far: time, and of it time of the processor [s]
+    held: tuple[int, int] = (0, 0)  # requests of a stream from the first on and before the second [1]
 
 
 def _begun(
@@ -226,20 +236,25 @@ def _begun(
     return Running(engine, clusters, budget, outages, Sampler(clusters, options.sample_s, pieces), pieces, (0.0, 0.0))
 
 
-def _given(pieces: Pieces, models: Sequence[Served], trace: Trace) -> dict[str, Any]:
+def _given(pieces: Pieces, models: Sequence[Served], trace: Trace | TraceStream) -> dict[str, Any]:
     """What a run is given and does not change."""
-    site = models[0].site
-    columns = {name: getattr(trace, name) for name in ("arrival", "input_tokens", "output_tokens")}
+    site, coming = models[0].site, models[0].coming
+    if coming is not None:
+        columns = coming.given
+    else:
+        columns = {name: getattr(trace, name) for name in ("arrival", "input_tokens", "output_tokens")}
     functions = {"sink": pieces.sink, "tables": site.tables, "blocks": site.blocks}
     return {**functions, "limits": pieces.limits, "setup": site.setup, **columns}
 
 
-def _going_on(pieces: Pieces | None, models: Sequence[Served], trace: Trace) -> Running | None:
+def _going_on(pieces: Pieces | None, given: dict[str, Any], coming: Coming | None) -> Running | None:
     """A run where it was cut off, if somebody has kept it."""
     state = pieces.keeper.state() if pieces is not None and pieces.keeper is not None else None
-    if state is None or pieces is None:
+    if state is None:
         return None
-    found: Running = thawed(state, _given(pieces, models, trace))
+    found: Running = thawed(state, given)
+    if coming is not None:
+        coming.go_on(*found.held)
     return found
 
 
@@ -258,14 +273,14 @@ def _opened(
     name: str, policy: Policy, served: Served, budget: GpuBudget, engine: Engine, options: RunOptions, segments: int
 ) -> Cluster:
     """Everything that takes part in serving a model, wired up; there is room for so many segments at first."""
-    site, trace = served.site, served.trace
+    site, trace, coming = served.site, served.trace, served.coming
     name = f"{name} ({served.model})" if served.model else name
     parts = require_parts(name, policy.build(site))
     classes = [replace(each, slo=placed_slo(each.slo, site.setup)) for each in options.classes]
     limits = limits_of(trace, site.slo, classes)
     parts = replace(parts, admission=admitting(parts.admission, options.admission, site, limits))
     spec = cache(partial(spec_of, name, site, parts.steps))
-    priority = limits.priority if site.scheduling == Scheduling.PRIORITY else None
+    priority = limits.priority if site.scheduling == Scheduling.PRIORITY and coming is None else None
     fleet = Fleet(
         [spec(*each) for each in parts.start],
         step_by_step=options.step_by_step,
@@ -281,17 +296,20 @@ def _opened(
     for part in (parts.roles, parts.scaling):
         if part is not None:
             roster.check_looks(part.period_s, options.last_arrival(trace))
+    if coming is not None and parts.keeps_segments:
+        raise InputError(
+            f"trace {trace.name} comes in windows, and policy {name!r} keeps all that it has seen; allowed: window 0, "
+            "or another policy"
+        )
     clients = clients_of(trace, options.concurrency)
-    arrival = trace.arrival.copy()
-    if clients.timed != range(len(trace)):  # the others come when another has ended: not known yet
-        arrival[~np.isin(np.arange(len(trace)), clients.timed)] = np.nan
+    arrival, *lengths = _columns(trace, clients, coming)
     saves = site.setup.model, site.setup.precision
     checkpoints = Checkpoints(checkpoint_tokens(*saves), checkpoint_cost(*saves))
     prefix: PrefixMemory | None = prefix_memory(
         trace, fleet, options.prefix_cache_tokens, free=options.prefix_cache, checkpoints=checkpoints
     )
     stated = None
-    if options.reuse is not None:
+    if options.reuse is not None and isinstance(trace, Trace):
         rng, step = site.rng("stated pasts"), checkpoint_tokens(*saves)
         stated = prefix = StatedPasts(trace, options.reuse, options.tiers, fleet=fleet, step=step, rng=rng)
     if options.tiers and parts.forming is not None:
@@ -307,8 +325,17 @@ def _opened(
 
         size = block_tokens if stated is None else stated.block_tokens
         prefix = tiered(prefix, size, options=options, site=site, roster=roster, tables=tables)
-    lengths = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
-    state = ClusterState(engine, fleet, roster, arrival_s=arrival, **lengths, prefix=prefix, stated=stated)
+    state = ClusterState(
+        engine,
+        fleet,
+        roster,
+        arrival_s=arrival,
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
+        prefix=prefix,
+        stated=stated,
+        coming=coming,
+    )
     way = parts.transfer if options.transfer == "policy" else options.transfer
     return Cluster(
         parts,
@@ -319,6 +346,17 @@ def _opened(
         first_token=options.first_token,
         failures=options.failures,
     )
+
+
+def _columns(trace: Trace | TraceStream, clients: Clients, coming: Coming | None) -> tuple[Floats, Ints, Ints]:
+    """Arrivals, NaN where they are not known yet, and lengths of all requests. [s], [token]"""
+    if isinstance(trace, TraceStream):
+        assert coming is not None
+        return coming.arrival_s, coming.input_tokens, coming.output_tokens
+    arrival = trace.arrival.copy()
+    if clients.timed != range(len(trace)):  # the others come when another has ended
+        arrival[~np.isin(np.arange(len(trace)), clients.timed)] = np.nan
+    return arrival, trace.input_tokens, trace.output_tokens
 
 
 def _models(models: Sequence[Served], numbers: Sequence[Ints], requests: int) -> Models:

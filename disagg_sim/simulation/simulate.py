@@ -25,6 +25,7 @@ from disagg_sim.simulation.policy import Policy, require_policy
 from disagg_sim.simulation.records import RunResult
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.workload.scaling import TIME, at_rate
+from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
 
 #: Limits where none are given: TTFT as ``match_rates`` allows by default, ten tokens per second to every reader. [s]
@@ -39,8 +40,8 @@ class SimulationResult(Shown):
     slo: Slo
     rate_scale: float  # of the trace's own request rate [1]
     scale_by: str  # how it was scaled: of ``scaling.SCALE_BY``
-    source: Trace  # at its own rate
-    trace: Trace  # at that rate
+    source: Trace | TraceStream  # at its own rate
+    trace: Trace | TraceStream  # at that rate
     deployment: ServedDeployment
     setup: Setup
     policy: Policy
@@ -56,7 +57,7 @@ class SimulationResult(Shown):
 
     def classes(self) -> pd.DataFrame:
         """A row a class of the trace: attainment of its own limits, goodput, percentiles; see ``classes.by_class``."""
-        return by_class(self.records.frame(), self.trace, self.slo, self.options.classes)
+        return by_class(self.records.frame(), in_memory(self.trace), self.slo, self.options.classes)
 
     def models(self) -> pd.DataFrame:
         """A row a model of the cluster and one of all: attainment, percentiles, tokens a GPU; see ``by_model``.
@@ -73,7 +74,7 @@ class SimulationResult(Shown):
 
     def frame(self) -> pd.DataFrame:
         """A row a request; columns of ``records.Requests``, times in s; ``class`` where the trace has classes."""
-        return with_class(self.records.frame(), self.trace)
+        return self.records.frame() if self.trace.classes is None else with_class(self.records.frame(), self.trace)
 
     def samples(self) -> pd.DataFrame:
         """The state over time; columns of ``records.Samples``."""
@@ -124,13 +125,15 @@ class SimulationResult(Shown):
         """
         if self.plan is None:
             raise InputError("a deployment that match_rates did not plan has no planned throughput to compare with")
-        return loss(self.plan, self.trace, self.summary(slo), self._replayed)
+        return loss(self.plan, in_memory(self.trace), self.summary(slo), self._replayed)
 
-    def _summarised(self, records: RunResult, trace: Trace, slo: Slo | None, rate_scale: float) -> Summary:
+    def _summarised(
+        self, records: RunResult, trace: Trace | TraceStream, slo: Slo | None, rate_scale: float
+    ) -> Summary:
         limits = limits_of(trace, self.slo, self.options.classes) if slo is None and self.options.classes else None
         return summary(records, slo or self.slo, rate_scale=rate_scale, limits=limits)
 
-    def _replayed(self, trace: Trace, concurrency: int | None = None) -> RunResult:
+    def _replayed(self, trace: Trace | TraceStream, concurrency: int | None = None) -> RunResult:
         """Records of another trace, or a closed loop, where all else is as in this run."""
         options = self.options if concurrency is None else replace(self.options, concurrency=concurrency)
         records = run(
@@ -141,7 +144,7 @@ class SimulationResult(Shown):
 
 def simulate(
     deployment: Deployment | ServedDeployment,
-    trace: Trace,
+    trace: Trace | TraceStream,
     policy: str | Policy = "disaggregated",
     *,
     slo: Slo | None = None,
@@ -157,8 +160,9 @@ def simulate(
     deployment : Deployment or ServedDeployment
         A matched one, such as ``match_rates(...).deployment``, which is served on the specs that it was planned for;
         or parts written by hand, with a ``setup`` of their own. ``Replicas`` on unlike GPUs each have one.
-    trace : Trace
-        Of ``load_trace``, ``synthetic_trace``, or made from arrays.
+    trace : Trace or TraceStream
+        Of ``load_trace``, ``synthetic_trace``, or made from arrays; or of ``synthetic_stream``, which holds a window of
+        its requests at a time, for options with ``records="none"``.
     policy : str or Policy
         ``"vllm"``, ``"disaggregated"``, ``"arrow"``, ...; or a policy with options of its own. A matched
         deployment under ``"disaggregated"`` batches as it was planned. Other policies prefill by their own rules, and

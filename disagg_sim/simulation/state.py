@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
+from disagg_sim.simulation.coming import Coming
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.feed import Feed
@@ -56,6 +57,8 @@ class ClusterState:
         What instances remember of prompts, if they do.
     stated
         Pasts as stated, of which decode may hold a part already.
+    coming
+        Of a stream: holds the columns, which are its own.
     """
 
     def __init__(
@@ -69,18 +72,22 @@ class ClusterState:
         output_tokens: Ints,
         prefix: PrefixMemory | None,
         stated: StatedPasts | None = None,
+        coming: Coming | None = None,
     ) -> None:
         self.engine, self.fleet, self.roster, self.prefix, self.stated = engine, fleet, roster, prefix, stated
         self.site = roster.site
+        self.coming = coming
         self.arrival_s = arrival_s  # those of requests that are to come may be NaN [s]
-        self.prompts = _looked_up(input_tokens)
+        self.prompts = _looked_up(input_tokens, coming)
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
         self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
         self.feed: Feed | None = None  # requests that the kernel places by itself
-        self.asked = array("q")  # requests that have come so far, where no feed has them
+        #: Requests that have come so far, where no feed has them.
+        self.asked: array[int] | InOrder = array("q") if coming is None else InOrder()
         self.shared = SharedQueue()
-        self._input, self._output, self._tokens = input_tokens, output_tokens, input_tokens + output_tokens
-        self.totals = _looked_up(self._tokens)  # of prompt and output [token]
+        self._input, self._output = input_tokens, output_tokens
+        self._tokens = input_tokens + output_tokens if coming is None else coming.tokens
+        self.totals = _looked_up(self._tokens, coming)  # of prompt and output [token]
         self._times: list[float] = []
         self._snapshots: list[tuple[NDArray[Any], ...]] = []
         self._oldest, self._longest, self._forgotten_s = 0, 0.0, 0.0
@@ -98,7 +105,9 @@ class ClusterState:
     @property
     def order(self) -> Sequence[int]:
         """Requests that have come so far, in the order in which they came: under a feed that of the trace."""
-        return self.asked if self.feed is None else range(self.feed.come)
+        if self.feed is not None:
+            return range(self.feed.come)
+        return self.asked if isinstance(self.asked, array) else range(self.asked.count)
 
     @property
     def tokens(self) -> Ints:
@@ -201,6 +210,21 @@ class ClusterState:
         stays: Mask = ~gone | (self.fleet.segments.finish_s > since)
         return stays
 
+    def release(self, begin: int, period_s: float) -> int:
+        """Give back the columns of requests that are of no use any more, none from ``begin`` on; the first that stays.
+
+        Windows, and looks every ``period_s`` [s], still ask for those that came of late, and for the requests of
+        segments that stay; the newest one says when the run ends.
+        """
+        since = min(self._forgotten_s, self.engine.now - period_s) - self.site.request_host_s
+        come = len(self.order)
+        late = bisect_left(self.arrival_s, since, 0, come)
+        stays = int(self.fleet.segments.request.min(initial=begin))
+        before = min(begin, late, stays, max(come - 1, 0))
+        if self.coming is not None:
+            self.coming.release(before)
+        return before
+
     def _counters(self) -> tuple[NDArray[Any], ...]:
         """Decode steps, their time [s], decode tokens and prefill tokens of every instance so far."""
         view = self.view
@@ -230,8 +254,22 @@ class ClusterState:
         return slice(self._oldest, None)
 
 
-def _looked_up(tokens: Ints) -> array[int]:
-    """Whole numbers for one look at a time: a third of a list, and as fast."""
+class InOrder:
+    """Requests that come in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def append(self, request: int) -> None:
+        """The next one."""
+        assert request == self.count, (request, self.count)
+        self.count += 1
+
+
+def _looked_up(tokens: Ints, coming: Coming | None) -> Any:
+    """Whole numbers for one look at a time: a third of a list, and as fast; of a stream as they are."""
+    if coming is not None:
+        return memoryview(tokens)  # type: ignore[arg-type]
     found = array("q")
     found.frombytes(np.ascontiguousarray(tokens, np.int64).data.cast("B"))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
 from typing import TYPE_CHECKING, Any
@@ -115,9 +116,10 @@ class ClusterView:
         return len(self._state.order)
 
     @property
-    def order(self) -> tuple[int, ...]:
+    def order(self) -> Sequence[int]:
         """Requests that have come so far, in the order in which they came."""
-        return tuple(self._state.order)
+        order = self._state.order
+        return order if isinstance(order, range) else tuple(order)
 
     @property
     def prefill(self) -> Index:

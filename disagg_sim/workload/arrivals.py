@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,10 @@ LEAST_BLOCK = 16
 MOST_CV = 1000.0
 #: Least shape of Weibull gaps; theirs is a coefficient of variation of 10^29. [1]
 LEAST_SHAPE = 0.01
+#: Times at once that no block exceeds. [1]
+WHOLE = 2**62
+#: More than rounding moves a time, of that time. [1]
+ROUNDING = 1e-12
 
 
 def named_rng(seed: int, name: str) -> np.random.Generator:
@@ -78,22 +83,36 @@ def named_rng(seed: int, name: str) -> np.random.Generator:
 class ArrivalProcess(Protocol):
     """A stationary process of arrivals."""
 
-    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
-        """Ascending arrival times from 0 on at a mean ``rate`` [request/s], without end, about ``size`` at once. [s]"""
+    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
+        """Ascending arrival times from 0 on at a mean ``rate`` [request/s], without end. [s]
+
+        They are drawn in blocks of about ``size``, which shape the values, and come up to ``most`` at once, which does
+        not: two calls that differ in ``most`` give the same times.
+        """
         ...
+
+
+def _summed(draw: Callable[[int], Floats], rate: float, last: float, size: int, most: int) -> Iterator[Floats]:
+    """Times after ``last`` of renewal gaps over ``rate``, block after block, without end. [s]"""
+    while True:
+        start, total = last, 0.0
+        for begin in range(0, size, most):
+            gaps = draw(min(most, size - begin))
+            gaps[0] += total  # the sum goes on, addition by addition, as if the block were drawn at once
+            sums = np.cumsum(gaps)
+            total = float(sums[-1])
+            times = start + sums / rate
+            last = float(times[-1])
+            yield times
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
     """Independent arrivals: exponential gaps."""
 
-    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
-        """Ascending arrival times, without end. [s]"""
-        last = 0.0
-        while True:
-            times = last + np.cumsum(rng.standard_exponential(size)) / rate
-            last = float(times[-1])
-            yield times
+    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
+        """See ``ArrivalProcess``. [s]"""
+        yield from _summed(rng.standard_exponential, rate, 0.0, size, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +126,16 @@ class Gamma:
         if not 0 <= self.cv <= MOST_CV:
             raise InputError(f"cv of gaps {self.cv} is out of range; allowed: 0 to {MOST_CV:g}")
 
-    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
-        """Ascending arrival times, without end. [s]"""
+    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
+        """See ``ArrivalProcess``. [s]"""
         shape = 1 / self.cv**2 if self.cv else math.inf
-        last = rng.random() * (rng.standard_gamma(shape + 1) / shape if self.cv else 1.0) / rate
-        yield np.array([last])
-        while True:
-            gaps = rng.standard_gamma(shape, size) / shape if self.cv else np.ones(size)
-            times = last + np.cumsum(gaps) / rate
-            last = float(times[-1])
-            yield times
+        first = rng.random() * (rng.standard_gamma(shape + 1) / shape if self.cv else 1.0) / rate
+        yield np.array([first])
+
+        def gaps(count: int) -> Floats:
+            return rng.standard_gamma(shape, count) / shape if self.cv else np.ones(count)
+
+        yield from _summed(gaps, rate, first, size, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +149,12 @@ class Weibull:
         if not LEAST_SHAPE <= self.shape < math.inf:
             raise InputError(f"shape of gaps {self.shape} is out of range; allowed: {LEAST_SHAPE} and above, finite")
 
-    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
-        """Ascending arrival times, without end. [s]"""
+    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
+        """See ``ArrivalProcess``. [s]"""
         scale = 1 / (rate * math.gamma(1 + 1 / self.shape))
-        last = rng.random() * scale * rng.standard_gamma(1 + 1 / self.shape) ** (1 / self.shape)
-        yield np.array([last])
-        while True:
-            times = last + np.cumsum(scale * rng.weibull(self.shape, size))
-            last = float(times[-1])
-            yield times
+        first = rng.random() * scale * rng.standard_gamma(1 + 1 / self.shape) ** (1 / self.shape)
+        yield np.array([first])
+        yield from _summed(lambda count: scale * rng.weibull(self.shape, count), 1.0, first, size, most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +173,8 @@ class Mmpp:
         if not 0 <= self.contrast * self.burst_share <= 1:
             raise InputError(f"contrast {self.contrast} is out of range; allowed: 0 to {1 / self.burst_share:g}")
 
-    def blocks(self, rng: np.random.Generator, rate: float, size: int) -> Iterator[Floats]:
-        """Ascending arrival times, without end. [s]"""
+    def blocks(self, rng: np.random.Generator, rate: float, size: int, most: int) -> Iterator[Floats]:
+        """See ``ArrivalProcess``; those of one burst, or of what is between two, come at once. [s]"""
         p, gap_s = self.burst_share, self.burst_s * (1 - self.burst_share) / self.burst_share
         bursts = size / (rate * (self.burst_s + gap_s))
         if bursts > MOST_REQUESTS:
@@ -168,7 +184,7 @@ class Mmpp:
             )
         states = np.arange(LEAST_BLOCK + 2 * round(bursts)) % 2
         drawn = states.size / 2 * rate * (self.burst_s + gap_s)
-        if drawn > MOST_REQUESTS:
+        if min(drawn, max(most, drawn / states.size)) > MOST_REQUESTS:
             what = f"burst_s {self.burst_s:g} s, {states.size // 2} bursts at {rate:g} requests/s"
             raise InputError(too_many(what, drawn))
         if rng.random() >= p:
@@ -179,8 +195,19 @@ class Mmpp:
         while True:
             spans = lengths * rng.standard_exponential(states.size)
             ends = start + np.cumsum(spans)
-            counts = rng.poisson(rates * spans)
-            yield np.sort(np.repeat(ends - spans, counts) + np.repeat(spans, counts) * rng.random(counts.sum()))
+            counts, begins = rng.poisson(rates * spans), ends - spans
+            group = (np.cumsum(counts) - counts) // most  # spans whose requests come together
+            edges = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), spans.size]
+            held = np.zeros(0)
+            for first, end in pairwise(edges):
+                own, here = counts[first:end], begins[first:end]
+                drawn_s = np.repeat(here, own) + np.repeat(spans[first:end], own) * rng.random(own.sum())
+                times = np.sort(np.concatenate([held, drawn_s]))
+                sure = times.size  # by rounding the last of a span may lie behind the first of the next
+                if end < spans.size:
+                    sure = int(np.searchsorted(times, begins[end] * (1 - ROUNDING)))
+                held = times[sure:]
+                yield times[:sure]
             start = float(ends[-1])
 
     def window_cv(self, *, rate: float, length_cv: float, window_s: float) -> float:
@@ -219,22 +246,60 @@ def arrivals(
     array([0.5, 0.5, 0.5])
     """
     expected = requests or rate * duration
-    if not (0 < rate < math.inf and 0 < expected < math.inf):
-        raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")
-    if expected > MOST_REQUESTS:
+    if 0 < rate < math.inf and MOST_REQUESTS < expected < math.inf:
         where = f"rate {rate:g}/s" if requests else f"duration {duration:g} s at {rate:g} requests/s"
         raise InputError(too_many(where, expected))
     found: list[Floats] = []
     count = 0
-    for times in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected)):
+    for times in arrivals_in_pieces(process, rng, rate, requests=requests, duration=duration, most=WHOLE):
         found.append(times)
         count += times.size
-        if (count >= requests) if requests else (times.size > 0 and times[-1] >= duration):
-            break
         if count > MOST_REQUESTS:  # an uneven process may draw far more than it does on average
             raise InputError(too_many(f"{process} in {duration:g} s", count))
-    times = np.concatenate(found)
-    return times[:requests] if requests else times[: np.searchsorted(times, duration)]
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def arrivals_in_pieces(
+    process: ArrivalProcess,
+    rng: np.random.Generator,
+    rate: float,
+    *,
+    requests: int = 0,
+    duration: float = 0.0,
+    most: int,
+) -> Iterator[Floats]:
+    """Draw the times of ``arrivals`` piece by piece, so that they need not be held together.
+
+    Parameters
+    ----------
+    process, rng, rate, requests, duration
+        As of ``arrivals``; there may be more of them than a trace may have.
+    most
+        Times that come at once, but for a burst of ``Mmpp``, which stays together. [request]
+
+    Yields
+    ------
+    array
+        One or more times, ascending; all of them together are the same for every ``most``. [s]
+
+    Examples
+    --------
+    >>> pieces = arrivals_in_pieces(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5, most=2)
+    >>> whole = arrivals(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5)
+    >>> np.array_equal(np.concatenate(list(pieces)), whole)
+    True
+    """
+    expected = requests or rate * duration
+    if not (0 < rate < math.inf and 0 < expected < math.inf):
+        raise InputError(f"{expected:g} requests at {rate:g} a second; allowed: both above 0 and finite")
+    left = requests
+    for drawn in process.blocks(rng, rate, LEAST_BLOCK + math.ceil(1.1 * expected), most):
+        times = drawn[:left] if requests else drawn[: np.searchsorted(drawn, duration)]
+        if times.size:
+            yield times
+        left -= times.size
+        if left == 0 if requests else times.size < drawn.size:
+            return
 
 
 def fit_mmpp(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, above_zero, nearest
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.request_columns import PrefixBlocks
+from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import MOST_REQUESTS, Trace, joined, too_many
 
 #: How the request rate is scaled: by dividing time stamps, or by fewer or more requests.
@@ -37,13 +39,21 @@ SHIFT_S = 60.0
 LARGEST_UNIT = 0.05
 
 
-def at_rate(trace: Trace, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S) -> Trace:
+@overload
+def at_rate(trace: Trace, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S) -> Trace: ...
+@overload
+def at_rate(
+    trace: TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
+) -> TraceStream: ...
+def at_rate(
+    trace: Trace | TraceStream, rate: float, by: str = TIME, *, seed: int = 0, shift_s: float = SHIFT_S
+) -> Trace | TraceStream:
     """Scale the request rate of a trace.
 
     Parameters
     ----------
     trace
-        Requests at their own rate.
+        Requests at their own rate; those of a stream can be scaled by time alone.
     rate
         By what its request rate is multiplied; above 0. [1]
     by
@@ -83,6 +93,11 @@ def at_rate(trace: Trace, rate: float, by: str = TIME, *, seed: int = 0, shift_s
         return trace.scaled(factor)
     if factor == 1:
         return trace
+    if isinstance(trace, TraceStream):
+        raise InputError(
+            f"trace {trace.name} comes in windows, with scale_by {by!r}; allowed: {TIME!r}, or a trace that is held "
+            "whole (window 0)"
+        )
     copies = math.floor(factor)
     if copies and not math.isfinite(trace.period):
         raise InputError(f"trace {trace.name} of a single request has no rate that copies of it could raise")

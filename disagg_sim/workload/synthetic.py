@@ -8,17 +8,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, above_zero, quoted, whole_number
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse, TrafficCase
-from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
+from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, arrivals_in_pieces, named_rng
 from disagg_sim.workload.distributions import Constant, LengthDistribution, LogNormal, length_distribution
 from disagg_sim.workload.prefixes import whole_blocks
 from disagg_sim.workload.request_columns import Tokens, read_only
+from disagg_sim.workload.stream import WINDOW, Piece, TraceStream
 from disagg_sim.workload.trace import Trace
 
 
@@ -124,17 +127,84 @@ def synthetic_trace(
     >>> len(trace), int(trace.input_tokens.max()), float(abs(trace.arrival - longer.arrival).max())
     (1000, 512, 0.0)
     """
+    end = _end_of(requests, duration)
+    times = arrivals(arrivals_as, named_rng(seed, "arrivals"), above_zero("rate", rate, "requests/s"), **end)
+    if not times.size:
+        raise InputError(f"no request arrives in {duration:g} s at {rate:g} requests/s with seed {seed}")
+    inputs, outputs = _drawer(lengths, seed)(times.size)
+    return Trace(arrival=times, input_tokens=inputs, output_tokens=outputs, name=name)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Drawn:
+    """Requests that are drawn as they are needed."""
+
+    rate: float  # [request/s]
+    lengths: Lengths
+    end: Mapping[str, Any]  # requests [request] or duration [s], by name
+    process: ArrivalProcess
+    seed: int
+
+    def pieces(self, most: int) -> Iterator[Piece]:
+        """See ``stream.Source``."""
+        draw = _drawer(self.lengths, self.seed)
+        rng = named_rng(self.seed, "arrivals")
+        for times in arrivals_in_pieces(self.process, rng, self.rate, **self.end, most=most):
+            yield Piece(times, *draw(times.size))
+
+
+def synthetic_stream(
+    *,
+    rate: float,
+    lengths: Lengths,
+    requests: int | None = None,
+    duration: float | None = None,
+    arrivals_as: ArrivalProcess = Poisson(),  # noqa: B008 - frozen, no state
+    seed: int = 0,
+    name: str = "synthetic",
+    window: int = WINDOW,
+) -> TraceStream:
+    """Draw the requests of ``synthetic_trace`` as they are needed, so that they are never held together.
+
+    Parameters
+    ----------
+    rate, lengths, requests, duration, arrivals_as, seed, name
+        As of ``synthetic_trace``; there may be more requests than a trace may have.
+    window
+        Requests that are held at a time; no number depends on it. [request]
+
+    Returns
+    -------
+    TraceStream
+        For ``simulate`` with ``records`` ``stream`` or ``none``.
+
+    Raises
+    ------
+    InputError
+        As ``synthetic_trace``, or a window below 1; where a time without requests shows only when they are drawn, then.
+
+    Examples
+    --------
+    >>> drawn = {"rate": 2.0, "lengths": (512, 64), "requests": 1000, "seed": 1}
+    >>> stream, trace = synthetic_stream(**drawn, window=300), synthetic_trace(**drawn)
+    >>> [len(window) for window in stream.windows()], bool((stream.whole().arrival == trace.arrival).all())
+    ([300, 300, 300, 100], True)
+    """
+    end = _end_of(requests, duration)
+    drawn = _Drawn(
+        rate=above_zero("rate", rate, "requests/s"), lengths=lengths, end=end, process=arrivals_as, seed=seed
+    )
+    _drawer(lengths, seed)
+    return TraceStream(name=name, window=window, source=drawn)
+
+
+def _end_of(requests: int | None, duration: float | None) -> dict[str, Any]:
+    """When arrivals end, as ``arrivals`` takes it."""
     if (requests is None) == (duration is None):
         raise InputError("a synthetic trace needs requests or duration, one of them")
-    rate = above_zero("rate", rate, "requests/s")
     if requests is not None:
-        times = arrivals(arrivals_as, named_rng(seed, "arrivals"), rate, requests=whole_number("requests", requests))
-    else:
-        times = arrivals(arrivals_as, named_rng(seed, "arrivals"), rate, duration=above_zero("duration", duration, "s"))
-        if not times.size:
-            raise InputError(f"no request arrives in {duration:g} s at {rate:g} requests/s with seed {seed}")
-    inputs, outputs = _draw(lengths, seed, times.size)
-    return Trace(arrival=times, input_tokens=inputs, output_tokens=outputs, name=name)
+        return {"requests": whole_number("requests", requests)}
+    return {"duration": above_zero("duration", duration, "s")}
 
 
 def drawn_pasts(prompts: Floats, reuse: Reuse, rng: np.random.Generator) -> Floats:
@@ -170,10 +240,16 @@ def drawn_pasts(prompts: Floats, reuse: Reuse, rng: np.random.Generator) -> Floa
     return whole_blocks(np.minimum(shares * prompts, prompts - 1.0), reuse.block_tokens)
 
 
-def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
+def _drawer(lengths: Lengths, seed: int) -> Callable[[int], tuple[Tokens, Tokens]]:
+    """Draws the next so many pairs of lengths; in how many calls makes no difference."""
     if isinstance(lengths, LengthTable | Trace):
-        rows = named_rng(seed, "lengths").integers(lengths.input_tokens.size, size=count)
-        return lengths.input_tokens[rows], lengths.output_tokens[rows]
+        rng, table = named_rng(seed, "lengths"), lengths
+
+        def pairs(count: int) -> tuple[Tokens, Tokens]:
+            rows = rng.integers(table.input_tokens.size, size=count)
+            return table.input_tokens[rows], table.output_tokens[rows]
+
+        return pairs
     if isinstance(lengths, TrafficCase):
         lengths = (length_distribution(lengths.isl), length_distribution(lengths.osl))
     if not isinstance(lengths, tuple | list) or len(lengths) != 2:
@@ -182,7 +258,8 @@ def _draw(lengths: Lengths, seed: int, count: int) -> tuple[Tokens, Tokens]:
             "of a traffic by name: load_traffic(name).cases[0]"
         )
     first, second = (_law(each, kind) for each, kind in zip(lengths, ("input", "output"), strict=True))
-    return first.sample(named_rng(seed, "input_tokens"), count), second.sample(named_rng(seed, "output_tokens"), count)
+    streams = named_rng(seed, "input_tokens"), named_rng(seed, "output_tokens")
+    return lambda count: (first.sample(streams[0], count), second.sample(streams[1], count))
 
 
 def _law(length: int | LengthDistribution, kind: str) -> LengthDistribution:

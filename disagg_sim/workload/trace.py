@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,6 +98,20 @@ class Trace:
     def __repr__(self) -> str:
         """Name, requests and duration."""
         return f"Trace({self.name}: {len(self)} requests in {self.duration:g} s)"
+
+    def windows(self) -> Iterator[Trace]:
+        """All requests at once, as they are held: of a ``TraceStream`` they come one window after another."""
+        yield self
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """The shortest prompt and the shortest answer. [token]"""
+        return int(self.input_tokens.min()), int(self.output_tokens.min())
+
+    @property
+    def last_s(self) -> float:
+        """Arrival of the last request. [s]"""
+        return float(self.arrival[-1])
 
     @property
     def duration(self) -> float:

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
+from disagg_sim.errors import SpecError
 from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import ScenarioResult, run_scenario
 from disagg_sim.scenario.signed import read_signed, write_signed
@@ -21,9 +22,12 @@ trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 2
 deployments: {four: {gpus: 4, colocated: {tp: 1, instances: 4}}}, policies: [vllm], run: RUN}"""
 
 
-def result_of(folder: Path, run: str) -> ScenarioResult:
+CLASSES = "classes: {chat: 0.5, batch: 0.5}"
+
+
+def result_of(folder: Path, run: str, beside: str = CLASSES) -> ScenarioResult:
     path = folder / "tiny.yaml"
-    path.write_text(TEXT.replace("RUN", run))
+    path.write_text(TEXT.replace("RUN", run).replace(CLASSES, beside))
     plan = plan_scenario(load_scenario(str(path)))
     result = run_scenario(plan, folder / f"out{len(list(folder.glob('out*')))}", jobs=1, listener=Mock())
     assert not result.faults
@@ -47,6 +51,35 @@ def test_tables_are_the_same_whatever_is_kept(tmp_path, monkeypatch):
             pd.testing.assert_frame_equal(full.samples(run), other.samples(other.plan.runs[0]))
             assert other.summary["ttft_p90_s"][0] == pytest.approx(full.summary["ttft_p90_s"][0], rel=0.005)
         assert not list(none.store.root.glob("requests/**/*"))
+
+
+def test_tables_are_the_same_whatever_the_window(tmp_path, monkeypatch):
+    """Of 300 requests 7 are held at a time, in each of two cells."""
+    monkeypatch.setattr(pieces, "PIECE", 20)
+    run = "{cells: 2, records: stream}"
+    whole, windows = (result_of(tmp_path, run, f"window: {window}") for window in (0, 7))
+    for table in ("requests", "samples"):
+        first, second = (getattr(each, table)(each.plan.runs[0]) for each in (whole, windows))
+        pd.testing.assert_frame_equal(first, second, check_exact=True)
+    own = [each.summary.drop(columns=list(MEASURED)) for each in (whole, windows)]
+    pd.testing.assert_frame_equal(*own, check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "beside", "fault"),
+    [
+        ("{}", "window: 7", "trace: trace even comes in windows, with records 'full'; allowed: records 'stream'"),
+        ("{records: none}", f"window: 7, {CLASSES}", "'window' 7 with classes or models, which need all requests"),
+        (
+            "{records: none}",
+            "window: 7, scale_by: requests, rate_scale: 2",
+            "with scale_by 'requests'; allowed: 'time'",
+        ),
+    ],
+)
+def test_what_needs_all_requests_is_one_line(tmp_path, run, beside, fault):
+    with pytest.raises(SpecError, match=fault):
+        result_of(tmp_path, run, beside)
 
 
 def test_a_state_of_another_account_is_none(tmp_path):

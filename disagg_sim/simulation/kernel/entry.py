@@ -54,7 +54,8 @@ QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), in
 RESERVED = int(SegmentStatus.RESERVED)
 
 #: What ``run_until`` reports where a request of the feed comes that has to be looked at; where the next thing needs
-#: more room for segments or transfers; and, less its number, a transfer whose last byte has arrived.
+#: more room for segments or transfers, or requests that are not at hand; and, less its number, a transfer whose last
+#: byte has arrived.
 COMES, ROOM, ARRIVES = -(2**62), -(2**62) + 1, -(2**61)
 
 #: Actions of ``control``: free held blocks, take a segment back, take notice of new limits; and of segments whose
@@ -138,6 +139,8 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
             if arrive(queues, links, k, now):
                 return ARRIVES - k, now
         elif due == now:
+            if due == -math.inf:
+                return ROOM, here.now_s
             if due == limit or not come(queues, feed_at(here.feed), due):
                 return COMES, due
         else:

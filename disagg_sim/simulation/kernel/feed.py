@@ -75,8 +75,12 @@ class Route(NamedTuple):
     caches: Caches | None = None  # of those that go on
 
 
-#: Fields of ``layout.Feed`` with the addresses of the arrays of a ranking.
-RANKINGS = ("trees_at", "group_at", "present_at")
+class Supply(Protocol):
+    """Fills in the requests of a feed as they are needed."""
+
+    def reach(self, request: int) -> int:
+        """Have a request at hand, if there is one: how many are from the first on. [request]"""
+        ...
 
 
 class Feed:
@@ -94,6 +98,8 @@ class Feed:
         Tokens of the largest request that any instance holds; larger ones are reported. [token]
     emits_late : bool
         Whether the next instance emits the first token, so that a request of a single token goes on, too.
+    supply : Supply, optional
+        Fills in the arrays as the run goes; without one they are filled.
 
     Examples
     --------
@@ -111,7 +117,15 @@ class Feed:
     """
 
     def __init__(
-        self, times: Floats, prompts: Ints, totals: Ints, route: Route, *, most: int, emits_late: bool
+        self,
+        times: Floats,
+        prompts: Ints,
+        totals: Ints,
+        route: Route,
+        *,
+        most: int,
+        emits_late: bool,
+        supply: Supply | None = None,
     ) -> None:
         #: Alive as long as the kernel knows where they are, by the fields that say it.
         self._columns: dict[str, NDArray[Any]] = {
@@ -119,7 +133,8 @@ class Feed:
             "prompts_at": np.ascontiguousarray(prompts, np.int64),
             "totals_at": np.ascontiguousarray(totals, np.int64),
         }
-        self._chooser, self.row = route.chooser, np.zeros(1, FEED)
+        self._chooser, self._supply, self.row = route.chooser, supply, np.zeros(1, FEED)
+        self._all = len(times)
         values: dict[str, float] = {
             "requests": len(times),
             "most": most,
@@ -142,6 +157,13 @@ class Feed:
         for name, value in values.items():
             self.row[name] = value
         self._bind()
+        self.reach()
+
+    def reach(self) -> None:
+        """Have the next request at hand, if there is one."""
+        if self._supply is not None:
+            known = self._supply.reach(self.come)
+            self.row["requests"], self.row["more"] = known, known < self._all
 
     def _bind(self) -> None:
         """Say where the arrays are."""
@@ -165,6 +187,7 @@ class Feed:
         """Take the next request out, which somebody else places; its number."""
         request = self.come
         self._next[0] = request + 1
+        self.reach()
         return request
 
     @property

@@ -306,6 +306,7 @@ class Fleet:
             full = self._count == len(self._seg)
             if found[0] != kernel.ROOM and not (found[0] == COMES and full):
                 return found
+            feed.reach()
             if full:
                 self._grow()
             if self.wires.full:

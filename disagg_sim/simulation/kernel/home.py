@@ -144,12 +144,12 @@ def whole_numbers(address: int, count: int) -> Ints:
 
 @inner
 def next_due(address: int) -> float:
-    """When the next request of a feed comes; inf = none, or no feed. [s]"""
+    """When the next request of a feed comes; inf = none, or no feed, -inf = it is not at hand. [s]"""
     if address == 0:
         return math.inf
     feed = feed_at(address)
     if feed.next >= feed.requests:
-        return math.inf
+        return -math.inf if feed.more == 1 else math.inf
     time: float = carray(pointer(feed.times_at), feed.requests, np.float64)[feed.next]
     return time
 

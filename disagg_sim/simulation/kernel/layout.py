@@ -256,7 +256,8 @@ class Feed:
     times_at: int  # (requests) ascending [s]
     prompts_at: int  # (requests) [token]
     totals_at: int  # (requests) prompt and output [token]
-    requests: int  # how many [1]
+    requests: int  # how many are at hand [1]
+    more: int  # 1 = others follow these
     next: int  # the first that has not come
     most: int  # larger ones are reported instead: a place may lack the memory [token]
     whole: int  # 1 = they stay where they are placed, 0 = they go on after the first token

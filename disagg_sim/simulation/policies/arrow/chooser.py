@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.column import Column
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.home import carray, pointer, queues_by
@@ -84,7 +85,7 @@ class Choices:
     """
 
     def __init__(self, ledger: Any, kind: Ints, *, ttft: float, tpot: float) -> None:
-        self.ends: Floats = np.zeros(0)  # predicted, of requests [s]
+        self._ends = Column(1, np.float64)  # see ``ends``
         self.queues: Floats = order_of(np.zeros(0, np.intp), kind)
         self.tokens: Floats = self.queues
         self._ledger, self._kind = ledger, kind
@@ -97,6 +98,11 @@ class Choices:
         """Go on in another process, where arrays lie elsewhere."""
         self.__dict__.update(state)
         self._bind()
+
+    @property
+    def ends(self) -> Floats:
+        """Predicted ends of prompts, by request. [s]"""
+        return self._ends.values
 
     @property
     def looked_s(self) -> float:
@@ -115,8 +121,12 @@ class Choices:
 
     def room_for(self, requests: int) -> None:
         """So many requests may come."""
-        self.ends = np.append(self.ends, np.zeros(requests - self.ends.size))
+        self._ends = self._ends.longer(requests)
         self._bind()
+
+    def release(self, before: int) -> None:
+        """Requests before one are over."""
+        self._ends.release(before)
 
     def renew(self, prefill: Index, decode: Index) -> None:
         """See ``feed.Chooser``."""

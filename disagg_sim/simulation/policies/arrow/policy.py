@@ -227,6 +227,10 @@ class GlobalScheduler:
             return Leg(-1 - chosen)
         return Leg(flip.instance if self._at_once else -1 - chosen, wishes=(flip,))
 
+    def forget_before(self, before: int) -> None:
+        """Requests before one are over, and nobody asks for them."""
+        self.choices.release(before)
+
     def chooser(self, requests: int) -> Choices | None:
         """Let the kernel place and hand over requests by itself; None: this policy has to see each of them."""
         if self._reacts or self._moves:

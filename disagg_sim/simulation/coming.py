@@ -1,0 +1,89 @@
+"""Hold those requests of a stream that a run may still look at, under the numbers that they have in the whole.
+
+A window is written into its place in columns of the whole (``column``) when the first of its requests is needed, and
+given back once they have left the run. So whoever looks a request up needs not know of windows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.column import Column
+from disagg_sim.workload.stream import TraceStream
+
+
+class Coming:
+    """Requests of a stream.
+
+    Parameters
+    ----------
+    stream
+        In the order of arrival.
+    host_s
+        From the arrival of a request until it is placed. [s]
+
+    Attributes
+    ----------
+    arrival_s, placed_s, input_tokens, output_tokens, tokens
+        Columns of all requests; ``tokens`` are those of prompt and output. [s], [token]
+    low, high
+        Requests from ``low`` on and before ``high`` are held.
+
+    Examples
+    --------
+    >>> from disagg_sim.workload.stream import Held
+    >>> from disagg_sim.workload.trace import Trace
+    >>> rows = Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[5, 6, 7], output_tokens=[1, 2, 3])
+    >>> coming = Coming(TraceStream(name="three", window=2, source=Held(rows)), 0.5)
+    >>> coming.placed_s.tolist(), coming.reach(2), coming.placed_s.tolist()
+    ([0.5, 1.5, 0.0], 3, [0.5, 1.5, 2.5])
+    """
+
+    def __init__(self, stream: TraceStream, host_s: float) -> None:
+        self._count, self._host, self._windows = len(stream), host_s, stream.windows()
+        self.low = self.high = 0
+        kinds = (np.float64, np.float64, np.int64, np.int64, np.int64)
+        self._columns = [Column(self._count, kind) for kind in kinds]
+        columns = tuple(column.values for column in self._columns)
+        self.arrival_s: Floats = columns[0]
+        self.placed_s: Floats = columns[1]
+        self.input_tokens: Ints = columns[2]
+        self.output_tokens: Ints = columns[3]
+        self.tokens: Ints = columns[4]
+        self.reach(0)
+
+    def __len__(self) -> int:
+        """All requests, held or not. [request]"""
+        return self._count
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Itself and its columns by name: what a state of the run leaves out (``checkpoint.frozen``)."""
+        names = ("arrival_s", "placed_s", "input_tokens", "output_tokens", "tokens")
+        return {"coming": self, **{name: getattr(self, name) for name in names}}
+
+    def reach(self, request: int) -> int:
+        """Have a request at hand, if there is one: how many are from the first on, with those given back. [request]"""
+        while self.high <= request and self.high < self._count:
+            window = next(self._windows)
+            rows = slice(self.high, self.high + len(window))
+            self.high = rows.stop
+            if rows.stop > self.low:  # else a run goes on that has no use for them any more
+                self.arrival_s[rows], self.placed_s[rows] = window.arrival, window.arrival + self._host
+                self.input_tokens[rows], self.output_tokens[rows] = window.input_tokens, window.output_tokens
+                self.tokens[rows] = window.input_tokens + window.output_tokens
+        return self.high
+
+    def release(self, before: int) -> None:
+        """Give back the requests before one."""
+        self.low = max(self.low, before)
+        for column in self._columns:
+            column.release(before)
+
+    def go_on(self, low: int, high: int) -> None:
+        """Hold what a run held that was cut off."""
+        self.release(low)
+        self.reach(high - 1)

@@ -1,0 +1,172 @@
+"""Requests that come in windows: a run does not depend on them, and holds no more than it needs."""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from contextlib import suppress
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_pieces import AT, SLO, CutError, Kept, parts, requests
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_traffic
+from disagg_sim.simulation import pieces
+from disagg_sim.simulation.admission import PredictedTtft
+from disagg_sim.simulation.column import WIDTH, Column
+from disagg_sim.simulation.coming import Coming
+from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
+from disagg_sim.simulation.records import Requests, RunResult
+from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.arrivals import Mmpp
+from disagg_sim.workload.stream import Held, TraceStream
+
+STREAM = RunOptions(records="stream", sample_s=0.5)
+
+
+def windows_of(trace: ds.Trace, window: int) -> TraceStream:
+    return TraceStream(name=trace.name, window=window, source=Held(trace))
+
+
+def served(trace: ds.Trace | TraceStream, policy: str, options: RunOptions = STREAM) -> tuple[bytes, RunResult]:
+    """All records, column by column, and the rest of a run."""
+    left: list[Requests] = []
+    result = run(trace, parts(), policy, at=AT, slo=SLO, options=options, sink=left.append)
+    left.sort(key=lambda piece: int(piece.request[0]))
+    names = [each.name for each in fields(left[0])]
+    return b"".join(np.concatenate([getattr(piece, name) for piece in left]).tobytes() for name in names), result
+
+
+def said(result: RunResult) -> bytes:
+    """What a run says beside its records, but for the time that it took."""
+    return pickle.dumps(vars_of(replace(result, wall_s=0.0, cpu_s=0.0)))
+
+
+def vars_of(value: object) -> object:
+    if hasattr(value, "__dataclass_fields__"):
+        return {each.name: vars_of(getattr(value, each.name)) for each in fields(value)}
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
+
+
+CASES = {
+    "co-located": ("vllm", {}),
+    "disaggregated": ("disaggregated", {}),
+    "arrow": ("arrow", {}),
+    "batches of a policy": ("dopd", {}),
+    "autoscaler": ("dynamo_load", {}),
+    "cut short": ("disaggregated", {"until_s": 12.0, "transfer": "buffer"}),
+    "admission": ("least_load", {"admission": PredictedTtft(share=0.2)}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_does_not_depend_on_windows(monkeypatch, case):
+    """Byte for byte: records, totals, samples, instances, decisions, gaps between tokens."""
+    policy, options = CASES[case]
+    monkeypatch.setattr(pieces, "PIECE", 30)
+    trace = requests(200)
+    records, whole = served(trace, policy, replace(STREAM, **options))
+    for window in (1, 37, 199, 1000):
+        again, streamed = served(windows_of(trace, window), policy, replace(STREAM, **options))
+        assert again == records, window
+        assert said(streamed) == said(whole), window
+
+
+@settings(max_examples=10, deadline=None)
+@given(window=st.integers(1, 130), seed=st.integers(0, 3), bursts=st.booleans())
+def test_drawn_requests_do_not_depend_on_windows(window, seed, bursts):
+    """A run of requests that are drawn window by window is that of the trace that is drawn at once."""
+    process = Mmpp(contrast=3.0, burst_share=0.25, burst_s=1.0) if bursts else None
+    drawn = {"rate": 30.0, "requests": 120, "seed": seed, "name": "drawn"}
+    drawn |= {"lengths": load_traffic("azure_2023_conversation").cases[0]}
+    drawn |= {"arrivals_as": process} if process else {}
+    trace, stream = ds.synthetic_trace(**drawn), ds.synthetic_stream(**drawn, window=window)
+    for column in ("arrival", "input_tokens", "output_tokens"):
+        np.testing.assert_array_equal(getattr(stream.whole(), column), getattr(trace, column))
+    whole, streamed = served(trace, "vllm"), served(stream, "vllm")
+    assert (streamed[0], said(streamed[1])) == (whole[0], said(whole[1]))
+
+
+def test_cells_take_their_requests_out_of_the_windows():
+    """A stream of every second request is that of the trace, and so is a run in two cells."""
+    trace, options = requests(200), replace(STREAM, cells=2)
+    for cell in range(3):
+        np.testing.assert_array_equal(windows_of(trace, 7).cell(cell, 3).whole().arrival, trace.arrival[cell::3])
+    whole, streamed = (served(each, "disaggregated", options) for each in (trace, windows_of(trace, 7)))
+    assert said(streamed[1]) == said(whole[1])
+
+
+@pytest.mark.parametrize("policy", ["disaggregated", "arrow", "dopd"])
+def test_a_run_in_windows_goes_on_where_it_was_cut_off(monkeypatch, policy):
+    """Twice; what it had held of the stream is drawn again."""
+    monkeypatch.setattr(pieces, "PIECE", 30)
+    trace, kept, result = requests(), Kept(), None
+    records, whole = served(trace, policy)
+    while result is None:
+        with suppress(CutError):
+            result = run(windows_of(trace, 50), parts(), policy, at=AT, slo=SLO, options=STREAM, sink=kept)
+    assert kept.states > 4
+    left = [kept.left[first] for first in sorted(kept.left)]
+    names = [each.name for each in fields(left[0])]
+    assert b"".join(np.concatenate([getattr(piece, name) for piece in left]).tobytes() for name in names) == records
+    assert said(result) == said(whole)
+
+
+@pytest.mark.parametrize("policy", ["vllm", "arrow"])
+def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
+    """Where a request no longer is, its columns read 0: at the end of 5,000 all but the last few."""
+    monkeypatch.setattr(pieces, "PIECE", 300)
+    monkeypatch.setattr(mmap, "PAGESIZE", 64)
+    monkeypatch.setattr(Column, "release", lambda self, before: self.values[:before].fill(0))
+    seen, arrow = [], []
+    monkeypatch.setattr(pieces.Pieces, "close", lambda self: seen.append(self._cluster.state.coming))
+    begun = GlobalScheduler.forget_before
+    monkeypatch.setattr(GlobalScheduler, "forget_before", lambda self, n: (arrow.append(self), begun(self, n)))
+    options = RunOptions(records="none", sample_s=0.5)
+    run(windows_of(requests(5000), 100), parts(), policy, at=AT, slo=SLO, options=options)
+    assert np.flatnonzero(seen[0].tokens)[0] > 4000
+    assert policy == "vllm" or np.flatnonzero(arrow[-1].choices.ends)[0] > 4000
+
+
+def test_columns_give_their_pages_back():
+    """2 million numbers of 8 bytes are 16 MB; of these only what is behind the mark takes memory."""
+    column = Column(2_000_000, np.int64)
+    column.values[:] = 1
+    column.release(1_999_000)
+    page = mmap.PAGESIZE // WIDTH
+    assert np.count_nonzero(column.values) < 1000 + page
+    again = pickle.loads(pickle.dumps(column))
+    np.testing.assert_array_equal(again.values, column.values)
+    assert len(pickle.dumps(column)) < WIDTH * (1000 + 2 * page)
+    longer = column.longer(3_000_000)
+    np.testing.assert_array_equal(longer.values[:2_000_000], column.values)
+
+
+def test_what_has_to_know_all_requests_says_so():
+    stream = windows_of(requests(20), 5)
+    for options, fault in (
+        (RunOptions(), "trace trace comes in windows, with records 'full'; allowed: records 'stream', 'none'"),
+        (replace(STREAM, concurrency=3), "with concurrency; allowed: without concurrency, or a trace that is held"),
+        (replace(STREAM, prefix_cache=True), "with prefix_cache; allowed"),
+    ):
+        with pytest.raises(InputError, match=fault):
+            run(stream, parts(), "vllm", at=AT, slo=SLO, options=options)
+    with pytest.raises(InputError, match="policy 'dynaserve' keeps all that it has seen; allowed: window 0"):
+        run(stream, parts(), "dynaserve", at=AT, slo=SLO, options=replace(STREAM, records="none"))
+
+
+def test_requests_out_of_order_are_refused():
+    """Two windows, each in order, and not one after the other."""
+
+    class Twice(Held):
+        def pieces(self, most):
+            yield from [*super().pieces(most), *super().pieces(most)]
+
+    stream = TraceStream(name="twice", window=9, source=Twice(requests(9)))
+    with pytest.raises(InputError, match=r"request 10 arrives at .* allowed: in the order of arrival"):
+        Coming(stream, 0.0)
