@@ -12,6 +12,9 @@ import disagg_sim as ds
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.sweep.plan import FRONTIER, SweepPlan, plan_sweep
 from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.workload.arrivals import Gamma
+from disagg_sim.workload.distributions import LogNormal
+from disagg_sim.workload.stream import TraceStream
 
 MODEL, SYSTEM, RECIPE = "deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"
 #: A design space of 10^9 points, and those of a length with a cached share, with and without drafts. [1]
@@ -69,6 +72,16 @@ def conversations(requests: int, instances: int) -> ds.Trace:
         output_tokens=np.ceil(rng.lognormal(np.log(211) - 0.25, 0.7, requests)).astype(int),
         name="conversations",
     )
+
+
+def drawn_conversations(requests: int, instances: int, *, window: int = 0) -> ds.Trace | TraceStream:
+    """Such conversations as a synthetic trace, or ``window`` of its requests at a time."""
+    drawn = {
+        **{"rate": 5.4 * max(instances / 16, 1), "requests": requests, "name": "conversations"},
+        "arrivals_as": Gamma(cv=0.7**-0.5),
+        "lengths": (LogNormal(median=1155 * np.exp(-0.5), sigma=1.0), LogNormal(median=211 * np.exp(-0.25), sigma=0.7)),
+    }
+    return ds.synthetic_stream(**drawn, window=window) if window else ds.synthetic_trace(**drawn)
 
 
 def deployment(instances: int) -> ds.ServedDeployment:

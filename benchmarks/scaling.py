@@ -28,11 +28,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
-from made import conversations, deployment, grids, sweep
+from made import conversations, deployment, drawn_conversations, grids, sweep
 
 import disagg_sim as ds
 from disagg_sim.serving.disaggregated import Rules, match_pools
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.sweep.run import run_sweep
+from disagg_sim.units import HOUR
+from disagg_sim.workload.stream import WINDOW
 
 TABLE = Path(__file__).parent / "scaling.csv"
 #: Instances of the simulated deployment.
@@ -62,6 +65,18 @@ def simulated(policy: str, size: float) -> Prepared:
     return lambda: ds.simulate(place, trace, policy, slo=slo), round(size)
 
 
+def in_pieces(policy: str, size: float, window: int) -> Prepared:
+    """The same without records; requests leave the run, and are drawn ``window`` at a time, or 0 = at once, before."""
+    place, slo, count = deployment(INSTANCES), ds.Slo(ttft=2.0, tpot=0.15), round(size)
+    options = RunOptions(records="none", sample_s=HOUR)
+
+    def work() -> object:
+        trace = drawn_conversations(count, INSTANCES, window=window)
+        return ds.simulate(place, trace, policy, slo=slo, options=options)
+
+    return work, count
+
+
 class Kind(NamedTuple):
     """What grows."""
 
@@ -76,6 +91,10 @@ KINDS = {
     "matching": Kind(matching, 9e5, 1e7, 1e9),
     "co-located": Kind(lambda size: simulated("vllm", size), 9e3, 1e6, 1e8),
     "disaggregated": Kind(lambda size: simulated("disaggregated", size), 9e3, 1e6, 1e8),
+    "co-located, pieces": Kind(lambda size: in_pieces("vllm", size, 0), 9e4, 1e7, 1e7),
+    "co-located, windows": Kind(lambda size: in_pieces("vllm", size, WINDOW), 9e4, 1e7, 1e8),
+    "disaggregated, pieces": Kind(lambda size: in_pieces("disaggregated", size, 0), 9e4, 1e7, 1e7),
+    "disaggregated, windows": Kind(lambda size: in_pieces("disaggregated", size, WINDOW), 9e4, 1e7, 1e8),
 }
 
 
