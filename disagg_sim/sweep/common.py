@@ -39,16 +39,16 @@ class Common:
     def mappings(self, case: Case, *, prefill: bool = False) -> Mapping:
         """Mappings of an instance within the limits: of prefill, or of what decodes."""
         at = self._setup(case, prefill=prefill)
-        return self.once(
-            ("mappings", *_space(case, prefill=prefill)), lambda: case.limits.mappings(at, prefill=prefill)
-        )
+        same = replace(kin(case), profile="")  # which mappings there are does not depend on how fast they are
+        key = ("mappings", same, *_space(case, prefill=prefill))
+        return self.once(key, lambda: case.limits.mappings(at, prefill=prefill))
 
     def batch(self, case: Case, *, prefill: bool = False) -> Ints:
         """Batch axis of all these mappings. [request]"""
         at, table = self._setup(case, prefill=prefill), self.mappings(case, prefill=prefill)
         phase = "prefill" if prefill else "decode"
         return self.once(
-            ("batch", phase, case.traffic, *_space(case, prefill=prefill)),
+            ("batch", phase, case.traffic, kin(case), *_space(case, prefill=prefill)),
             lambda: batch_axis(at, table, case.lengths, phase=phase),
         )
 
@@ -64,10 +64,10 @@ class Common:
 
 
 def _space(case: Case, *, prefill: bool) -> tuple[Any, ...]:
-    """What decides the mappings of a setup: no latency, no bandwidth and no size of a deployment."""
+    """What decides the mappings of a setup beside it: no latency, no bandwidth and no size of a deployment."""
     limits = replace(case.limits, ftl_s=math.inf, ttl_s=math.inf, nic_limit=math.inf, gpu_cap=1)
     limits = replace(limits, max_dcp=1) if prefill else replace(limits, max_pcp=1)
-    return prefill and not case.pools.alike, kin(case), limits
+    return prefill and not case.pools.alike, limits
 
 
 def _specs(case: Case) -> dict[str, Any]:
