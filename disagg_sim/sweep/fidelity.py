@@ -146,6 +146,7 @@ def _of_case(told: _Told) -> CaseFidelity:
     column = case.throughput
     keys: list[str] = ["mode", INTERACTIVITY]
     front = pd.concat([mode.frontier[[*keys, column, "ttl_s", "ftl_s"]] for mode in item.found], ignore_index=True)
+    assert len(told.words) == len(front), "the sweep was run without ``outside``"
     outside = front[[*keys, column]].assign(outside_calibration=told.words)
     if not told.error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=_NOTHING, gain=_NOTHING)
