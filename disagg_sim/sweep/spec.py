@@ -472,6 +472,8 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
     curves = [load.load_speculation(word) for word in spec.speculations if word]
     if spec.draft_tokens and not curves:
         yield "draft_tokens: acts with 'speculation' only"
+    if curves and "attention" in spec.pool_names:
+        yield f"speculation: {curves[0].name!r} does not go with pools of attention and ffn, which hold no drafter"
     for curve in curves:
         yield from told_by("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:
