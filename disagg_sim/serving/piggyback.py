@@ -219,7 +219,7 @@ def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Float
             )
         return known[isl, past]
 
-    nodes = lengths.prompt_nodes()
+    nodes, loads = lengths.prompt_nodes(), lengths.pieces_on_ranks
     new, weights = nodes.new, nodes.weight
     time: list[Any] = [np.zeros(1)] * len(case.forms)
     ftl, sums = time, [Sums()] * len(case.forms)
@@ -233,6 +233,15 @@ def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Float
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
         seen = [_seen(step.time, columns.share) if several else step.time for step in steps]
         ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
+    if loads is not None and np.any(dp > 1):  # the slowest piece comes after a longer past than the mean one
+        further = loads.further(np.maximum(chunk / dp, 1.0), columns.share, dp)
+        pieces_of_all = sum(w * np.maximum(dp * each / chunk, 1.0) for each, w in zip(new, weights, strict=True))
+        for isl, sign in zip(loads.ends, (-further, further), strict=True):
+            steps, both = (yield from every(isl, 0.0)), np.concatenate([sign, sign], axis=1) if several else sign
+            time = [before + both * step.time for before, step in zip(time, steps, strict=True)]
+            sums = [before.plus(step.sums, both) for before, step in zip(sums, steps, strict=True)]
+            seen = [_seen(step.time, columns.share) if several else step.time for step in steps]
+            ftl = [before + sign * pieces_of_all * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
         long_steps = yield from every(*lengths.long_prompt)

@@ -41,6 +41,7 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.physics.piece_loads import PieceLoads
 from disagg_sim.physics.rank_load import RankLoad, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import RANDOM, RANK_ROUTINGS, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
@@ -172,6 +173,14 @@ class Lengths(ByValue, Shown):
         if again not in self._rest_loads:
             self._rest_loads[again] = RestLoads(*cached.computed(again))
         return self._rest_loads[again]
+
+    @cached_property
+    def pieces_on_ranks(self) -> PieceLoads | None:
+        """How unequal the pasts of piggybacked pieces are; None where ranks count as even, or all prompts are alike."""
+        if self.prompts_on_ranks() is None:
+            return None
+        nodes = self.prompt_nodes()
+        return PieceLoads(nodes.new, nodes.past, nodes.weight)
 
     @cached_property
     def _rest_loads(self) -> dict[tuple[str, ...], RestLoads]:

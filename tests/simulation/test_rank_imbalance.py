@@ -15,6 +15,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import BetaShare, Reuse
+from disagg_sim.physics.piece_loads import PieceLoads
 from disagg_sim.physics.rank_load import RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import request_law
 from disagg_sim.physics.setup import setup
@@ -178,6 +179,45 @@ def test_ranks_wait_for_rests_whose_pasts_come_from_tiers(shares, loaded):
     )
     assert waits == pytest.approx(served, rel=0.03)
     assert even > 1.4 * served
+
+
+def test_steps_with_pieces_wait_for_the_one_with_the_longest_past(deployment):
+    """Eight ranks that have pieces of 2,048 tokens in an eighth of their steps: even ranks would be 10 % faster."""
+    at, table = deployment
+    flying, piece, requests = 128, 2048, 128 * 30
+    prompts, output = drawn(4096, requests, 1), drawn(256, requests, 2)
+    budget = flying + 8 * (piece + 1)
+    fleet = Fleet([InstanceSpec(table=table, blocks=10**8, token_budget=budget, max_sequences=256, watermark=0.0)])
+    now = 0.0
+    for request in range(requests):
+        if request >= flying:
+            _, now = fleet.run_until(math.inf)
+        fleet.submit(0, request, (0, int(prompts[request]), int(output[request])), now, flags=NOTIFY | CLOSES)
+    segments = fleet.segments
+    since, until = segments.submit_s[4 * flying], segments.submit_s[-1]
+    some = (segments.finish_s > since) & (segments.finish_s <= until)
+    decoding = (segments.finish_s - segments.first_token_s)[some]
+    residents, tpot = round(decoding.sum() / (until - since)), decoding.sum() / (output[some] - 1).sum()
+    found = {}
+    for each in ("even", "least_load"):
+        lengths = ds.lengths(prompts, output, rank_imbalance=each)
+        rows = ds.piggyback(at, EIGHT, lengths, ftl_limit=math.inf, options=ds.Colocation(batch=(residents,)))
+        busy = residents * lengths.mean_new / (lengths.gaps * 8 * piece)
+        rows = rows.assign(mixed_chunk_tokens=8.0 * piece, mixed_step_share=busy)
+        found[each] = 1 / ds.rescore(rows, origin=Origin(lengths=lengths, exact=False))["tokens_per_s_per_user"].item()
+    assert 0.1 < busy < 0.15
+    assert found["least_load"] == pytest.approx(tpot, rel=0.03)
+    assert found["even"] < 0.92 * tpot
+
+
+def test_pieces_anywhere_in_a_prompt_come_after_the_pasts_of_order_statistics():
+    """The largest of R uniform pasts is at R/(R + 1); where one rank of two has a piece, at a half."""
+    one = PieceLoads(np.array([600.0]), np.array([100.0]), np.ones(1))
+    distance = (one.ends[1] - one.ends[0]) / 2
+    ranks, busy = np.array([[1.0], [2.0], [8.0]]), np.array([[1e-12, 1.0]])
+    expected = [[0.0, 0.0], [0.0, 600 * (2 / 3 - 0.5)], [0.0, 600 * (8 / 9 - 0.5)]]
+    assert one.further(1e-9, busy, ranks) * distance == pytest.approx(np.array(expected), abs=0.1)
+    assert one.further(600.0, 1.0, 8.0) * distance == pytest.approx(0.0, abs=0.1)  # whole prompts come after 100 tokens
 
 
 def test_chunks_of_one_length_are_those_of_even_ranks():
