@@ -14,7 +14,8 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
-from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
@@ -22,6 +23,7 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
@@ -152,17 +154,23 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
     rows = sorted({row for row, _ in points})
     last = max(column for _, column in points) + 1
     nodes = work.lengths.prompt_nodes()
-    weights = nodes.weight
-    if work.lengths.constant:
+    weights, below = nodes.weight, set(nodes.tier) != {HBM}
+    load = np.zeros((weights.size, len(rows), last))
+    if work.lengths.constant and not below:
         ftl, spread = grid.latency[None, rows, :last], np.zeros((len(rows), last))
     else:
-        ftl, busy = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
+        ftl, busy, load = times_of_passes(grid, np.array(rows), grid.batch[:last].astype(float), nodes)
         mean = np.tensordot(weights, busy, 1)
         spread = np.tensordot(weights, (busy - mean) ** 2, 1) / mean**2
-    return [
-        _prefill(grid, work, (row, column), ftl[:, rows.index(row)], float(spread[rows.index(row), column]))
-        for row, column in points
-    ]
+    found = []
+    for row, column in points:
+        place = rows.index(row)
+        made = _prefill(grid, work, (row, column), ftl[:, place], float(spread[place, column]))
+        if below:  # passes begin when pasts are there
+            loads = Loads.of(grid.setup, made.mapping, nodes, load[:, place, 0] > 0)
+            made = replace(made, busy=mean[place, : column + 1], loads=loads)
+        found.append(made)
+    return found
 
 
 def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, spread: float) -> PrefillChoice:
@@ -187,9 +195,9 @@ def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, s
     )
 
 
-def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> tuple[Floats, Floats]:
-    """FTL and busy time of passes of prompts of each length, (lengths, rows, batches). [s]"""
-    ftl, busy = np.empty((2, nodes.isl.size, rows.size, batch.size))
+def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) -> Floats:
+    """FTL and busy time of passes of prompts of each length, and loads before, (3, lengths, rows, batches). [s]"""
+    ftl, busy, load = np.empty((3, nodes.isl.size, rows.size, batch.size))
     chunks = grid.mappings.chunk_tokens[rows]
     for deep in (False, True):
         some = np.flatnonzero((chunks > 0) == deep)
@@ -208,13 +216,11 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
                 tier=tier_of(grid.setup.system, tier),
                 mla_form=form,
             )
-            ftl[place, some] = done.ftl + done.load
-            busy[place, some] = np.maximum(done.busy, done.load)
+            ftl[place, some], busy[place, some], load[place, some] = done.ftl, done.busy, done.load
         waits = uneven_passes(grid.setup, grid.lengths, mapping, batch[None, :], mapping.chunk_tokens, (form,))
         if waits is not None:  # short prompts wait for the longest of other ranks
-            slow = waits[0].ftl + waits[0].load
-            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], slow), ftl[:, some])
-    return ftl, busy
+            ftl[:, some] = np.where(mapping.dp_attn > 1, np.maximum(ftl[:, some], waits[0].ftl), ftl[:, some])
+    return np.stack([ftl, busy, load])
 
 
 def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
@@ -345,10 +351,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
     mixed, single, late = tables[:, :, : last + 1] * longer
     prompts = lengths.prompt_nodes()
     nodes, weights = prompts.new, prompts.weight
-    load = sum(
-        weight * float(load_time(at, mapping, batch=ranks, past=past, tier=tier_of(at.system, tier)))
-        for _, past, weight, tier in prompts.each()
-    )
+    loads = Loads.of(at, mapping, prompts)
     for budget in (ranks * each for each in BUDGETS):
         chunk = np.full_like(batch, float(budget))
         some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
@@ -372,7 +375,8 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             late=late[:, : seats + 1],
             nodes=nodes,
             weights=weights,
-            host=host_of(at) + load,
+            host=host_of(at),
+            loads=loads,
             memory=float(np.broadcast_to(memory, batch.shape)[seats]),
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],

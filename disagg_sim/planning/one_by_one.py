@@ -34,7 +34,10 @@ class OneByOne(ColocatedChoice):
         """The same instance with one seat; without a pipeline."""
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}
         first = {name: values[name][..., :1] for name in ("batch", "step", "mixed", "single", "late")}
-        return cls(**values | first | {"seats": 1, "passes": shared.host + shared.prefill_alone})
+        alone = shared.host + shared.prefill_alone
+        if shared.loads is not None:  # one after the other with what they are of
+            alone = alone + shared.loads.link + shared.loads.latency
+        return cls(**values | first | {"seats": 1, "passes": alone})
 
     @property
     def _step(self) -> float:

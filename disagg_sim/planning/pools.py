@@ -20,6 +20,7 @@ from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.held_arrivals import gathered, mixed_share, waits
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -88,6 +89,7 @@ class PrefillChoice:
     link_rate: float  # that the links of an instance carry away [request/s]
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
+    loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
 
     @property
     def most(self) -> float:
@@ -103,21 +105,21 @@ class PrefillChoice:
         each, batch = rate / instances, int(self.batch[-1])
         used, even = self.utilisation(rate, instances), self.work.dispersion
         beside_pass = self.host + self.hand_over
-        alone = beside_pass + self.ftl[:, 0]
+        node, load, weights = loaded(self.loads, self.weights, each, even)
+        alone = beside_pass + self.ftl[node, 0] + load
         if batch == 1:
-            return shortest_queue_delay(
-                alone, self.weights, instances, used, Service(float(self.busy[0]), self.spread, even)
-            )
+            law = Service(float(self.busy[0]), self.spread, even)
+            return shortest_queue_delay(alone, weights, instances, used, law)
         met, shares, idle = passes(each, self.batch, self.busy)
         meets = share_that_waits(instances, 1.0 - idle)
         beside = np.minimum(1.0 + each * met, float(batch))
-        joined = beside_pass + np.stack([np.interp(beside, self.batch, row) for row in self.ftl])
+        joined = beside_pass + np.stack([np.interp(beside, self.batch, row) for row in self.ftl])[node] + load[:, None]
         rests = (joined[:, :, None] + met[:, None] * RESIDUES).ravel()
-        places = (self.weights[:, None, None] * shares[:, None] * np.full(RESIDUES.size, 1 / RESIDUES.size)).ravel()
+        places = (weights[:, None, None] * shares[:, None] * np.full(RESIDUES.size, 1 / RESIDUES.size)).ravel()
         queued = meets * share_that_waits(instances * batch, used)  # more came in a pass than the next can take
         return Delay(
             calm=np.concatenate([alone, rests]),
-            calm_share=np.concatenate([(1.0 - meets) * self.weights, (meets - queued) * places]),
+            calm_share=np.concatenate([(1.0 - meets) * weights, (meets - queued) * places]),
             held=rests,
             held_share=queued * places,
             wait=mean_wait(instances * batch, used, float(self.busy[-1]), (even + self.spread) / 2),
@@ -214,6 +216,7 @@ class ColocatedChoice:
     memory: float  # on the fullest GPU with all seats taken [B]
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
+    loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
     hold_steps: int = (
         0  # most decode steps that prompts wait until every rank has one (``held_arrivals``); 0 = none [1]
     )
@@ -320,9 +323,10 @@ class ColocatedChoice:
 
     def _delay(self, rate: float, instances: int, some: float, mixing: _Mixing) -> Delay:
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
-        own = self.host + np.ceil(self.nodes / held) * time
+        node, load, weights = loaded(self.loads, self.weights, rate / instances, self._evenness(instances))
+        own = self.host + np.ceil(self.nodes / held)[node] * time + load
         own = (own[:, None] + RESIDUES / steps).ravel()  # what is left of a step
-        weights = np.repeat(self.weights / RESIDUES.size, RESIDUES.size)
+        weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
         if self.hold_steps:
             each, longest = rate / instances, self.hold_steps * float(np.interp(some, self.batch, self.step))
             under_way = max(each * self.work.lengths.mean_new / held, each) * time

@@ -91,7 +91,7 @@ class Delay:
 
     def late(self, limit: float) -> float:
         """Share of the requests that take longer than a limit [s]. [1]"""
-        if math.isinf(self.wait):
+        if math.isinf(self.wait) or math.isinf(self.calm.max()):
             return 1.0
         left = limit - self.held
         tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else np.zeros_like(left)
@@ -99,7 +99,7 @@ class Delay:
 
     def at(self, share: float) -> float:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
-        if math.isinf(self.wait):
+        if math.isinf(self.wait) or math.isinf(self.calm.max()):
             return math.inf
         low, high = 0.0, float(max(self.calm.max(), self.held.max())) + self.wait * math.log(1e6)
         for _ in range(50):

@@ -21,7 +21,7 @@ def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:
     prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()
     at, none = decode.setup, np.zeros((0, 1))
     for row, own in staged_rows(grids, work):
-        ftl, _ = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
+        ftl, _, load = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
         yield OneByOne(
             at=at,
             mapping=replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row])),
@@ -40,5 +40,5 @@ def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:
             memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
             memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
             bound=BOUNDS[decode.bound[own, 0]],
-            passes=host_of(at) + ftl[:, 0, 0],
+            passes=host_of(at) + (ftl + load)[:, 0, 0],
         )
