@@ -57,6 +57,7 @@ from .simulation.simulate import SimulationResult, simulate
 from .workload.hit_rates import hit_curve
 from .workload.lengths import Lengths, lengths
 from .workload.readers.load import load_trace
+from .workload.readers.windows import stream_trace
 from .workload.synthetic import synthetic_stream, synthetic_trace
 from .workload.trace import Trace
 
@@ -142,6 +143,7 @@ __all__ = [
     "setup",
     "simulate",
     "split_grid",
+    "stream_trace",
     "synthetic_stream",
     "synthetic_trace",
     "uncertainty",

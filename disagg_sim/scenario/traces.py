@@ -19,6 +19,7 @@ from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.classes import with_classes, with_models
 from disagg_sim.workload.readers.clock import TIME_UNITS
 from disagg_sim.workload.readers.load import ROLES, load_trace
+from disagg_sim.workload.readers.windows import stream_trace
 from disagg_sim.workload.scaling import SCALE_BY, SHIFT_S, TIME, at_rate
 from disagg_sim.workload.stream import MOST_STREAMED, TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
@@ -73,7 +74,7 @@ class TraceSource:
     shift_s: float = SHIFT_S  # by how much copies of the trace are rotated at most [s]
     classes: tuple[tuple[str, float], ...] = ()  # classes of requests and their shares [1]; none = those of the file
     models: ModelShares = ()  # models that requests ask for, or classes and theirs; none = those of the file
-    window: int = 0  # most requests of a synthetic trace that are held at a time; 0 = all [request]
+    window: int = 0  # most requests of a file or a synthetic trace that are held at a time; 0 = all [request]
 
     def load(self, seed: int) -> Trace | TraceStream:
         """The trace at its own rate; a file is read once for each of its versions."""
@@ -109,7 +110,12 @@ def _version(path: str) -> int:
 @lru_cache(maxsize=8)
 def _content(path: str, version: int) -> str:  # noqa: ARG001 - a new version is another entry
     files = sorted(each for each in Path(path).rglob("*") if each.is_file()) or [Path(path)]
-    return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+    digest = hashlib.sha256()
+    for each in files:
+        with each.open("rb") as file:
+            while part := file.read(2**20):  # of a file that may be larger than the memory
+                digest.update(part)
+    return digest.hexdigest()
 
 
 @lru_cache(maxsize=8)
@@ -120,6 +126,8 @@ def _load(
 ) -> Trace | TraceStream:
     if source.window and isinstance(source.synthetic, Synthetic):
         return source.synthetic.draw(seed, source.name, source.window)
+    if source.window:
+        return stream_trace(source.path, window=source.window, requests=source.requests, name=source.name)
     trace = _read_or_drawn(source, seed)
     if source.classes:
         trace = with_classes(trace, dict(source.classes), seed=seed)
@@ -170,6 +178,7 @@ class _Rates(Strict):
 class _Common(_Rates):
     requests: _Requests = None
     rate_per_s: _Rate | None = None
+    window: Annotated[int, Range(0, MOST_STREAMED)] = 0
 
 
 class _FileKeys(_Common):
@@ -239,7 +248,6 @@ class _SyntheticKeys(_Process, _Common):
 
     lengths: Annotated[str | tuple[int, int], Written(_Lengths, lambda lengths: lengths)]
     rate_per_s: _Rate
-    window: Annotated[int, Range(0, MOST_STREAMED)] = 0
 
 
 class _SessionKeys(_Process, _Rates):
@@ -250,7 +258,12 @@ class _SessionKeys(_Process, _Rates):
     sessions: _Requests = None
 
 
+#: Keys of a file that are of no use where it is read in windows.
+_WHOLE = ("kind", "columns", "time_unit", "from_s", "to_s", "start_s", "spread", "sessions", "rate_per_s")
+
+
 def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
+    _require_whole(keys, _WHOLE)
     part = keys.from_s is not None or keys.to_s is not None
     found = TraceSource(
         name=keys.name or plain_name(_stem(keys.path)),
@@ -264,8 +277,16 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
         requests=keys.requests,
         span=(keys.from_s or 0.0, 1e9 if keys.to_s is None else keys.to_s) if part else None,
         start=keys.start_s,
+        window=keys.window,
     )
     return _read(found, keys, info)
+
+
+def _require_whole(keys: _Common, names: tuple[str, ...] = ()) -> None:
+    """``ValueError`` where a window is given, and a key that needs all requests of a trace."""
+    given = [name for name in (*names, "classes", "models") if name in keys.model_fields_set]
+    if keys.window and given:
+        raise ValueError(f"'window' {keys.window} with '{given[0]}', which needs all requests; allowed: window 0")
 
 
 def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
@@ -284,8 +305,7 @@ def _drawn(keys: _SyntheticKeys, info: Any) -> TraceSource:
         requests=keys.requests,
         window=keys.window,
     )
-    if keys.window and (keys.classes or keys.models):
-        raise ValueError(f"'window' {keys.window} with classes or models, which need all requests; allowed: window 0")
+    _require_whole(keys)
     return _read(found, keys, info)
 
 

@@ -69,7 +69,7 @@ def test_tables_are_the_same_whatever_the_window(tmp_path, monkeypatch):
     ("run", "beside", "fault"),
     [
         ("{}", "window: 7", "trace: trace even comes in windows, with records 'full'; allowed: records 'stream'"),
-        ("{records: none}", f"window: 7, {CLASSES}", "'window' 7 with classes or models, which need all requests"),
+        ("{records: none}", f"window: 7, {CLASSES}", "'window' 7 with 'classes', which needs all requests"),
         (
             "{records: none}",
             "window: 7, scale_by: requests, rate_scale: 2",
@@ -80,6 +80,26 @@ def test_tables_are_the_same_whatever_the_window(tmp_path, monkeypatch):
 def test_what_needs_all_requests_is_one_line(tmp_path, run, beside, fault):
     with pytest.raises(SpecError, match=fault):
         result_of(tmp_path, run, beside)
+
+
+def test_a_file_in_windows_is_one_of_its_requests(tmp_path):
+    """Lines of JSON, seven at a time, and the same requests as CSV."""
+    rows = pd.DataFrame({"arrival_s": range(40), "input_tokens": range(100, 140), "output_tokens": 9})
+    rows.to_csv(tmp_path / "day.csv", index=False)
+    rows.to_json(tmp_path / "day.jsonl", orient="records", lines=True)
+    text = TEXT.replace("RUN", "{records: none}").replace(f"\n        {CLASSES}", "")
+    made = []
+    for trace in ("path: day.csv", "path: day.jsonl, window: 7", "path: day.jsonl, window: 7, from_s: 3"):
+        start, end = text.index("{kind"), text.index("},\ndeployments")
+        (tmp_path / "of_file.yaml").write_text(f"{text[:start]}{{name: day, {trace}{text[end:]}")
+        if "from_s" in trace:
+            with pytest.raises(SpecError, match="'window' 7 with 'from_s', which needs all requests"):
+                load_scenario(str(tmp_path / "of_file.yaml"))
+        else:
+            plan = plan_scenario(load_scenario(str(tmp_path / "of_file.yaml")))
+            result = run_scenario(plan, tmp_path / f"of{len(made)}", jobs=1, listener=Mock())
+            made.append(result.summary.drop(columns=list(MEASURED)))
+    pd.testing.assert_frame_equal(*made, check_exact=True)
 
 
 def test_a_state_of_another_account_is_none(tmp_path):
