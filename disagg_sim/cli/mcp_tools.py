@@ -14,7 +14,7 @@ from disagg_sim.certainty.rows import Origin
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.explain import by_hand, mapping_by_hand, reuse_by_hand, taken_apart
 from disagg_sim.cli.plan import cached_work, memory_of, token_prices_of, work_of
-from disagg_sim.cli.plan_pools import of_more_pools, of_pools, pools_question
+from disagg_sim.cli.plan_pools import facts_of, of_more_pools, of_pools, pools_question
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, nearest, quoted
@@ -195,6 +195,9 @@ def plan_pools(
     acceptance: Acceptance = "",
     cached: Cached = 0.0,
     tiers: Tiers = "",
+    prices: Annotated[dict[str, float] | None, Field(description="of a GPU by system [USD/h]")] = None,
+    utilisation: Annotated[float | None, Field(description="price tokens at this share of used hours [1]")] = None,
+    energy: Annotated[bool, Field(description="say what GPUs and building draw")] = False,
 ) -> PoolsJson:
     """Plan encode, attention and feed-forward pools beside prefill and decode: counts, rates, what binds each pool."""
     if not of_more_pools(pools, images, ffn_system):
@@ -203,11 +206,13 @@ def plan_pools(
         objective=objective,
         prefill_system=prefill_system or None,
         precision=precision or None,
+        prices=prices or {},
         speculation=asked_speculation(load_model(model).name, speculate, acceptance),
     )
     asked = pools_question(pools, images, ffn_system, (ttft, tpot), Size(rate=rate_per_s, gpus=gpus))
     work = cached_work(lengths(isl, osl), cached, tiers)
-    return pools_json(of_pools(model, system, work, asked, options))
+    found = of_pools(model, system, work, asked, options)
+    return pools_json(found, facts=facts_of(found, energy=energy, utilisation=utilisation))
 
 
 def explain(

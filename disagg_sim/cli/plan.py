@@ -153,8 +153,7 @@ def plan(
     )
 
     if of_more_pools(pools, images, ffn_system):
-        given = {"--tiers of sessions": memory, "--energy": energy, "--utilisation": utilisation}
-        refused(given | {"--trace": played, "--hold-prompts": hold_prompts != HELD})
+        refused({"--tiers of sessions": memory, "--trace": played, "--hold-prompts": hold_prompts != HELD})
         limits = (ttft, tpot)
         asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
         answer_pools(
@@ -163,7 +162,14 @@ def plan(
             work,
             asked,
             options,
-            told=Wanted(emit=emit, out=out, as_json=as_json, seed=seed if proof else None),
+            told=Wanted(
+                emit=emit,
+                out=out,
+                as_json=as_json,
+                seed=seed if proof else None,
+                energy=energy,
+                utilisation=utilisation,
+            ),
         )
         return
 

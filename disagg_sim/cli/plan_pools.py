@@ -17,6 +17,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
 from disagg_sim.planning.more_pools import MorePools, PoolsQuestion, plan_more_pools
+from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.serving.pool_names import TWO, Images
@@ -83,6 +84,8 @@ class Wanted:
     out: Path | None
     as_json: bool
     seed: int | None = None  # of a simulation of the pools; None = none
+    energy: bool = False  # whether watts and joules are told
+    utilisation: float | None = None  # share of used hours at which tokens are priced; None = they are not [1]
 
 
 def of_pools(
@@ -97,6 +100,14 @@ def of_pools(
     return found
 
 
+def facts_of(found: MorePools, *, energy: bool, utilisation: float | None) -> PoolFacts:
+    """What was asked for beside the plan; nothing of an infeasible one."""
+    if not found.plan.members:
+        return PoolFacts()
+    prices = None if utilisation is None else prices_of_pools(found, utilisation)
+    return PoolFacts(drawn=drawn_of_pools(found) if energy else None, prices=prices)
+
+
 def answer_pools(
     model: str,
     system: str,
@@ -109,15 +120,16 @@ def answer_pools(
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
     found = of_pools(model, system, work, asked, options)
     run = _played(found, work, told.seed) if told.seed is not None and found.plan.members else None
-    text = blocks_text([*pools_screen(found), *([] if run is None else [played_screen(found, run)])])
+    facts = facts_of(found, energy=told.energy, utilisation=told.utilisation)
+    text = blocks_text([*pools_screen(found, facts), *([] if run is None else [played_screen(found, run)])])
     made = launch(found, engine=told.emit) if told.emit and found.plan.members else None
     if told.as_json:
         start = {} if made is None else {"start": asdict(made)}
-        typer.echo(json.dumps({**pools_json(found, run), **start}, indent=2))
+        typer.echo(json.dumps({**pools_json(found, run, facts), **start}, indent=2))
     else:
         typer.echo(text, nl=False)
     if told.out is not None:
-        write_pools(found, text, told.out, run)
+        write_pools(found, text, told.out, run, facts)
     if made is not None and not told.as_json:
         typer.echo("".join(f"\n{line}" for line in lines_of(made, None if told.out is None else told.out / "start")))
     if made is not None and told.out is not None:

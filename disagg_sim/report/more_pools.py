@@ -15,7 +15,9 @@ from disagg_sim.atomic import write_csv, write_text
 from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.planning.more_pools import MorePools, Stage
-from disagg_sim.report.plan import Block
+from disagg_sim.planning.pool_facts import PoolFacts
+from disagg_sim.report.plan import Block, drawn_json, token_prices_json
+from disagg_sim.report.plan_facts import price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
 from disagg_sim.report.words import beside_text, text_of
@@ -38,11 +40,13 @@ HELD_TEXT = {
     "ttl": "the TTL limit holds the batch",
     "kv_link": "the KV link holds the rate",
 }
+#: Nothing beside the plan.
+NO_FACTS = PoolFacts()
 #: Loads that differ by less set the rate together. [1]
 SAME = 1e-6
 
 
-def pools_screen(found: MorePools) -> list[Block]:
+def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
     """Write a plan of more pools for people.
 
     Parameters
@@ -69,7 +73,7 @@ def pools_screen(found: MorePools) -> list[Block]:
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
     blocks = [_lines(_question(found)), _lines(f"{head}{plan.message}")]
     if plan.members:
-        blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block(tuple(_facts(found)))]
+        blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block((*_facts(found), *_more_facts(found, facts)))]
     told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
     return [*blocks, _lines(*told)] if told else blocks
@@ -202,6 +206,12 @@ def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
     yield "energy", f"{tokens / watts:.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
 
 
+def _more_facts(found: MorePools, facts: PoolFacts) -> Iterator[tuple[str, str, str]]:
+    plan = found.plan
+    yield from price_rows(facts.prices)
+    yield from watts_rows(facts.drawn, plan.total_gpus, plan.request_rate, plan.request_rate * found.lengths.mean_osl)
+
+
 def price_of(found: MorePools) -> float:
     """Add up the price of all pools; NaN where that of a system is not known. [USD/h]"""
     total = 0.0
@@ -212,7 +222,7 @@ def price_of(found: MorePools) -> float:
     return total
 
 
-def pools_json(found: MorePools, run: Run | None = None) -> PoolsJson:
+def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units.
 
     Parameters
@@ -274,6 +284,10 @@ def pools_json(found: MorePools, run: Run | None = None) -> PoolsJson:
     }
     if run is not None:
         made["simulated"] = _run_json(run)
+    if facts.drawn is not None:
+        made["drawn"] = drawn_json(facts.drawn, plan.request_rate, plan.request_rate * law.mean_osl)
+    if facts.prices is not None:
+        made["usd_per_million_tokens"] = token_prices_json(facts.prices)
     return made
 
 
@@ -311,7 +325,7 @@ def _degrees(mapping: Mapping) -> dict[str, int]:
     return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
 
 
-def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None) -> None:
+def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
 
     Parameters
@@ -343,7 +357,7 @@ def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None) 
     ...     sorted(each.name for each in Path(folder).iterdir())
     ['designs.csv', 'plan.json', 'plan.txt']
     """
-    made = pools_json(found, run)
+    made = pools_json(found, run, facts)
     write_text(out / "plan.txt", text)
     write_text(out / "plan.json", json.dumps(made, indent=2) + "\n")
     rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]

@@ -44,6 +44,7 @@ from disagg_sim.report.schemas import (
     ProofJson,
     QuestionJson,
     RunJson,
+    TokenPricesJson,
     labels,
     plain,
 )
@@ -253,22 +254,27 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
         whole["joules_per_output_token"] = own
         whole["fewest_gpus"] = {"joules_per_output_token": small, "design": design_json(plan, plan.fewest)}
     if plan.best is not None and told.drawn is not None:
-        whole["drawn"] = drawn_json(plan.best, told.drawn)
+        whole["drawn"] = drawn_json(told.drawn, plan.best.rate, plan.best.tokens_per_s)
     if told.prices is not None:
-        new, cached, output = (plain(float(each)) for each in told.prices)
-        whole["usd_per_million_tokens"] = {"input": new, "cached": cached, "output": output}
+        whole["usd_per_million_tokens"] = token_prices_json(told.prices)
     return whole
 
 
-def drawn_json(design: Design, found: Drawn) -> DrawnJson:
-    """Make the JSON of what a design draws."""
+def token_prices_json(prices: TokenPrices) -> TokenPricesJson:
+    """Make the JSON of what a million tokens cost."""
+    new, cached, output = (plain(float(each)) for each in prices)
+    return {"input": new, "cached": cached, "output": output}
+
+
+def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
+    """Make the JSON of what is drawn at a rate of requests, and of output tokens. [1/s]"""
     return {
         "watts": found.watts,
         "watts_p10": found.band[0],
         "watts_p90": found.band[1],
         "facility_watts": plain(found.facility),
-        "joules_per_request": found.watts / design.rate,
-        "output_tokens_per_joule": design.tokens_per_s / found.watts,
+        "joules_per_request": found.watts / rate,
+        "output_tokens_per_joule": tokens / found.watts,
         "rests_on": str(Trust.INHERITED if found.inherited else Trust.FITTED),
     }
 

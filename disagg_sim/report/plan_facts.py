@@ -217,16 +217,21 @@ def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:
 
 
 def drawn_rows(design: Design, told: Drawn | None) -> Iterator[tuple[str, str, str]]:
+    """Write what the GPUs of a design draw, where it was asked for."""
+    yield from watts_rows(told, design.gpus, design.rate, design.tokens_per_s)
+
+
+def watts_rows(told: Drawn | None, gpus: int, rate: float, tokens: float) -> Iterator[tuple[str, str, str]]:
     """Write what the GPUs draw and what the building draws, where it was asked for, each with what it rests on."""
     if told is None:
         return
     label = Trust.INHERITED if told.inherited else Trust.FITTED
-    each, joules = told.watts / design.gpus, told.watts / design.rate
+    each, joules = told.watts / gpus, told.watts / rate
     low, high = told.band
     said = f"{told.watts:,.0f} W of all GPUs ({low:,.0f} to {high:,.0f}), {each:.0f} W each; {joules:,.0f} J a request"
-    yield "drawn", f"{said}, {design.tokens_per_s / told.watts:.3g} output tokens/J", f"{label}: power of kernels"
+    yield "drawn", f"{said}, {tokens / told.watts:.3g} output tokens/J", f"{label}: power of kernels"
     if math.isnan(told.facility):
         yield "facility", "hosts, network and cooling are not known", ""
     else:
-        said = f"{told.facility:,.0f} W, {design.tokens_per_s / told.facility:.3g} output tokens/J"
+        said = f"{told.facility:,.0f} W, {tokens / told.facility:.3g} output tokens/J"
         yield "facility", said, f"{Trust.ASSUMED}: a model of hosts, network, supplies and PUE"

@@ -325,6 +325,8 @@ class PoolsJson(TypedDict):
     gap: Annotated[float | None, Field(description="relative distance of objective and proven bound [1]")]
     pools: list[StageJson]
     others: Annotated[dict[str, str], Field(description="systems that are not the best -> what they would do")]
+    drawn: NotRequired[Annotated[DrawnJson, Field(description="plan --energy")]]
+    usd_per_million_tokens: NotRequired[Annotated[TokenPricesJson, Field(description="plan --utilisation")]]
     left_out: list[str]
     simulated: NotRequired[PoolsRunJson]
 

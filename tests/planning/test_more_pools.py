@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.certainty.pool_energy import encode_spent
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
+from disagg_sim.physics.power import power_at
+from disagg_sim.planning.energy import watts_of_pools
 from disagg_sim.planning.limits import Limit, Work
 from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
 from disagg_sim.planning.play_pools import deployed_pools, play_pools
+from disagg_sim.planning.pool_facts import drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pool_queues import EncodeChoice
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.plan import plan_json
@@ -230,7 +234,7 @@ def test_what_the_rate_rests_on_is_said(capsys):
         (("--images", "2x1120x1120"), "--images and --ffn-system need --pools"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120"), "COUNTxHEIGHTxWIDTH"),
         (("--pools", "encode,prefill,decode", "--images", "2x1120x1120@1.0"), "COUNTxHEIGHTxWIDTH"),
-        (("--pools", "prefill,attention,ffn", "--energy"), "--energy and --pools exclude each other"),
+        (("--pools", "prefill,attention,ffn", "--hold-prompts", "8"), "--hold-prompts and --pools exclude each other"),
         (("--pools", "prefill,attention,ffn", "--tpot", "30 ms@p98"), "p90 where none is said"),
         (("--pools", "prefill,attention,ffn", "--speculate", "2", "--acceptance", "mtp 0.8 0.6"), "no drafts"),
     ],
@@ -240,3 +244,42 @@ def test_faults_of_the_command_are_one_line(extra, said, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_pools_draw_and_cost_what_their_parts_do(capsys):
+    """Encoders work on each request, prefill and decode are those of a plan; prompts pay for two pools."""
+    priced = PlanOptions(prices={SYSTEM: 4.0})
+    found = asked(("encode", "prefill", "decode"), size=Size(rate=40.0), options=priced)
+    drawn, stages = drawn_of_pools(found), {stage.pool: stage for stage in found.stages}
+    encode = next(member for member, _ in found.plan.members if isinstance(member, ds.EncodeStep))
+    spent, idle = encode_spent(encode), power_at(encode.setup).idle
+    work = 40.0 * (spent.joules - idle * spent.seconds) + stages["encode"].gpus * idle
+    rest = sum(float(watts_of_pools([pool], found.design.work.lengths)[0]) for pool in found.design.pools)
+    assert drawn.watts == pytest.approx(work + rest)
+    assert drawn.band[0] < drawn.watts < drawn.band[1]
+    prices = prices_of_pools(found, 0.5)
+    second = 4.0 / 3600 / 0.5 / 40.0  # of a GPU for a request
+    prompts = stages["encode"].gpus + stages["prefill"].gpus
+    assert float(prices.new) == pytest.approx(second * prompts / 4096 * 1e6)
+    assert float(prices.output) == pytest.approx(second * stages["decode"].gpus / 256 * 1e6)
+    split = asked(("prefill", "attention", "ffn"), None, Size(rate=40.0))
+    gpus = split.plan.total_gpus
+    assert gpus * idle < drawn_of_pools(split).watts < gpus * encode.setup.system.tdp
+    more = (
+        "--pools",
+        "prefill,attention,ffn",
+        "--rate",
+        "40",
+        "--energy",
+        "--utilisation",
+        "0.5",
+        "--price",
+        f"{SYSTEM}=4",
+    )
+    assert run([*COMMAND, *more, "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    jsonschema.validate(made, json_schema("pools"))
+    assert made["drawn"]["watts"] == pytest.approx(drawn_of_pools(split).watts)
+    assert made["usd_per_million_tokens"]["input"] > 0
+    assert run([*COMMAND, *more]) == 0
+    assert "W of all GPUs" in capsys.readouterr().out

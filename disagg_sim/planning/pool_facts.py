@@ -1,0 +1,162 @@
+r"""Say what further pools draw at the rate of their plan, and what a million tokens cost.
+
+Prefill pools and whole decode instances draw what those of ``planning.energy`` do, and the halves of a decode instance
+in its place what theirs do (``certainty.pool_energy``), at least one sequence being there in :math:`1 - e^{-m}` of the
+time. Encoders work for a request as long as it takes them. Prompts pay for encode and prefill pools, output tokens for
+the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.certainty.pool_energy import encode_spent, split_spent
+from disagg_sim.certainty.token_prices import TokenPrices, token_prices
+from disagg_sim.errors import InputError
+from disagg_sim.physics.encoder import EncodeStep
+from disagg_sim.physics.node import facility_watts
+from disagg_sim.physics.passes.attention_ffn import Split
+from disagg_sim.physics.power import power_at
+from disagg_sim.planning.energy import Drawn, prefill_design, watts_of_pools
+from disagg_sim.planning.more_pools import MorePools, Stage
+from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.simulation.placed import bare
+
+
+class PoolFacts(NamedTuple):
+    """What is told of the pools beside their plan, where it was asked for."""
+
+    drawn: Drawn | None = None
+    prices: TokenPrices | None = None  # of a million tokens [USD]
+
+
+def drawn_of_pools(found: MorePools) -> Drawn:
+    """Compute what the GPUs of all pools draw at the rate of the plan.
+
+    Parameters
+    ----------
+    found
+        With pools.
+
+    Returns
+    -------
+    Drawn
+        Watts.
+
+    Raises
+    ------
+    InputError
+        A system whose power is not known.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.question import Size
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
+    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
+    >>> bool(16 * 134 < drawn_of_pools(found).watts < 16 * 700)
+    True
+    """
+    watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0
+    for stage, own in zip(found.stages, _watts(found), strict=True):
+        power, node = power_at(stage.setup), stage.setup.system.node_power
+        above = own - stage.gpus * power.idle
+        watts += own
+        least += own - above * (1.0 - 1.0 / power.factor)
+        most += min(own + above * (power.factor - 1.0), stage.gpus * power.limit)
+        inherited |= power.spec.inherited
+        if node is None:
+            facility = math.nan
+        else:
+            across = found.plan.total_gpus > node.gpus
+            facility += stage.gpus * float(facility_watts(node, own / stage.gpus, across=across))
+    return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
+
+
+def _watts(found: MorePools) -> list[float]:
+    """What the GPUs of each stage draw. [W]"""
+    assert found.design is not None, "pools draw"
+    lengths = found.design.work.lengths
+    whole = {pool.role: pool for pool in found.design.pools}
+    steps = [member for member, _ in found.plan.members if isinstance(member, EncodeStep)]
+    halves = {stage.pool: stage for stage in found.stages if stage.pool in ("attention", "ffn")}
+    own = _split_watts(found, halves["attention"], halves["ffn"]) if halves else {}
+    for stage in found.stages:
+        if stage.pool == "encode":
+            own[stage.pool] = _encode_watts(stage, steps[0], found.plan.request_rate)
+        elif stage.pool not in halves:
+            own[stage.pool] = float(watts_of_pools([whole[stage.pool]], lengths)[0])
+    return [own[stage.pool] for stage in found.stages]
+
+
+def _encode_watts(stage: Stage, step: EncodeStep, rate: float) -> float:
+    spent, idle = encode_spent(step), power_at(stage.setup).idle
+    work = rate * (1.0 - step.cached) * (float(spent.joules) - idle * float(spent.seconds))
+    return stage.gpus * idle + work
+
+
+def _split_watts(found: MorePools, attention: Stage, ffn: Stage) -> dict[str, float]:
+    assert found.design is not None
+    assert attention.mapping is not None
+    assert ffn.mapping is not None
+    decode, lengths = found.design.pools[-1], found.design.work.lengths
+    mapping = bare(attention.mapping)
+    held = max(1.0, decode.sequences)
+    each = held / (int(mapping.dp_attn) * attention.microbatches)
+    split = Split(mapping, bare(ffn.mapping), attention.microbatches)
+    busy = -math.expm1(-decode.sequences)
+    spent = split_spent(attention.setup, ffn.setup, split, lengths, each)
+    sides = zip((attention, ffn), spent, strict=True)
+    return {stage.pool: _mean(stage, float(one.joules / one.seconds), busy) for stage, one in sides}
+
+
+def _mean(stage: Stage, watts: float, busy: float) -> float:
+    idle = power_at(stage.setup).idle
+    return stage.gpus * (idle + busy * (watts - idle))
+
+
+def prices_of_pools(found: MorePools, utilisation: float) -> TokenPrices:
+    """Compute what a million tokens cost at the rate of the plan.
+
+    Parameters
+    ----------
+    found
+        With pools; its options may have prices of GPUs.
+    utilisation
+        Share of the reserved hours in which the rate is served. [1]
+
+    Returns
+    -------
+    TokenPrices
+        Numbers. [USD]
+
+    Raises
+    ------
+    InputError
+        A utilisation out of range, a price that is not known.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.question import Size
+    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
+    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
+    >>> used, reserved = (prices_of_pools(found, share) for share in (1.0, 0.5))
+    >>> f"{float(reserved.output / used.output):.2f}"
+    '2.00'
+    """
+    if not 0.0 < utilisation <= 1.0:
+        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
+    assert found.design is not None, "prices are of pools"
+    hour = {"prompts": 0.0, "answers": 0.0}
+    for stage in found.stages:
+        side = "prompts" if stage.pool in ("encode", "prefill") else "answers"
+        hour[side] += stage.gpus * usd_per_gpu_hour(stage.setup.system, found.options.prices)
+    fill = prefill_design(found.design.pools[0], found.design.work.lengths)
+    told = token_prices(fill, *(np.array([each]) for each in (hour["prompts"], hour["answers"], found.design.rate)))
+    return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in told))
