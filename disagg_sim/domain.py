@@ -151,6 +151,23 @@ class Mapping(ByValue, Shown):
         """The columns as floats of shape (rows, 1), to meet an axis of batches."""
         return replace(self, **{name: column[:, None].astype(float) for name, column in self._columns().items()})
 
+    def narrowed(self) -> Mapping:
+        """Find the columns that hold one value, which then stays a number.
+
+        Returns
+        -------
+        Mapping
+            What is computed of it has fewer rows, and broadcasts to the same.
+
+        Examples
+        --------
+        >>> both = Mapping.stack([Mapping(tp_attn=2, tp_ffn=2, pp=2), Mapping(tp_attn=4, tp_ffn=4, pp=2)]).narrowed()
+        >>> both.pp, both.tp_attn.tolist()
+        (2, [2, 4])
+        """
+        columns = self._columns().items()
+        return replace(self, **{name: each.flat[0].item() for name, each in columns if np.all(each == each.flat[0])})
+
     @property
     def stage_gpus(self) -> Any:
         """GPUs of one pipeline stage; number or column. [1]"""

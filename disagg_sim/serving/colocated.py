@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -19,7 +20,6 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
-from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.aging import Aged, Cycle, aged_together, piece_of_pass
@@ -40,6 +40,7 @@ from disagg_sim.serving.colocation import (
     found,
 )
 from disagg_sim.serving.freed_seats import passes_in_gap
+from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
 from disagg_sim.workload.lengths import Lengths
@@ -346,7 +347,7 @@ class _Scored:
             largest_gap=largest_gap,
             tpot=tpot,
             ftl=ftl,
-            memory=np.concatenate(self._memory(part), axis=1),
+            memory=np.concatenate([held[rows].take(self.passes.sized, axis=1) for held in self._held], axis=1),
             group=1.0 / often,
         )
         row, column, tallies = choose(case, batch, options)
@@ -384,17 +385,7 @@ class _Scored:
         cycle = Cycle(tokens, step * accepted, decoding / (step * accepted), *piece, per_token * each)
         return aged_together(case.at, mapping, cycle, drift)
 
-    def _memory(self, part: Mapping) -> list[Floats]:
-        """Bytes of some rows under each cut: residents and prompts are the same, an axis in front holds the chunks."""
-        mapping, together = part.for_grid(), self.passes.together.astype(float)[None, :]
-        prompt, deviations = self.case.lengths.prompt, self.case.at.profile.resident_deviations
-        batch = self.group.batch[self.passes.batch_index].astype(float)[None, :]
-        sizes = list(dict.fromkeys(cut.chunk_tokens for cut in self.cuts))
-        forms = list(dict.fromkeys(cut.kept_form for cut in self.cuts))
-        prefilling = prefilling_in_passes(mapping, together, prompt, np.array(sizes)[:, None, None], deviations)
-        shape = len(sizes), len(part), self.passes.together.size
-        held = {
-            form: np.broadcast_to(each, shape)
-            for form, each in zip(forms, self.case.memory_bytes(mapping, batch, prefilling, forms), strict=True)
-        }
-        return [held[cut.kept_form][sizes.index(cut.chunk_tokens)] for cut in self.cuts]
+    @cached_property
+    def _held(self) -> list[Floats]:
+        """Bytes of all rows under each cut, at the distinct sizes of ``passes.sized``."""
+        return pass_bytes(self.case, self.group, self.passes, [(cut.kept_form, cut.chunk_tokens) for cut in self.cuts])

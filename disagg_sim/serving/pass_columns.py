@@ -42,6 +42,7 @@ class PassColumns(NamedTuple):
     each: Floats  # weights that sum times of both to what a prompt costs, (all passes, columns) [1]
     own: Floats  # and to the pass that a prompt is in, on average, (all passes, columns) [1]
     longest: Ints  # (columns,) place in ``sizes`` of ``together``
+    sized: Ints  # (columns,) number of the batch and prompts of a pass; those that differ in the wait alone share it
 
     def mean(self, times: Floats) -> tuple[Floats, Floats]:
         """Find what a prompt costs, and what the pass takes that it is in.
@@ -211,6 +212,7 @@ def _of(batch_index: Ints, together: Ints, steps: Ints, filled: Refill) -> PassC
         each=weights(filled.each),
         own=weights(filled.own),
         longest=which[:, -1],
+        sized=np.unique((batch_index, together), axis=1, return_inverse=True)[1].ravel(),
     )
 
 

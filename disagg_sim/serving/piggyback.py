@@ -298,7 +298,8 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
     decode = yield from decode_lookups(at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
     step, residents = decode.ttl[:, batch_index], batches[batch_index].astype(float)[None, :]
     prompts = mapping.dp_attn * np.maximum(np.ceil(chunk / (mapping.dp_attn * new)), 1.0)  # in progress, on all ranks
-    prefilling = prefilling_in_pieces(mapping, prompts, case.lengths.prompt, chunk, residents)
+    few = mapping.narrowed()
+    prefilling = prefilling_in_pieces(few, prompts, case.lengths.prompt, chunk, residents)
     under = yield from _mixed(case, columns, mapping, residents)
     mixed, shape = [each.step for each in under], (len(part), len(forms), batch_index.size)
 
@@ -332,7 +333,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
         tpot=mean,
         largest_gap=largest_gap,
         ftl=of_forms(np.stack([each.ftl for each in under], axis=1) * longer),
-        memory=of_forms(np.stack(case.memory_bytes(mapping, residents, prefilling, forms), axis=1)),
+        memory=of_forms(np.stack(case.memory_bytes(few, residents, prefilling, forms), axis=1)),
         group=of_forms(np.where(chunk > mapping.dp_attn * new, chunk / new, 1.0)[:, None]),
         tried=of_forms(columns.tried[:, None]),
     )
