@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -345,6 +345,11 @@ def check_split(at: Setup, split: Split) -> None:
         if (value := getattr(split.attention, name)) > UNSAID.get(name, int(name == "pp")):
             raise InputError(f"attention GPUs beside a feed-forward pool have tp and dp alone, not {name} {value}")
     require_no_drafts(at)
+    tp = 0 if at.model.is_moe else int(split.ffn.tp_attn)
+    usual = ffn_mapping(at, int(split.ffn.gpus), tp)
+    if replace(usual, redundant_slots=split.ffn.redundant_slots) != split.ffn:
+        form = "EP over all GPUs" if at.model.is_moe else "groups of TP"
+        raise InputError(f"{split.ffn} is no feed-forward part of {at.model.name}; allowed: {form}, as of ffn_mapping")
     for layer, _ in layers_of(at.model):
         if reason := layer.attention.rejects(split.attention.tp_attn):
             raise InputError(f"attention of {at.model.name} on {split.attention.gpus} GPUs: {reason}")

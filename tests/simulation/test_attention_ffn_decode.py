@@ -137,6 +137,9 @@ def test_what_cannot_be_split_is_one_line():
     trace = ds.synthetic_trace(rate=1.0, requests=4, lengths=(1024, 8))
     with pytest.raises(InputError, match="tp and dp alone, not pp 2"):
         ds.simulate(deployment("r1", 1, decode=(replace(part, mapping=replace(attention, pp=2)),)), trace, slo=SLO)
+    odd = (replace(part, ffn=FfnPool(mapping=ds.Mapping(tp_attn=8, tp_ffn=8))),)
+    with pytest.raises(InputError, match="no feed-forward part of deepseek_r1; allowed: EP over all GPUs"):
+        ds.simulate(deployment("r1", 1, decode=odd), trace, slo=SLO)
     drafting = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", speculation="mtp 0.8")
     with pytest.raises(InputError, match="have no drafts"):
         ds.simulate(replace(deployment("r1", 1), setup=drafting), trace, slo=SLO)
