@@ -77,7 +77,12 @@ def after(choice: PrefillChoice, encoding: Delay) -> PrefillChoice:
     added = np.concatenate([encoding.calm, encoding.held[0] + encoding.wait * WAITS])
     shares = np.concatenate([encoding.calm_share, np.full(WAITS.size, encoding.held_share[0] / WAITS.size)])
     ftl = (choice.ftl[:, None, :] + added[None, :, None]).reshape(-1, choice.ftl.shape[1])
-    return replace(choice, ftl=ftl, weights=np.outer(choice.weights, shares).ravel())
+    weights, loads = np.outer(choice.weights, shares).ravel(), choice.loads
+    if loads is not None:
+        link, latency = (np.repeat(each, added.size) for each in (loads.link, loads.latency))
+        tiers = tuple(name for name in loads.tiers for _ in added)
+        loads = replace(loads, link=link, latency=latency, tiers=tiers, weights=weights)
+    return replace(choice, ftl=ftl, weights=weights, loads=loads)
 
 
 def split_choices(grid: SplitGrid, work: Work) -> list[DecodeChoice]:

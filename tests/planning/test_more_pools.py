@@ -10,6 +10,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.pool_energy import encode_spent
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import watts_of_pools
 from disagg_sim.planning.limits import Limit, Work
@@ -52,10 +53,16 @@ def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
     assert loose.plan.request_rate > tight.plan.request_rate
 
 
-def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two():
+IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.5)))
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, ds.lengths(4096, 256, cached=IN_SSD)])
+def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths):
     """An image of one token costs microseconds: prefill and decode are the disaggregated design of ``ds.plan``."""
-    found = asked(("encode", "prefill", "decode"), Images(images=1, height=14, width=14), Size(rate=200.0))
-    plain = ds.plan(MODEL, SYSTEM, LENGTHS, rate=200.0)
+    tiny = Images(images=1, height=14, width=14)
+    question = PoolsQuestion(pools=("encode", "prefill", "decode"), images=tiny, size=Size(rate=200.0))
+    found = plan_more_pools(MODEL, SYSTEM, lengths, question)
+    plain = ds.plan(MODEL, SYSTEM, lengths, rate=200.0)
     (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
     assert [pool.gpus for pool in found.design.pools] == [pool.gpus for pool in two.pools]
     assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.05)
