@@ -294,8 +294,9 @@ class Cluster:
         self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
         self.roster.came(leg.instance)
 
-    def _loaded(self, request: int, leg: Leg, last_token_s: float) -> None:
-        """The past of a prompt has come from the tiers below HBM."""
+    def _loaded(self, request: int, leg: Leg, last_token_s: float, rest: int) -> None:
+        """The past of a prompt has come from the tiers below HBM; ``rest`` is computed."""
+        self.fleet.expect(leg.instance, -1, -rest)
         if self.roster.state[leg.instance] >= STOPPED:
             self.roster.came(leg.instance)
             self.leave(request)
@@ -398,7 +399,9 @@ class Cluster:
             ready = self.tiers.load(instance, request, lengths[1], self.engine.now)
             if ready > self.engine.now:
                 self.roster.coming[instance] += 1
-                self.engine.at(ready, NORMAL, self._loaded, request, leg, last_token_s)
+                rest = lengths[1] - self.tiers.found(instance, request)
+                self.fleet.expect(instance, 1, rest)
+                self.engine.at(ready, NORMAL, self._loaded, request, leg, last_token_s, rest)
                 return
         if lengths[1] and self.roster.mode[instance] == MANUAL:
             self.roster.coming[instance] += 1

@@ -101,6 +101,19 @@ def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
     assert shared.tier_loads.tokens.sum() == 800  # the other had it in HBM
 
 
+def test_routers_count_prompts_that_load_their_past():
+    """Once the first has been stored, two of three instances take 40 ms to load: prompts that come in 20 ms go to all."""
+    trace = alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30)
+    found = small(
+        trace,
+        RunOptions(prefix_cache=True, tiers=("remote",)),
+        deployment(colocated=3),
+        remote=KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True),
+    )
+    assert found.tier_loads.load_s.tolist() == pytest.approx([0.0, 0.0, 0.04, 0.04])
+    assert found.requests.prefill_instance.tolist() == [0, 0, 1, 2]
+
+
 def test_tiers_that_are_written_back_serve_what_the_hit_curve_gains_from_their_room():
     """Below 60,000 tokens of HBM lie 200,000 and 400,000: the curve of one LRU cache at 60,000, 260,000 and 660,000."""
     trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=3)

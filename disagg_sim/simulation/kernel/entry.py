@@ -224,6 +224,15 @@ def control(home: Ints, action: int, s: int, i: int, now: float) -> bool:
 
 
 @entry
+def expect(home: Ints, i: int, requests: int, tokens: int) -> None:
+    """Count prompts that an instance loads the past of, or no longer: see ``Fleet.expect``."""
+    st = queues_at(home)
+    st.inst[i].loading_requests += requests
+    st.inst[i].loading_prompt_tokens += tokens
+    changed(st, i)
+
+
+@entry
 def hand_over(home: Ints, held: int, s: int, now: float) -> None:
     """The cache of a held segment has landed in the blocks of segment ``s``: those of the sender are free."""
     hand_over_to(queues_at(home), held, s, now)

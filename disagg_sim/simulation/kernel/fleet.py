@@ -340,6 +340,10 @@ class Fleet:
         """Take a waiting segment back if it holds no blocks yet; whether it was."""
         return self._control(kernel.WITHDRAW, segment, self._instance.item(segment), now)
 
+    def expect(self, instance: int, prompts: int, tokens: int) -> None:
+        """Count prompts whose past an instance loads as its load, with the tokens left to compute; minus: no more."""
+        kernel.expect(self.home, instance, prompts, tokens)
+
     def hand_over(self, held: int, segment: int, now: float) -> None:
         """The cache of a held segment has landed in the reserved blocks of another, whose sender's are free now."""
         kernel.hand_over(self.home, held, segment, float(now))

@@ -157,6 +157,8 @@ class Instance:
     queued_context_tokens: int  # that they came with, computed elsewhere; of preempted ones too [token]
     coming_tokens: int  # cache in transfer to it [token]
     coming_requests: int  # transfers to it of which Python does not hear [1]
+    loading_requests: int  # prompts given to it whose past comes from tiers below HBM: not in a queue yet [1]
+    loading_prompt_tokens: int  # what they compute then [token]
     admitted: int  # first segments of the queue of prompts that already hold blocks [1]
     last_admitted: int  # last of them
     requests: int  # segments that were given to it and have not ended [1]

@@ -21,7 +21,7 @@ from disagg_sim.simulation.kernel.least import least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
 
 #: Loads: requests that wait or run; prompt tokens that wait or are in transfer; tokens in decode and in transfer, where
-#: requests that wait for memory count as long as those that run.
+#: requests that wait for memory count as long as those that run. Prompts whose past is loaded from tiers wait.
 REQUESTS, PROMPT_TOKENS, HELD_TOKENS = range(3)
 #: Rankings of a run; more than its policy looks at between two changes of its instances. [1]
 MOST_KEPT = 8
@@ -32,12 +32,12 @@ def _load(st: Queues, i: int, load: int, steps: int) -> float:
     """A load of an instance after so many decode steps that are not counted yet."""
     one = st.inst[i]
     if load == REQUESTS:
-        return float(one.queued_requests + one.running_requests)
+        return float(one.queued_requests + one.loading_requests + one.running_requests)
     if load == PROMPT_TOKENS:
-        return float(one.queued_prompt_tokens + one.coming_tokens)
+        return float(one.queued_prompt_tokens + one.loading_prompt_tokens + one.coming_tokens)
     running = one.running_tokens + steps * one.running_requests
     mean = running / max(one.running_requests, 1)
-    return running + one.coming_tokens + mean * one.queued_requests
+    return running + one.coming_tokens + mean * (one.queued_requests + one.loading_requests)
 
 
 @inner

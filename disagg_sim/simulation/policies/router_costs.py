@@ -60,8 +60,8 @@ def least_new(inst: Any, among: Any, cached: Any, prompt: int, rate: Any, seats:
     best, soonest, fewest = among[0], np.inf, np.inf
     for each in among:
         one = inst[each]
-        work = (one.queued_prompt_tokens + max(prompt - cached[each], 1)) / rate[each]
-        held = (one.queued_requests + one.running_requests + 1) / seats[each]
+        work = (one.queued_prompt_tokens + one.loading_prompt_tokens + max(prompt - cached[each], 1)) / rate[each]
+        held = (one.queued_requests + one.loading_requests + one.running_requests + 1) / seats[each]
         if work < soonest or (work == soonest and held < fewest):
             best, soonest, fewest = each, work, held
     return best
@@ -74,8 +74,9 @@ def dynamo(inst: Any, among: Any, cached: Any, prompt: int, weights: Any, draw: 
     cost = np.empty(among.size)
     for place in range(among.size):
         one = inst[among[place]]
-        new = one.queued_prompt_tokens + prompt - credit * cached[among[place]]
-        active = one.running_tokens + one.queued_prompt_tokens + one.queued_context_tokens + one.coming_tokens
+        queued = one.queued_prompt_tokens + one.loading_prompt_tokens
+        new = queued + prompt - credit * cached[among[place]]
+        active = one.running_tokens + queued + one.queued_context_tokens + one.coming_tokens
         cost[place] = prefill * max(new, 0.0) + decode * (active + prompt)
     return _drawn(among, cost, temperature, draw)
 

@@ -207,7 +207,7 @@ class LlmD:
     def _look(self, view: ClusterView) -> None:
         """Read queues and memory; what is in prefill does not wait."""
         view.refresh()
-        self._waiting = view.queued_requests - view.inst["admitted"]
+        self._waiting = view.queued_requests + view.inst["loading_requests"] - view.inst["admitted"]
         self._used = 1.0 - view.free_blocks / view.total_blocks
         self._until, self._seen = view.now + LOOK_S, len(view.states)
 
