@@ -102,7 +102,7 @@ def test_what_one_instance_stores_another_finds_in_a_shared_tier_alone():
 
 
 def test_routers_count_prompts_that_load_their_past():
-    """Once the first has been stored, two of three instances take 40 ms to load: prompts that come in 20 ms go to all."""
+    """Once the first has been stored, two of three take 40 ms to load: prompts that come in 20 ms go to all."""
     trace = alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30)
     found = small(
         trace,

@@ -18,7 +18,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
-from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, given, let_idle, settle_emitted
+from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
@@ -518,13 +518,7 @@ class Fleet:
 
         Attention counts as if no layer had a sliding window.
         """
-        inst, works = self._inst[: len(self._specs)], [spec.table.work for spec in self._specs]
-        work = np.array([[each.per_token, each.per_pair, each.per_emitted] for each in works])
-        emitted = inst["decode_tokens"] + inst["first_tokens"]
-        tokens = inst["prefill_tokens"] + inst["decode_tokens"]
-        pairs = inst["prefill_pairs"] + inst["decode_context"]
-        done: Floats = tokens * work[:, 0] + pairs * work[:, 1] + emitted * work[:, 2]
-        return done
+        return done_flops(self._inst[: len(self._specs)], [spec.table.work for spec in self._specs])
 
     def _control(self, action: int, segment: int, instance: int, now: float) -> bool:
         done: bool = kernel.control(self.home, action, segment, instance, float(now))
