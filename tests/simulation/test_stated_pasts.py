@@ -61,16 +61,9 @@ class TestPasts:
         )
         np.testing.assert_array_equal(found, plain)
 
-    @pytest.mark.parametrize(
-        ("reuse", "said"),
-        [
-            (Reuse(share=0.5), "share is 0.5; allowed: ConstantShare"),
-            (stated(in_decode=3.0), "in_decode is 3; allowed"),
-        ],
-    )
-    def test_shares_that_are_none_are_refused(self, reuse, said):
-        with pytest.raises(InputError, match=said):
-            alone(reuse)
+    def test_shares_that_are_none_are_refused(self):
+        with pytest.raises(InputError, match="in_decode is 3; allowed"):
+            alone(stated(in_decode=3.0))
 
     def test_a_past_in_a_tier_costs_its_load(self):
         """4,096 tokens of 65,536 B at the tier's bandwidth, before a pass that is the same."""
