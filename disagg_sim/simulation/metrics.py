@@ -146,13 +146,13 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
 
     Examples
     --------
-    A single output token has no gap, so the second request meets even a TPOT of 0 s; the first does not:
+    A single output token has no gap, so the second request meets even a TPOT of 1 ns; the first does not:
 
     >>> import disagg_sim as ds
     >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> parts = ds.ServedDeployment(name="one", gpus=1, colocated=(part,), setup=at)
     >>> trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
-    >>> found = summary(ds.simulate(parts, trace, "vllm").records, Slo(ttft=10.0, tpot=0.0))
+    >>> found = summary(ds.simulate(parts, trace, "vllm").records, Slo(ttft=10.0, tpot=1e-9))
     >>> found.completed, found.slo_attainment
     (2, 0.5)
     """
