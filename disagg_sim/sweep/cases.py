@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.certainty.energy import COLUMNS_PER
-from disagg_sim.certainty.rows import DRIFT, Origin
+from disagg_sim.certainty.rows import ASSUMED, DRIFT, Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
@@ -307,6 +307,11 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "overlap_loss": sharing.interference.overlap_loss,
         **({} if case.served.drift is None else {DRIFT: case.served.drift}),
     }
+
+
+def assumed_columns(case: Case) -> dict[str, Any]:
+    """Of ``axis_columns`` those that rows of the case need beside their specs to be timed again."""
+    return {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
 
 
 _DEFAULTS = Case(

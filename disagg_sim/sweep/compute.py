@@ -16,7 +16,6 @@ import pandas as pd
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
-from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.domain import BOUNDS, Mapping, Mode
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
@@ -28,7 +27,7 @@ from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.spares import with_spares
-from disagg_sim.sweep.cases import Case, axis_columns, origin_of, throughput_column
+from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.moves import with_moves, with_shared_moves
@@ -253,8 +252,7 @@ def _with_energy(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
         return frame
     if not len(frame):
         return empty_table(_columns(case))
-    assumed = {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
-    return with_energy(frame.assign(**assumed), origin=replace(origin_of(case), exact=False))
+    return with_energy(frame.assign(**assumed_columns(case)), origin=replace(origin_of(case), exact=False))
 
 
 def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
@@ -274,7 +272,7 @@ def _moved(frame: pd.DataFrame, case: Case, drift: float) -> pd.DataFrame:
     """The points with how often copies of experts are best moved."""
     if not len(frame) or frame["mode"].iloc[0] == Mode.DISAGGREGATED:
         return with_moves(frame, (case.prefill_setup, case.decode_setup), case.lengths, drift)
-    shown = {name: value for name, value in axis_columns(case).items() if name in ASSUMED}
+    shown = assumed_columns(case)
     moved = with_shared_moves(frame.assign(**shown), replace(origin_of(case), exact=False), drift)
     return moved.drop(columns=[name for name in shown if name not in frame])
 

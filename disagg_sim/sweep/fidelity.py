@@ -20,7 +20,7 @@ from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import origin_of
+from disagg_sim.sweep.cases import assumed_columns, origin_of
 from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.store import Store
 
@@ -164,8 +164,7 @@ def _of_case(told: _Told) -> CaseFidelity:
 
 
 def candidates(item: CaseResult, store: Store, column: str) -> Any:
-    """The points of all modes that may come to lie on a frontier, read block by block."""
-
+    """The points of all modes that may come to lie on a frontier, with what they assume, read block by block."""
     parts = []
     for mode in item.found:
         near = mode.frontier
@@ -174,4 +173,4 @@ def candidates(item: CaseResult, store: Store, column: str) -> Any:
             if len(points):
                 near = near_frontier(pd.concat([near[points.columns], points], ignore_index=True), throughput=column)
         parts.append(near.drop_duplicates())
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(parts, ignore_index=True).assign(**assumed_columns(item.plan.case))
