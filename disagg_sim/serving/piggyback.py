@@ -187,7 +187,7 @@ class _Mixed(NamedTuple):
     """Mixed steps under the distribution of the prompts, (rows, columns)."""
 
     step: MixedStep  # the mean over the chunks of all prompts, a piece on every rank; then, if any has several, on one
-    ftl: Floats  # the mean over the prompts [s]
+    ftl: Floats  # the mean over the prompts, of their steps alone [s]
     long_time: Floats  # a step with a chunk of a long prompt [s]
     load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
@@ -248,7 +248,7 @@ def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Float
         long_time = [step.time for step in long_steps]
 
     return [
-        _Mixed(MixedStep(mean, total), first + load if np.ndim(load) else first, longest[:, :count], load)
+        _Mixed(MixedStep(mean, total), first, longest[:, :count], load)
         for mean, total, first, longest in zip(time, sums, ftl, long_time, strict=True)
     ]
 
@@ -317,10 +317,12 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
     mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * plain
     if several:
         mean = mean + steps.alone[:, None] * time[..., count:] / columns.accepted
+    first = np.stack([each.ftl for each in under], axis=1) * longer
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)
         waits = residents / (mapping.dp_attn * case.lengths.gaps)
         mean = np.maximum(mean, waits[:, None] * loads)  # as fast as pasts are loaded
+        first = first + loads
     mean = of_forms(mean)
 
     def largest_gap(places: Any) -> Floats:
@@ -332,7 +334,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
         ttl_mean=mean,
         tpot=mean,
         largest_gap=largest_gap,
-        ftl=of_forms(np.stack([each.ftl for each in under], axis=1) * longer),
+        ftl=of_forms(first),
         memory=of_forms(np.stack(case.memory_bytes(few, residents, prefilling, forms), axis=1)),
         group=of_forms(np.where(chunk > mapping.dp_attn * new, chunk / new, 1.0)[:, None]),
         tried=of_forms(columns.tried[:, None]),

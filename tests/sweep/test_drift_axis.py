@@ -17,6 +17,8 @@ from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.cli.main import run
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import SpecError
+from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.rebalance import loss_at, rebalancing, staleness
 from disagg_sim.search.aging import aged
 from disagg_sim.sweep.cases import cases_of
@@ -163,6 +165,48 @@ def test_steps_and_passes_age_together_at_the_best_of_all_periods(serve, measure
     longer = {name: drifts[name].item() / still[name].item() - 1.0 for name in ("ttl_mean_s", "ftl_s", "ttl_s")}
     assert longer["ttl_mean_s"] == pytest.approx(losses.min(), rel=1e-3)
     assert min(longer.values()) > 0
+
+
+TIERED = """
+name: tiered
+models: deepseek_r1
+systems: {h200_sxm: fp8}
+modes: [disaggregated, colocated, piggyback]
+limits: {max_gpus: 8, gpu_cap: 16, layouts: served, max_redundant_experts: 8}
+traffic: [{isl: 2048, osl: 256, cached: {share: 0.9, tiers: {hbm: 0.5, dram: 0.5}}}]
+expert_skew: 1.5
+popularity_drift_s: 6000
+"""
+
+
+def test_points_whose_experts_age_have_error_bars_and_a_report(tmp_path: Path, capsys) -> None:
+    """Points of every mode are timed again with their age, also where pasts come from DRAM: medians lie beside them."""
+    (tmp_path / "tiered.yaml").write_text(TIERED)
+    asked = ["sweep", str(tmp_path / "tiered.yaml"), "--out", str(tmp_path / "out"), "--jobs", "1", "--no-figures"]
+    assert run([*asked, "--uncertainty"]) == 0
+    front, bars = (pd.read_csv(tmp_path / "out" / f"{name}.csv") for name in ("frontier", "uncertainty"))
+    assert set(front[front["decode_redundant_slots"] > 0]["mode"]) == {"disaggregated", "colocated", "piggyback"}
+    assert set(bars["mode"]) == set(front["mode"])
+    for name in ("ttl", "ftl"):
+        assert (bars[f"{name}_p50_s"] / bars[f"{name}_s"]).between(0.9, 1.15).all()
+    assert run(["report", str(tmp_path / "out"), "--no-breakdowns"]) == 0
+    capsys.readouterr()
+
+
+def test_loads_of_pasts_do_not_age() -> None:
+    """Every step mixed, a first token is later by the age of its steps alone: its past comes from DRAM as before."""
+    at, copied = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1"), ds.Mapping(dp_attn=8, ep=8)
+    half = Reuse(share=ConstantShare(share=0.5), tiers=(("dram", 1.0),))
+    copied, lengths = replace(copied, redundant_slots=16), ds.lengths(8192, 256, cached=half)
+    options = ds.Colocation(batch=(512,), every_step_mixed=True, ttl_measure="mean")
+    still, drifts = (
+        ds.piggyback(at, copied, lengths, options=each) for each in (options, replace(options, popularity_drift=DRIFT))
+    )
+    load = float(np.squeeze(load_time(at, copied, batch=8, past=4096.0, tier=tier_of(at.system, "dram"))))
+    longer = drifts["ttl_mean_s"].item() / still["ttl_mean_s"].item()
+    assert longer > 1.0005
+    assert load > 1e-3 * still["ftl_s"].item()
+    assert drifts["ftl_s"].item() - load == pytest.approx(longer * (still["ftl_s"].item() - load), rel=1e-9)
 
 
 def test_further_pools_have_no_drift(capsys) -> None:
