@@ -41,7 +41,7 @@ class Workers:
     token_budget: int | None = None  # None = as the engine takes it [token]
     hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     name: str = ""  # in files and manifests; empty = the role
-    moved_after: int | None = None  # passes between moves of copies of experts; None = as the engine does [1]
+    moved_after: int | None = None  # passes between moves of copies of experts; 0 = never, None = the engine's own [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ def workers_of(
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
     elif isinstance(deployment, Design):
-        tiers, moved = _tiers(deployment.work.lengths), {each.role: each.passes for each in moves_of(deployment)}
+        tiers, moved = _tiers(deployment.work.lengths), {each.role: each.passes or 0 for each in moves_of(deployment)}
         found = [
             replace(
                 _workers(pool.role, pool.replicas, pool.setup),

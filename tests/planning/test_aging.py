@@ -6,7 +6,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
-from disagg_sim.launch.engines import sglang_flags, vllm_flags
+from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import workers_of
 from disagg_sim.physics.rebalance import rebalancing
@@ -55,6 +55,23 @@ def test_the_period_is_told_and_given_to_engines(plans):
     assert "rebalancing" not in plan_json(plans[None])
     before = workers_of(plans[None].best)[0]
     assert "--eplb-rebalance-num-iterations" not in sglang_flags(before, R1)
+
+
+def test_copies_that_are_never_moved_stay_in_every_engine():
+    """As the plan says: SGLang starts no balancer, vLLM comes to no move in a year, TensorRT-LLM updates no layer."""
+    options = ds.PlanOptions(expert_skew=1.0, max_redundant_experts=32, popularity_drift=100.0, engine="sglang")
+    plan = ds.plan("deepseek_r1", "h200_sxm", ds.lengths(16384, 1024), rate=10, ttft=5.0, options=options)
+    (moves,) = [each for each in moves_of(plan.best) if each.role == "prefill"]
+    assert moves.passes is None
+    prefill = workers_of(plan.best)[0]
+    flags, slots = sglang_flags(prefill, R1), int(prefill.mapping.redundant_slots)
+    assert (flags["--ep-num-redundant-experts"], flags["--ep-dispatch-algorithm"]) == (slots, "static")
+    assert not {"--enable-eplb", "--eplb-rebalance-num-iterations"} & set(flags)
+    copies = vllm_flags(prefill, R1)["--eplb-config"]
+    assert copies["num_redundant_experts"] == slots
+    assert copies["step_interval"] / 4 * 1e-3 > 365 * 86400  # its first move comes after a quarter, steps of 1 ms
+    balanced = trtllm_config(prefill, R1)["moe_config"]["load_balancer"]
+    assert balanced == {"num_slots": 256 + slots, "layer_updates_per_iter": 0}
 
 
 def test_a_period_in_passes_is_that_in_seconds(plans):
