@@ -6,6 +6,7 @@ Checks raise ``ValueError`` where they stand; all faults of a file are collected
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ T = TypeVar("T")
 MOST_COMBINATIONS = 100_000
 #: A key of more characters is a slip, and no list of the allowed ones helps. [1]
 LONGEST_KEY = 80
+#: Mappings inside each other that are told apart: schemas may hold themselves. [1]
+DEEPEST = 8
 #: Type of the error of ``told_apart``.
 NEITHER = "neither"
 
@@ -152,8 +155,7 @@ def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
 
 def fault_lines(error: ValidationError, schema: type[BaseModel], data: Mapping[str, Any]) -> list[str]:
     """A line for each fault of a file's mapping: key, value, what is allowed or the nearest key."""
-    document = schema.model_json_schema()
-    levels = [tuple(part.get("properties", {})) for part in (document, *document.get("$defs", {}).values())]
+    levels = list(_levels(schema.model_json_schema()))
     return list(dict.fromkeys(said for item in error.errors() for said in _faults(item, levels, data)))
 
 
@@ -169,12 +171,34 @@ _WANTED = {
 }
 
 
-def _faults(item: Any, levels: Sequence[tuple[str, ...]], data: Mapping[str, Any]) -> Iterator[str]:
+#: A mapping of a file: its key, without numbers of lists, and the keys that it may have.
+_Level = tuple[str, tuple[str, ...]]
+
+
+def _levels(document: Mapping[str, Any]) -> Iterator[_Level]:
+    """All mappings of a JSON schema, the file itself ('') first."""
+    waiting: list[tuple[str, Mapping[str, Any]]] = [("", document)]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        where, part = waiting.pop(0)
+        if (name := part.get("$ref", "").rpartition("/")[2]) and (where, name) not in seen:
+            seen.add((where, name))
+            if where.count(".") < DEEPEST:
+                waiting.append((where, document["$defs"][name]))
+        below = [part.get("items"), part.get("additionalProperties"), *part.get("prefixItems", [])]
+        below += [each for several in ("anyOf", "oneOf", "allOf") for each in part.get(several, [])]
+        waiting += [(where, each) for each in below if isinstance(each, Mapping)]
+        if keys := part.get("properties"):
+            yield where, tuple(keys)
+            waiting += [(f"{where}.{key}" if where else key, each) for key, each in keys.items()]
+
+
+def _faults(item: Any, levels: Sequence[_Level], data: Mapping[str, Any]) -> Iterator[str]:
     kind, location = item["type"], item["loc"]
     if kind in ("extra_forbidden", "missing"):
         *outer, key = location
         where, level = _place(outer, data)
-        said = f"unknown key {quoted(key)}{_near(str(key), levels, level)}"
+        said = f"unknown key {quoted(key)}{_near(str(key), levels, where, level)}"
         yield _behind(where, said if kind == "extra_forbidden" else f"missing key {key!r}")
     elif kind == "value_error" and isinstance(error := item["ctx"]["error"], SeveralFaultsError):
         for below, said in error.found:
@@ -189,13 +213,23 @@ def _behind(where: str, said: str) -> str:
     return (f"{where}: {said}" if where else said).replace("\n", "\n  ")
 
 
-def _near(key: str, levels: Sequence[tuple[str, ...]], level: object) -> str:
-    """The nearest known key; without one, all keys of the most similar level."""
-    close = nearest(key, dict.fromkeys(name for names in levels for name in names))
-    if close or not isinstance(level, Mapping) or len(key) > LONGEST_KEY:
+def _near(key: str, levels: Sequence[_Level], where: str, level: object) -> str:
+    """The nearest known key; without one, all keys of the most similar level; of a key of elsewhere, its place."""
+    given = {*level} if isinstance(level, Mapping) else set()
+    place = re.sub(r"\[\d+\]", "", where)
+    homes = [home for home, names in levels if key in names]
+    if homes:
+        others = [each for each in levels if key not in each[1]]
+        here = [names for home, names in others if home == place]
+        here = here or [names for _, names in others if {*names} & given]
+        names = max(here, key=lambda names: len({*names} & given), default=())
+        of = f"another kind of {place}" if place in homes else homes[0] or "the file itself"
+        return f"{nearest(key, names)}; it is a key of {of}" + (f"; allowed: {', '.join(names)}" if names else "")
+    close = nearest(key, dict.fromkeys(name for _, names in levels for name in names))
+    if close or not given or len(key) > LONGEST_KEY:
         return close
-    names = max(levels, key=lambda names: len({*names} & {*level}))
-    return f"; allowed: {', '.join(names)}" if {*names} & {*level} else ""
+    names = max((names for _, names in levels), key=lambda names: len({*names} & given))
+    return f"; allowed: {', '.join(names)}" if {*names} & given else ""
 
 
 def told(item: Any) -> str:
@@ -227,10 +261,12 @@ def _place(location: Sequence[str | int], data: object) -> tuple[str, object]:
 
     A value that stands for a list of one has no number.
     """
-    text = ""
+    text, tagged = "", False
     for part in location:
         if isinstance(part, int) and isinstance(data, list):
             text, data = f"{text}[{part}]", data[part] if part < len(data) else None
+        elif isinstance(data, Mapping) and data.get("kind") == part and not tagged:
+            tagged = True  # which may be the name of a key, too
         elif isinstance(data, Mapping) and part in data:
-            text, data = (f"{text}.{part}" if text else str(part)), data[part]
+            text, data, tagged = (f"{text}.{part}" if text else str(part)), data[part], False
     return (text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."), data

@@ -167,6 +167,23 @@ def test_all_faults_are_told_at_once(written):
 
 
 @pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (
+            {"kind": "synthetic", "requests": 9, "rate_per_s": 1, "lengths": {"isl": 9, "osl": 9, "cached": 0.5}},
+            "trace.lengths: unknown key 'cached'; it is a key of deployments.encode; allowed: isl, osl",
+        ),
+        (
+            {"kind": "sessions", "traffic": "coding_agent", "sessions": 9, "sessions_per_s": 1, "rate_per_s": 1},
+            "trace: unknown key 'rate_per_s', did you mean 'rate_scale'?; it is a key of another kind of trace; ",
+        ),
+    ],
+)
+def test_a_key_of_elsewhere_is_told_its_place(written, trace, said):
+    assert said in faults(written(trace=trace))
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         (
