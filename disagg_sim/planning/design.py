@@ -91,6 +91,7 @@ class Design:
     work: Work = field(repr=False, compare=False)
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
     spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for
+    simulated: tuple[Percentiles, Percentiles] | None = field(default=None, compare=False)  # TTFT, TPOT; None = planned
 
     @property
     def gpus(self) -> int:
@@ -105,6 +106,8 @@ class Design:
     @property
     def ttft(self) -> Percentiles:
         """Arrival to first token, queue included, by percentile. [s]"""
+        if self.simulated is not None:
+            return self.simulated[0]
         pool = self.pools[0]
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
         return {name: pool.choice.ttft(self._seen(share), pool.instances, share) for name, share in SHARES.items()}
@@ -112,6 +115,8 @@ class Design:
     @property
     def tpot(self) -> Percentiles:
         """Mean gap of a request's tokens after the first, by percentile. [s]"""
+        if self.simulated is not None:
+            return self.simulated[1]
         pool = self.pools[-1]
         assert isinstance(pool.choice, DecodeChoice | ColocatedChoice)
         return {name: pool.choice.tpot(self._seen(share), pool.instances, share) for name, share in SHARES.items()}

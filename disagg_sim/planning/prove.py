@@ -73,7 +73,7 @@ class Proof:
 
     planned: Run  # as planned
     final: Run  # after the counts, or the rate, were adapted; ``planned`` where that was not needed
-    design: Design  # of ``final``
+    design: Design  # of ``final``, with its latencies
     runs: int  # simulations [1]
     failing: Failing | None = None  # with spares; None without
 
@@ -130,6 +130,7 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     if case.availability is not None:
         shown = case.availability.spared(shown, case.costs)
     failing = runs.failing(shown) if any(pool.spares for pool in shown.pools) else None
+    shown = replace(shown, simulated=(final.ttft, final.tpot))
     return Proof(planned=first, final=final, design=shown, runs=runs.done, failing=failing)
 
 
@@ -184,14 +185,14 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
     Returns
     -------
     Design
-        With cost and KV bandwidth as they follow, without spares.
+        With cost, KV bandwidth and planned latencies as they follow, without spares.
     """
     pools = tuple(
         replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
     )
     share = max((old.instances / new.instances for old, new in zip(design.pools, pools, strict=True)), default=1.0)
     kv_rate = design.kv_rate * share * rate / design.rate
-    found = replace(design, pools=pools, spares=None, rate=rate, kv_rate=kv_rate)
+    found = replace(design, pools=pools, spares=None, rate=rate, kv_rate=kv_rate, simulated=None)
     return replace(found, cost=cost_of(plan.case_of(design), found))
 
 

@@ -39,6 +39,8 @@ PLURAL = ("communication", "latency")
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
+#: Probability below which the other mode has the better odds. [1]
+EVEN = 0.5
 
 
 def mapping_words(pool: PlannedPool) -> str:
@@ -86,10 +88,12 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     best = plan.best
     if best is None:
         return [f"INFEASIBLE: {plan.infeasible}"]
-    what = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE"
-    head = f"{what}: {best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
+    what, mode = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
+    head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.other is None:
-        return [f"{head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
+        return [f"{what}: {head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
+    either = plan.gain < 1.0 + SAME or (sure is not None and sure.probability < EVEN)
+    head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
     other = MODE_TEXT[plan.other.mode]
     if plan.gain < 1.0 + SAME:
         said = f"{head}; {other} is as good, and needs {plan.other.gpus}"
@@ -103,12 +107,19 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     else:
         said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {plan.gain:.2f} times as much"
     moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
+    first = [f"{mode} is named first: {_why_first(plan, best)}"] if either else []
     if sure is None or math.isnan(sure.probability):
-        return [said, *moved]
+        return [said, *first, *moved]
     chance = min(max(round(100 * sure.probability), 1), 99)
-    band = _times(sure.gain)
-    mode = MODE_TEXT[best.mode]
-    return [said, *moved, f"{mode} is the better one with a probability of {chance} % (80 % band: {band})"]
+    odds = f"{mode} is the better one with a probability of {chance} % (80 % band: {_times(sure.gain)})"
+    return [said, *first, *moved, odds]
+
+
+def _why_first(plan: Plan, best: Design) -> str:
+    """Why the better one of two that are as good is named first."""
+    if plan.gain > 1.0:
+        return "its middle forecast is ahead, by less than the error bars tell apart"
+    return "one pool, and no caches to move" if best.mode == Mode.COLOCATED else "of equal forecasts it was found first"
 
 
 def moved_line(best: Design, fewest: Design) -> str:
@@ -173,7 +184,7 @@ def latency_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator
         of = "pass and engine" if name == "TTFT" else "step"
         told = f"{of} {_times(band)}" if band else ""
         yield (
-            name,
+            name if design.simulated is None else f"{name}, simulated",
             *(seconds_text(value) for value in values.values()),
             _limit(limit),
             told,
@@ -302,16 +313,18 @@ def proof_lines(plan: Plan, proof: Proof) -> list[str]:
 
 
 def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """Write a row for each design that comes after the best."""
+    """Write a row for each design that comes after the best; where some were simulated, which were not."""
+    mixed = plan.best is not None and plan.best.simulated is not None
     for design in plan.runners_up:
+        planned = ", planned" * (mixed and design.simulated is None)
         yield (
             MODE_TEXT[design.mode],
             _instances(design),
             " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
             f"{design.gpus}",
             f"{design.rate:.4g}/s",
-            seconds_text(design.ttft[plan.work.ttft.percentile]),
-            seconds_text(design.tpot[plan.work.tpot.percentile]),
+            seconds_text(design.ttft[plan.work.ttft.percentile]) + planned,
+            seconds_text(design.tpot[plan.work.tpot.percentile]) + planned,
         )
 
 

@@ -1,6 +1,7 @@
 """Plans: what they promise, how they move with the question, and what errors say."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.plan_rows import question_line
+from disagg_sim.report.plan_rows import question_line, runner_rows, verdict
 
 LENGTHS = ds.lengths(4096, 512)
 ASK = {"ttft": "2 s", "tpot": "30 ms"}
@@ -266,3 +267,21 @@ def test_a_trace_takes_more_than_its_mean_rate():
 def test_limits_that_nobody_asked_for_are_told_as_such():
     line = question_line(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="50 ms", rate=10))
     assert "TTFT 2 s (p90, default), TPOT 50 ms (p90), 10 requests/s" in line
+
+
+def test_a_proven_design_has_simulated_latencies(twenty):
+    proof = prove(twenty, adapt=False)
+    assert (proof.design.ttft, proof.design.tpot) == (proof.final.ttft, proof.final.tpot)
+    shown = replace(twenty, best=proof.design)
+    assert all(row[5].endswith(", planned") for row in runner_rows(shown))
+    assert resized(twenty, proof.design, proof.final.counts, 20.0).ttft == twenty.best.ttft
+
+
+def test_modes_that_are_as_good_are_told_so(twenty):
+    odds = replace(assurance(twenty), probability=0.3)
+    assert verdict(twenty, odds)[0].startswith("EITHER WILL DO: ")
+    assert "is named first: its middle forecast is ahead" in verdict(twenty, odds)[1]
+    assert "a probability of 30 %" in verdict(twenty, odds)[-1]
+    equal = verdict(replace(twenty, gain=1.0, best=twenty.other, other=twenty.best), None)
+    assert equal[-1] == "co-located is named first: one pool, and no caches to move"
+    assert "EITHER" not in verdict(twenty, replace(odds, probability=0.9))[0]
