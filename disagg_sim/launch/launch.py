@@ -161,7 +161,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
             yield f"{each.label}: prompts are kept in {tier}, {room:,.0f} GB for each GPU{where}"
         if "ssd" in each.tiers and engine == "sglang":
             yield "SGLang's files of prompts grow until SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE, which is not set"
-        if each.mapping.redundant_slots:
+        if each.mapping.redundant_slots and each.moved_after != 0:
             yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
         if engine != "trtllm" and each.mapping.ep > 1 and each.mapping.dp_attn > 1:
             yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"

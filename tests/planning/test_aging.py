@@ -72,6 +72,8 @@ def test_copies_that_are_never_moved_stay_in_every_engine():
     assert copies["step_interval"] / 4 * 1e-3 > 365 * 86400  # its first move comes after a quarter, steps of 1 ms
     balanced = trtllm_config(prefill, R1)["moe_config"]["load_balancer"]
     assert balanced == {"num_slots": 256 + slots, "layer_updates_per_iter": 0}
+    notes = [note for note in ds.launch(plan.best, engine="sglang").notes if "copies of experts" in note]
+    assert not [note for note in notes if note.startswith("prefill")]
 
 
 def test_a_period_in_passes_is_that_in_seconds(plans):
