@@ -6,6 +6,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import workers_of
@@ -66,6 +67,7 @@ def test_copies_that_are_never_moved_stay_in_every_engine():
     prefill = workers_of(plan.best)[0]
     flags, slots = sglang_flags(prefill, R1), int(prefill.mapping.redundant_slots)
     assert (flags["--ep-num-redundant-experts"], flags["--ep-dispatch-algorithm"]) == (slots, "static")
+    assert set(flags) <= set(load_launcher("sglang").options)
     assert not {"--enable-eplb", "--eplb-rebalance-num-iterations"} & set(flags)
     copies = vllm_flags(prefill, R1)["--eplb-config"]
     assert copies["num_redundant_experts"] == slots
