@@ -126,6 +126,7 @@ def plan(
     work = work_of(isl, osl, traffic, trace)
     memory = memory_of(work, traffic, cached, tiers)
     played = work if isinstance(work, Trace) else None
+    _require_drawn(proof and memory is not None, traffic)
     if played and gpus is None and rate is None and users is None:
         rate = played.rate
     work = work if memory is not None else cached_work(work, cached, tiers)
@@ -205,6 +206,15 @@ def plan(
             made.write(out / "start")
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
+
+
+def _require_drawn(turns: bool, traffic: str) -> None:
+    """Refuse to simulate a plan for turns of the sessions of a traffic: requests alone are drawn."""
+    if turns and traffic:
+        keys = f"trace: {{kind: sessions, traffic: {traffic}, sessions_per_s: ...}}"
+        raise InputError(
+            f"plan --simulate plays no sessions of {traffic}; 'disagg-sim simulate FILE' does, with {keys}"
+        )
 
 
 def _proven(found: Plan, seed: int) -> tuple[Plan, Told]:
