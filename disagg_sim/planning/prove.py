@@ -19,6 +19,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
+from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
@@ -26,6 +27,7 @@ from disagg_sim.planning.replayed import link_of, policy_of, requests_of, tiers_
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.failures import FailureEvent, Failures
+from disagg_sim.simulation.placed import Aging
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.trace import Trace
@@ -212,8 +214,10 @@ def deployed(design: Design, name: str = "planned") -> ServedDeployment:
         Parts prefill and decode, or co-located.
     """
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
+    aging = {each.role: Aging(drift=design.work.drift, period=each.period) for each in moves_of(design)}
     parts = {
-        pool.role: (replace(pool.replicas, setup=pool.setup) if apart else pool.replicas,) for pool in design.pools
+        pool.role: (replace(pool.replicas, setup=pool.setup if apart else None, aging=aging.get(pool.role)),)
+        for pool in design.pools
     }
     return ServedDeployment(
         name=name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +30,7 @@ from disagg_sim.facts.schema import (
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.setup import Setup, engine_names
-from disagg_sim.scenario.deployments import DeploymentKeys, served_by_name, setup_named, speculation_named
+from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
 from disagg_sim.scenario.failures import read_failures
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
@@ -312,7 +311,7 @@ class _File(Strict):
     model: Annotated[str, load.spec_name("model")]
     system: Annotated[str, load.spec_name("hardware")]
     precision: Annotated[str, load.spec_name("precision")]
-    profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = "measured"
+    profile: Profile = "measured"
     engine: Annotated[str, OneOf(engine_names)] = ""
     speculation: Annotated[str, AfterValidator(speculation_named)] = ""
     draft_tokens: Annotated[int, Range(0, MOST_DRAFTS)] = 0

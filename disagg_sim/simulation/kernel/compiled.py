@@ -52,6 +52,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 SOURCES = (
     "compiled",
     "layout",
+    "aging",
     "home",
     "least",
     "drafts",

@@ -18,6 +18,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel.aging import GOLDEN, place
 from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
@@ -423,8 +424,7 @@ class Fleet:
     def start(self, instance: int, now: float) -> None:
         """Let an instance form steps from ``now`` on; ends a drain."""
         row = self._inst[instance]
-        if row["draining"] == 2:
-            self._world["notices"] -= 1
+        self._world["notices"] -= int(row["draining"] == 2)
         row["active"], row["draining"] = 1, 0
         self._control(kernel.WAKE, -1, instance, now)
 
@@ -454,6 +454,7 @@ class Fleet:
                 row[name] = 0
             let_idle(row)
             row["free_blocks"] = row["total_blocks"]
+        place(self._inst[instance], 0.0, now)
         self._bind()
         return lost
 
@@ -526,7 +527,7 @@ class Fleet:
 
     def _enlarge(self, specs: list[InstanceSpec], now: float) -> None:
         """Make room for more instances, and start them."""
-        there, have = len(self._specs), len(self._inst)
+        there, have, inst, sets = len(self._specs), len(self._inst), self._inst, self._sets
         self._specs.extend(specs)
         self._ranks = [spec.table.ranks for spec in self._specs]
         heads, self._values = pack_tables([spec.table for spec in self._specs])
@@ -534,16 +535,17 @@ class Fleet:
         several = np.concatenate([own[:0], *([i] * ranks for i, ranks in enumerate(self._ranks) if ranks > 1)])
         of = np.concatenate([own, several]).astype(np.intp)  # the instance of each row: all instances, then their ranks
         moved = np.concatenate([own[:there], len(specs) + np.arange(there, have)])  # where the old rows are now
-        inst, sets = self._inst, self._sets
         width = max(-(-spec.max_sequences // ranks) for spec, ranks in zip(self._specs, self._ranks, strict=True))
         self._inst = np.zeros(of.size, INSTANCE)
         self._sets = np.zeros((2, of.size, width), dtype=np.int64)
         self._inst[moved] = inst
         self._sets[:, moved, : sets.shape[2]] = sets
         self._inst["table"] = heads[of]
+        self._inst["table"]["stale"][moved] = inst["table"]["stale"]
         self._inst["rank_at"] = [len(own) + np.searchsorted(several, i) if self._ranks[i] > 1 else i for i in of]
         for instance in range(there, len(self._specs)):
             self._fill(instance, now)
+            place(self._inst[instance], 0.0 if there else (0.5 + GOLDEN * instance) % 1.0, now)
         self._world["instances"] = len(self._specs)
         self._bind()
 
@@ -557,8 +559,7 @@ class Fleet:
         spec, ranks = self._specs[instance], self._ranks[instance]
         for each in {instance, *self._rows_of(instance)}:
             row = self._inst[each]
-            row["ranks"] = ranks if each == instance else 1
-            row["rank_blocks"] = spec.blocks // ranks
+            row["ranks"], row["rank_blocks"] = ranks if each == instance else 1, spec.blocks // ranks
             row["total_blocks"] = row["free_blocks"] = row["rank_blocks"] * row["ranks"]
             row["watermark"] = int(spec.watermark * row["rank_blocks"])
             row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
@@ -592,6 +593,6 @@ class Fleet:
             array.flags.writeable = False
         self._soonest_s = self._world["soonest_s"]
         self._status, self._instance, self._start_s = (self._seg[name] for name in ("status", "instance", "start_s"))
-        self._request = self._seg["request"]
         self.coming_requests: Ints = self._inst["coming_requests"][:count]
+        self._request = self._seg["request"]
         self._first_token_s, self._last_s = self._seg["first_token_s"], self._seg["last_s"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import DECODING, IDLE, Queues, State
+from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, Mode, Queues, State
 from disagg_sim.simulation.kernel.ranks import run_time, run_within
 from disagg_sim.simulation.kernel.runs import steps_time, steps_within
 from disagg_sim.simulation.kernel.times import decode_time
 
+MANUAL = int(Mode.MANUAL)
 #: Share of a time by which arithmetic may miss it. [1]
 ROUNDING = 1e-12
 
@@ -89,3 +90,20 @@ def wake(st: State | Queues, i: int, now: float) -> None:
         inst.run_end_s = end
         inst.next_s = min(end, inst.leave_s)
     st.world[0].soonest_s = min(st.world[0].soonest_s, inst.next_s)
+
+
+@inner
+def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
+    """Start a run of an instance."""
+    inst = st.inst[i]
+    inst.run_kind = kind
+    inst.run_start_s = now
+    inst.run_end_s = now + duration
+    inst.next_s = min(now + duration, inst.leave_s)
+
+
+@inner
+def waits(st: State, i: int) -> bool:
+    """Whether work waits that would be done if there were room."""
+    inst = st.inst[i]
+    return bool((inst.first[PROMPTS] >= 0 and (inst.mode != MANUAL or inst.closed > 0)) or inst.first[COMING] >= 0)

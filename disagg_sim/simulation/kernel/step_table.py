@@ -34,8 +34,8 @@ from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
 from disagg_sim.simulation.kernel.split_physics import SplitPhysics
 from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
-from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
-from disagg_sim.simulation.placed import ffn_of
+from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics, aging_of_steps
+from disagg_sim.simulation.placed import bare, ffn_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))
@@ -100,7 +100,7 @@ class StepTable:
             Form of MLA in prefill, as in ``physics.passes``.
         """
         ffn = ffn_of(mapping)
-        physics = StepPhysics(at, mapping, mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
+        physics = StepPhysics(at, bare(mapping), mla_form) if ffn is None else SplitPhysics(at, mapping, ffn, mla_form)
         max_sequences = physics.ranks * -(-max_sequences // physics.ranks)  # as many on each as on the fullest rank
         knots = knot_axis(max_context, physics.kinks)
         pasts = np.concatenate([[0.0], 2.0 ** (0.5 * np.arange(8, 2 * np.ceil(np.log2(max_context)) + 1))])
@@ -130,6 +130,7 @@ class StepTable:
             chunk=int(mapping.chunk_tokens),
             host=(physics.host_once, physics.host_each, physics.launch),
             floor=physics.launches(np.arange(max_sequences + 1.0)) if at.overheads else np.zeros(max_sequences + 1),
+            **aging_of_steps(at, mapping, tokens),
         ).table(_work(at))
 
     @classmethod
@@ -301,6 +302,8 @@ class _Parts:
     chunk: int = 0  # [token]
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
     floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0
+    stale: Floats = field(default_factory=lambda: np.zeros(0))  # what copies anywhere take more, (2, tokens) [s]
+    moves: tuple[float, float, float] = (np.inf, np.inf, 0.0)  # drift, work between moves, and time of one [s]
 
     def table(self, work: Work) -> StepTable:
         """Pack the table into one array of numbers and a header with offsets."""
@@ -320,6 +323,7 @@ class _Parts:
             "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
             "passed_at": self.passed,
             "accepted_at": self.accepted,
+            "stale_at": self.stale,
         }
         head, start = np.zeros(1, TABLE), 0
         for name, part in parts.items():
@@ -337,6 +341,7 @@ class _Parts:
             "ranks": self.ranks,
             "chunk": self.chunk,
             "drafts": self.accepted.size,
+            **dict(zip(("drift_s", "period_s", "move_s"), self.moves, strict=True)),
         }
         for name, size in sizes.items():
             head[name] = size

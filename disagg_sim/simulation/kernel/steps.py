@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.simulation.kernel.aging import age_step, end_move, move_due
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import admit_landed, reserved
 from disagg_sim.simulation.kernel.layout import (
@@ -18,6 +19,7 @@ from disagg_sim.simulation.kernel.layout import (
     MIXED,
     PASS,
     PROMPTS,
+    REBALANCING,
     Admission,
     Mode,
     SegmentStatus,
@@ -25,9 +27,17 @@ from disagg_sim.simulation.kernel.layout import (
     Table,
 )
 from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
-from disagg_sim.simulation.kernel.progress import wake
+from disagg_sim.simulation.kernel.progress import begin, waits, wake
 from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
-from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, growth_of, steps_in_memory, steps_time
+from disagg_sim.simulation.kernel.runs import (
+    count_gaps,
+    count_run,
+    count_steps,
+    growth_of,
+    steps_in_memory,
+    steps_time,
+    steps_within,
+)
 from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
@@ -237,16 +247,6 @@ def only_prefill(st: State, i: int, pieces: int) -> bool:
 
 
 @inner
-def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
-    """Start a run of an instance."""
-    inst = st.inst[i]
-    inst.run_kind = kind
-    inst.run_start_s = now
-    inst.run_end_s = now + duration
-    inst.next_s = min(now + duration, inst.leave_s)
-
-
-@inner
 def make_room(st: State, i: int, now: float) -> None:
     """Let what runs have a block where it needs one, then what has come with its context join."""
     inst = st.inst[i]
@@ -257,13 +257,6 @@ def make_room(st: State, i: int, now: float) -> None:
 
 
 @inner
-def waits(st: State, i: int) -> bool:
-    """Whether work waits that would be done if there were room."""
-    inst = st.inst[i]
-    return bool((inst.first[PROMPTS] >= 0 and (inst.mode != MANUAL or inst.closed > 0)) or inst.first[COMING] >= 0)
-
-
-@inner
 def form(st: State, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
     inst = st.inst[i]
@@ -271,6 +264,9 @@ def form(st: State, i: int, now: float) -> None:
     mode = inst.mode
     inst.pieces = 0
     inst.preempted = 0
+    if inst.active == 1 and move_due(st, i, now):
+        begin(st, i, now, REBALANCING, head.move_s)
+        return
     if inst.active == 1:
         make_room(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
@@ -299,6 +295,8 @@ def form(st: State, i: int, now: float) -> None:
             alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
             alone |= head.drafts > 0
             steps = 1 if alone else steps_in_memory(st, i, steps)
+            if head.drift_s < math.inf:
+                steps = max(steps_within(head, st.values, running, context, age_step(head), steps), 1)
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
@@ -377,6 +375,8 @@ def end_run(st: State, i: int, now: float) -> None:
         emitted = start + inst.latency_s
         end_pieces(st, i, now, emitted if emitted > now else now)
         next_leaving(st, i)
+    elif kind == REBALANCING:
+        end_move(st, i, now)
 
 
 @inner
