@@ -246,7 +246,7 @@ class _Seats(NamedTuple):
         k, n, q = np.arange(1, counts + 1), seats[..., None], ending[:, None, None]
         fact = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(int(seats.max()), counts) + 1)))])
         with np.errstate(divide="ignore", invalid="ignore"):
-            others = np.where(n == k, 0.0, (n - k) * np.log1p(-q))
+            others = np.where(k >= n, 0.0, (n - k) * np.log1p(-q))  # more than all: see ``share``
             ways = fact[n] - fact[k] - fact[np.maximum(n - k, 0)]
             share = np.where(k <= n, np.exp(ways + k * np.log(q) + others), 0.0)
         reach = np.minimum(share[..., ::-1].cumsum(-1)[..., ::-1], 1.0)
