@@ -38,8 +38,9 @@ def modes(case: str, share: float) -> dict[str, pd.DataFrame]:
     mappings = ds.enumerate_mappings(at, max_gpus=most)
     grids = (grid(at, mappings, lengths) for grid in (ds.prefill_grid, ds.decode_grid))
     found = {"disaggregated": ds.disaggregated(*grids, ftl_limit=FTL_LIMIT)}
+    options = ds.Colocation(hold_steps=None)  # prompts wait for each other as far as that pays
     for mode in (ds.colocated, ds.piggyback):
-        found[mode.__name__] = mode(at, mappings, lengths, ftl_limit=FTL_LIMIT)
+        found[mode.__name__] = mode(at, mappings, lengths, ftl_limit=FTL_LIMIT, options=options)
     return found
 
 
