@@ -10,11 +10,9 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.more_pools import MorePools
 from disagg_sim.planning.prove import Run, deployed, judged
-from disagg_sim.planning.replayed import drawn_requests, policy_of, tiers_below
-from disagg_sim.planning.wires import wire_of
+from disagg_sim.planning.replayed import drawn_requests, link_of, policy_of, tiers_below
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
-from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
 
@@ -89,21 +87,12 @@ def play_pools(found: MorePools, source: TrafficCase | tuple[int, int], *, seed:
     True
     """
     parts = deployed_pools(found)
-    design, options = found.design, RunOptions(link=_link_of(found, parts.gpus))
+    design = found.design
     assert design is not None, "pools are deployed of a plan that has some"
+    options = RunOptions(link=link_of(design, parts.gpus, found.options.max_nic))
     if (cached := design.work.lengths.cached) is not None:
         options = replace(options, reuse=cached.reuse, tiers=tiers_below(cached.reuse, design))
     trace, begin = drawn_requests(design.work, source, design.rate, seed)
     slo = Slo(ttft=design.work.ttft.seconds, tpot=design.work.tpot.seconds)
     result = simulate(parts, trace, policy_of(design), slo=slo, seed=seed, options=options)
     return judged(design, result, begin)
-
-
-def _link_of(found: MorePools, gpus: int) -> LinkSpec:
-    """The network of the plan: with a limit of bandwidth, the wire that it was sized for."""
-    design, limit = found.design, found.options.max_nic
-    if limit is None or design is None:
-        return LinkSpec()
-    prefill, decode = design.pools
-    wire = wire_of(decode.setup, prefill.setup, gpus, limit)
-    return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)

@@ -270,7 +270,8 @@ class _Runs:
         return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
 
     def _played(self, design: Design, trace: Trace, failures: Failures | None) -> SimulationResult:
-        options, work = RunOptions(link=link_of(self.plan, design), failures=failures), self.plan.work
+        link = link_of(design, design.gpus, self.plan.options.max_nic)
+        options, work = RunOptions(link=link, failures=failures), self.plan.work
         if work.lengths.cached is not None:
             reuse = work.lengths.cached.reuse
             options = replace(options, reuse=reuse, tiers=tiers_below(reuse, design))

@@ -24,12 +24,11 @@ MOST_SIMULATED = 300_000
 FILLING, JUDGED = 2.0, 3.0
 
 
-def link_of(plan: Plan, design: Design) -> LinkSpec:
-    """The network of the plan: with a limit of bandwidth, the wire that it was sized for."""
-    if plan.options.max_nic is None:
+def link_of(design: Design, gpus: int, max_nic: float | None) -> LinkSpec:
+    """The network of a deployment of ``gpus``: with a limit of bandwidth [B/s], the wire that it was sized for."""
+    if max_nic is None:
         return LinkSpec()
-    case = plan.case_of(design)
-    wire = wire_of(case.at, case.prefill_at, design.gpus, plan.options.max_nic)
+    wire = wire_of(design.pools[-1].setup, design.pools[0].setup, gpus, max_nic)
     return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
 
 
