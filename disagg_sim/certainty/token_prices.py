@@ -85,8 +85,7 @@ def with_token_prices(
     >>> f"{request * row['request_rate_per_s'] / 1000:.6f} mUSD"
     '1.000000 mUSD'
     """
-    if not 0.0 < utilisation <= 1.0:
-        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
+    check_utilisation(utilisation)
     values = {column.name: np.full(len(points), np.nan) for column in PRICE_COLUMNS}
     for designs in designs_of(points, origin):
         here = points.iloc[designs.rows]
@@ -98,6 +97,12 @@ def with_token_prices(
             values[column.name][designs.rows] = price / utilisation
     kept = points.drop(columns=[column.name for column in PRICE_COLUMNS if column.name in points])
     return kept.assign(**values)
+
+
+def check_utilisation(utilisation: float) -> None:
+    """``InputError`` for a share of the reserved hours [1] that is not above 0 and at most 1."""
+    if not 0.0 < utilisation <= 1.0:
+        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
 
 
 def token_prices(designs: Designs, prefill: Floats, decode: Floats, rate: Floats) -> TokenPrices:

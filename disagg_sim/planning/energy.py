@@ -12,7 +12,7 @@ Source: ``certainty.pass_energy``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from disagg_sim.certainty.grid_points import designs_at_points
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.power import power_at
+from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import Lengths
@@ -65,20 +66,53 @@ def drawn(design: Design) -> Drawn:
     >>> best.gpus * 134 < found.watts < best.gpus * 700, found.watts < found.facility, found.inherited
     (True, True, False)
     """
+    lengths = design.work.lengths
+    return added_up((pool.setup, pool.gpus, float(watts_of_pools([pool], lengths)[0])) for pool in design.pools)
+
+
+def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
+    """Add up what the pools of one deployment draw.
+
+    Parameters
+    ----------
+    pools
+        Setup, GPUs [1], and what they draw [W] of each.
+
+    Returns
+    -------
+    Drawn
+        With the band, and with what the facility draws for them.
+
+    Raises
+    ------
+    InputError
+        A system whose power is not known.
+
+    Examples
+    --------
+    Pools that draw what idle GPUs do have no band; half a node of them, a pool each or one pool of both:
+
+    >>> import disagg_sim as ds
+    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    >>> idle = power_at(at).idle
+    >>> one, two = added_up([(at, 4, 4 * idle)]), added_up([(at, 2, 2 * idle)] * 2)
+    >>> one == two, one.band == (4 * idle, 4 * idle)
+    (True, True)
+    """
+    given = list(pools)
+    total = sum(gpus for _, gpus, _ in given)
     watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0
-    for pool in design.pools:
-        own = float(watts_of_pools([pool], design.work.lengths)[0])
-        node = pool.setup.system.node_power
+    for at, gpus, own in given:
+        power, node = power_at(at), at.system.node_power
+        above = own - gpus * power.idle
         watts += own
-        power = power_at(pool.setup)
-        above = own - pool.gpus * power.idle
         least += own - above * (1.0 - 1.0 / power.factor)
-        most += min(own + above * (power.factor - 1.0), pool.gpus * power.limit)
+        most += min(own + above * (power.factor - 1.0), gpus * power.limit)
         inherited |= power.spec.inherited
         if node is None:
             facility = math.nan
         else:
-            facility += pool.gpus * float(facility_watts(node, own / pool.gpus, across=design.gpus > node.gpus))
+            facility += gpus * float(facility_watts(node, own / gpus, across=total > node.gpus))
     return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
 
 

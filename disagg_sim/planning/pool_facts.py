@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
-from disagg_sim.certainty.token_prices import TokenPrices, token_prices
-from disagg_sim.errors import InputError
+from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
-from disagg_sim.planning.energy import Drawn, prefill_design, watts_of_pools
+from disagg_sim.planning.energy import Drawn, added_up, prefill_design, watts_of_pools
 from disagg_sim.planning.more_pools import MorePools, Stage
+from disagg_sim.planning.prices import prices_of_one
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.simulation.placed import bare
 
@@ -61,20 +58,8 @@ def drawn_of_pools(found: MorePools) -> Drawn:
     >>> bool(16 * 134 < drawn_of_pools(found).watts < 16 * 700)
     True
     """
-    watts, facility, inherited, least, most = 0.0, 0.0, False, 0.0, 0.0
-    for stage, own in zip(found.stages, _watts(found), strict=True):
-        power, node = power_at(stage.setup), stage.setup.system.node_power
-        above = own - stage.gpus * power.idle
-        watts += own
-        least += own - above * (1.0 - 1.0 / power.factor)
-        most += min(own + above * (power.factor - 1.0), stage.gpus * power.limit)
-        inherited |= power.spec.inherited
-        if node is None:
-            facility = math.nan
-        else:
-            across = found.plan.total_gpus > node.gpus
-            facility += stage.gpus * float(facility_watts(node, own / stage.gpus, across=across))
-    return Drawn(watts=watts, band=(least, most), facility=facility, inherited=inherited)
+    watts = zip(found.stages, _watts(found), strict=True)
+    return added_up((stage.setup, stage.gpus, own) for stage, own in watts)
 
 
 def _watts(found: MorePools) -> list[float]:
@@ -150,13 +135,11 @@ def prices_of_pools(found: MorePools, utilisation: float) -> TokenPrices:
     >>> f"{float(reserved.output / used.output):.2f}"
     '2.00'
     """
-    if not 0.0 < utilisation <= 1.0:
-        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
+    check_utilisation(utilisation)
     assert found.design is not None, "prices are of pools"
     hour = {"prompts": 0.0, "answers": 0.0}
     for stage in found.stages:
         side = "prompts" if stage.pool in ("encode", "prefill") else "answers"
         hour[side] += stage.gpus * usd_per_gpu_hour(stage.setup.system, found.options.prices)
     fill = prefill_design(found.design.pools[0], found.design.work.lengths)
-    told = token_prices(fill, *(np.array([each]) for each in (hour["prompts"], hour["answers"], found.design.rate)))
-    return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in told))
+    return prices_of_one(fill, (hour["prompts"], hour["answers"]), found.design.rate, utilisation)

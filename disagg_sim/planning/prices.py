@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.token_prices import TokenPrices, token_prices
-from disagg_sim.errors import InputError
+from disagg_sim.certainty.designs import Designs, times_of
+from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation, token_prices
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.energy import decode_design, prefill_design
 from disagg_sim.serving.costs import usd_per_gpu_hour
@@ -49,8 +48,7 @@ def planned_prices(design: Design, prices: Mapping[str, float], utilisation: flo
     >>> [f"{float(two / one):.2f}" for one, two in zip(used, reserved) if not np.isnan(one)]
     ['2.00', '2.00']
     """
-    if not 0.0 < utilisation <= 1.0:
-        raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
+    check_utilisation(utilisation)
     lengths, first, last = design.work.lengths, design.pools[0], design.pools[-1]
     hour = [pool.gpus * usd_per_gpu_hour(pool.setup.system, prices) for pool in design.pools]
     fill = prefill_design(first, lengths)
@@ -59,5 +57,10 @@ def planned_prices(design: Design, prices: Mapping[str, float], utilisation: flo
         prompt = float(times_of(fill, step=False).busy[0] / fill.prefill_batch[0])
         tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
         hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]
-    found = token_prices(fill, *(np.array([each]) for each in (hour[0], hour[-1], design.rate)))
+    return prices_of_one(fill, (hour[0], hour[-1]), design.rate, utilisation)
+
+
+def prices_of_one(fill: Designs, hour: tuple[float, float], rate: float, utilisation: float) -> TokenPrices:
+    """Numbers, of one design: what works on its prompts and on its output tokens costs so much an hour [USD/h]."""
+    found = token_prices(fill, *(np.array([each]) for each in (*hour, rate)))
     return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in found))

@@ -17,11 +17,10 @@ from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.planning.more_pools import MorePools, Stage
 from disagg_sim.planning.pool_facts import PoolFacts
 from disagg_sim.report.plan import Block, drawn_json, token_prices_json
-from disagg_sim.report.plan_facts import price_rows, watts_rows
+from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
 from disagg_sim.report.words import beside_text, text_of
-from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.units import HOUR, MILLION
 
@@ -195,7 +194,7 @@ def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
         of = f"{limit.percentile} {seconds_text(values[limit.percentile])} of {seconds_text(limit.seconds)}"
         yield name, f"{of}; {others}", beside
     yield "throughput", f"{tokens:,.0f} output tokens/s, {plan.tokens_per_s_per_gpu:,.0f} a GPU", ""
-    hour = price_of(found)
+    hour = price_of_pools(found.stages, found.options.prices)
     if math.isnan(hour):
         yield "price", "no market price of all systems is known: --price SYSTEM=USD_PER_HOUR", ""
     else:
@@ -210,16 +209,6 @@ def _more_facts(found: MorePools, facts: PoolFacts) -> Iterator[tuple[str, str, 
     plan = found.plan
     yield from price_rows(facts.prices)
     yield from watts_rows(facts.drawn, plan.total_gpus, plan.request_rate, plan.request_rate * found.lengths.mean_osl)
-
-
-def price_of(found: MorePools) -> float:
-    """Add up the price of all pools; NaN where that of a system is not known. [USD/h]"""
-    total = 0.0
-    for stage in found.stages:
-        system, prices = stage.setup.system, found.options.prices
-        known = system.name in prices or bool(system.usd_per_gpu_hour)
-        total += stage.gpus * (usd_per_gpu_hour(system, prices) if known else math.nan)
-    return total
 
 
 def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
@@ -276,7 +265,7 @@ def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_F
         "tpot_s": {} if found.design is None else found.design.tpot,
         "ftl_s": plain(plan.ftl_s),
         "ttl_s": plain(plan.ttl_s),
-        "usd_per_hour": plain(price_of(found)) if plan.members else None,
+        "usd_per_hour": plain(price_of_pools(found.stages, found.options.prices)) if plan.members else None,
         "gap": plain(plan.gap),
         "pools": [_stage_json(stage) for stage in found.stages],
         "others": {names: other.message for names, other in found.others},

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
+from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.assurance import Assurance
-from disagg_sim.planning.design import Design
+from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.held_waits import HeldPrompts
+from disagg_sim.planning.more_pools import Stage
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
@@ -24,13 +26,18 @@ from disagg_sim.workload.lengths import Lengths
 
 def price_of(plan: Plan, design: Design) -> tuple[float, float]:
     """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
-    specs = {pool.setup.system.name: pool.setup.system for pool in design.pools}
-    priced = {
-        name: plan.options.prices.get(name) or (usd_per_gpu_hour(spec) if spec.usd_per_gpu_hour else math.nan)
-        for name, spec in specs.items()
-    }
-    hour = sum(pool.gpus * priced[pool.setup.system.name] for pool in design.pools)
+    hour = price_of_pools(design.pools, plan.options.prices)
     return hour, hour / HOUR / design.tokens_per_s * MILLION
+
+
+def price_of_pools(pools: Iterable[PlannedPool | Stage], prices: Mapping[str, float]) -> float:
+    """Add up the price of pools, given the price of some systems; NaN where that of one is not known. [USD/h]"""
+
+    def each(system: SystemSpec) -> float:
+        known = system.name in prices or bool(system.usd_per_gpu_hour)
+        return usd_per_gpu_hour(system, prices) if known else math.nan
+
+    return sum(pool.gpus * each(pool.setup.system) for pool in pools)
 
 
 def joules_of(design: Design) -> float:
