@@ -31,7 +31,7 @@ from disagg_sim.planning.question import (
     usable_systems,
     usual_precision,
 )
-from disagg_sim.planning.sizing import NARROW, mappings_of
+from disagg_sim.planning.sizing import mappings_of
 from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -219,7 +219,7 @@ def _planned(
     systems = {at.system.name: at.system for each in grids for at in _setups(each)}
     choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
     size = question.size
-    rate = size.rate if size.gpus is None else choices.most_rate(size.gpus, NARROW)
+    rate = size.rate if size.gpus is None else choices.most_rate(size.gpus)
     most = MOST_GPUS if size.gpus is None else size.gpus
     sized = choices.sized(rate, most) if rate else None
     if sized is None or not rate:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.planning.counts import least
+from disagg_sim.planning.counts import highest, least
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import HEADROOM, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
@@ -150,19 +150,13 @@ class PoolChoices:
                 return Sized(sender, taker, (sends, takes), encoders, cost)
         return None
 
-    def most_rate(self, gpus: int, narrow: float) -> float:
-        """Highest rate that some GPUs serve, to a relative ``narrow`` [1]; 0 where none do. [request/s]"""
+    def most_rate(self, gpus: int) -> float:
+        """Highest rate that some GPUs serve; 0 where none do. [request/s]"""
         if not all(self.across):
             return 0.0
         needs = [1.0 / max(each.most / gpus_of(each) for each in choices) for choices in self.across]
         high = gpus / (sum(needs) + (0.0 if self.encode is None else self.encode.each_s))
-        low = high * 1e-4
-        if self.sized(low, gpus) is None:
-            return 0.0
-        while high / low > 1.0 + narrow:
-            middle = math.sqrt(low * high) if high > 4 * low else (low + high) / 2
-            low, high = (low, middle) if self.sized(middle, gpus) is None else (middle, high)
-        return low
+        return highest(lambda rate: self.sized(rate, gpus) is not None, high)
 
     def _before(
         self, senders: Sequence[PrefillChoice], rate: float, room: float

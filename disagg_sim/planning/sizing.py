@@ -15,7 +15,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
-from disagg_sim.planning.counts import least
+from disagg_sim.planning.counts import NARROW, highest, least
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.limits import Work
@@ -31,8 +31,6 @@ from disagg_sim.search.mappings import enumerate_mappings
 BEST = 3
 #: Designs dearer than the cheapest of their mode by more than this are not looked for. [1]
 FARTHEST = 2.0
-#: Relative width at which the search for the most rate ends. [1]
-NARROW = 2e-3
 #: Rounds in which the rate of a number of users settles. [1]
 ROUNDS = 8
 
@@ -358,16 +356,7 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
         return 0.0
     per_gpu = [max(choice.most / gpus_of(choice) for choice in choices) for choices in pools]
     high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
-    low = high * 1e-4
-    if not math.isfinite(fewest(case, mode, low, gpus)):
-        return 0.0
-    while high / low > 1.0 + NARROW:
-        middle = math.sqrt(low * high) if high > 4 * low else (low + high) / 2
-        if math.isfinite(fewest(case, mode, middle, gpus)):
-            low = middle
-        else:
-            high = middle
-    return low
+    return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
 
 
 def rate_of_users(case: Candidates, users: int) -> float:
