@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.more_pools import MorePools
 from disagg_sim.planning.prove import Run, deployed, judged
-from disagg_sim.planning.replayed import drawn_requests, link_of, policy_of, tiers_below
+from disagg_sim.planning.replayed import drawn_requests, policy_of, run_options, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
-from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import simulate
 
 
@@ -86,13 +84,9 @@ def play_pools(found: MorePools, source: TrafficCase | tuple[int, int], *, seed:
     >>> play_pools(found, (1024, 64)).holds
     True
     """
-    parts = deployed_pools(found)
-    design = found.design
+    parts, design = deployed_pools(found), found.design
     assert design is not None, "pools are deployed of a plan that has some"
-    options = RunOptions(link=link_of(design, parts.gpus, found.options.max_nic))
-    if (cached := design.work.lengths.cached) is not None:
-        options = replace(options, reuse=cached.reuse, tiers=tiers_below(cached.reuse, design))
     trace, begin = drawn_requests(design.work, source, design.rate, seed)
-    slo = Slo(ttft=design.work.ttft.seconds, tpot=design.work.tpot.seconds)
-    result = simulate(parts, trace, policy_of(design), slo=slo, seed=seed, options=options)
+    options = run_options(design, found.options.max_nic)
+    result = simulate(parts, trace, policy_of(design), slo=slo_of(design), seed=seed, options=options)
     return judged(design, result, begin)

@@ -17,18 +17,16 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
 from disagg_sim.planning.plan import Plan
-from disagg_sim.planning.replayed import link_of, policy_of, requests_of, tiers_below, time_alone
+from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.placed import Aging
-from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.trace import Trace
 
@@ -270,13 +268,8 @@ class _Runs:
         return Failing(run=run, failed=tuple(pool.spares for pool in design.pools), moved=moved)
 
     def _played(self, design: Design, trace: Trace, failures: Failures | None) -> SimulationResult:
-        link = link_of(design, design.gpus, self.plan.options.max_nic)
-        options, work = RunOptions(link=link, failures=failures), self.plan.work
-        if work.lengths.cached is not None:
-            reuse = work.lengths.cached.reuse
-            options = replace(options, reuse=reuse, tiers=tiers_below(reuse, design))
-        slo = Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
-        return simulate(deployed(design), trace, policy_of(design), slo=slo, seed=self.seed, options=options)
+        options = replace(run_options(design, self.plan.options.max_nic), failures=failures)
+        return simulate(deployed(design), trace, policy_of(design), slo=slo_of(design), seed=self.seed, options=options)
 
 
 def judged(design: Design, result: SimulationResult, begin: float) -> Run:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import Mode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
 from disagg_sim.planning.design import Design
@@ -14,6 +15,7 @@ from disagg_sim.planning.wires import wire_of
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
@@ -24,11 +26,25 @@ MOST_SIMULATED = 300_000
 FILLING, JUDGED = 2.0, 3.0
 
 
-def link_of(design: Design, gpus: int, max_nic: float | None) -> LinkSpec:
-    """The network of a deployment of ``gpus``: with a limit of bandwidth [B/s], the wire that it was sized for."""
+def slo_of(design: Design) -> Slo:
+    """The limits that the design was sized for."""
+    work = design.work
+    return Slo(ttft=work.ttft.seconds, tpot=work.tpot.seconds)
+
+
+def run_options(design: Design, max_nic: float | None) -> RunOptions:
+    """The network of a design, of which so much bandwidth may be used [B/s], and its sessions with their tiers."""
+    options, cached = RunOptions(link=_link_of(design, max_nic)), design.work.lengths.cached
+    if cached is None:
+        return options
+    return replace(options, reuse=cached.reuse, tiers=tiers_below(cached.reuse, design))
+
+
+def _link_of(design: Design, max_nic: float | None) -> LinkSpec:
+    """With a limit of bandwidth, the wire that the design was sized for."""
     if max_nic is None:
         return LinkSpec()
-    wire = wire_of(design.pools[-1].setup, design.pools[0].setup, gpus, max_nic)
+    wire = wire_of(design.pools[-1].setup, design.pools[0].setup, design.gpus, max_nic)
     return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
 
 
