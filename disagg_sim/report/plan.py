@@ -332,6 +332,8 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
             for pool in design.pools
         ],
     }
+    if design.simulated is not None:
+        made["simulated"] = True
     if design.spares is not None:
         made["spares"] = plain(asdict(design.spares))
     return made

@@ -105,6 +105,7 @@ class DesignJson(TypedDict):
     output_tokens_per_s: float
     ttft_s: Percentiles
     tpot_s: Percentiles
+    simulated: NotRequired[Annotated[bool, Field(description="ttft_s and tpot_s are simulated; absent = planned")]]
     kv_bytes_per_s_per_gpu: float
     usd_per_hour: float | None
     usd_per_million_output_tokens: float | None

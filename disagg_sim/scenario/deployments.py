@@ -39,8 +39,7 @@ ENCODES = ("system", "precision")
 
 _PROFILES = OneOf(partial(load.list_specs, "profile"))
 _Degree = Annotated[int, Range(1, 1024)]
-_Drift = Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]
-_Period = Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]
+_Seconds = Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]
 
 
 @lru_cache(maxsize=32)
@@ -163,8 +162,8 @@ class _Instances(Strict):
     token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
     chunk_tokens: Annotated[int | None, Range(1, PART_LIMITS["chunk_tokens"])] = None
     hold_steps: Annotated[int | None, Range(1, PART_LIMITS["hold_steps"])] = None
-    popularity_drift_s: _Drift = math.inf
-    rebalance_s: _Period = 0.0
+    popularity_drift_s: _Seconds = math.inf
+    rebalance_s: _Seconds = 0.0
     model: Annotated[str, load.spec_name("model")] = ""
     system: Annotated[str, load.spec_name("hardware")] = ""
     precision: Annotated[str, load.spec_name("precision")] = ""
@@ -183,9 +182,10 @@ def _group(part: str, keys: _Instances) -> Group:
     if chunk is not None and (keys.pp == 1 or part not in CHUNKING):
         said = f"{chunk} cuts the prompts of a pass for the stages of a pipeline; allowed: with pp above 1, in "
         faults.append((("chunk_tokens",), said + " and ".join(CHUNKING)))
-    if keys.ffn is not None and (part != "decode" or keys.ep > 1):
-        said = f"ep {keys.ep}: experts lie on the GPUs of ffn; allowed: ep 1" if part == "decode" else f"is in {part}"
-        faults.append((("ffn",), said if part == "decode" else f"{said}; allowed: in decode"))
+    if keys.ffn is not None and part != "decode":
+        faults.append((("ffn",), f"is in {part}; allowed: in decode"))
+    elif keys.ffn is not None and keys.ep > 1:
+        faults.append((("ffn",), f"ep {keys.ep}: experts lie on the GPUs of ffn; allowed: ep 1"))
     drifts = math.isfinite(keys.popularity_drift_s)
     if drifts and (keys.ffn is not None or not keys.redundant_slots):
         faults.append((("popularity_drift_s",), "acts with redundant_slots above 0, and without ffn"))

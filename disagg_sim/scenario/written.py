@@ -284,6 +284,7 @@ def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
             each.limits,
             each.setup and _serves(each.setup),
             each.ffn and _ffn(each.ffn, dict.fromkeys(SERVES, "")),
+            each.aging,
         )
         for part in PARTS
         for each in getattr(deployment, part)

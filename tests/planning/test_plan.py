@@ -17,6 +17,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
+from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict
 
 LENGTHS = ds.lengths(4096, 512)
@@ -274,6 +275,8 @@ def test_a_proven_design_has_simulated_latencies(twenty):
     assert (proof.design.ttft, proof.design.tpot) == (proof.final.ttft, proof.final.tpot)
     shown = replace(twenty, best=proof.design)
     assert all(row[5].endswith(", planned") for row in runner_rows(shown))
+    assert design_json(shown, shown.best)["simulated"]
+    assert "simulated" not in design_json(twenty, twenty.best)
     assert resized(twenty, proof.design, proof.final.counts, 20.0).ttft == twenty.best.ttft
 
 

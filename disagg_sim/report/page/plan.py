@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from disagg_sim.domain import SHARDING
+from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.reading import faults_told
+from disagg_sim.report.schemas import POOLS
 from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
 
 SCHEMA = "disagg-sim/plan/"
@@ -29,7 +31,7 @@ def plan_content(root: Path) -> Content:
     Raises
     ------
     InputError
-        One line: no plan, or a damaged one.
+        One line: no plan, one of further pools, or a damaged one.
 
     Examples
     --------
@@ -40,6 +42,8 @@ def plan_content(root: Path) -> Content:
     path, text = root / "plan.json", root / "plan.txt"
     with faults_told(path, f"a plan of schema {SCHEMA}..."):
         plan = json.loads(path.read_text(encoding="utf-8"))
+        if plan["schema"] == POOLS:
+            raise InputError(f"{path}: a plan of further pools (plan --pools) has no page; plan.txt has the screen")
         if not plan["schema"].startswith(SCHEMA):
             raise ValueError(plan["schema"])
         for design in filter(None, [plan["best"], *plan["runners_up"]]):

@@ -77,6 +77,11 @@ function planTiles({ best, assurance: sure, drawn, usd_per_million_tokens: token
   );
 }
 
+// A mark of latencies that were not simulated, beside those of the answer that were.
+function planned(best, design) {
+  return best.simulated && !design.simulated ? ", planned" : "";
+}
+
 function planLatencies(plan) {
   const { best, question } = plan,
     shares = Object.keys(best.ttft_s);
@@ -263,7 +268,7 @@ function planPage({ facts: told }) {
       ? section(
           "latencies",
           "Latencies",
-          "Of requests, queueing included. Bands multiply the values.",
+          `Of requests, queueing included${best.simulated ? ", as simulated" : ""}. Bands multiply the values.`,
           planLatencies(plan),
         )
       : null,
@@ -319,7 +324,9 @@ function planPage({ facts: told }) {
       ? section(
           "runners-up",
           "Runners-up",
-          "The answer first.",
+          best.simulated
+            ? "The answer first. TTFT and TPOT are simulated where they are not marked as planned."
+            : "The answer first.",
           simpleTable(
             [
               "mode",
@@ -338,8 +345,8 @@ function planPage({ facts: told }) {
               [...new Set(design.pools.map((pool) => pool.system))].join(", "),
               count(design.gpus),
               plain(design.rate_per_s),
-              seconds(design.ttft_s.p90),
-              seconds(design.tpot_s.p90),
+              seconds(design.ttft_s.p90) + planned(best, design),
+              seconds(design.tpot_s.p90) + planned(best, design),
               plain(design.output_tokens_per_s / design.gpus),
               plain(design.usd_per_million_output_tokens),
             ]),
