@@ -46,7 +46,7 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
-from disagg_sim.report.plan_facts import cached_rows, held_rows, spares_rows
+from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, held_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.report.sources import entries_of, source_rows
@@ -61,6 +61,7 @@ from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
+from disagg_sim.sweep.wires import HandedOver, handed_over
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
@@ -197,7 +198,7 @@ def explain(
     _print(apart.found, chosen, traffic, apart.watts)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
-    facts += held_rows(apart.held)
+    facts += [*held_rows(apart.held), *hand_over_rows(apart.handed)]
     facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
     if facts:
         typer.echo("\nas it is served")
@@ -213,11 +214,12 @@ class Apart(NamedTuple):
     uses: tuple[TierUse, ...]
     spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
     held: HeldPrompts | None  # None where prompts are not held back
+    handed: HandedOver | None  # None where no hand-over of caches was counted
 
     def json(self) -> ExplainJson:
         """The document of ``--json``."""
         spares = None if self.spared is None else self.spared[1]
-        return explain_json(self.found, self.watts, self.uses, spares, self.held)
+        return explain_json(self.found, self.watts, self.uses, spares, self.held, self.handed)
 
 
 def taken_apart(
@@ -232,6 +234,9 @@ def taken_apart(
         uses=tiers_of_designs(one),
         spared=None if wanted is None else wanted.of_designs(one),
         held=held_prompts_of(one),
+        handed=None
+        if isinstance(design, PhaseGrid)
+        else handed_over({str(name): value for name, value in design.iloc[0].items()}),
     )
 
 

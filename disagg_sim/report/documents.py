@@ -40,6 +40,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.inputs import Change
+from disagg_sim.sweep.wires import HandedOver
 
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
 AT = (20.0, 50.0, 100.0)
@@ -66,6 +67,7 @@ def explain_json(
     tiers: Sequence[TierUse] = (),
     spares: Spares | None = None,
     held: HeldPrompts | None = None,
+    handed: HandedOver | None = None,
 ) -> ExplainJson:
     """Make the JSON of designs taken apart.
 
@@ -78,6 +80,8 @@ def explain_json(
     tiers, spares, held
         Of ``planning.tiers``, ``planning.spares`` and ``planning.held_waits``, where tiers are named, spares were asked
         for, and prompts are held back.
+    handed
+        Of ``sweep.wires``, where the hand-over of caches was counted.
 
     Returns
     -------
@@ -115,6 +119,8 @@ def explain_json(
         whole["spares"] = plain(asdict(spares))
     if held is not None:
         whole["held_prompts"] = plain(asdict(held))
+    if handed is not None:
+        whole["hand_over"] = plain(asdict(handed))
     return whole
 
 

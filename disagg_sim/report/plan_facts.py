@@ -20,6 +20,7 @@ from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
+from disagg_sim.sweep.wires import HandedOver
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
 
@@ -148,6 +149,41 @@ def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
         told += f"TTL {seconds_text(found.ttl)}, not {seconds_text(found.ttl_without)}; "
         told += f"FTL and slot {seconds_text(found.ftl)}, not {seconds_text(found.ftl_without)}"
         yield "prompts held back", told, f"{Trust.ASSUMED}: a full queue, waits as serving.held_prompts counts them"
+
+
+def hand_over_rows(found: HandedOver | None) -> Iterator[tuple[str, str, str]]:
+    """Write what the hand-over of a cache takes: its link, what posts it, its time, and FTL with it.
+
+    Parameters
+    ----------
+    found
+        Of ``sweep.wires``; None where none was counted.
+
+    Yields
+    ------
+    tuple of str
+        What, what is told of it, what that rests on.
+
+    Examples
+    --------
+    >>> known = {"link": "link_rail", "bandwidth": 50e9, "size": 1e9, "descriptors": 10_000.0}
+    >>> for _, told, _ in hand_over_rows(HandedOver(**known, post=0.024, wire=0.02, time=0.044, ftl=0.5)):
+    ...     print(told)
+    1.00 GB a prompt over link_rail, 50 GB/s a GPU: 20 ms on the wire, latency included
+    a GPU of the receiver posts 10,000 descriptors in 24 ms
+    44 ms in all; FTL with it 500 ms, which the FTL limit holds for
+    """
+    if found is None:
+        return
+    told = f"{found.size / GB:.2f} GB a prompt"
+    told += f" over {found.link}" if found.link else ""
+    if math.isfinite(found.bandwidth):
+        told += f", {found.bandwidth / GB:.3g} GB/s a GPU: {seconds_text(found.wire)} on the wire, latency included"
+    yield "hand-over", told, f"{Trust.ASSUMED}: a link that no other cache uses"
+    posted = f"a GPU of the receiver posts {found.descriptors:,.0f} descriptors in {seconds_text(found.post)}"
+    yield "", posted, f"{Trust.ASSUMED}: descriptors as the sweep or the profile costs them"
+    whole = f"{seconds_text(found.time)} in all; FTL with it {seconds_text(found.ftl)}, which the FTL limit holds for"
+    yield "", whole, ""
 
 
 def tier_rows(uses: Sequence[TierUse], system: str) -> Iterator[tuple[str, str, str]]:

@@ -352,6 +352,19 @@ class HeldPromptsJson(TypedDict):
     ftl_without: Annotated[float, Field(description="where prompts do not wait [s]")]
 
 
+class HandOverJson(TypedDict):
+    """The hand-over of the cache of a prompt, which shares its link with no other."""
+
+    link: Annotated[str, Field(description="as its case is called; empty where the table does not say")]
+    bandwidth: Annotated[float | None, Field(description="of a GPU, one way; null = the wire takes no time [B/s]")]
+    size: Annotated[float, Field(description="cache of a prompt, each element once [B]")]
+    descriptors: Annotated[float, Field(description="that a GPU of the receiver posts [1]")]
+    post: Annotated[float, Field(description="to post them [s]")]
+    wire: Annotated[float, Field(description="latency, and the bytes of the busiest GPU [s]")]
+    time: Annotated[float, Field(description="both [s]")]
+    ftl: Annotated[float, Field(description="with it, which the FTL limit holds for [s]")]
+
+
 class ExplainJson(TypedDict):
     """Answer of ``disagg-sim explain --json``: the frames of ``ds.breakdown``."""
 
@@ -369,6 +382,7 @@ class ExplainJson(TypedDict):
     tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: explain --tiers")]]
     spares: NotRequired[Annotated[SparesJson, Field(description="of the pools of the design: explain --availability")]]
     held_prompts: NotRequired[Annotated[HeldPromptsJson, Field(description="where prompts are held back")]]
+    hand_over: NotRequired[Annotated[HandOverJson, Field(description="rows of a sweep with kv_link")]]
 
 
 class PointJson(TypedDict):

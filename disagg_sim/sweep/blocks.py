@@ -11,13 +11,14 @@ from disagg_sim.errors import InputError
 from disagg_sim.parquet import read_parquet
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.manifest import FRONTIER_FILE
+from disagg_sim.sweep.wires import LINK, LINK_BANDWIDTH
 
 
 def read_block(path: Path) -> pd.DataFrame:
     """Read a file of ``points/``, as a table whose rows can be timed again (``certainty.rows``).
 
-    A block does not repeat what all rows of its case share: NVLink domain, interference, traffic. These come from the
-    ``frontier.csv`` of the same results, where it has the case.
+    A block does not repeat what all rows of its case share: NVLink domain, interference, traffic, link. These come from
+    the ``frontier.csv`` of the same results, where it has the case.
 
     Parameters
     ----------
@@ -27,7 +28,8 @@ def read_block(path: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns of ``serving.points.COLUMNS`` with ``case`` in front, and those of ``certainty.rows.ASSUMED``.
+        Columns of ``serving.points.COLUMNS`` with ``case`` in front, and those of ``certainty.rows.ASSUMED``
+        and of the link.
 
     Raises
     ------
@@ -51,4 +53,5 @@ def read_block(path: Path) -> pd.DataFrame:
     cases = table["case"].astype(str)
     if not cases.isin(front.index).all():
         return table
-    return table.assign(**{name: cases.map(front[name]) for name in ASSUMED if name in front and name not in table})
+    shared = [name for name in (*ASSUMED, LINK, LINK_BANDWIDTH) if name in front and name not in table]
+    return table.assign(**{name: cases.map(front[name]) for name in shared})

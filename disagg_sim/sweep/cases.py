@@ -30,6 +30,7 @@ from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.as_served import NOTHING, AsServed
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
+from disagg_sim.sweep.wires import LINK, LINK_BANDWIDTH
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
@@ -306,7 +307,16 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "minority_efficiency": sharing.interference.minority_efficiency,
         "overlap_loss": sharing.interference.overlap_loss,
         **({} if case.served.drift is None else {DRIFT: case.served.drift}),
+        **_link_columns(case),
     }
+
+
+def _link_columns(case: Case) -> dict[str, Any]:
+    """What the link of a case is, in a sweep that counts links."""
+    wire = case.served.kv_link
+    if wire is None:
+        return {}
+    return {LINK: str(wire), LINK_BANDWIDTH: wire.bandwidth(case.prefill_setup, case.decode_setup)}
 
 
 def assumed_columns(case: Case) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import abc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -38,6 +39,8 @@ LINK_COLUMNS: tuple[Column, ...] = (
     Column("hand_over_s", "float64", "s", "of a cache that shares its link with no other, posting included"),
     Column("ftl_with_hand_over_s", "float64", "s", "ftl_s and hand_over_s, which the FTL limit holds for"),
 )
+#: Columns of a frontier that say what the link of a case is: all rows of a case agree.
+LINK, LINK_BANDWIDTH = "kv_link", "kv_link_bytes_per_s"
 #: Column of the class of receivers that a prefill configuration is a candidate for.
 TAKER = "taker"
 
@@ -183,6 +186,55 @@ def parts_of(grid: PhaseGrid, kind: Ints) -> Iterator[tuple[int, PhaseGrid]]:
     """Rows of a decode grid by the class of their mapping."""
     for place in np.unique(kind).tolist():
         yield place, grid.part(np.flatnonzero(kind == place))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """The hand-over of a cache, as a row of a sweep says it."""
+
+    link: str  # as its case is called; "" where the table does not say
+    bandwidth: float  # of a GPU, one way; inf = the wire takes no time, or is not known [B/s]
+    size: float  # cache of a prompt, each element once [B]
+    descriptors: float  # that a GPU of the receiver posts [1]
+    post: float  # to post them [s]
+    wire: float  # latency, and the bytes of the busiest GPU [s]
+    time: float  # both [s]
+    ftl: float  # with it, which the FTL limit holds for [s]
+
+
+def handed_over(row: abc.Mapping[str, Any]) -> HandedOver | None:
+    """Read what the hand-over of a row takes.
+
+    Parameters
+    ----------
+    row
+        Of a frontier or of a block of ``points/``, by column name.
+
+    Returns
+    -------
+    HandedOver or None
+        None where none was counted: no ``kv_link`` in the sweep or in the case, or one instance for both phases.
+
+    Examples
+    --------
+    >>> row = {"kv_link": "link_rail", "kv_link_bytes_per_s": 50e9, "kv_bytes_per_request": 1e9, "kv_descriptors": 1e4}
+    >>> found = handed_over(row | {"hand_over_post_s": 0.024, "hand_over_s": 0.044, "ftl_with_hand_over_s": 0.5})
+    >>> f"{found.link}: {found.post:.3f} s to post, {found.wire:.3f} s on the wire"
+    'link_rail: 0.024 s to post, 0.020 s on the wire'
+    """
+    count, post, time, ftl = (float(row.get(column.name, 0.0)) for column in LINK_COLUMNS)
+    if not time > 0.0:
+        return None
+    return HandedOver(
+        link=str(row.get(LINK, "")),
+        bandwidth=float(row.get(LINK_BANDWIDTH, math.inf)),
+        size=float(row["kv_bytes_per_request"]),
+        descriptors=count,
+        post=post,
+        wire=time - post,
+        time=time,
+        ftl=ftl,
+    )
 
 
 def with_link(points: pd.DataFrame, wire: KvWire, ends: tuple[Setup, Setup], lengths: Lengths) -> pd.DataFrame:

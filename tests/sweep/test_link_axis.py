@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from disagg_sim.cli.main import run
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import SpecError
 from disagg_sim.sweep.spec import load_sweep
-from disagg_sim.sweep.wires import LINK_COLUMNS, classes_of, takers_of
+from disagg_sim.sweep.wires import LINK_COLUMNS, classes_of, handed_over, takers_of
 
 SWEEP = """
 name: {name}
@@ -65,6 +66,31 @@ def test_a_hand_over_by_hand(fronts: dict[str, pd.DataFrame]) -> None:
     assert row["kv_descriptors"] == 512 * 160
     assert row["hand_over_post_s"] == pytest.approx(512 * 160 * 2.4e-6)
     assert row["hand_over_s"] - row["hand_over_post_s"] == pytest.approx(1.5175e-3 + 8192 * 163_840 / 48.5e9)
+
+
+def test_explain_of_a_row_tells_its_hand_over(
+    fronts: dict[str, pd.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the row above, 97 % of 50 GB/s; a case without a link, and one instance for both phases, hand nothing over."""
+    table, file = fronts["links"], tmp_path / "frontier.csv"
+    table.to_csv(file, index=False)
+    linked = table["case"].str.endswith("link_rail") & (table["mode"] == "disaggregated")
+    row = int(table.index[linked & (table["prefill_gpus"] == 1) & (table["decode_pp"] == 1)][0])
+    assert run(["explain", str(file), "--row", str(row), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["hand_over"]
+    wire = 1.5175e-3 + 8192 * 163_840 / 48.5e9
+    assert told == pytest.approx(
+        {"link": "link_rail", "bandwidth": 48.5e9, "size": 8192 * 163_840, "descriptors": 512 * 160}
+        | {"post": 512 * 160 * 2.4e-6, "wire": wire, "time": 512 * 160 * 2.4e-6 + wire}
+        | {"ftl": table["ftl_s"][row] + 512 * 160 * 2.4e-6 + wire}
+    )
+    assert run(["explain", str(file), "--row", str(row)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1.34 GB a prompt over link_rail, 48.5 GB/s a GPU: 29.2 ms on the wire" in text
+    assert "a GPU of the receiver posts 81,920 descriptors in 197 ms" in text
+    plain = int(table.index[table["case"].str.endswith("no_link") & (table["mode"] == "disaggregated")][0])
+    for other in (plain, int(table.index[table["mode"] == "colocated"][0])):
+        assert handed_over(table.loc[other].to_dict()) is None
 
 
 def test_rows_say_what_the_notebook_interface_says(fronts: dict[str, pd.DataFrame]) -> None:
