@@ -142,6 +142,11 @@ class Reuse:
             raise ValueError(f"shares of tiers add up to {total:g}; allowed: 1 ({HBM} is where a past needs no load)")
 
     @property
+    def below(self) -> tuple[str, ...]:
+        """Tiers below HBM in which pasts lie."""
+        return tuple(name for name, share in self.tiers if share > 0 and name != HBM)
+
+    @property
     def off(self) -> bool:
         """Whether nothing is found."""
         return self.share == ConstantShare(share=0.0)

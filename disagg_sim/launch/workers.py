@@ -11,7 +11,6 @@ import pandas as pd
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, check_kinds, quoted, whole_number
-from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design
@@ -247,7 +246,7 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
 
 def _tiers(lengths: Lengths) -> tuple[str, ...]:
     """Tiers below HBM that prompts are found in."""
-    return () if lengths.cached is None else tuple(name for name, _ in lengths.cached.reuse.tiers if name != HBM)
+    return () if lengths.cached is None else lengths.cached.reuse.below
 
 
 def _of_row(points: pd.DataFrame) -> Iterator[Workers]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from disagg_sim.domain import Mode, Slo
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
+from disagg_sim.facts.traffic import Reuse, TrafficCase
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
@@ -82,5 +82,4 @@ def time_alone(work: Work) -> float:
 def tiers_below(reuse: Reuse, design: Design) -> tuple[str, ...]:
     """Tiers below HBM that pasts lie in, the fastest of the prefill system first."""
     known = design.pools[0].setup.system.kv_tiers
-    used = [name for name, share in reuse.tiers if name != HBM and share > 0]
-    return tuple(sorted(used, key=lambda name: -known[name].bandwidth))
+    return tuple(sorted(reuse.below, key=lambda name: -known[name].bandwidth))

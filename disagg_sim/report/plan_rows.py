@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.facts.speculation import Speculation
-from disagg_sim.facts.traffic import HBM
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
@@ -74,7 +73,7 @@ def law_words(law: Lengths, drafter: Speculation | None) -> str:
     if law.cached is not None:
         means += f" with {100 * (1 - law.mean_new / law.mean_isl):.3g} % of a prompt cached"
         tiers = [f"{100 * share:.0f} % of it in {name}" for name, share in law.cached.reuse.tiers if 0 < share < 1]
-        tiers = tiers or [f"in {name}" for name, share in law.cached.reuse.tiers if share and name != HBM]
+        tiers = tiers or [f"in {name}" for name in law.cached.reuse.below]
         means += f" ({', '.join(tiers)})" if tiers else ""
     if drafter is not None:
         means += f", drafts of {drafter.name}"

@@ -186,13 +186,16 @@ def prefill_grid(
     axis = sizes[None, :].astype(float)
     shape = (len(table), sizes.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
+    load = np.zeros(shape) if lengths.cached is not None and lengths.cached.reuse.below else None
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
     for several in _small_together(_timed_blocks(lengths, counted, table.chunk_tokens, sizes.size), sizes.size):
         asked = [_score(at, timed, lengths, table[rows].for_grid(), axis, mla_form) for rows, timed in several]
         for (rows, _), (done, held, form) in zip(several, evaluate(side_by_side(asked)), strict=True):
             memory[rows], forms[rows] = held, form
-            ftl[rows], busy[rows] = done.ftl + done.load, np.maximum(done.busy, done.load)
+            ftl[rows], busy[rows] = done.ftl + done.load, done.busy
+            if load is not None:
+                load[rows] = done.load
             bound[rows] = bound_codes(done.sums)
     chunk, mapping = table.chunk_tokens[:, None], table.for_grid()
     of_chunks = np.ceil(lengths.mean_new / np.minimum(np.maximum(chunk, 1), lengths.mean_new))
@@ -204,12 +207,14 @@ def prefill_grid(
         lengths=lengths,
         batch=sizes,
         latency=ftl,
-        request_rate=axis / busy,
+        request_rate=axis / (busy if load is None else np.maximum(busy, load)),
         memory_bytes=memory,
         microbatches=micro,
         bound=bound,
         mla_form=forms,
         drafts=np.zeros(shape, dtype=np.int8),
+        busy=None if load is None else busy,
+        load=load,
         ftl_quantile=ftl_quantile,
     )
 

@@ -27,8 +27,8 @@ PHASES = ("prefill", "decode")
 CHOSEN_FORMS = (*MLA_FORMS, "none")
 
 
-#: Arrays of a grid that have a value for each point.
-_OF_POINTS = ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts")
+#: Arrays of a grid that have a value for each point, the last two where pasts come from tiers below HBM.
+_OF_POINTS = ("latency", "request_rate", "memory_bytes", "microbatches", "bound", "mla_form", "drafts", "busy", "load")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,6 +50,8 @@ class PhaseGrid(Shown):
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # (rows, batches) index into ``CHOSEN_FORMS``
     drafts: NDArray[np.int8]  # (rows, batches) draft tokens of a decode step; 0 = no speculation [token]
+    busy: Floats | None = None  # of a stage of prefill for a pass; None = batch over rate [s]
+    load: Floats | None = None  # of pasts from tiers below HBM, part of the latency; None = none come from there [s]
     ftl_quantile: float | None = None  # share of prompts whose FTL is at most ``latency``; None = the mean [1]
 
     @property
@@ -104,7 +106,7 @@ class PhaseGrid(Shown):
         >>> ds.decode_grid(at, ds.Mapping(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
         [1, 8]
         """
-        arrays: dict[str, Any] = {name: getattr(self, name)[rows][:, batches] for name in _OF_POINTS}
+        arrays: dict[str, Any] = {name: getattr(self, name)[rows][:, batches] for name in self._of_points}
         return replace(self, mappings=self.mappings[rows], batch=self.batch[batches], **arrays)
 
     @staticmethod
@@ -146,9 +148,14 @@ class PhaseGrid(Shown):
                 order.append(mine)
         back = np.argsort(np.concatenate(order))
         arrays: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts])[back] for name in _OF_POINTS
+            name: np.concatenate([getattr(part, name) for part in parts])[back] for name in parts[0]._of_points
         }
         return replace(parts[0], mappings=mappings, **arrays)
+
+    @property
+    def _of_points(self) -> list[str]:
+        """Names of the arrays that it has."""
+        return [name for name in _OF_POINTS if getattr(self, name) is not None]
 
     def chosen(self, rows: Any, columns: Any) -> Mapping:
         """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""

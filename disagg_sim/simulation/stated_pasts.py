@@ -107,8 +107,7 @@ def check_reuse(reuse: Reuse, tiers: Sequence[str]) -> None:
         raise InputError(f"reuse: share is {reuse.share}; allowed: ConstantShare(share=...), or a distribution")
     if not 0.0 <= reuse.in_decode <= 1.0:
         raise InputError(f"reuse: in_decode is {reuse.in_decode:g}; allowed: 0 to 1")
-    used = [name for name, share in reuse.tiers if share > 0 and name != HBM]
-    if lacking := [name for name in used if name not in tiers]:
+    if lacking := [name for name in reuse.below if name not in tiers]:
         raise InputError(
             f"reuse: pasts lie in {', '.join(lacking)}, and the tiers of the run are {', '.join(tiers) or 'none'}; "
             "allowed: those of tiers, and hbm"
