@@ -306,10 +306,9 @@ def _aged(designs: Designs, times: Times) -> Times:
     tokens = designs.batch * (1.0 + designs.mapping.draft_tokens)
     accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
     step = longer(designs.at, designs.mapping, tokens, times.step * accepted, designs.drift)
-    busy = np.maximum(np.real(times.busy), np.real(times.load))
-    piece = one_piece(designs.lengths, designs.chunk_tokens, designs.prefill_batch, busy)
+    piece = one_piece(designs.lengths, designs.chunk_tokens, designs.prefill_batch, np.real(times.busy))
     fill = longer(designs.prefill_at, designs.prefill_mapping, *piece, designs.drift)
-    return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load * fill)
+    return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load)
 
 
 def cycle_of(designs: Designs, times: Times) -> Cycle:

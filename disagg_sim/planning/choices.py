@@ -165,18 +165,19 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
     found = []
     for row, column in points:
         place = rows.index(row)
-        made = _prefill(grid, work, (row, column), ftl[:, place], float(spread[place, column]))
+        computed = mean[place] if below else grid.batch[:last] / grid.request_rate[row, :last]
+        made = _prefill(grid, work, (row, column), (ftl[:, place], computed), float(spread[place, column]))
         if below:  # passes begin when pasts are there
-            loads = Loads.of(grid.setup, made.mapping, nodes, load[:, place, 0] > 0)
-            made = replace(made, busy=mean[place, : column + 1], loads=loads)
+            made = replace(made, loads=Loads.of(grid.setup, made.mapping, nodes, load[:, place, 0] > 0))
         found.append(made)
     return found
 
 
-def _prefill(grid: PhaseGrid, work: Work, point: tuple[int, int], ftl: Floats, spread: float) -> PrefillChoice:
-    row, column = point
-    batch, mapping = grid.batch[: column + 1].astype(float), grid.mappings[row]
-    busy = batch / grid.request_rate[row, : column + 1]
+def _prefill(
+    grid: PhaseGrid, work: Work, point: tuple[int, int], times: tuple[Floats, Floats], spread: float
+) -> PrefillChoice:
+    (row, column), (ftl, busy) = point, times
+    batch, mapping, busy = grid.batch[: column + 1].astype(float), grid.mappings[row], busy[: column + 1]
     longer = lengthened(work, grid.setup, mapping, *one_piece(work, mapping, batch, busy))
     return PrefillChoice(
         at=grid.setup,

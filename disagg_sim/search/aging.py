@@ -173,7 +173,7 @@ def one_piece(lengths: Lengths, chunk_tokens: Numeric, batch: Numeric, busy: Num
 
 
 def aged(grid: PhaseGrid, drift: float) -> PhaseGrid:
-    """Lengthen all points of a grid.
+    """Lengthen all points of a grid: steps, and what passes compute; pasts are loaded as before.
 
     Parameters
     ----------
@@ -203,6 +203,15 @@ def aged(grid: PhaseGrid, drift: float) -> PhaseGrid:
         tokens, seconds = batch * (1.0 + grid.drafts), grid.step
     else:
         chunk = np.asarray(grid.mappings.chunk_tokens)[:, None]
-        tokens, seconds = one_piece(grid.lengths, chunk, batch, batch / grid.request_rate)
+        busy = batch / grid.request_rate if grid.busy is None else grid.busy
+        tokens, seconds = one_piece(grid.lengths, chunk, batch, busy)
     factor = longer(grid.setup, mapping, tokens, seconds, drift)
-    return replace(grid, latency=grid.latency * factor, request_rate=grid.request_rate / factor)
+    if grid.busy is None or grid.load is None:
+        return replace(grid, latency=grid.latency * factor, request_rate=grid.request_rate / factor)
+    busy = grid.busy * factor
+    return replace(
+        grid,
+        latency=(grid.latency - grid.load) * factor + grid.load,
+        busy=busy,
+        request_rate=batch / np.maximum(busy, grid.load),
+    )

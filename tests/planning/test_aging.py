@@ -1,17 +1,20 @@
 """Plans whose experts become others' popular: longer passes, and when copies are moved."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_launcher
+from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import workers_of
 from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.planning.aging import moves_of
+from disagg_sim.planning.choices import prefill_choices
 from disagg_sim.report.plan import plan_json, screen
 
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
@@ -36,6 +39,20 @@ def test_passes_are_longer_by_what_is_lost(plans):
     ratio = moving.choice.busy[-1] / still.choice.busy[-1]
     assert ratio == pytest.approx(1 + moves.loss, rel=1e-2)  # told of the longer pass
     assert moves.loss < moves.usual < moves.never
+
+
+def test_passes_whose_pasts_are_loaded_age_too(plans):
+    """By the loss of what they compute: 2,048 tokens of each of 8 prompts; the other half comes from DRAM as before."""
+    pool = plans[3600.0].best.pools[0]
+    half = ds.lengths(4096, 1024, cached=Reuse(share=ConstantShare(share=0.5), tiers=(("dram", 1.0),)))
+    grid = ds.prefill_grid(pool.setup, pool.mapping, half, batch=[8])
+    (still,), (moving,) = (prefill_choices(grid, replace(plans[drift].work, lengths=half)) for drift in (None, 3600.0))
+    done = {"tokens": 8 * 2048.0, "seconds": float(grid.busy[0, 0])}
+    loss = float(rebalancing(pool.setup, pool.mapping, **done, drift=3600.0).loss)
+    assert loss > 1e-3
+    assert moving.busy[0] == pytest.approx(still.busy[0] * (1 + loss), rel=1e-9)
+    assert moving.ftl[0, 0] == pytest.approx(still.ftl[0, 0] * (1 + loss), rel=1e-9)
+    assert moving.loads.link == pytest.approx(still.loads.link)
 
 
 @pytest.mark.long

@@ -12,13 +12,16 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.designs import cycle_of, times_of
+from disagg_sim.certainty.designs import cycle_of, scores_of, times_of
+from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.cli.main import run
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import SpecError
+from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.rebalance import loss_at, rebalancing, staleness
 from disagg_sim.search.aging import aged
 from disagg_sim.sweep.cases import cases_of
@@ -207,6 +210,36 @@ def test_loads_of_pasts_do_not_age() -> None:
     assert longer > 1.0005
     assert load > 1e-3 * still["ftl_s"].item()
     assert drifts["ftl_s"].item() - load == pytest.approx(longer * (still["ftl_s"].item() - load), rel=1e-9)
+
+
+@pytest.mark.parametrize("gigabytes", [5.0, 1.0])
+def test_loads_of_pasts_do_not_age_in_pools_of_prefill(gigabytes: float) -> None:
+    """A pass is longer by the age of what it computes; an SSD of 1 GB/s feeds slower than it computes, aged or not."""
+    system = load_system("h200_sxm")
+    ssd = replace(system.kv_tiers["ssd"], bandwidth=gigabytes * 1e9)
+    system = replace(system, kv_tiers=dict(system.kv_tiers) | {"ssd": ssd})
+    at, copied = ds.setup("deepseek_r1", system, "fp8", "measured_skew1"), ds.Mapping(dp_attn=8, ep=8)
+    most = Reuse(share=ConstantShare(share=0.9), tiers=(("ssd", 1.0),))
+    copied, batch = replace(copied, redundant_slots=16), np.array([8.0, 32.0])
+    still = ds.prefill_grid(at, copied, ds.lengths(8192, 256, cached=most), batch=batch.astype(int))
+    drifts = aged(still, DRIFT)
+    past = still.lengths.cached.mean_past
+    tier = tier_of(at.system, "ssd")
+    load = np.array([float(np.squeeze(load_time(at, copied, batch=each, past=past, tier=tier))) for each in batch])
+    computed, later = (grid.latency[0] - load for grid in (still, drifts))
+    fresh = prompt_pass(at, copied, batch=batch, isl=8192.0, past=past, chunk_tokens=0, tier=None, mla_form="naive")
+    assert computed == pytest.approx(np.asarray(fresh.ftl), rel=1e-9)
+    growth = rebalancing(at, copied, tokens=batch * (8192.0 - past), seconds=np.asarray(fresh.busy), drift=DRIFT).loss
+    assert later == pytest.approx(computed * (1.0 + growth), rel=1e-9)
+    assert (growth > 1e-3).all()
+    assert (load < fresh.busy).all() == (gigabytes == 5.0)
+    slower = np.maximum(np.asarray(fresh.busy) * (1.0 + growth), load)
+    assert drifts.request_rate[0] == pytest.approx(batch / slower, rel=1e-9)
+    for column in (0, 1):  # timed again as designs
+        one = replace(design_of(still, 0, column), drift=DRIFT)
+        scores = scores_of(one, times_of(one))
+        assert float(scores.ftl[0]) == pytest.approx(drifts.latency[0, column], rel=1e-9)
+        assert float(scores.throughput[0]) == pytest.approx(drifts.request_rate[0, column] * 8192 / 8, rel=1e-9)
 
 
 def test_further_pools_have_no_drift(capsys) -> None:
