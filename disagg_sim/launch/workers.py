@@ -8,13 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
+from disagg_sim.certainty.designs import Designs, cycle_of, times_of
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, check_kinds, quoted, whole_number
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.more_pools import MorePools
+from disagg_sim.search.aging import one_piece
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.workload.lengths import Lengths
@@ -255,7 +258,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
     (each,) = designs_of(points, Origin(exact=False))
     batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
     budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
-    role, tiers = "colocated" if each.shared else "decode", _tiers(each.lengths)
+    role, tiers, moved = "colocated" if each.shared else "decode", _tiers(each.lengths), _moved_after(points, each)
     last = Workers(
         role=role,
         mapping=each.mapping[0],
@@ -265,6 +268,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
         token_budget=budget,
         hold_steps=int(each.hold_steps[0]),
         tiers=tiers if each.shared else (),
+        moved_after=moved.get("decode"),
     )
     if not each.shared:
         prompts = int(each.prefill_batch[0])
@@ -276,5 +280,29 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
             batch=prompts,
             token_budget=math.ceil(prompts * each.lengths.mean_new),
             tiers=tiers,
+            moved_after=moved.get("prefill"),
         )
     yield last
+
+
+def _moved_after(points: pd.DataFrame, each: Designs) -> dict[str, int]:
+    """Passes of an engine between moves of copies of experts, by phase: the row's periods over what a pass takes."""
+    if math.isinf(each.drift):
+        return {}
+    times = times_of(each)
+    if each.shared:  # decode steps and passes take turns
+        cycle = cycle_of(each, times)
+        passes, spent = cycle.spent / cycle.stage, cycle.steps * cycle.step + cycle.spent
+        seconds = {"decode": spent / (cycle.steps + passes)}
+    else:
+        step = times.step * accepted_length(each.at.speculation, each.mapping.draft_tokens)
+        _, piece = one_piece(each.lengths, each.chunk_tokens, each.prefill_batch, times.busy)
+        seconds = {"decode": step, "prefill": piece}
+    slots = {"decode": each.mapping.redundant_slots, "prefill": each.prefill_mapping.redundant_slots}
+    found = {}
+    for phase, of_pass in seconds.items():
+        name = f"{phase}_rebalance_s"
+        if slots[phase][0] and name in points:
+            period = float(points[name].iloc[0])
+            found[phase] = max(round(period / float(of_pass[0])), 1) if math.isfinite(period) else 0
+    return found

@@ -20,6 +20,9 @@ from disagg_sim.domain import SHARDING
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.launch.engines import sglang_flags
+from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.workers import workers_of
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.rebalance import loss_at, rebalancing, staleness
@@ -37,6 +40,7 @@ expert_skew: 1.0
 {more}
 """
 DRIFT = 600.0
+WEIGHTS = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 
 def written(folder: Path, name: str, more: str, model: str = "deepseek_r1") -> str:
@@ -148,6 +152,35 @@ def test_an_instance_of_both_phases_has_one_period(shared: tuple[Path, pd.DataFr
         assert sum(part["seconds"] for part in parts) == pytest.approx(table.loc[row, f"{name}_s"], rel=1e-9)
     ages = {part["latency"]: part["share"] for part in told["operators"] if "age" in part["operator"]}
     assert 0 < ages["ttl"] < 0.2
+
+
+def test_files_of_a_row_move_copies_as_often_as_it_says(table: pd.DataFrame) -> None:
+    """Periods over the time of a decode step and of a pass with copies just placed; never, where no move pays."""
+    copied = at_drift(table, DRIFT)
+    row = copied[copied["decode_redundant_slots"] > 0].iloc[[0]]
+    prefill, decode = workers_of(row)
+    at, one = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1"), row.iloc[0]
+    grid = ds.decode_grid(at, decode.mapping, ds.lengths(4096, 1024), batch=[decode.batch])
+    assert decode.moved_after == round(one["decode_rebalance_s"] / grid.latency[0, 0])
+    assert sglang_flags(decode, WEIGHTS)["--eplb-rebalance-num-iterations"] == decode.moved_after
+    assert (prefill.moved_after is None) == (one["prefill_redundant_slots"] == 0)
+    never = workers_of(row.assign(decode_rebalance_s=math.inf))[-1]
+    assert never.moved_after == 0
+    assert "--enable-eplb" not in sglang_flags(never, WEIGHTS)
+    still = at_drift(table, math.inf)
+    assert workers_of(still[still["decode_redundant_slots"] > 0].iloc[[0]])[-1].moved_after is None
+
+
+def test_an_instance_of_both_phases_counts_its_steps_and_passes(shared: tuple[Path, pd.DataFrame]) -> None:
+    """Between two moves: the steps that its requests need, and at most a pass for each of them where decode waits."""
+    _, table = shared
+    copied = at_drift(table, DRIFT)
+    row = copied[(copied["decode_redundant_slots"] > 0) & (copied["hold_steps"] == 0)].iloc[[0]]
+    (worker,), one = workers_of(row), row.iloc[0]
+    requests = one["request_rate_per_s"] * one["decode_rebalance_s"]
+    steps = requests * 1023 / one["decode_batch"]
+    assert steps <= worker.moved_after * 1.05  # of the longer steps
+    assert worker.moved_after <= 1.05 * (steps + requests * (one["mode"] == "colocated"))
 
 
 @pytest.mark.parametrize(("serve", "measure"), [(ds.colocated, "mean"), (ds.piggyback, "mean"), (ds.colocated, "p99")])
