@@ -15,6 +15,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.domain import BOUNDS, SHARDING, Mapping
 from disagg_sim.facts.traffic import HBM
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -24,6 +25,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.loads import Loads
+from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
 from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
@@ -42,8 +44,6 @@ SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
 OF_A_SIZE = 2
 #: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-#: Shares of the TTFT limit that prompts may be held back: the rest is for prefill and its queue. [1]
-HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,50 +332,48 @@ def longer_than_steps(lengths: Lengths) -> bool:
     return lengths.mean_new > BUDGETS[-1]
 
 
-def _waits(choice: ColocatedChoice) -> list[int]:
-    """Decode steps that prompts may be held back, longest first; none where the engine cannot, or there is one rank."""
-    engine, given = choice.at.overheads, choice.work.hold_steps
-    if choice.ranks == 1 or not (engine is None or engine.holds_prompts):
-        return []
-    if given is not None:
-        return list(given)
-    longest = choice.work.ttft.seconds / float(choice.step[-1])
-    return sorted({max(2 ** round(math.log2(share * longest)), 1) for share in HELD_SHARES}, reverse=True)
-
-
 def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats) -> Iterator[ColocatedChoice]:
     at, ranks, lengths = grid.setup, int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
     batch = grid.batch[: last + 1].astype(float)
-    longer = lengthened(work, at, mapping, batch * (1 + mapping.draft_tokens), tables[0, 0, : last + 1])
+    verified = batch * (1.0 + mapping.draft_tokens)
+    longer = lengthened(work, at, mapping, verified, tables[0, 0, : last + 1])
     mixed, single, late = tables[:, :, : last + 1] * longer
     prompts = lengths.prompt_nodes()
-    nodes, weights = prompts.new, prompts.weight
     loads = Loads.of(at, mapping, prompts)
     for budget in (ranks * each for each in BUDGETS):
         chunk = np.full_like(batch, float(budget))
         some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
         prefilling = prefilling_in_pieces(mapping, some, lengths.prompt, chunk, batch)
         memory = colocated_bytes(at, mapping, batch, cached=lengths.resident, prefilling=prefilling)
-        fits = np.flatnonzero((memory <= at.memory_limit) & (batch * (1 + mapping.draft_tokens) <= budget / 2))
+        fits = np.flatnonzero((memory <= at.memory_limit) & (verified <= budget / 2))
         if not fits.size:
             continue
         seats = int(fits[-1])
+        taken = slice(seats + 1)
+        waits = waits_of(at, work, ranks, float(mixed[0, seats]))
+        steps = MixedSteps(
+            ranks=ranks,
+            budget=budget,
+            prompt=lengths.mean_new,
+            each=lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+            waits=(0, *waits),
+            batch=batch[taken],
+            verified=verified[taken],
+            step=mixed[0, taken],
+            tokens=np.array(SIZES, dtype=float),
+            mixed=mixed[:, taken],
+            single=single[:, taken],
+            late=late[:, taken],
+        )
         made = ColocatedChoice(
             at=at,
             mapping=mapping,
             work=work,
-            seats=int(batch[seats]),
-            budget=budget,
-            batch=batch[: seats + 1],
-            step=mixed[0, : seats + 1],
-            tokens=np.array(SIZES, dtype=float),
-            mixed=mixed[:, : seats + 1],
-            single=single[:, : seats + 1],
-            late=late[:, : seats + 1],
-            nodes=nodes,
-            weights=weights,
+            steps=steps,
+            nodes=prompts.new,
+            weights=prompts.weight,
             host=host_of(at),
             loads=loads,
             memory=float(np.broadcast_to(memory, batch.shape)[seats]),
@@ -383,8 +381,8 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             bound=BOUNDS[grid.bound[row, seats]],
         )
         yield made
-        yield from (replace(made, hold_steps=steps) for steps in _waits(made))
+        yield from (replace(made, hold_steps=each) for each in waits)
         if budget == BUDGETS[-1] and ranks == mapping.pp == 1 and longer_than_steps(lengths):
             yield OneByOne.of(made)
-        if budget >= ranks * (float(nodes.max()) + batch[-1] * (1 + mapping.draft_tokens)):
+        if budget >= ranks * (float(prompts.new.max()) + verified[-1]):
             break  # a larger one is never full

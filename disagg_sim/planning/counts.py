@@ -1,11 +1,13 @@
-"""Find the fewest instances of a choice that keep the limits at a rate, and the most rate that something serves."""
+"""Find the fewest instances that keep the limits at a rate, of one choice or several, and the most rate served."""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
-from disagg_sim.planning.pools import MOST_INSTANCES, Choice
+from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, Choice, gpus_of
 
 #: Relative width at which the search for the most rate ends. [1]
 NARROW = 2e-3
@@ -45,6 +47,73 @@ def least(choice: Choice, rate: float, most: int = MOST_INSTANCES) -> int | None
         else:
             low = middle + 1
     return high
+
+
+class SizedPool(NamedTuple):
+    """A pool."""
+
+    choice: AnyChoice
+    instances: int  # [1]
+
+    @property
+    def gpus(self) -> int:
+        """Of all its instances. [1]"""
+        return self.instances * gpus_of(self.choice)
+
+
+def pools(
+    choices: Sequence[AnyChoice], rate: float, most: float, within: Callable[[float], float]
+) -> Iterator[SizedPool]:
+    """Find pools that keep the limits at a rate, those of choices that could do with the fewest GPUs first.
+
+    A choice could do with the GPUs of as many instances as its ``most`` asks for. ``ceiling`` is known before, and
+    choices that lose by it are not looked at closer.
+
+    Parameters
+    ----------
+    choices
+        Configurations of the instances.
+    rate
+        Of the pool. [request/s]
+    most
+        Stands for the fewest GPUs found, before there are any. [1]
+    within
+        GPUs that a pool may have, by the fewest found so far. [1]
+
+    Yields
+    ------
+    SizedPool
+        Of each choice that keeps the limits within so many GPUs the smallest pool.
+    """
+    fewest = most
+    order = [
+        (math.ceil(rate / choice.ceiling) * gpus_of(choice), False, place)
+        for place, choice in enumerate(choices)
+        if choice.ceiling > 0
+    ]
+    heapq.heapify(order)
+    while order and order[0][0] <= within(fewest):
+        _, known, place = heapq.heappop(order)
+        choice = choices[place]
+        if not known:
+            if choice.most > 0:
+                heapq.heappush(order, (math.ceil(rate / choice.most) * gpus_of(choice), True, place))
+            continue
+        instances = least(choice, rate, min(int(within(fewest) // gpus_of(choice)), MOST_INSTANCES))
+        if instances is not None:
+            found = SizedPool(choice, instances)
+            fewest = min(fewest, found.gpus)
+            yield found
+
+
+def best_rate(choices: Sequence[AnyChoice]) -> float:
+    """Find the highest rate that a GPU of some choices cannot exceed; 0 without choices. [request/s]"""
+    best = 0.0
+    for choice in sorted(choices, key=lambda each: each.ceiling / gpus_of(each), reverse=True):
+        if choice.ceiling / gpus_of(choice) <= best:
+            break
+        best = max(best, choice.most / gpus_of(choice))
+    return best
 
 
 def highest(serves: Callable[[float], bool], bound: float) -> float:

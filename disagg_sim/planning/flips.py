@@ -145,10 +145,18 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     costs: dict[_Winner, float] = {}
     for case in cases:
         for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
-            cost, key = fewest(case, mode, rate, MOST_GPUS), (mode, case.at.system.name)
+            most = _worth_counting(case, mode, min(costs.values(), default=math.inf))
+            cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name)
             costs[key] = min(cost, costs.get(key, math.inf))
     best = min(costs, key=lambda key: (costs[key], key != now))
     return best if math.isfinite(costs[best]) else (None, "")
+
+
+def _worth_counting(case: Candidates, mode: Mode, cost: float) -> int:
+    """GPUs beyond which a deployment is dearer than one of some cost, where GPUs alone make its cost. [1]"""
+    if mode == Mode.DISAGGREGATED or case.drawn or case.availability is not None or math.isinf(cost):
+        return MOST_GPUS
+    return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
 def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Flip | None:

@@ -32,12 +32,11 @@ class OneByOne(ColocatedChoice):
     @classmethod
     def of(cls, shared: ColocatedChoice) -> OneByOne:
         """The same instance with one seat; without a pipeline."""
-        values = {each.name: getattr(shared, each.name) for each in fields(shared)}
-        first = {name: values[name][..., :1] for name in ("batch", "step", "mixed", "single", "late")}
         alone = shared.host + shared.prefill_alone
         if shared.loads is not None:  # one after the other with what they are of
             alone = alone + shared.loads.link + shared.loads.latency
-        return cls(**values | first | {"seats": 1, "passes": alone})
+        values = {each.name: getattr(shared, each.name) for each in fields(shared)}
+        return cls(**values | {"steps": shared.steps.first, "passes": alone})
 
     @property
     def _step(self) -> float:
@@ -55,6 +54,11 @@ class OneByOne(ColocatedChoice):
     def most(self) -> float:
         """Rate of an instance that is never idle; 0 where a token alone is too late. [request/s]"""
         return 1.0 / (self.service.mean * HEADROOM) if self._step <= self.work.tpot.seconds else 0.0
+
+    @property
+    def ceiling(self) -> float:
+        """See ``Choice``."""
+        return self.most
 
     def delay(self, rate: float, instances: int) -> Delay:
         """Time to the first token of all requests. [s]"""

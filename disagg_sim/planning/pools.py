@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.held_arrivals import gathered, mixed_share, waits
+from disagg_sim.planning.held_arrivals import waits
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.loads import Loads, loaded
+from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -62,6 +63,11 @@ class Choice(Protocol):
         """Rate that an instance cannot exceed. [request/s]"""
         ...
 
+    @property
+    def ceiling(self) -> float:
+        """Rate that ``most`` does not exceed, sooner computed. [request/s]"""
+        ...
+
     def holds(self, rate: float, instances: int) -> bool:
         """Whether so many instances keep the limits at a rate [request/s]."""
         ...
@@ -95,6 +101,11 @@ class PrefillChoice:
     def most(self) -> float:
         """Rate of an instance at full load. [request/s]"""
         return min(float(self.batch[-1] / self.busy[-1]) / HEADROOM, self.link_rate)
+
+    @property
+    def ceiling(self) -> float:
+        """See ``Choice``."""
+        return self.most
 
     def utilisation(self, rate: float, instances: int) -> float:
         """Share of what full passes could do. [1]"""
@@ -163,6 +174,11 @@ class DecodeChoice:
         """Rate of an instance with all seats taken. [request/s]"""
         return min(float(self.completed[-1]) / HEADROOM, self.link_rate)
 
+    @property
+    def ceiling(self) -> float:
+        """See ``Choice``."""
+        return self.most
+
     def occupied(self, rate: float, instances: int) -> Occupancy:
         """Sequences of an instance over time."""
         return occupancy(rate, instances, self.seats, self.batch, self.completed)
@@ -185,13 +201,10 @@ class DecodeChoice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColocatedChoice:
-    r"""An instance of both phases: steps hold its decodes and prompt tokens up to a budget.
+    r"""An instance of both phases: steps hold its decodes and prompt tokens up to a budget (``planning.mixed_steps``).
 
-    A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
-    :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
-    share k of the time goes to such steps; several ranks compute theirs in the same steps, and
-    :math:`1 - e^{-k}` of the time does. Scores and values of a step take as long as on the rank whose prompt has come
-    furthest, of j ranks on average j/(j+1) of it. All other steps, T_d each, hold decodes alone:
+    A share :math:`\varphi` of the time goes to steps with prefill, of T_mix each. All others, T_d each, hold decodes
+    alone:
 
     .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
 
@@ -202,14 +215,7 @@ class ColocatedChoice:
     at: Setup
     mapping: Mapping
     work: Work
-    seats: int  # [request]
-    budget: int  # tokens of a step, decodes and prefill, over all DP ranks [token]
-    batch: Floats  # (batches,) ascending from 1 to the seats [request]
-    step: Floats  # (batches,) of decodes alone [s]
-    tokens: Floats  # (sizes,) tokens of a rank in a step, decodes and prefill, ascending from 0 [token]
-    mixed: Floats  # (sizes, batches) steps with so many on every rank [s]
-    single: Floats  # (sizes, batches) steps with so many on one rank [s]
-    late: Floats  # (sizes, batches) steps with so many on every rank, where prompts end [s]
+    steps: MixedSteps
     nodes: Floats  # (lengths,) prompts [token]
     weights: Floats  # (lengths,) probabilities [1]
     host: float  # of a request before its prefill [s]
@@ -222,106 +228,62 @@ class ColocatedChoice:
     )
 
     @property
+    def batch(self) -> Floats:
+        """Sequences, (batches,), ascending from 1 to the seats. [request]"""
+        return self.steps.batch
+
+    @property
+    def step(self) -> Floats:
+        """Time of a step of decodes alone, (batches,). [s]"""
+        return self.steps.step
+
+    @property
+    def seats(self) -> int:
+        """Most sequences. [request]"""
+        return int(self.batch[-1])
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a step, decodes and prefill, over all DP ranks. [token]"""
+        return self.steps.budget
+
+    @property
     def ranks(self) -> int:
         """Attention ranks, each with prompts of its own. [1]"""
-        return int(self.mapping.dp_attn)
+        return self.steps.ranks
 
     @cached_property
     def _accepted(self) -> float:
         """Tokens that a step emits for a sequence, on average. [token]"""
         return float(accepted_length(self.at.speculation, self.mapping.draft_tokens))
 
-    @cached_property
-    def _verified(self) -> Floats:
-        """Tokens of a step that its sequences bring, drafts with them, (batches,). [token]"""
-        return np.asarray(self.batch * (1.0 + self.mapping.draft_tokens))
+    def _in_time(self, rates: Floats) -> float:
+        """The highest of some rates by sequences, (batches,), at which TPOT keeps its limit. [request/s]"""
+        in_time = self.batch <= rates * self.work.lengths.gaps * self.work.tpot.seconds
+        return float(rates[in_time].max(initial=0.0)) / HEADROOM
 
-    @property
-    def _steps_each(self) -> float:
-        """Decode steps of a request, on average. [1]"""
-        return self.work.lengths.gaps / self._accepted
+    @cached_property
+    def ceiling(self) -> float:
+        """See ``Choice``."""
+        return self._in_time(self.steps.bounds)
 
     @cached_property
     def most(self) -> float:
         """Rate of an instance whose steps are just in time, at the best number of sequences. [request/s]"""
-        gaps, each = self.work.lengths.gaps, self._steps_each
-        low, high = np.zeros_like(self.batch), self.batch / (self.step * each)
-        for _ in range(20):
-            middle = (low + high) / 2
-            mixing = self._mixing(middle)
-            kept = (mixing.steps * self.batch >= middle * each) & (mixing.used < 1.0)
-            low, high = np.where(kept, middle, low), np.where(kept, high, middle)
-        in_time = self.batch <= low * gaps * self.work.tpot.seconds
-        return float(low[in_time].max(initial=0.0)) / HEADROOM
-
-    @cached_property
-    def _room(self) -> Floats:
-        """Prefill tokens of a rank that fit beside the decodes, (batches,). [token]"""
-        return np.maximum((self.budget - self._verified) / self.ranks, 1.0)
-
-    @cached_property
-    def _own(self) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
-        """Tokens of a step with a piece of a prompt, (batches,), and its time in each table: what delays decodes more.
-
-        Either the last piece of a prompt is a step of its own, or other prompts fill that up. [token], [s]
-        """
-        prompt, room, decodes = self.work.lengths.mean_new, self._room, self._verified / self.ranks
-        pieces = np.ceil(prompt / room)
-        last = prompt - (pieces - 1.0) * room
-        tables = (self.single, self.mixed, self.late)
-        full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (room, last))
-        alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # nothing fills up its last piece
-        slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
-        dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
-        one, every, late = (np.where(dearer, b / pieces, a) for a, b in zip(full, alone, strict=True))
-        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), (one, every, late)
+        return self._in_time(self.steps.rates[self.steps.waits.index(self.hold_steps)])
 
     @property
     def prefill_alone(self) -> Floats:
         """Prefill of each prompt beside no other sequence than its own, (lengths,). [s]"""
-        held, (time, *_) = self._own
+        held, (time, *_) = self.steps.own
         return np.asarray(np.ceil(self.nodes / held[0]) * time[0])
 
-    def _beside(self, times: tuple[Floats, Floats, Floats], prompts: Floats | float) -> Floats:
-        """Time of a step in which so many ranks have a piece: the experts have those of all, the furthest counts."""
-        one, every, late = times
-        if self.ranks == 1:
-            return one
-        others = np.maximum(every - one, 0.0) * (prompts - 1.0) / (self.ranks - 1.0)
-        return np.asarray(one + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
-
-    @cached_property
-    def _full(self) -> Floats:
-        """Time of a step whose budget is full, (batches,). [s]"""
-        held, tables = self._room + self._verified / self.ranks, (self.single, self.mixed, self.late)
-        one, every, late = (_between(self.tokens, each, held) for each in tables)
-        return self._beside((one, every, late), float(self.ranks))
-
-    def _mixing(self, each: float | Floats) -> _Mixing:
-        """Steps at a rate of one instance, a number or (batches,), by sequences."""
-        prompt, ranks, room = self.work.lengths.mean_new, self.ranks, self._room
-        held, times = self._own
-        time = times[0]
-        if ranks == 1 and prompt < room[0]:  # short prompts that came during a step share the next
-            for _ in range(3):
-                held = np.clip(each * prompt * time, np.minimum(prompt, room), room)
-                time = _between(self.tokens, self.mixed, held + self._verified)
-        under_way = each * prompt / held * time
-        further = gathered(each * self.hold_steps * self.step, ranks) if self.hold_steps else 0.0
-        for _ in range(2 if ranks > 1 else 0):  # ranks with a prompt, where there is one
-            some = np.maximum(under_way, 1e-9) / mixed_share(np.maximum(under_way, 1e-9), further)
-            time = self._beside(times, np.clip(some, 1.0, ranks))
-            under_way = each * prompt / held * time
-        share = np.minimum(under_way, 1.0) if ranks == 1 else mixed_share(under_way, further)
-        used = each * prompt / (room * ranks) * self._full
-        return _Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)
-
-    def _state(self, rate: float, instances: int) -> tuple[Occupancy, _Mixing]:
-        mixing = self._mixing(rate / instances)
-        done = self.batch * mixing.steps / self._steps_each
+    def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
+        mixing = self.steps.mixing(rate / instances, self.hold_steps)
+        done = self.batch * mixing.steps / self.steps.each
         return occupancy(rate, instances, self.seats, self.batch, done), mixing
 
-    def _delay(self, rate: float, instances: int, some: float, mixing: _Mixing) -> Delay:
+    def _delay(self, rate: float, instances: int, some: float, mixing: Mixing) -> Delay:
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
         node, load, weights = loaded(self.loads, self.weights, rate / instances, self._evenness(instances))
         own = self.host + np.ceil(self.nodes / held)[node] * time + load
@@ -342,7 +304,7 @@ class ColocatedChoice:
         """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
         return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
 
-    def _tpot(self, each: float, even: float, found: Occupancy, mixing: _Mixing) -> tuple[float, float]:
+    def _tpot(self, each: float, even: float, found: Occupancy, mixing: Mixing) -> tuple[float, float]:
         """Mean and standard deviation of TPOT over requests. [s]"""
         each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
         mean, wide = found.moments(each_step / self._accepted)
@@ -379,21 +341,3 @@ class ColocatedChoice:
 
 
 AnyChoice = PrefillChoice | DecodeChoice | ColocatedChoice
-
-
-class _Mixing(NamedTuple):
-    """Steps of an instance of both phases by its sequences; arrays of shape (batches,)."""
-
-    held: Floats  # prefill tokens of a rank in a step that has some [token]
-    time: Floats  # of such a step [s]
-    share: Floats  # of the time in such steps [1]
-    steps: Floats  # a second, of both kinds [1/s]
-    used: Floats  # prefill work over what steps with full budgets could do [1]
-
-
-def _between(tokens: Floats, times: Floats, held: Floats) -> Floats:
-    """Times of steps with ``held`` tokens on a rank, (batches,), in a straight line between sizes. [s]"""
-    place = np.clip(np.searchsorted(tokens, held, side="right") - 1, 0, tokens.size - 2)
-    column = np.arange(held.size)
-    part = (held - tokens[place]) / (tokens[place + 1] - tokens[place])
-    return np.asarray((1.0 - part) * times[place, column] + part * times[place + 1, column])

@@ -29,7 +29,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Mask
 
 #: Servers from which the limit of many servers replaces Erlang's recursion. [1]
 MANY = 200
@@ -39,6 +39,8 @@ PLACES = 1024
 RESIDUES = (np.arange(8) + 0.5) / 8
 #: Sizes of a pass that are told apart, and passes until their shares are steady. [1]
 MOST_STATES, STEPS = 64.0, 24
+#: Most numbers that OpenBLAS multiplies and adds on one core (kernel/x86_64/ddot.c). [1]
+ONE_CORE = 10_000
 _NORMAL = NormalDist()
 
 
@@ -95,7 +97,7 @@ class Delay:
             return 1.0
         left = limit - self.held
         tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else np.zeros_like(left)
-        return float(self.calm_share @ (self.calm > limit) + self.held_share @ np.where(left < 0, 1.0, tail))
+        return _mean(self.calm_share, self.calm > limit) + _mean(self.held_share, np.where(left < 0, 1.0, tail))
 
     def at(self, share: float) -> float:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
@@ -106,6 +108,12 @@ class Delay:
             middle = (low + high) / 2
             low, high = (low, middle) if self.late(middle) <= 1.0 - share else (middle, high)
         return high
+
+
+def _mean(shares: Floats, values: Floats | Mask) -> float:
+    """Sum of shares times values, in pieces that OpenBLAS adds on one core: the same on any number, and none waits."""
+    pieces = range(0, shares.size, ONE_CORE)
+    return float(sum(shares[first : first + ONE_CORE] @ values[first : first + ONE_CORE] for first in pieces))
 
 
 def mean_wait(servers: int, utilisation: float, service: float, variation: float) -> float:

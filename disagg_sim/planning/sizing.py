@@ -15,11 +15,11 @@ from disagg_sim.domain import Mode
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
-from disagg_sim.planning.counts import NARROW, highest, least
+from disagg_sim.planning.counts import NARROW, SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.limits import Work
-from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.staged import staged_choices
@@ -139,53 +139,16 @@ def candidates_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sized:
-    choice: AnyChoice
-    instances: int
-
-    @property
-    def gpus(self) -> int:
-        return self.instances * gpus_of(self.choice)
-
-
-def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[_Sized]:
+def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
     """Pools that serve a rate, fewest GPUs first, none with more than ``most`` or far more than the smallest."""
-    bounds = sorted(
-        (math.ceil(rate / choice.most) * gpus_of(choice), place)
-        for place, choice in enumerate(choices)
-        if choice.most > 0
-    )
-    found: list[_Sized] = []
-    best = most
-    for bound, place in bounds:
-        if bound > min(best * FARTHEST, most):
-            break
-        choice = choices[place]
-        room = min(best * FARTHEST, most) // gpus_of(choice)
-        instances = least(choice, rate, min(int(room), MOST_INSTANCES))
-        if instances is not None:
-            found.append(_Sized(choice, instances))
-            best = min(best, found[-1].gpus)
+    found = pools(choices, rate, most, lambda fewest: min(fewest * FARTHEST, most))
     return sorted(found, key=lambda each: (each.gpus, getattr(each.choice, "hold_steps", 0), gpus_of(each.choice)))
 
 
 def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
     """GPUs of the smallest pool that serves a rate; inf where more than ``most`` would be needed. [1]"""
-    best = most + 1
-    bounds = sorted(
-        (math.ceil(rate / choice.most) * gpus_of(choice), place)
-        for place, choice in enumerate(choices)
-        if choice.most > 0
-    )
-    for bound, place in bounds:
-        if bound >= best:
-            break
-        choice = choices[place]
-        instances = least(choice, rate, int((best - 1) // gpus_of(choice)))
-        if instances is not None:
-            best = min(best, instances * gpus_of(choice))
-    return best if best <= most else math.inf
+    found = pools(choices, rate, most + 1, lambda fewest: fewest - 1)
+    return min((each.gpus for each in found), default=math.inf)
 
 
 def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
@@ -224,7 +187,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
 
 
 #: Pools of both phases, and pairs of pools, each behind its cost.
-_Found = tuple[list[tuple[float, _Sized]], list[tuple[float, _Sized, _Sized]]]
+_Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, SizedPool, SizedPool]]]
 
 
 def _domain(case: Candidates) -> int:
@@ -247,12 +210,12 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
 def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     """As ``_smallest``, of those that draw least at the rate."""
 
-    def drawing(role: str, choices: Sequence[AnyChoice]) -> tuple[list[_Sized], Floats]:
+    def drawing(role: str, choices: Sequence[AnyChoice]) -> tuple[list[SizedPool], Floats]:
         sized = _sized(choices, rate, most)
         pools = [PlannedPool(role=role, choice=each.choice, instances=each.instances, rate=rate) for each in sized]
         return sized, watts_of_pools(pools, case.work.lengths) if pools else np.zeros(0)
 
-    pairs: list[tuple[float, _Sized, _Sized]] = []
+    pairs: list[tuple[float, SizedPool, SizedPool]] = []
     for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
         (prefill, first), (decode, second) = drawing("prefill", senders), drawing("decode", takers)
         if prefill and decode:
@@ -263,21 +226,21 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
                 if math.isfinite(watts[row, column]):
                     pairs.append((float(watts[row, column]), prefill[row], decode[column]))
     alone, watts = drawing("colocated", case.colocated)
-    least: dict[Sharding, tuple[float, _Sized]] = {}
+    least: dict[Sharding, tuple[float, SizedPool]] = {}
     for place in np.argsort(watts, kind="stable"):
         least.setdefault(alone[place].choice.mapping, (float(watts[place]), alone[place]))
     return list(least.values())[:BEST], sorted(pairs, key=lambda pair: pair[0])[: BEST**2]
 
 
-def _distinct(sized: list[_Sized]) -> list[_Sized]:
+def _distinct(sized: list[SizedPool]) -> list[SizedPool]:
     """The cheapest of each mapping, a few."""
-    found: dict[Sharding, _Sized] = {}
+    found: dict[Sharding, SizedPool] = {}
     for each in sized:
         found.setdefault(each.choice.mapping, each)
     return list(found.values())[:BEST]
 
 
-def _disaggregated(case: Candidates, rate: float, cost: float, prefill: _Sized, decode: _Sized) -> Design:
+def _disaggregated(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
     grids = case.grids
     pools = (
         PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
@@ -351,10 +314,10 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
     """
 
     case = replace(case, drawn=False)  # which changes what is best, not what serves
-    pools = (case.colocated,) if mode == Mode.COLOCATED else case.inside
-    if not all(pools):
+    sides = (case.colocated,) if mode == Mode.COLOCATED else case.inside
+    if not all(sides):
         return 0.0
-    per_gpu = [max(choice.most / gpus_of(choice) for choice in choices) for choices in pools]
+    per_gpu = [best_rate(choices) for choices in sides]
     high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
     return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
 

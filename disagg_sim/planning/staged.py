@@ -9,8 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from disagg_sim.domain import BOUNDS
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.planning.choices import Grids, host_of, longer_than_steps, staged_rows, times_of_passes
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.mixed_steps import MixedSteps
 from disagg_sim.planning.one_by_one import OneByOne
 
 
@@ -22,18 +24,26 @@ def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:
     at, none = decode.setup, np.zeros((0, 1))
     for row, own in staged_rows(grids, work):
         ftl, _, load = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
-        yield OneByOne(
-            at=at,
-            mapping=replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row])),
-            work=work,
-            seats=1,
+        mapping = replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row]))
+        steps = MixedSteps(  # no prompt is computed beside a decode
+            ranks=1,
             budget=math.ceil(nodes.new.max()),
+            prompt=work.lengths.mean_new,
+            each=work.lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+            waits=(0,),
             batch=np.ones(1),
+            verified=np.full(1, 1.0 + mapping.draft_tokens),
             step=decode.step[own, :1],
             tokens=np.zeros(0),
             mixed=none,
             single=none,
             late=none,
+        )
+        yield OneByOne(
+            at=at,
+            mapping=mapping,
+            work=work,
+            steps=steps,
             nodes=nodes.new,
             weights=nodes.weight,
             host=host_of(at),

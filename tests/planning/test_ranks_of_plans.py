@@ -30,10 +30,10 @@ def test_the_rank_whose_prompt_has_come_furthest_sets_the_time_of_a_step(design)
     """
     choice, ranks = design.pools[0].choice, design.pools[0].choice.ranks
     assert isinstance(choice, ColocatedChoice)
-    flat = np.ones_like(choice.mixed)
-    known = replace(choice, single=flat, mixed=flat, late=1.5 * flat)
-    assert known._full == pytest.approx(0.5 + ranks / (ranks + 1))
-    assert known._beside((flat[0], flat[0], 1.5 * flat[0]), 1.0) == pytest.approx(1.0)
+    flat = np.ones_like(choice.steps.mixed)
+    known = replace(choice.steps, single=flat, mixed=flat, late=1.5 * flat)
+    assert known.full == pytest.approx(0.5 + ranks / (ranks + 1))
+    assert known.beside((flat[0], flat[0], 1.5 * flat[0]), 1.0) == pytest.approx(1.0)
 
 
 @pytest.mark.long

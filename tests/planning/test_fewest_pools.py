@@ -1,0 +1,99 @@
+"""Counts of instances are those of a search that knows the highest rate of every choice, though few are computed."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.domain import Mode
+from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
+from disagg_sim.planning.flips import _winner
+from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.pools import gpus_of
+from disagg_sim.planning.queueing import ONE_CORE, Delay
+from disagg_sim.planning.sizing import FARTHEST, fewest
+
+QUESTIONS = {
+    "experts": ("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), "2 s"),
+    "lengths": ("llama_3_1_8b", "h100_sxm,h200_sxm", ds.load_traffic("azure_2023_conversation").cases[0], "1 s"),
+    "one by one": ("llama_3_1_70b", "h200_sxm", ds.lengths(60_000, 64), "30 s"),
+}
+
+
+@pytest.fixture(scope="module", params=list(QUESTIONS))
+def plan(request):
+    model, system, lengths, ttft = QUESTIONS[request.param]
+    return ds.plan(model, system, lengths, ttft=ttft, rate=0.5)
+
+
+@pytest.fixture(scope="module")
+def choice():
+    found = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), rate=1).cases[0].colocated
+    return next(each for each in found if each.ranks == 4 and len(each.steps.waits) > 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8]), st.floats(0.01, 100.0), st.floats(1.0, 40_000.0))
+def test_no_rate_in_time_exceeds_the_bound_in_closed_form(choice, seed, ranks, slower, prompt):
+    """Steps of any times, not even longer with more tokens: where a step with prefill is the faster one, too."""
+    draw, shape = np.random.default_rng(seed), choice.steps.mixed.shape
+    tables = {name: draw.uniform(0.5, 1.5, shape) * slower * choice.steps.mixed for name in ("mixed", "single", "late")}
+    waits = (0,) if ranks == 1 else (0, 1, 7, 300)
+    steps = replace(choice.steps, ranks=ranks, prompt=prompt, waits=waits, **tables)
+    work = replace(choice.work, tpot=Limit(float(draw.uniform(0.001, 1.0))))
+    for hold in waits:
+        some = replace(choice, steps=steps, work=work, hold_steps=hold)
+        assert some.ceiling >= some.most
+        assert (steps.rates <= steps.bounds).all()
+
+
+def one_after_the_other(choices, rate, most, within):
+    """As ``pools``: all choices in the order of the GPUs that they could do with."""
+    usable = [each for each in choices if each.most > 0]
+    best = most
+    for each in sorted(usable, key=lambda each: math.ceil(rate / each.most) * gpus_of(each)):
+        if math.ceil(rate / each.most) * gpus_of(each) > within(best):
+            return
+        instances = least(each, rate, int(within(best) // gpus_of(each)))
+        if instances is not None:
+            best = min(best, instances * gpus_of(each))
+            yield SizedPool(each, instances)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
+def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
+    for case in plan.cases:
+        for choices in (case.colocated, *case.across):
+            for most, within in ((1000, lambda best: min(best * FARTHEST, 1000)), (41, lambda best: best - 1)):
+                found = list(pools(choices, rate, most, within))
+                assert found == list(one_after_the_other(choices, rate, most, within))
+        assert best_rate(case.colocated) == max(each.most / gpus_of(each) for each in case.colocated)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
+def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
+    modes = (Mode.DISAGGREGATED, Mode.COLOCATED)
+    costs = {(mode, case.at.system.name): fewest(case, mode, rate, 100_000) for case in plan.cases for mode in modes}
+    for now in costs:
+        assert _winner(plan.cases, rate, now) == min(costs, key=lambda key: (costs[key], key != now))
+
+
+def test_few_highest_rates_are_computed(choice):
+    case = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), rate=1).cases[0]
+    assert math.isfinite(fewest(case, Mode.COLOCATED, 20.0, 100_000))
+    known = sum("most" in vars(each) for each in case.colocated)
+    assert 0 < known < len(case.colocated) / 2
+
+
+def test_many_latencies_count_in_pieces():
+    """Of 25,000 equal latencies, of which two fifths are held for 1 s more: 0.6 are late by none, 0.4 by exp(-1)."""
+    count = 25_000
+    assert count > 2 * ONE_CORE
+    ones, share = np.ones(count), np.full(count, 1.0 / count)
+    found = Delay(ones, 0.6 * share, ones, 0.4 * share, 1.0)
+    assert found.late(2.0) == pytest.approx(0.4 * math.exp(-1.0), rel=1e-12)
+    assert found.late(0.5) == pytest.approx(1.0, rel=1e-12)
