@@ -70,6 +70,12 @@ class Run:
         tables = (CAPACITY,) if self.rate_scale is None else (*kept, SAMPLES, DECISIONS, RUNS)
         return tuple(self.key(table) for table in tables)
 
+    def anywhere(self) -> Run:
+        """The same with absolute paths, for a process that runs in another directory."""
+        files = tuple(str(Path(path).absolute()) for path in self.scenario.policy_files)
+        source = replace(self.source, path=str(Path(self.source.path).absolute())) if self.source.path else self.source
+        return replace(self, scenario=replace(self.scenario, policy_files=files), source=source)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScenarioPlan:

@@ -15,7 +15,6 @@ from disagg_sim.simulation.faults import is_own, own_faults
 from disagg_sim.simulation.policies.registry import policies
 
 
-@cache
 def load_policies(path: str) -> None:
     """Import a file that registers serving policies, once in a process.
 
@@ -33,7 +32,7 @@ def load_policies(path: str) -> None:
     ------
     SpecError
         A file that is not there or is no Python, whatever it raises, and a policy that is none or whose name another
-        has; names the line.
+        has; names the line. A file written since this process imported it: a worker of a cluster may live long.
 
     Examples
     --------
@@ -41,7 +40,22 @@ def load_policies(path: str) -> None:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: no/such/greedy.py: no such file, or not a Python file (.py)
     """
-    file = python_file(Path(path))
+    if _imported(path) != _text_of(path):
+        said = "written since this process imported it; start the process, or the workers of the cluster, again"
+        raise SpecError(f"{shown(Path(path))}: {said}")
+
+
+def _text_of(path: str) -> bytes:
+    try:
+        return python_file(Path(path)).read_bytes()
+    except OSError as error:
+        raise SpecError(f"{shown(Path(path))}: cannot be read: {error.strerror}") from None
+
+
+@cache
+def _imported(path: str) -> bytes:
+    """Import a policy file; its text then."""
+    file, text = python_file(Path(path)), _text_of(path)
     name = f"disagg_sim_policies_{file.stem}"
     found = importlib.util.spec_from_file_location(name, file)
     assert found is not None, "Python loads .py"
@@ -58,6 +72,7 @@ def load_policies(path: str) -> None:
         if isinstance(cause, DisaggSimError):
             raise SpecError(f"{shown(file)}: {cause}") from None
         raise SpecError(str(error)) from cause
+    return text
 
 
 class KnownPolicies:

@@ -200,9 +200,10 @@ def run_scenario(
             faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
 
         there = Store(root.absolute())  # workers of a cluster run in directories of their own
-        alone = len(lacking) == 1 and not (isinstance(jobs, Workers) and jobs.backend in CLUSTERS)
+        elsewhere = isinstance(jobs, Workers) and jobs.backend in CLUSTERS
+        alone = len(lacking) == 1 and not elsewhere
         processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1
-        tasks = [RunTask(there, run, processes) for run in lacking]
+        tasks = [RunTask(there, run.anywhere() if elsewhere else run, processes) for run in lacking]
         for done in run_tasks(compute_run, tasks, jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
             faults += [done.fault] if done.fault else []

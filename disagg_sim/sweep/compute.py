@@ -6,6 +6,7 @@ Runs in a worker; writes its own file.
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -108,7 +109,8 @@ def compute_block(task: BlockTask) -> Done:
         frame, tally = _shared(block)
     for source in task.sources:
         if not source.is_as_it_was:
-            raise StoreError(f"{shown(source.path)}: changed while the sweep ran; start the same command again")
+            said = "changed while the sweep ran; start the same command again, with one version of it on all machines"
+            raise StoreError(f"{shown(source.path)}: {said} (seen on {platform.node()})")
     found = Found(tally, _front(block, frame))
     if task.keep == FRONTIER and block.key.table == POINTS:
         frame = within_reach(frame, throughput=block.case.throughput)

@@ -115,7 +115,8 @@ def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers =
     >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
     {}
     """
-    tasks = [(item, root) for item in result.cases if not why_not(item)]
+    there = root.absolute()  # workers of a cluster run in directories of their own
+    tasks = [(item, there) for item in result.cases if not why_not(item)]
     found = dict(run_tasks(_elasticities, tasks, jobs=jobs))
     return {item.plan.case.name: found[item.plan.case.name] for item, _ in tasks}
 

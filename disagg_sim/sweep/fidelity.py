@@ -88,7 +88,7 @@ def fidelity_of(
         _Told(
             item=case,
             words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
-            root=root,
+            root=root.absolute(),  # workers of a cluster run in directories of their own
             error_bars=error_bars,
             seed=seed,
         )

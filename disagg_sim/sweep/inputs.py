@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -39,11 +40,17 @@ class Source:
 
     path: Path
     stamp: tuple[int, int]  # time of the last change [ns], size [B]
+    digest: str  # SHA-256 of its bytes
+    spec: tuple[str, str]  # kind and name
 
     @property
     def is_as_it_was(self) -> bool:
-        """Whether nobody wrote it since."""
-        return _stamp(self.path) == self.stamp
+        """Whether it says the same here: another machine's installation has other times, and maybe other places."""
+        stamp = _stamp(self.path)
+        if stamp == self.stamp:
+            return True
+        path = self.path if self.path.exists() else find_file(*self.spec)
+        return _digest(path, _stamp(path)) == self.digest
 
 
 def inputs_of(specs: Iterable[str]) -> tuple[dict[str, dict[str, Any]], tuple[Source, ...]]:
@@ -81,12 +88,21 @@ def _add(found: dict[str, dict[str, Any]], sources: list[Source], kind: str, nam
     if place in found:
         return
     stamp = _stamp(path)
-    sources.append(Source(path, stamp))
+    sources.append(Source(path, stamp, _digest(path, stamp), (kind, name)))
     found[place] = content = _content(path, stamp)
     if kind in ("efficiency", "power"):
         parents = [content["inherits"]] if "inherits" in content else []
         for parent in [*parents, *(rows["system"] for rows in content.get("inherits_rows", []))]:
             _add(found, sources, kind, parent)
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, stamp: tuple[int, int]) -> str:  # noqa: ARG001 - as of ``_content``
+    """SHA-256 of the bytes of a file; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 @lru_cache(maxsize=256)

@@ -192,6 +192,17 @@ def test_what_python_would_not_import_is_refused_by_the_check_too(tmp_path):
                 read(tmp_path / name)
 
 
+def test_a_file_written_since_it_was_imported_is_told_and_not_run_as_it_was(tmp_path):
+    """A worker of a cluster lives through many runs."""
+    path = tmp_path / "kept.py"
+    path.write_text("answer = 1\n")
+    load_policies(str(path))
+    load_policies(str(path))
+    path.write_text("answer = 2\n")
+    with pytest.raises(SpecError, match=r"kept\.py: written since this process imported it; start the process"):
+        load_policies(str(path))
+
+
 def test_the_text_of_every_shipped_policy_shows_what_its_class_says():
     """The reader of texts and Python agree on all systems of this package."""
     there = {}

@@ -17,6 +17,9 @@ from unittest.mock import Mock
 import pytest
 
 from disagg_sim.errors import InputError, StoreError
+from disagg_sim.scenario.plan import plan_scenario
+from disagg_sim.scenario.run import require_no_faults, run_scenario
+from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.sweep.backends import on_dask
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.elasticities import sweep_elasticities, write_elasticities
@@ -32,6 +35,30 @@ models: [llama_3_1_8b]
 systems: {h100_sxm: fp8}
 traffic: [{isl: 1024, osl: 128}, {isl: 4096, osl: 128}]
 limits: {max_gpus: 4}
+"""
+SCENARIO = """
+name: small
+model: llama_3_1_8b
+system: h100_sxm
+precision: fp8
+trace: {path: few.csv}
+slo: {ttft_s: 1.0, tpot_s: 0.1}
+deployments: {one: {gpus: 1, colocated: {tp: 1, instances: 1}}}
+policies: [mine_of_clusters]
+policy_file: mine.py
+capacity: {criterion: attainment, share: 0.9}
+"""
+POLICY = """
+from dataclasses import dataclass
+
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import register
+
+
+@register("mine_of_clusters")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mine(Vllm):
+    pass
 """
 TABLES = ("frontier.csv", "infeasible.csv")
 HERE = Path(sys.executable).parent
@@ -70,11 +97,12 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A scheduler and two workers, each started as a command; its address and the workers."""
+    """A scheduler without disagg-sim and two workers, each started as a command; its address and the workers."""
     folder = tmp_path_factory.mktemp("dask")
     port, quiet = free_port(), {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
     address = f"tcp://127.0.0.1:{port}"
-    scheduler = [HERE / "dask", "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
+    bare = "import sys; sys.modules['disagg_sim'] = None; from dask.__main__ import main; main()"
+    scheduler = [sys.executable, "-c", bare, "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
     worker = [HERE / "dask", "worker", address, "--nthreads", "1", "--no-dashboard", "--no-nanny"]
     started = [subprocess.Popen(command, **quiet) for command in (scheduler, worker, worker)]
     try:
@@ -155,15 +183,36 @@ def test_dask_gives_the_same_bytes_though_a_worker_is_killed(
 
 
 def test_error_bars_and_elasticities_of_cases_are_tasks_on_any_backend(
-    plan: SweepPlan, dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
+    plan: SweepPlan, dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = run_sweep(plan, tmp_path, jobs=1, listener=Mock(), outside=True)
+    """The workers run in another directory, in which a relative path means nothing."""
+    monkeypatch.chdir(tmp_path)
+    out = Path("out")
+    result = run_sweep(plan, out, jobs=1, listener=Mock(), outside=True)
     written = {}
     for where in (Workers(), Workers(backend="dask", address=dask[0])):
-        write_fidelity(fidelity_of(result, tmp_path, error_bars=True, jobs=where), tmp_path)
-        write_elasticities(sweep_elasticities(result, tmp_path, jobs=where), tmp_path)
-        written[where.backend] = [(tmp_path / f"{name}.csv").read_bytes() for name in ("uncertainty", "sensitivity")]
+        write_fidelity(fidelity_of(result, out, error_bars=True, jobs=where), out)
+        write_elasticities(sweep_elasticities(result, out, jobs=where), out)
+        written[where.backend] = [(out / f"{name}.csv").read_bytes() for name in ("uncertainty", "sensitivity")]
     assert written["serial"] == written["dask"]
+
+
+def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(
+    dask: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trace and its policy file lie beside it, wherever the workers run."""
+    monkeypatch.chdir(tmp_path)
+    Path("few.csv").write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{n},200,20\n" for n in range(20)))
+    Path("mine.py").write_text(POLICY)
+    Path("small.yaml").write_text(SCENARIO)
+    plan = plan_scenario(load_scenario("small.yaml"))
+    held = {}
+    for where in (Workers(), Workers(backend="dask", address=dask[0])):
+        out = Path(where.backend)
+        require_no_faults(run_scenario(plan, out, jobs=where, listener=Mock()))
+        held[where.backend] = {path.relative_to(out): path.read_bytes() for path in out.glob("*/*/*.parquet")}
+    assert len(held["dask"]) == sum(len(run.blocks) for run in plan.tasks)
+    assert held["serial"] == held["dask"]
 
 
 def test_dask_starts_workers_of_its_own(plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +76,22 @@ def test_inherited_fits_bring_the_files_that_they_come_from() -> None:
     assert inputs["hw_specs/h200_sxm.yaml"]["hbm_bandwidth"].endswith("TB/s")
     assert len(sources) == len(inputs)
     assert all(source.is_as_it_was for source in sources)
+
+
+def test_a_file_of_another_installation_is_the_same_if_it_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a worker elsewhere: written at another time, or in another place; another content is another file."""
+    here, there = (tmp_path / name / "models" / "llama_3_1_8b.yaml" for name in ("here", "there"))
+    for path in (here, there):
+        path.parent.mkdir(parents=True)
+        path.write_bytes((Path(__file__).parents[2] / "models" / path.name).read_bytes())
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "here"))
+    _, (source,) = inputs_of(["model/llama_3_1_8b"])
+    os.utime(here, ns=(1, 1))
+    assert source.is_as_it_was
+    here.unlink()
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(tmp_path / "there"))
+    assert source.is_as_it_was
+    there.write_text(there.read_text() + "# another\n")
+    assert not source.is_as_it_was

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from disagg_sim.errors import InputError, quoted
+from disagg_sim.errors import DisaggSimError, InputError, quoted
 from disagg_sim.extras import extra
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, Outcome, Workers
 
@@ -48,6 +48,7 @@ def on_dask(where: Workers) -> Iterator[Engine]:
     with extra("dask"):
         import dask
         from distributed import Client, LocalCluster, as_completed
+        from distributed.protocol.pickle import dumps
     quiet = logging.CRITICAL  # a death of a worker is told by its outcome
     settings = {
         "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
@@ -67,16 +68,31 @@ def on_dask(where: Workers) -> Iterator[Engine]:
             )
             client = opened.enter_context(Client(opened.enter_context(own)))
 
+        def called(data: bytes) -> Any:  # names nothing of this package: a scheduler without it passes it on
+            from distributed.protocol.pickle import loads
+
+            from disagg_sim.sweep.backends.workers import Outcome, unlike
+
+            try:
+                call, task = loads(data)
+            except Exception:  # no such class or function
+                return Outcome(error=unlike())
+            return call(task)
+
         def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
-            numbers = {client.submit(call, task, pure=False): number for number, task in tasks.items()}
+            sent = ((number, dumps((call, task))) for number, task in tasks.items())
+            numbers = {client.submit(called, data, pure=False): number for number, data in sent}
             try:
                 for future in as_completed(list(numbers)):
                     number = numbers.pop(future)
                     if future.status == "finished":
                         yield number, future.result()
-                    else:
-                        died = future.exception() if future.status == "error" else future.status
-                        yield number, Outcome(lost=f"the workers of Dask that ran it died ({died})", final=True)
+                        continue
+                    died = future.exception() if future.status == "error" else future.status
+                    if isinstance(died, ImportError):
+                        raise DisaggSimError(f"a worker of Dask: {died}; install disagg-sim[dask] on all machines")
+                    said = str(died).partition("\n")[0]
+                    yield number, Outcome(lost=f"the workers of Dask that ran it died ({said})", final=True)
             finally:
                 client.cancel(list(numbers))
 

@@ -115,11 +115,16 @@ def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcom
     """
     try:
         if code and code != own_code():
-            there = f"{platform.node()}: its disagg-sim is another than that of the process that started the run"
-            return Outcome(error=DisaggSimError(f"{there}; install the same on all machines"))
+            return Outcome(error=unlike())
         return Outcome(value=function(task))
     except Exception as error:
         return Outcome(error=error)
+
+
+def unlike() -> DisaggSimError:
+    """Say that this machine runs other code than the process that started the run; one line."""
+    there = f"{platform.node()}: its disagg-sim is another than that of the process that started the run"
+    return DisaggSimError(f"{there}; install the same on all machines")
 
 
 @cache
