@@ -67,7 +67,7 @@ PACKAGES = {
     "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "planning": {"numpy", "pandas"},
     "launch": {"pandas", "yaml"},
-    "sweep": {"numpy", "pandas", "joblib", "dask", "distributed", "ray", "yaml", "pydantic", "pydantic_core"},
+    "sweep": {"numpy", "pandas", "joblib", "dask", "distributed", "ray", "fsspec", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib", "pydantic", "typing_extensions"},
     "study": {"numpy", "pandas", "pydantic", "yaml"},
@@ -223,7 +223,7 @@ def test_extras_are_those_of_the_distribution():
     for name, each in EXTRAS.items():
         assert {*each.packages} <= brought[name], name
     (every,) = declared["optional-dependencies"]["all"]
-    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure", "dask", "ray"}
+    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure", "dask", "ray", "bucket"}
     assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all,dask,ray]"
 
 

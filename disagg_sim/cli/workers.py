@@ -20,7 +20,12 @@ Address = Annotated[
         help="Of a running cluster of Dask (tcp://HOST:8786) or Ray (HOST:6379); default: own workers.",
     ),
 ]
-
+Bucket = Annotated[
+    str,
+    typer.Option(
+        metavar="URL", help="Object store through which workers without the directory pass results: s3://NAME/DIR."
+    ),
+]
 
 Keep = Annotated[
     str,

@@ -55,10 +55,10 @@ def why_not(item: CaseResult) -> str:
     return "its frontier counts spares, elasticities are of the GPUs that serve" * case.served.columns_of_spares
 
 
-def _elasticities(task: tuple[CaseResult, Path]) -> tuple[str, pd.DataFrame]:
-    """Name and elasticities of a case of the sweep in a directory."""
-    item, root = task
-    case, near = item.plan.case, candidates(item, Store(root), "tokens_per_s_per_gpu")
+def _elasticities(task: tuple[CaseResult, Store]) -> tuple[str, pd.DataFrame]:
+    """Name and elasticities of a case of the sweep in a store."""
+    item, store = task
+    case, near = item.plan.case, candidates(item, store, "tokens_per_s_per_gpu")
     return case.name, sensitivity(near, search=partial(_search, item), origin=origin_of(case))
 
 
@@ -115,8 +115,8 @@ def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers =
     >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
     {}
     """
-    there = root.absolute()  # workers of a cluster run in directories of their own
-    tasks = [(item, there) for item in result.cases if not why_not(item)]
+    store = Store.of_tasks(root, jobs)
+    tasks = [(item, store) for item in result.cases if not why_not(item)]
     found = dict(run_tasks(_elasticities, tasks, jobs=jobs))
     return {item.plan.case.name: found[item.plan.case.name] for item, _ in tasks}
 

@@ -47,7 +47,7 @@ class _Told:
 
     item: CaseResult
     words: pd.Series
-    root: Path
+    store: Store
     error_bars: bool
     seed: int
 
@@ -88,7 +88,7 @@ def fidelity_of(
         _Told(
             item=case,
             words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
-            root=root.absolute(),  # workers of a cluster run in directories of their own
+            store=Store.of_tasks(root, jobs if error_bars else 1),
             error_bars=error_bars,
             seed=seed,
         )
@@ -150,7 +150,7 @@ def _of_case(told: _Told) -> CaseFidelity:
     outside = front[[*keys, column]].assign(outside_calibration=told.words)
     if not told.error_bars:
         return CaseFidelity(case=case.name, outside=outside, bands=_NOTHING, gain=_NOTHING)
-    near = candidates(item, Store(told.root), column)
+    near = candidates(item, told.store, column)
     found = uncertainty(near, samples=SAMPLES, seed=told.seed, throughput=column, origin=origin_of(case))
     envelope = found.frontier().rename(columns={f"{column}_{q}": f"frontier_{q}" for q in QUANTILES})
     bands = found.bands().drop_duplicates(keys)

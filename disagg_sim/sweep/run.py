@@ -11,7 +11,7 @@ from pathlib import Path
 
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers, bucket_of
 from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
@@ -119,7 +119,7 @@ def run_sweeps(
     begun = time.perf_counter()
     with ExitStack() as held:
         jobs = held.enter_context(staying(jobs))
-        runs = [_opened(held, plan, root, listener, overwrite=overwrite) for plan, root in sweeps]
+        runs = [_opened(held, plan, root, listener, bucket_of(jobs), overwrite=overwrite) for plan, root in sweeps]
         lacking = {block.key: block.points for run in runs for block in run.lacking}
         listener.start(sum(lacking.values()))
         for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
@@ -154,10 +154,10 @@ class _Run:
                 self.gathered.add(block.key, stored_block(self.store, block))
 
 
-def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, *, overwrite: bool) -> _Run:
+def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, bucket: str, *, overwrite: bool) -> _Run:
     planned = {block.key for block in plan.blocks}
     own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
-    store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own))
+    store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own, bucket=bucket))
     for case in plan.cases:
         if case.left_out:
             modes, reasons = zip(*case.left_out, strict=True)
@@ -178,7 +178,7 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
 
     def task(key: Key) -> BlockTask:
         plan = takers[key][0].plan
-        there = (Store(run.store.root.absolute()) for run in takers[key])  # workers of a cluster run elsewhere
+        there = dict.fromkeys(Store.of_tasks(run.store.root, jobs) for run in takers[key])
         return BlockTask(tuple(there), blocks[key], plan.sources, plan.keep)
 
     def give_up(task: BlockTask, why: str) -> None:
@@ -191,6 +191,8 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
         first, *_ = takers[done.key]
         first.effort = first.effort.and_of(done.points, done.seconds)
         for run in takers[done.key]:
+            if bucket_of(jobs):
+                run.store.fetch(done.key, bucket_of(jobs))
             run.gathered.add(done.key, done.found)
 
 

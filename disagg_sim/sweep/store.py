@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +21,8 @@ import pandas as pd
 from disagg_sim.atomic import remove_leftovers, written
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
+from disagg_sim.sweep.backends.workers import Workers, bucket_of
+from disagg_sim.sweep.bucket import get, held, put, scratch
 from disagg_sim.sweep.index import SCHEMA, write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
@@ -68,9 +70,21 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The blocks below one directory."""
+    """The blocks below one directory, or those that a worker without it passes through a bucket."""
 
     root: Path
+    bucket: str = ""  # URL; then ``folder`` is one of this process, and the blocks lie in the bucket
+
+    @property
+    def folder(self) -> Path:
+        """Where files are made."""
+        return scratch() if self.bucket else self.root
+
+    @classmethod
+    def of_tasks(cls, root: Path, jobs: int | Workers) -> Store:
+        """As tasks are to use it: on a cluster they run in directories of their own, maybe without this one."""
+        bucket = bucket_of(jobs)
+        return cls(Path(), bucket) if bucket else cls(root.absolute())
 
     def prepare(self) -> None:
         """Create the directory; ``StoreError`` when it cannot be written."""
@@ -100,7 +114,7 @@ class Store:
 
     def path(self, key: Key) -> Path:
         """File of a block."""
-        return self.root / key.relative
+        return self.folder / key.relative
 
     def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
         """Write a block, its note and its header, with a checksum of every byte of its file."""
@@ -108,6 +122,7 @@ class Store:
         with written(self.path(key)) as handle:
             write_parquet(frame, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
+        self._pass_on(key)
 
     def copy(self, key: Key, held: Store) -> None:
         """Take a block that another store holds in a file of its own."""
@@ -120,6 +135,29 @@ class Store:
         with written(self.path(key)) as handle:
             join_parquet(parts, handle.name, own, by=by)
             handle.write(sealed(Path(handle.name).read_bytes()))
+        self._pass_on(key)
+
+    def _pass_on(self, key: Key) -> None:
+        if self.bucket:
+            put(self.bucket, key.relative, self.path(key))
+            self.path(key).unlink()
+
+    def fetch(self, key: Key, bucket: str) -> None:
+        """Bring a block from a bucket, unless it is here; ``StoreError`` where it is not, or is of other inputs."""
+        if self.state(key) is State.STORED:
+            return
+        if not get(bucket, key.relative, self.path(key)) or self.state(key) is not State.STORED:
+            said = "is not there, or is that of another run; give each run a bucket of its own"
+            raise StoreError(f"bucket {bucket}: {key.relative} {said}")
+
+    def fetch_all(self, keys: Iterable[Key], bucket: str) -> int:
+        """Bring the blocks from a bucket that are there and not here; returns how many were of use."""
+        there, found = held(bucket), 0
+        for key in keys:
+            if key.relative.as_posix() in there and self.state(key) is not State.STORED:
+                get(bucket, key.relative, self.path(key))
+                found += self.state(key) is State.STORED
+        return found
 
     def join(self, keys: Sequence[Key]) -> None:
         """Make one file of stored blocks with consecutive numbers, each in a file of its own, which is removed.
@@ -222,6 +260,8 @@ class Store:
 
     def _whole(self, key: Key) -> tuple[Path, Part | None]:
         """File of a block that is as it was written, and which part of it the block is; None = all of it."""
+        if self.bucket:
+            self.fetch(key, self.bucket)
         path = self.path(key)
         if not self.is_alone(key) and (several := file_with(path)) is not None:
             part = (parts_of(several) or {}).get(key.name)
@@ -246,7 +286,9 @@ class Own:
 
 
 @contextmanager
-def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
+def opened(
+    root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own, bucket: str = ""
+) -> Iterator[Store]:
     """Open the store of a directory, locked, without the blocks that are not planned.
 
     Parameters
@@ -261,6 +303,8 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
         What is run, "sweep" or "scenario".
     own : Own
         Its tables and blocks.
+    bucket : str
+        URL of what workers pass their blocks through: those that an earlier run left there are brought here.
 
     Yields
     ------
@@ -292,6 +336,8 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
         write_index(root, noun, own.planned)
+        if bucket and (brought := store.fetch_all(own.planned, bucket)):
+            listener.note(f"{brought} blocks brought from {bucket}")
         yield store
 
 

@@ -61,13 +61,15 @@ class Workers:
     address
         Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray); empty starts one on
         this machine, which ends with the tasks.
+    bucket
+        URL, ``s3://NAME/DIR``, through which workers pass what they store; empty: they share the directory of results.
 
     Raises
     ------
     UnknownNameError
         No such backend.
     InputError
-        An address of a backend that takes none.
+        An address of a backend that takes none; a bucket that is no URL.
 
     Examples
     --------
@@ -81,6 +83,7 @@ class Workers:
     jobs: int = 1
     backend: str = ""
     address: str = ""
+    bucket: str = ""
     engine: Engine | None = field(default=None, compare=False, repr=False)  # of a cluster that stays; None = not yet
 
     def __post_init__(self) -> None:  # noqa: D105
@@ -91,6 +94,29 @@ class Workers:
             raise UnknownNameError(f"unknown backend {quoted(self.backend)}{close}; known: {known}")
         if self.address and self.backend not in CLUSTERS:
             raise InputError(f"address {quoted(self.address)}: needs the backend dask or ray, not {self.backend}")
+        if self.bucket and "://" not in self.bucket:
+            raise InputError(f"bucket {quoted(self.bucket)}: no URL; allowed: s3://NAME/DIR, gs://..., file:///...")
+
+
+def bucket_of(jobs: int | Workers) -> str:
+    """Say through which bucket workers pass what they store; "" = they share the directory of results.
+
+    Parameters
+    ----------
+    jobs
+        Processes of this machine, or where tasks run.
+
+    Returns
+    -------
+    str
+        URL.
+
+    Examples
+    --------
+    >>> bucket_of(2), bucket_of(Workers(backend="dask", bucket="s3://results/demo"))
+    ('', 's3://results/demo')
+    """
+    return jobs.bucket if isinstance(jobs, Workers) else ""
 
 
 def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcome:
