@@ -100,7 +100,29 @@ def with_token_prices(
 
 
 def check_utilisation(utilisation: float) -> None:
-    """``InputError`` for a share of the reserved hours [1] that is not above 0 and at most 1."""
+    """Require a share of the reserved hours that is above 0 and at most 1.
+
+    Parameters
+    ----------
+    utilisation
+        Share of the hours in which the GPUs serve. [1]
+
+    Returns
+    -------
+    None
+        Where it is one.
+
+    Raises
+    ------
+    InputError
+        Where it is none.
+
+    Examples
+    --------
+    >>> check_utilisation(0.0)
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: utilisation must be above 0 and at most 1, got 0
+    """
     if not 0.0 < utilisation <= 1.0:
         raise InputError(f"utilisation must be above 0 and at most 1, got {utilisation:g}")
 
