@@ -1,7 +1,7 @@
 """Fullest expert rank under random picks, against the draw itself."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import hypothesis.strategies as st
 import numpy as np
@@ -13,9 +13,9 @@ from disagg_sim.physics.expert_load import (
     MOST_SUMMED,
     fullest_load,
     fullest_of_random,
-    fullest_share,
     largest_normal,
-    packed_share,
+    packed,
+    placement,
     popularity,
 )
 from disagg_sim.physics.passes.decode import decode_step
@@ -75,20 +75,48 @@ def test_the_most_experts_hit_on_a_rank_agree_with_draws():
 
 
 def test_skew_fills_one_rank_and_hits_fewer_experts():
-    """Variation 1, 32 ranks of 8 experts: 1 + 2.07*0.964*sqrt(32/256)*sqrt(248/255) = 1.696 for endless tokens."""
     share = popularity(256, 1.0)
     assert share.sum() == pytest.approx(1.0)
     assert share.std() / share.mean() == pytest.approx(0.964, abs=0.001)  # the tail beyond 256 quantiles is cut
-    assert fullest_share(256, 256, 32, 1.0) == pytest.approx(1.696, abs=0.002)
-    assert fullest_share(256, 256, 1, 1.0) == fullest_share(256, 256, 32, 0.0) == 1.0
+    assert placement(256, 256, 1, 1.0).fullest == placement(256, 256, 32, 0.0).fullest == 1.0
+    assert placement(256, 256, 256, 1.0).fullest == pytest.approx(256 * share[0])  # alone on its rank
     even, skewed = (fullest_load(32.0, experts=256, top_k=8, ep=8.0, skew=v) for v in (0.0, 1.0))
     assert skewed.picks > even.picks
     assert skewed.distinct < even.distinct
 
 
+def test_any_order_of_experts_is_the_mean_of_all_orders():
+    """Six experts on two and on three ranks: 20 ways to fill the first of two, 90 to fill three with pairs."""
+    share = popularity(6, 1.0)
+    two = [max(sum(part), 1.0 - sum(part)) for part in combinations(share.tolist(), 3)]
+    assert placement(6, 6, 2, 1.0).fullest == pytest.approx(2 * np.mean(two), rel=0.01)
+    order = np.array(list(permutations(share.tolist())))
+    three = order.reshape(-1, 3, 2).sum(axis=-1).max(axis=-1)
+    assert placement(6, 6, 3, 1.0).fullest == pytest.approx(3 * three.mean(), rel=0.01)
+
+
+@pytest.mark.parametrize(("ep", "copies", "placed"), [(8, 0, True), (32, 0, True), (32, 32, True), (32, 32, False)])
+@pytest.mark.parametrize(("tokens", "skew"), [(16, 0.5), (16, 1.0), (64, 1.0), (16, 2.0)])
+def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies, placed):
+    """Orders of experts and picks drawn one by one; copies of an expert share its picks."""
+    lie, draw, found = placement(256, 256 + copies, ep, skew, placed), np.random.default_rng(5), []
+    for _ in range(300):
+        each = lie.share if lie.known else draw.permutation(lie.share)
+        tickets = np.minimum(8 * each, 1.0)
+        order = draw.permuted(np.tile(np.arange(each.size), (tokens, 1)), axis=1)
+        passed = np.floor(np.cumsum(tickets[order], axis=1) + draw.random((tokens, 1)))
+        picked = order[np.diff(passed, axis=1, prepend=0.0) > 0]  # of each token about 8 slots, by their shares
+        counts = np.bincount(picked, minlength=each.size).reshape(ep, -1)
+        found.append((counts.sum(axis=1).max(), (counts > 0).sum(axis=1).max()))
+    picks, hit = np.mean(found, axis=0)
+    load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), skew=skew, redundant=copies, placed=placed)
+    assert float(load.picks) == pytest.approx(picks, rel=0.06)
+    assert float(load.distinct) == pytest.approx(hit, rel=0.05)
+
+
 def test_redundant_slots_even_out_a_skew():
     """32 copies for 256 experts, an eighth more, as DeepSeek-V3 is served: within 5 % of even."""
-    assert fullest_share(256, 288, 32, 1.0) < 1.05 < fullest_share(256, 256, 32, 1.0)
+    assert placement(256, 288, 32, 1.0).fullest < 1.05 < placement(256, 256, 32, 1.0).fullest
     shares = [float(fullest_load(1e6, experts=256, top_k=8, ep=32.0, skew=1.0, redundant=r).picks) for r in (0, 32)]
     assert shares[1] < 0.65 * shares[0]
 
@@ -114,8 +142,8 @@ def test_copies_of_the_heaviest_expert_by_hand():
     spare ones take copies of the first; 2 + 4/3 + 1 = 13/3 against 3*4/3 - 4/3 + 1 = 11/3.
     """
     share = np.array([4.0, 2.0, 1.0, 1.0]) / 8
-    assert packed_share(share, 4, 2) == 5 / 4
-    assert packed_share(share, 6, 2) == pytest.approx(13 / 12)
+    assert packed(share, 4, 2).fullest == 5 / 4
+    assert packed(share, 6, 2).fullest == pytest.approx(13 / 12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -129,13 +157,13 @@ def test_packing_is_near_the_best_of_all_packings(loads, more):
     each = np.repeat(share / copies, copies.astype(int))
     half = each.size // 2
     best = 2.0 * min(max(sum(part), 1.0 - sum(part)) for part in combinations(each.tolist(), half))
-    found = packed_share(share, each.size, 2)
+    found = packed(share, each.size, 2).fullest
     assert best * (1 - 1e-9) <= found <= best * 4 / 3
     assert found >= max(1.0, 2.0 * each.max()) * (1 - 1e-9)
 
 
 def test_uniform_routing_gains_nothing_from_copies():
-    assert fullest_share(256, 288, 32, 0.0) == 1.0
+    assert placement(256, 288, 32, 0.0).fullest == 1.0
     picks = [float(fullest_load(2048, experts=256, top_k=8, ep=32.0, skew=0.0, redundant=r).picks) for r in (0, 32)]
     assert picks[0] == picks[1]
 

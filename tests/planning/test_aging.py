@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import disagg_sim as ds
@@ -31,12 +32,15 @@ def plans():
 
 
 def test_passes_are_longer_by_what_is_lost(plans):
-    """The same pool with and without drift: its best pass takes 1 + loss of what it took."""
-    still, moving = (plans[drift].best.pools[0] for drift in (None, 3600.0))
-    assert still.mapping == moving.mapping
-    assert still.mapping.redundant_slots
-    (moves,) = moves_of(plans[3600.0].best)
-    ratio = moving.choice.busy[-1] / still.choice.busy[-1]
+    """Of the pool of prefill: its best pass takes 1 + loss of what it takes with copies just placed."""
+    moving = plans[3600.0].best.pools[0]
+    assert moving.mapping.redundant_slots
+    mapping, chunk = replace(moving.mapping, chunk_tokens=0), int(moving.mapping.chunk_tokens)
+    batch = [int(moving.choice.batch[-1])]
+    still = ds.prefill_grid(moving.setup, mapping, ds.lengths(4096, 1024), batch=batch, chunk_tokens=[chunk or 512])
+    (row,) = np.flatnonzero(still.mappings.chunk_tokens == chunk)
+    moves = next(each for each in moves_of(plans[3600.0].best) if each.role == "prefill")
+    ratio = moving.choice.busy[-1] * still.request_rate[row, 0] / batch[0]
     assert ratio == pytest.approx(1 + moves.loss, rel=1e-2)  # told of the longer pass
     assert moves.loss < moves.usual < moves.never
 
@@ -45,10 +49,11 @@ def test_passes_whose_pasts_are_loaded_age_too(plans):
     """By the loss of what they compute: 2,048 tokens of each of 8 prompts; the other half comes from DRAM as before."""
     pool = plans[3600.0].best.pools[0]
     half = ds.lengths(4096, 1024, cached=Reuse(share=ConstantShare(share=0.5), tiers=(("dram", 1.0),)))
-    grid = ds.prefill_grid(pool.setup, pool.mapping, half, batch=[8])
+    copied = ds.Mapping(dp_attn=8, ep=8, redundant_slots=8)
+    grid = ds.prefill_grid(pool.setup, copied, half, batch=[8])
     (still,), (moving,) = (prefill_choices(grid, replace(plans[drift].work, lengths=half)) for drift in (None, 3600.0))
     done = {"tokens": 8 * 2048.0, "seconds": float(grid.busy[0, 0])}
-    loss = float(rebalancing(pool.setup, pool.mapping, **done, drift=3600.0).loss)
+    loss = float(rebalancing(pool.setup, copied, **done, drift=3600.0).loss)
     assert loss > 1e-3
     assert moving.busy[0] == pytest.approx(still.busy[0] * (1 + loss), rel=1e-9)
     assert moving.ftl[0, 0] == pytest.approx(still.ftl[0, 0] * (1 + loss), rel=1e-9)
@@ -77,7 +82,7 @@ def test_the_period_is_told_and_given_to_engines(plans):
 
 def test_copies_that_are_never_moved_stay_in_every_engine():
     """As the plan says: SGLang starts no balancer, vLLM comes to no move in a year, TensorRT-LLM updates no layer."""
-    options = ds.PlanOptions(expert_skew=1.0, max_redundant_experts=32, popularity_drift=100.0, engine="sglang")
+    options = ds.PlanOptions(expert_skew=1.0, max_redundant_experts=32, popularity_drift=60.0, engine="sglang")
     plan = ds.plan("deepseek_r1", "h200_sxm", ds.lengths(16384, 1024), rate=10, ttft=5.0, options=options)
     (moves,) = [each for each in moves_of(plan.best) if each.role == "prefill"]
     assert moves.passes is None
@@ -98,8 +103,8 @@ def test_copies_that_are_never_moved_stay_in_every_engine():
 def test_a_period_in_passes_is_that_in_seconds(plans):
     best = plans[3600.0].best
     (moves,), pool = moves_of(best), best.pools[0]
-    tokens = float(pool.batch) * best.work.lengths.mean_new
-    seconds = float(pool.choice.busy[-1])
+    share = min(float(pool.mapping.chunk_tokens) / 4096, 1.0) or 1.0  # of a pass that a stage has at once
+    tokens, seconds = share * pool.batch * 4096, share * float(pool.choice.busy[-1])
     found = rebalancing(pool.setup, pool.mapping, tokens=tokens, seconds=seconds, drift=3600.0)
     assert moves.period == pytest.approx(float(found.period))
     assert moves.passes == round(moves.period / seconds)

@@ -100,7 +100,7 @@ def test_a_co_located_instance_loses_what_the_law_says(at):
     )
     (designs,) = designs_of(still, Origin(lengths=law))
     period = float(np.squeeze(aged_together(at, COPIED, cycle_of(designs, times_of(designs)), 120.0).period))
-    seconds = 2 * (period + float(staleness(at, COPIED, 1.0)[1]))
+    seconds = 8 * (period + float(staleness(at, COPIED, 1.0)[1]))  # of two the loss is known to a fifth alone
     limits = {"mode": Mode.PREFILL_FIRST, "token_budget": 10**6, "max_prompts": 8, "max_sequences": 256}
     fresh, aged = (
         emitted(table(at, aging), seconds, (0, 4096, 1024), residents=256, **limits)
