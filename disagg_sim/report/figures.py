@@ -131,6 +131,7 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[s
     """
     for old in (root / "figures").glob("**/*.png"):
         old.unlink()
+    root = root.absolute()  # workers run in directories of their own
     store = Store(root)
     cases = [
         CaseFigures(

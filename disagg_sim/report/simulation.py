@@ -87,13 +87,14 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
     """
     for old in (root / "figures").glob("**/*.png"):
         old.unlink()
-    tasks = [*_tasks(result, root / "figures")]
+    there = root.absolute()  # workers run in directories of their own
+    tasks = [*_tasks(result, Store(there), there / "figures")]
     return sum(run_tasks(_draw, tasks, jobs=jobs))
 
 
-def _tasks(result: ScenarioResult, root: Path) -> Iterator[OverTime | Spread | OverRate]:
+def _tasks(result: ScenarioResult, store: Store, root: Path) -> Iterator[OverTime | Spread | OverRate]:
 
-    scenario, store = result.plan.scenario, result.store
+    scenario = result.plan.scenario
     stored = [run for run in result.plan.runs if store.state(run.key(RUNS)) is State.STORED]
     for run in stored:
         title = f"{run.choice.label} on {run.deployment.name} under {run.source.name} x {run.rate_scale:g}"
