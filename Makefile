@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?=
 PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 40 --durations-min 5
+# Most of what is installed is never imported: what is, is compiled then.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
 # Every test process and command that a test starts would compile the same sources again.
@@ -21,16 +23,16 @@ venv: $(VENV)/.installed-dev
 # The demo needs the run-time dependencies alone; an environment for development has them, too.
 $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(INSTALL) '.[docs]'
 	@touch $@
 
 demo: $(VENV)/.installed
