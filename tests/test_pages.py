@@ -3,7 +3,8 @@
 A page is worked through in a directory of its own. Blocks of YAML begin with a comment that names their file; all of
 them are written first, and checked; blocks of Python that name one are written, too. Python blocks share one namespace.
 Lines of a console block that begin with ``$`` are run by a shell that keeps its directory and its variables from block
-to block; other lines are what they must print.
+to block; other lines are what they must print. Where a page's shell changes neither, commands of ``disagg-sim`` alone
+are called in this process, which has imported them.
 A block that cannot run here says why, in a comment before it that a reader does not see: ``<!-- not run: REASON -->``.
 """
 
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -28,6 +31,7 @@ import matplotlib
 import pytest
 import yaml
 
+from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.simulation.policies.registry import policies
 
@@ -36,6 +40,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 FENCE = re.compile(r"^```(\w*)$")
 MARK = re.compile(r"^<!-- not run:(.*)-->$")
 RUN, SHOWN = ("python", "console", "yaml"), ("text", "json")
+SHELL = set("$`|&;<>*?~")  # what only a shell understands
 LIMIT_S = 300  # of one block [s]
 #: A small trace, under the names that the pages use for those of the reader.
 TRACE = "arrival_s,input_tokens,output_tokens\n" + "".join(
@@ -100,9 +105,37 @@ def commands(text: str) -> tuple[str, list[str]]:
     return "\n".join(run), printed
 
 
-def in_shell(block: Block, folder: Path) -> None:
-    """Run a console block; it may fail only where it shows an error."""
+def words(script: str) -> list[list[str]] | None:
+    """The arguments of commands of ``disagg-sim`` alone; None where a line needs a shell."""
+    lines = [shlex.split(line, comments=True) for line in script.replace("\\\n", " ").splitlines()]
+    plain = all(line[0] == "disagg-sim" and not set("".join(line)) & SHELL for line in lines)
+    return [line[1:] for line in lines] if plain else None
+
+
+def on_console(block: Block, folder: Path, *, moved: bool) -> None:
+    """Run a console block; it may fail only where it shows an error. ``moved``: a shell's state counts."""
     script, printed = commands(block.text)
+    called = None if moved else words(script)
+    code, said = in_shell(script, folder) if called is None else in_this_process(called)
+    expected = any(line.startswith("error: ") for line in printed)
+    assert code == (2 if expected else 0), f"{block.where}: exit code {code}\n{said}"
+    missing = [line for line in printed if line not in said.splitlines()]
+    assert not missing, f"{block.where} shows {missing}, but the command said\n{said}"
+
+
+def in_this_process(calls: list[list[str]]) -> tuple[int, str]:
+    """Call ``disagg-sim`` up to the first failure: the exit code, and what was said."""
+    said, code = io.StringIO(), 0
+    for arguments in calls:
+        with redirect_stdout(said), redirect_stderr(said), patch.dict(policies()):
+            code = run(arguments)
+        if code:
+            break
+    return code, said.getvalue()
+
+
+def in_shell(script: str, folder: Path) -> tuple[int, str]:
+    """Run lines of a shell up to the first failure: the exit code, and what was said."""
     kept = f'set -e\n. "{folder}/.env"\ncd "$PWD"\n{{\n{script}\n}}\n'
     env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "80"}
     env["MPLCONFIGDIR"] = matplotlib.get_configdir()  # a home of its own would have its fonts listed anew
@@ -115,12 +148,7 @@ def in_shell(block: Block, folder: Path) -> None:
         timeout=LIMIT_S,
         check=False,
     )
-    said = done.stdout + done.stderr
-    expected = any(line.startswith("error: ") for line in printed)
-    assert (done.returncode == 2) is expected, f"{block.where}: exit code {done.returncode}\n{said}"
-    assert done.returncode in (0, 2), f"{block.where}: exit code {done.returncode}\n{said}"
-    missing = [line for line in printed if line not in said.splitlines()]
-    assert not missing, f"{block.where} shows {missing}, but the command said\n{said}"
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -136,6 +164,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(TURNS)
     (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv(PATH_VARIABLE, raising=False)
     with patch.dict(policies()):
         yield tmp_path
@@ -144,23 +173,26 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
-    run = [block for block in ALL[page] if block.language in RUN and block.reason is None]
-    for block in run:
+    asked = [block for block in ALL[page] if block.language in RUN and block.reason is None]
+    moved = any(re.search(r"^\$ (cd|export) ", block.text, flags=re.MULTILINE) for block in asked)
+    for block in asked:
         assert block.file or block.language != "yaml", f"{block.where}: begins with no comment that names its file"
         if block.file:
             path = folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text, encoding="utf-8")
             if block.language == "yaml" and not block.file.startswith("."):
-                found = f"{PATH_VARIABLE}=. " if "/" in block.file else ""
-                check = f"$ {found}disagg-sim specs check {block.file}"
-                in_shell(Block(block.where, "console", check, None), folder)
+                check = Block(block.where, "console", f"$ disagg-sim specs check {block.file}", None)
+                with pytest.MonkeyPatch.context() as patched:
+                    if "/" in block.file:
+                        patched.setenv(PATH_VARIABLE, str(folder))
+                    on_console(check, folder, moved=False)
     names = {"__name__": "page"}
-    for block in run:
+    for block in asked:
         if block.language == "python":
             exec(compile(block.text, block.where, "exec", dont_inherit=True), names)
         elif block.language == "console":
-            in_shell(block, folder)
+            on_console(block, folder, moved=moved)
 
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -251,6 +283,6 @@ def test_a_block_that_does_not_run_says_why() -> None:
 
 def test_most_blocks_run() -> None:
     known = [block for page in PAGES for block in ALL[page] if block.language in RUN]
-    run = [block for block in known if block.reason is None]
+    asked = [block for block in known if block.reason is None]
     assert len(known) >= 30
-    assert len(run) >= 0.7 * len(known)
+    assert len(asked) >= 0.7 * len(known)
