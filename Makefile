@@ -16,7 +16,7 @@ SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test test-alone lint types test-long test-all checks bench docs docs-numbers figures clean
+.PHONY: venv demo test kernel lint types test-long test-all checks bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
@@ -45,22 +45,22 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Tests that no other test may run beside, which also compile the kernel; only the files that have one are collected.
-test-alone: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m alone $$(grep --recursive --files-with-matches --include='*.py' 'pytest.mark.alone' tests)
+# One run of a simulation, which compiles the kernel: test processes that start together would each do so.
+kernel: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest disagg_sim/simulation/simulate.py
 
-# Those first, one core left to the types; then the others.
+# Those first, each on a core; then the tests.
 checks: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types test-alone
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernel lint types
 
 test: checks
-	$(PARALLEL) -m "not alone and not long"
+	$(PARALLEL) -m "not long"
 
 test-long: $(VENV)/.installed-dev
 	$(PARALLEL) -m long
 
 test-all: checks
-	$(PARALLEL) -m "not alone"
+	$(PARALLEL)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks -m "not long" --benchmark-max-time=0.5 --benchmark-min-rounds=3 $(ARGS)

@@ -182,7 +182,6 @@ print([m for m in {heavy!r} if m in sys.modules])"""
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.alone
 def test_importing_the_package_takes_less_than_half_a_second() -> None:
     """CPU seconds, the best of three, as other processes may hold the cores."""
     script = "import time; t = time.process_time(); import disagg_sim; print(time.process_time() - t)"

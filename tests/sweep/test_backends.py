@@ -13,7 +13,6 @@ from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 
-pytestmark = pytest.mark.alone
 LOCAL = (Workers(1), Workers(2))
 
 

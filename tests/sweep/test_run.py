@@ -304,7 +304,6 @@ def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
 
 
-@pytest.mark.alone
 def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
     dice = random.Random(20)
     blocks = len(smoke.blocks)
@@ -314,7 +313,8 @@ def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, t
         log = tmp_path / f"log{attempt}"
         last = attempt == 2
         with log.open("w") as stream:
-            run = subprocess.Popen([*command, "2" if attempt == 1 else "1"], stdout=stream, stderr=stream)
+            jobs = "2" if attempt == 1 else "1"
+            run = subprocess.Popen([*command, jobs], stdout=stream, stderr=stream, start_new_session=True)
             wanted = len(stored) + dice.randint(2, blocks // 6)
             while run.poll() is None and (last or len(_files(tmp_path)) < wanted):
                 time.sleep(0.001)
@@ -323,12 +323,21 @@ def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, t
         assert run.returncode == (0 if last else -signal.SIGKILL), log.read_text()
         if stored or not attempt:
             assert f"{len(stored)} of {blocks} blocks already stored" in log.read_text()
-        time.sleep(0.3 if attempt == 1 else 0.0)  # orphaned workers finish the block that they are at
+        _await_orphans(run.pid)
         now = _files(tmp_path)
         assert {path: now[path] for path in stored} == stored, "a finished block was written again"
         stored = now
     assert len(stored) == blocks
     assert (tmp_path / "out" / "frontier.csv").read_bytes() == (reference / "frontier.csv").read_bytes()
+
+
+def _await_orphans(group: int) -> None:
+    """Workers of a killed process finish the block that they are at."""
+    deadline = time.monotonic() + 10.0
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.01)
 
 
 def _files(root: Path) -> dict[Path, int]:
@@ -365,7 +374,6 @@ with in_processes(2) as engine:
     assert run.stdout.strip() == "True", run.stderr
 
 
-@pytest.mark.alone
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     code, said = 0, ""
     for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
