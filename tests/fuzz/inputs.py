@@ -294,7 +294,8 @@ def config(rng: Random) -> Spoilt:
     content = json.dumps(spoilt_document(CONFIG, rng), default=str).encode()
     if rng.random() < 0.3:
         content = spoilt_bytes(content, rng)
-    plan = ["plan", "--model", "config.json", *PLAN[2:], "--isl", "512", "--osl", "64", "--rate", "20"]
+    asked = ["--isl", "512", "--osl", "64", "--rate", "20", "--hold-prompts", "none"]
+    plan = ["plan", "--model", "config.json", *PLAN[2:], *asked]
     return Spoilt("config.json", {"config.json": content}, ["model", "import", "config.json"], then=[plan])
 
 

@@ -70,9 +70,9 @@ def test_integer_program_equals_enumeration(prefill, decode, budget):
 
 
 @pytest.mark.long
-def test_integer_program_equals_enumeration_on_thousands_of_small_pools():
+def test_integer_program_equals_enumeration_on_a_thousand_small_pools():
     rng = np.random.default_rng(20)
-    for _ in range(3000):
+    for _ in range(1000):
         prefill, decode = (
             list(zip(rng.integers(1, 9, n).tolist(), rng.uniform(0.05, 5, n).tolist(), strict=True))
             for n in rng.integers(1, 6, 2)

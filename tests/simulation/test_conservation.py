@@ -93,7 +93,7 @@ def run(name, requests, options, seed=0):
 
 
 @EVERY_SYSTEM
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(requests=REQUESTS, options=OPTIONS)
 def test_every_request_ends_once_and_nothing_is_lost(name, requests, options):
     policy, result = run(name, requests, options)
