@@ -29,7 +29,7 @@ from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
-from disagg_sim.search.aging import Cycle, aged_together, longer, one_piece, piece_of_pass
+from disagg_sim.search.aging import Cycle, aged_together, in_a_stage, longer, one_piece, piece_of_pass
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
@@ -305,8 +305,11 @@ def _aged(designs: Designs, times: Times) -> Times:
         return Times(times.step * aged.steps, fill, times.busy * aged.passes, times.long * aged.passes, load)
     tokens = designs.batch * (1.0 + designs.mapping.draft_tokens)
     accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
-    step = longer(designs.at, designs.mapping, tokens, times.step * accepted, designs.drift)
-    piece = one_piece(designs.lengths, designs.chunk_tokens, designs.prefill_batch, np.real(times.busy))
+    step = longer(
+        designs.at, designs.mapping, *in_a_stage(designs.mapping, tokens, times.step * accepted), designs.drift
+    )
+    done = designs.chunk_tokens, designs.prefill_batch, np.real(times.busy)
+    piece = one_piece(designs.lengths, designs.prefill_mapping, *done)
     fill = longer(designs.prefill_at, designs.prefill_mapping, *piece, designs.drift)
     return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load)
 
@@ -335,18 +338,19 @@ def cycle_of(designs: Designs, times: Times) -> Cycle:
     [2048.0]
     """
     accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
-    decodes = designs.batch * (1.0 + designs.mapping.draft_tokens)
-    step = np.real(times.step) * accepted
+    tokens, mapping = designs.batch * (1.0 + designs.mapping.draft_tokens), designs.mapping
+    decodes, step = in_a_stage(mapping, tokens, np.real(times.step) * accepted)
     if designs.mode == "colocated":
         filled, prompts, busy = designs.filled, designs.batch / designs.lengths.gaps, np.real(times.busy)
         of_one = designs.lengths, designs.prefill_mapping, designs.chunk_tokens
         piece, stage = piece_of_pass(*of_one, 1.0 / filled.passes, busy / filled.passes)
-        return Cycle(decodes, step, filled.idle / accepted, piece, stage, prompts * busy)
+        return Cycle(decodes, step, filled.idle * mapping.pp / accepted, piece, stage, prompts * busy)
     kinds, inside = designs.steps, np.real(times.busy)
     some = 1.0 - kinds.plain
     alone = np.maximum(designs.mixed_chunk / designs.mapping.dp_attn, 1.0)
-    piece = decodes + (kinds.full * designs.mixed_chunk + kinds.alone * alone) / some
-    return Cycle(decodes, step, kinds.plain / accepted, piece, inside / some, inside / accepted)
+    mixed = tokens + (kinds.full * designs.mixed_chunk + kinds.alone * alone) / some
+    piece, stage = in_a_stage(mapping, mixed, inside / some)
+    return Cycle(decodes, step, kinds.plain * mapping.pp / accepted, piece, stage, inside / accepted)
 
 
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:

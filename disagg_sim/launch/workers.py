@@ -296,8 +296,8 @@ def _moved_after(points: pd.DataFrame, each: Designs) -> dict[str, int]:
         seconds = {"decode": spent / (cycle.steps + passes)}
     else:
         step = times.step * accepted_length(each.at.speculation, each.mapping.draft_tokens)
-        _, piece = one_piece(each.lengths, each.chunk_tokens, each.prefill_batch, times.busy)
-        seconds = {"decode": step, "prefill": piece}
+        _, piece = one_piece(each.lengths, each.prefill_mapping, each.chunk_tokens, each.prefill_batch, times.busy)
+        seconds = {"decode": step / each.mapping.pp, "prefill": piece}
     slots = {"decode": each.mapping.redundant_slots, "prefill": each.prefill_mapping.redundant_slots}
     found = {}
     for phase, of_pass in seconds.items():

@@ -15,7 +15,7 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import PrefillChoice
-from disagg_sim.search.aging import longer
+from disagg_sim.search.aging import in_a_stage, longer
 from disagg_sim.search.aging import one_piece as piece_of
 
 
@@ -29,9 +29,9 @@ def lengthened(work: Work, at: Setup, mapping: Mapping, tokens: Numeric, seconds
     at, mapping
         Setup, and sharding of an instance.
     tokens
-        Of a step or pass, over all ranks, of a shape that broadcasts with the times. [token]
+        That go through a stage at once, over all ranks, of a shape that broadcasts with the times. [token]
     seconds
-        Their times with copies just placed. [s]
+        Their times in a stage with copies just placed. [s]
 
     Returns
     -------
@@ -49,7 +49,7 @@ def lengthened(work: Work, at: Setup, mapping: Mapping, tokens: Numeric, seconds
 
 
 def one_piece(work: Work, mapping: Mapping, batch: Floats, busy: Floats) -> tuple[Floats, Floats]:
-    """Find what goes through a stage of prefill at once: a chunk of each prompt of a pass, or all of it.
+    """Find what goes through a stage of prefill at once: a chunk of each prompt of a pass, or a micro-batch.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def one_piece(work: Work, mapping: Mapping, batch: Floats, busy: Floats) -> tupl
     >>> [each.tolist() for each in one_piece(work, ds.Mapping(pp=2, chunk_tokens=512), np.ones(1), np.ones(1))]
     [[512.0], [0.25]]
     """
-    return piece_of(work.lengths, mapping.chunk_tokens, batch, busy)
+    return piece_of(work.lengths, mapping, mapping.chunk_tokens, batch, busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,8 @@ def _moves(pool: PlannedPool, work: Work) -> Moves:
         tokens, seconds = (float(each[-1]) for each in one_piece(work, mapping, choice.batch, choice.busy))
     else:
         batch = max(pool.sequences, 1.0)
-        tokens = batch * (1 + mapping.draft_tokens)
-        seconds = float(np.interp(batch, choice.batch, choice.step))
+        step = float(np.interp(batch, choice.batch, choice.step))
+        tokens, seconds = (float(each) for each in in_a_stage(mapping, batch * (1 + mapping.draft_tokens), step))
     found = rebalancing(at, mapping, tokens=tokens, seconds=seconds, drift=work.drift)
     growth, period = float(found.growth), float(found.period)
     usual = USUAL_PASSES.get(at.engine)

@@ -29,6 +29,7 @@ from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
 from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
+from disagg_sim.search.aging import in_a_stage
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import uneven_passes
@@ -254,7 +255,7 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
         work=work,
         seats=int(grid.batch[column]),
         batch=batch,
-        step=step * lengthened(work, at, mapping, batch * (1 + mapping.draft_tokens), step),
+        step=step * lengthened(work, at, mapping, *in_a_stage(mapping, batch * (1 + mapping.draft_tokens), step)),
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
@@ -338,7 +339,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
     last = min(last, tables.shape[-1] - 1)
     batch = grid.batch[: last + 1].astype(float)
     verified = batch * (1.0 + mapping.draft_tokens)
-    longer = lengthened(work, at, mapping, verified, tables[0, 0, : last + 1])
+    longer = lengthened(work, at, mapping, *in_a_stage(mapping, verified, tables[0, 0, : last + 1]))
     mixed, single, late = tables[:, :, : last + 1] * longer
     prompts = lengths.prompt_nodes()
     loads = Loads.of(at, mapping, prompts)

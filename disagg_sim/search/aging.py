@@ -24,9 +24,9 @@ def longer(at: Setup, mapping: Mapping, tokens: Numeric, seconds: Numeric, drift
     at, mapping
         Setup, and sharding, numbers or columns. [1]
     tokens
-        Of a step or pass, over all ranks, of a shape that broadcasts with the times. [token]
+        That go through a stage at once, over all ranks, of a shape that broadcasts with the times. [token]
     seconds
-        Their times with copies just placed. [s]
+        Their times in a stage with copies just placed. [s]
     drift
         Time constant with which popularity drifts; inf = it stays. [s]
 
@@ -50,12 +50,35 @@ def longer(at: Setup, mapping: Mapping, tokens: Numeric, seconds: Numeric, drift
     return factor
 
 
+def in_a_stage(mapping: Mapping, tokens: Numeric, seconds: Numeric) -> tuple[Any, Any]:
+    """Find what goes through a stage at once in a step, whose micro-batches, one a stage, go through all stages.
+
+    Parameters
+    ----------
+    mapping
+        Its stages. [1]
+    tokens, seconds
+        Of the step, over all ranks [token], and its time. [s]
+
+    Returns
+    -------
+    tokens, seconds : numeric
+        [token], [s]
+
+    Examples
+    --------
+    >>> [float(each) for each in in_a_stage(Mapping(pp=4), 64.0, 0.02)]
+    [16.0, 0.005]
+    """
+    return np.maximum(tokens / mapping.pp, 1.0), seconds / mapping.pp
+
+
 class Cycle(NamedTuple):
     """What an instance that does both phases does for a token of a slot; of shapes that broadcast."""
 
-    decodes: Numeric  # tokens of a decode step, over all ranks [token]
-    step: Numeric  # its time [s]
-    steps: Numeric  # how many [1]
+    decodes: Numeric  # tokens that go through a stage at once in a decode step, over all ranks [token]
+    step: Numeric  # their time in a stage [s]
+    steps: Numeric  # how often [1]
     piece: Numeric  # tokens that go through a stage at once in a pass, or in a mixed step [token]
     stage: Numeric  # their time [s]
     spent: Numeric  # of all passes or mixed steps [s]
@@ -140,17 +163,19 @@ def piece_of_pass(
     >>> [float(each) for each in piece_of_pass(lengths(2048, 256), Mapping(pp=2), 512, 1.0, 1.0)]
     [512.0, 0.2]
     """
-    tokens, share = one_piece(lengths, chunk_tokens, prompts, np.ones_like(prompts))
+    tokens, share = one_piece(lengths, mapping, chunk_tokens, prompts, np.ones_like(prompts))
     return tokens, seconds / (1.0 / share + mapping.pp - 1.0)
 
 
-def one_piece(lengths: Lengths, chunk_tokens: Numeric, batch: Numeric, busy: Numeric) -> tuple[Any, Any]:
-    """Find what goes through a stage of prefill at once: a chunk of each prompt of a pass, or all of it.
+def one_piece(
+    lengths: Lengths, mapping: Mapping, chunk_tokens: Numeric, batch: Numeric, busy: Numeric
+) -> tuple[Any, Any]:
+    """Find what goes through a stage of prefill at once: a chunk of each prompt of a pass, or one of its micro-batches.
 
     Parameters
     ----------
-    lengths
-        Of the requests.
+    lengths, mapping
+        Of the requests, and sharding. [1]
     chunk_tokens
         0 = whole prompts. [token]
     batch, busy
@@ -164,11 +189,14 @@ def one_piece(lengths: Lengths, chunk_tokens: Numeric, batch: Numeric, busy: Num
     Examples
     --------
     >>> from disagg_sim.workload.lengths import lengths
-    >>> [float(each) for each in one_piece(lengths(2048, 256), 512, 1.0, 1.0)]
+    >>> [float(each) for each in one_piece(lengths(2048, 256), Mapping(pp=2), 512, 1.0, 1.0)]
     [512.0, 0.25]
+    >>> [float(each) for each in one_piece(lengths(2048, 256), Mapping(pp=2), 0, 8.0, 1.0)]
+    [8192.0, 0.5]
     """
     new = lengths.mean_new
-    share = np.where(np.asarray(chunk_tokens) > 0, np.minimum(np.asarray(chunk_tokens) / new, 1.0), 1.0)
+    whole = 1.0 / np.clip(np.ceil(batch / mapping.dp_attn), 1.0, mapping.pp)
+    share = np.where(np.asarray(chunk_tokens) > 0, np.minimum(np.asarray(chunk_tokens) / new, 1.0), whole)
     return batch * new * share, busy * share
 
 
@@ -200,11 +228,11 @@ def aged(grid: PhaseGrid, drift: float) -> PhaseGrid:
         return grid
     mapping, batch = grid.mappings.for_grid(), grid.batch[None, :].astype(float)
     if grid.phase == "decode":
-        tokens, seconds = batch * (1.0 + grid.drafts), grid.step
+        tokens, seconds = in_a_stage(mapping, batch * (1.0 + grid.drafts), grid.step)
     else:
         chunk = np.asarray(grid.mappings.chunk_tokens)[:, None]
         busy = batch / grid.request_rate if grid.busy is None else grid.busy
-        tokens, seconds = one_piece(grid.lengths, chunk, batch, busy)
+        tokens, seconds = one_piece(grid.lengths, mapping, chunk, batch, busy)
     factor = longer(grid.setup, mapping, tokens, seconds, drift)
     if grid.busy is None or grid.load is None:
         return replace(grid, latency=grid.latency * factor, request_rate=grid.request_rate / factor)

@@ -22,7 +22,7 @@ from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
-from disagg_sim.search.aging import Aged, Cycle, aged_together, piece_of_pass
+from disagg_sim.search.aging import Aged, Cycle, aged_together, in_a_stage, piece_of_pass
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
@@ -382,7 +382,8 @@ class _Scored:
         chunks = np.repeat([cut.chunk_tokens for cut in self.cuts], self.passes.batch_index.size)
         piece = piece_of_pass(case.lengths, mapping, chunks, 1.0 / often, each / often)
         tokens = self.group.batch[index] * (1.0 + self.group.drafts)
-        cycle = Cycle(tokens, step * accepted, decoding / (step * accepted), *piece, per_token * each)
+        decodes, stage = in_a_stage(mapping, tokens, step * accepted)
+        cycle = Cycle(decodes, stage, decoding / stage, *piece, per_token * each)
         return aged_together(case.at, mapping, cycle, drift)
 
     @cached_property

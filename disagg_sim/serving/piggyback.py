@@ -19,7 +19,7 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
-from disagg_sim.search.aging import Cycle, aged_together
+from disagg_sim.search.aging import Cycle, aged_together, in_a_stage
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
@@ -269,12 +269,14 @@ def _longer(case: Case, columns: ChunkColumns, steps: MixedSteps, step: Floats, 
         return np.asarray(np.broadcast_to(values, shape).reshape(shape[0], -1))
 
     decodes = columns.rows.batch[columns.batch_index] * (1.0 + np.max(mapping.draft_tokens))
+    own, stage = in_a_stage(mapping, flat(decodes), flat(step[:, None] * accepted))
+    piece, mixed = in_a_stage(mapping, flat((decodes + tokens / some)[:, None]), flat(inside / some[:, None]))
     cycle = Cycle(
-        decodes=flat(decodes),
-        step=flat(step[:, None] * accepted),
-        steps=flat(steps.plain[:, None] / accepted),
-        piece=flat((decodes + tokens / some)[:, None]),
-        stage=flat(inside / some[:, None]),
+        decodes=own,
+        step=stage,
+        steps=flat(steps.plain[:, None] / accepted) * mapping.pp,
+        piece=piece,
+        stage=mixed,
         spent=flat(inside / accepted),
     )
     aged = aged_together(case.at, mapping, cycle, drift)

@@ -15,7 +15,7 @@ from disagg_sim.domain import SHARDING, Mapping
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.aging import aged_together, one_piece
+from disagg_sim.search.aging import aged_together, in_a_stage, one_piece
 from disagg_sim.serving.points import Column
 from disagg_sim.workload.lengths import Lengths
 
@@ -37,11 +37,14 @@ def with_moves(points: pd.DataFrame, ends: tuple[Setup, Setup], lengths: Lengths
         drafts = column("decode_draft_tokens")
         step = column("ttl_s") * accepted_length(ends[1].speculation, drafts)
         busy = column("prefill_batch") / column("prefill_request_rate_per_s")
-        passes = one_piece(lengths, column("prefill_chunk_tokens"), column("prefill_batch"), busy)
-        work = passes, (column("decode_batch") * (1.0 + drafts), step)
-        for place, (side, at, (tokens, seconds)) in enumerate(zip(("prefill", "decode"), ends, work, strict=True)):
-            degrees: dict[str, Any] = {name: column(f"{side}_{name}") for name in SHARDING}
-            found = rebalancing(at, Mapping(**degrees), tokens=tokens, seconds=seconds, drift=drift)
+        degrees: list[dict[str, Any]] = [
+            {name: column(f"{side}_{name}") for name in SHARDING} for side in ("prefill", "decode")
+        ]
+        first, then = (Mapping(**columns) for columns in degrees)
+        passes = one_piece(lengths, first, column("prefill_chunk_tokens"), column("prefill_batch"), busy)
+        work = passes, in_a_stage(then, column("decode_batch") * (1.0 + drafts), step)
+        for place, (mapping, at, (tokens, seconds)) in enumerate(zip((first, then), ends, work, strict=True)):
+            found = rebalancing(at, mapping, tokens=tokens, seconds=seconds, drift=drift)
             periods[place] = found.period
     return _told(points, periods)
 

@@ -17,7 +17,7 @@ from disagg_sim.physics.rebalance import loss_at, rebalancing, staleness
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.prove import deployed
 from disagg_sim.scenario.spec import load_scenario
-from disagg_sim.search.aging import aged_together
+from disagg_sim.search.aging import aged, aged_together
 from disagg_sim.simulation.placed import Aging, FfnPool, placed
 
 BOUND = 0.02
@@ -72,6 +72,23 @@ def test_a_decode_pool_loses_what_the_law_says(at, of_best):
     assert aged / seconds == pytest.approx(BATCH / exact / (1 + loss), rel=BOUND)
     assert loss > 0.01
     assert fresh / aged - 1 == pytest.approx(loss, rel=0.05)
+
+
+def test_a_pipeline_loses_what_its_micro_batches_lose(at):
+    """Four stages, each with a quarter of the sequences at once; of placements that are stale after a second."""
+    piped = ds.Mapping(dp_attn=16, ep=16, pp=4, redundant_slots=16)
+    grid = ds.decode_grid(at, piped, ds.lengths(ISL, OSL), batch=[BATCH])
+    loss = float((aged(grid, 1.0).latency / grid.latency)[0, 0]) - 1.0
+    whole = float(grid.latency[0, 0])
+    by_hand = rebalancing(at, piped, tokens=BATCH / 4, seconds=whole / 4, drift=1.0)
+    assert np.isinf(by_hand.period)
+    assert loss == pytest.approx(float(by_hand.growth))
+    fresh, stale = (
+        emitted(table(at, aging, piped), 300.0, (ISL, 0, OSL - 1), residents=BATCH, max_sequences=BATCH)
+        for aging in (None, Aging(drift=1.0, period=math.inf))
+    )
+    assert fresh / stale - 1 == pytest.approx(loss, rel=0.1)
+    assert float(rebalancing(at, piped, tokens=float(BATCH), seconds=whole, drift=1.0).growth) > 1.2 * loss
 
 
 def test_a_prefill_pool_loses_what_the_law_says(at):

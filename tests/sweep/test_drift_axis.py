@@ -161,7 +161,7 @@ def test_files_of_a_row_move_copies_as_often_as_it_says(table: pd.DataFrame) -> 
     prefill, decode = workers_of(row)
     at, one = ds.setup("deepseek_r1", "h200_sxm", "fp8", "measured_skew1"), row.iloc[0]
     grid = ds.decode_grid(at, decode.mapping, ds.lengths(4096, 1024), batch=[decode.batch])
-    assert decode.moved_after == round(one["decode_rebalance_s"] / grid.latency[0, 0])
+    assert decode.moved_after == round(one["decode_rebalance_s"] * one["decode_pp"] / grid.latency[0, 0])
     assert sglang_flags(decode, WEIGHTS)["--eplb-rebalance-num-iterations"] == decode.moved_after
     assert (prefill.moved_after is None) == (one["prefill_redundant_slots"] == 0)
     never = workers_of(row.assign(decode_rebalance_s=math.inf))[-1]
@@ -178,7 +178,7 @@ def test_an_instance_of_both_phases_counts_its_steps_and_passes(shared: tuple[Pa
     row = copied[(copied["decode_redundant_slots"] > 0) & (copied["hold_steps"] == 0)].iloc[[0]]
     (worker,), one = workers_of(row), row.iloc[0]
     requests = one["request_rate_per_s"] * one["decode_rebalance_s"]
-    steps = requests * 1023 / one["decode_batch"]
+    steps = requests * 1023 / one["decode_batch"] * one["decode_pp"]  # a micro-batch a stage
     assert steps <= worker.moved_after * 1.05  # of the longer steps
     assert worker.moved_after <= 1.05 * (steps + requests * (one["mode"] == "colocated"))
 
