@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.arrays import Floats
+from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.certainty.designs import Designs, Prompt, Times
 from disagg_sim.certainty.together import added, together
 from disagg_sim.facts.efficiency import (
@@ -77,11 +77,19 @@ class Contribution:
     sizes: Ranges  # (least, largest) of each size, by the name that the kernel tables give it
     fits: tuple[Fit, ...]  # behind its time; none = an assumption of the profile
     architecture: str  # of the chip that it runs on
+    cut_of: tuple[Contribution, Ints] | None = None  # what it is some rows of, and which; None = all that were timed
 
     @property
     def rows(self) -> int:
         """Designs. [1]"""
         return int(np.size(self.seconds.step))
+
+    def of_rows(self, rows: slice | Mask) -> Contribution:
+        """The operator of some of the designs."""
+        whole, places = self.cut_of or (self, np.arange(self.rows))
+        sizes = {size: (low[rows], high[rows]) for size, (low, high) in self.sizes.items()}
+        seconds = Times(*(part[rows] for part in self.seconds))
+        return replace(self, seconds=seconds, sizes=sizes, cut_of=(whole, places[rows]))
 
     @property
     def key(self) -> OperatorKey:
@@ -136,19 +144,14 @@ def timed_contributions(
         for member in unit.members:
             place, alike = member.place, member.alike
             if alike.start not in judged:
-                judged[alike.start] = [each for each in shares if wanted(_of_rows(each, alike))]
+                judged[alike.start] = [each for each in shares if wanted(each.of_rows(alike))]
             mine = judged[alike.start]
-            own = [replace(_of_rows(each, member.rows), seconds=member.times(each.seconds)) for each in mine]
+            own = [replace(each.of_rows(member.rows), seconds=member.times(each.seconds)) for each in mine]
             found[place] = added(found[place], member.times(times))
             order = 0 if member.prompt is None else 1 + _index(designs[place].prompts, member.prompt)
             parts[place].append((order, [each for each in own if any(map(np.any, each.seconds))]))
     in_order = [[each for _, some in sorted(mine, key=lambda pair: pair[0]) for each in some] for mine in parts]
     return list(zip(found, in_order, strict=True))
-
-
-def _of_rows(one: Contribution, rows: slice) -> Contribution:
-    sizes = {size: (low[rows], high[rows]) for size, (low, high) in one.sizes.items()}
-    return replace(one, seconds=Times(*(part[rows] for part in one.seconds)), sizes=sizes)
 
 
 def _index(prompts: Sequence[Prompt], prompt: Prompt) -> int:

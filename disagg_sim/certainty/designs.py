@@ -134,7 +134,9 @@ class Designs:
 
     def of_prompts(self, *prompts: Prompt) -> Designs:
         """The same designs, passes of prefill timed at these prompts alone."""
-        return replace(self, prompts=prompts)
+        found = replace(self, prompts=prompts)
+        vars(found).update({name: value for name, value in vars(self).items() if name in ("load", "filled")})
+        return found
 
 
 def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[Prompt, ...]:

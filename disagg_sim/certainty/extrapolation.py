@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -61,6 +62,24 @@ class Breach:
 
 def breaches(operator: Contribution) -> list[Breach]:
     """Ends of ranges that an operator passes; of several fits that could speak, the one that it leaves least counts."""
+    if operator.cut_of is None:
+        return _breaches(operator)
+    whole, rows = operator.cut_of  # each row passes what it passes, whichever stand beside it
+    cut = [replace(each, value=each.value[rows], where=each.where[rows]) for each in _breaches_of_all(whole)]
+    return [each for each in cut if each.where.any()]
+
+
+#: Of operators that were cut into rows, as long as there are such rows.
+_KNOWN: WeakKeyDictionary[Contribution, list[Breach]] = WeakKeyDictionary()
+
+
+def _breaches_of_all(operator: Contribution) -> list[Breach]:
+    if operator not in _KNOWN:
+        _KNOWN[operator] = _breaches(operator)
+    return _KNOWN[operator]
+
+
+def _breaches(operator: Contribution) -> list[Breach]:
     measured = [fit for fit in operator.fits if fit.engine != ASSUMED]
     least, choice = np.full(operator.rows, np.inf), np.full(operator.rows, -1)
     found: list[list[Breach]] = []
@@ -132,14 +151,9 @@ def words_outside(
     for designs, (times, parts) in zip(every, timed, strict=True):
         for number in np.unique(case[designs.rows]).tolist():
             mine = case[designs.rows] == number
-            own = [_rows_of(part, mine) for part in parts]
+            own = [part.of_rows(mine) for part in parts]
             words[designs.rows[mine]] = words_of([part for part in own if _takes_time(part)], _of_rows(times, mine))
     return pd.Series(words, index=points.index, name=OUTSIDE)
-
-
-def _rows_of(part: Contribution, mine: Mask) -> Contribution:
-    sizes = {size: (low[mine], high[mine]) for size, (low, high) in part.sizes.items()}
-    return replace(part, seconds=_of_rows(part.seconds, mine), sizes=sizes)
 
 
 def _of_rows(times: Times, mine: Mask) -> Times:
@@ -177,7 +191,7 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
     >>> step = np.array([1.0, 1.0])
     >>> sizes = {"m": (np.array([8.0, 64.0]), np.array([64.0, 1024.0]))}
     >>> gemm = SimpleNamespace(phase="decode", key=("gate, up", "gemm", "fp8"), label="GEMM", fits=(fit,))
-    >>> vars(gemm).update(sizes=sizes, rows=2, seconds=Times(step, step, step))
+    >>> vars(gemm).update(sizes=sizes, rows=2, cut_of=None, seconds=Times(step, step, step))
     >>> words_of([gemm], Times(step, step, step))
     ['', 'GEMM: m 1024 above 512']
     """

@@ -174,10 +174,12 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     for name, values in columns.items():
         if not (values >= (1.0 if name in _FROM_ONE else 0.0)).all():
             raise InputError(f"the table's column {name!r} has a value below 1")
-    keys = [*_SHARED, *(name for name in ASSUMED if name in points)]
+    shared = {key: points[key] for key in (*_SHARED, *(name for name in ASSUMED if name in points))}
+    groups = rows_alike(list(shared.values()), np.arange(len(points)))
+    firsts = {key: column.iloc[[rows[0] for rows in groups]].tolist() for key, column in shared.items()}
     known: dict[tuple[object, ...], Setup] = {}
-    for rows in rows_alike([points[key] for key in keys], np.arange(len(points))):
-        words = {key: points[key].iloc[rows[0]] for key in keys}
+    for number, rows in enumerate(groups):
+        words = {key: of_each[number] for key, of_each in firsts.items()}
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")

@@ -11,11 +11,9 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import Address, Backend, Bucket, Keep, cores
-from disagg_sim.report.documents import sweep_json
 from disagg_sim.report.summary import write_summary
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import EVERYTHING, SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
@@ -61,7 +59,7 @@ def sweep(
             workers = Workers(jobs or cores(), backend, address, bucket)
             with staying(workers) as there:
                 said = compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
-            typer.echo(json.dumps(sweep_json(read_frontier(out)), indent=1) if as_json else said)
+            typer.echo(_document(out) if as_json else said)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on where this one stopped (results in {out})", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -89,6 +87,14 @@ def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, over
         f"{plan.spec.name}: {len(result.cases)} cases, {total.computed:,} design points, {total.feasible:,} feasible, "
         f"{len(result.frontier)} on the frontiers; read {out / 'summary.md'}"
     )
+
+
+def _document(out: Path) -> str:
+    """JSON of the frontiers in a directory."""
+    from disagg_sim.report.documents import sweep_json  # of all commands: it imports plans and their simulations
+    from disagg_sim.sweep.compare import read_frontier
+
+    return json.dumps(sweep_json(read_frontier(out)), indent=1)
 
 
 def _counts(plan: SweepPlan) -> str:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.precision import FORMATS
-from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, Span, Written, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, Span, Written, keys_of, validate
 from disagg_sim.units import GB, MB, MS
 
 #: Sizes of a call, as kernel tables (``calibration.kernels.forms``) and the ranges of fits name them.
@@ -379,9 +379,6 @@ class Assumptions(Inherited):
     expert_kernels: tuple[ExpertKernels, ...] = ()
 
 
-_Keys, _HeirKeys, _AssumptionKeys = schema_of(EfficiencySpec, Inherited), schema_of(Heir), schema_of(Assumptions)
-
-
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
     """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
 
@@ -413,13 +410,13 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
     ('mine', 'h100_sxm', 'h100_sxm')
     """
     if "inherits" in data:
-        heir = Heir(**dict(validate(_HeirKeys, data, path)))
+        heir = Heir(**dict(validate(keys_of(Heir), data, path)))
         parent = load(heir.inherits)
         rows: dict[str, Any] = {
             key: tuple(_taken_over(row, parent.system) for row in getattr(parent, key)) for key in SECTIONS
         }
         return replace(parent, system=heir.system, **rows)
-    fields = dict(validate(_Keys, data, path))
+    fields = dict(validate(keys_of(EfficiencySpec, Inherited), data, path))
     fields["prefill_attention"] = with_keys(fields["prefill_attention"], fields["prefill_keys"])
     for transfer in fields.pop("inherits_rows"):
         parent = load(transfer.system)
@@ -483,7 +480,7 @@ def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
     >>> assumptions_of(Path("mine.yaml"), {"engine_order": ["vllm", "nccl"]}).engine_order
     ('vllm', 'nccl')
     """
-    return Assumptions(**dict(validate(_AssumptionKeys, data, path)))
+    return Assumptions(**dict(validate(keys_of(Assumptions), data, path)))
 
 
 def _taken_over(row: Any, origin: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -74,9 +74,6 @@ class EngineSpec(Shown):
         return Sharing(self.dcp_exchange, self.dcp_overlap, self.pcp_exchange)
 
 
-_Keys = schema_of(EngineSpec)
-
-
 def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     """Read a serving engine from its file; every value needs a source.
 
@@ -107,9 +104,9 @@ def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns, min, h
     """
-    spec = EngineSpec(name=name, **dict(validate(_Keys, data, path)))
-    told = [key for key in _Keys.model_fields if key not in ("title", "sources", "memory")]
-    needed = [key for key in told if _Keys.model_fields[key].is_required() or key in data]
+    spec = EngineSpec(name=name, **dict(validate(keys_of(EngineSpec), data, path)))
+    told = [key for key in keys_of(EngineSpec).model_fields if key not in ("title", "sources", "memory")]
+    needed = [key for key in told if keys_of(EngineSpec).model_fields[key].is_required() or key in data]
     if found := source_faults(spec.sources, told, needed=needed):
         raise spec_error(path, found)
     return spec

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import HOUR
@@ -41,14 +41,13 @@ class FailureSpec(Shown):
         return 0.0 if mtbf is None or math.isinf(mtbf) else 1.0 / mtbf
 
 
-_Keys = schema_of(FailureSpec)
 _WORDS = ("title", "sources")
 
 
 def failures_of(path: Path, data: Mapping[str, Any], name: str) -> FailureSpec:
     """Failure rates from their file; every figure must have a source."""
-    spec = FailureSpec(name=name, **dict(validate(_Keys, data, path)))
-    figures = [field for field in _Keys.model_fields if field not in _WORDS]
+    spec = FailureSpec(name=name, **dict(validate(keys_of(FailureSpec), data, path)))
+    figures = [field for field in keys_of(FailureSpec).model_fields if field not in _WORDS]
     if found := source_faults(spec.sources, figures, needed=[key for key in figures if data[key] is not None]):
         raise spec_error(path, found)
     return spec

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from disagg_sim.errors import quoted
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.node import NodePower
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB, GIB, KB, TB, TERA
@@ -78,14 +78,13 @@ class SystemSpec(Shown):
 #: Least cap, as a share of the TDP, at which ``physics.power.slowed`` was met by published runs. [1]
 LEAST_CAP = 0.7
 
-_Keys = schema_of(SystemSpec)
 _WORDS = ("title", "vendor", "architecture", "confidence", "sources")  # need no source
 
 
 def system_of(path: Path, data: Mapping[str, Any], name: str) -> SystemSpec:
     """A system from its file; every figure must have a source."""
-    spec = SystemSpec(name=name, **dict(validate(_Keys, data, path)))
-    figures = [field for field in _Keys.model_fields if field not in _WORDS]
+    spec = SystemSpec(name=name, **dict(validate(keys_of(SystemSpec), data, path)))
+    figures = [field for field in keys_of(SystemSpec).model_fields if field not in _WORDS]
     found = source_faults(spec.sources, figures, needed=[key for key in figures if data.get(key) is not None])
     if spec.hbm_reported > spec.hbm_capacity * BINARY_GB * ROUNDING:
         found.append(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -82,10 +82,6 @@ class CheckpointSpec(Shown):
     source: Line
 
 
-_Launcher = schema_of(LauncherSpec)
-_Checkpoints = schema_of(CheckpointSpec)
-
-
 def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     """Read a launcher from its file.
 
@@ -114,7 +110,7 @@ def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: options.--fast: a switch has no choices
     """
-    spec = LauncherSpec(name=name, **dict(validate(_Launcher, data, path)))
+    spec = LauncherSpec(name=name, **dict(validate(keys_of(LauncherSpec), data, path)))
     odd = [flag for flag, option in spec.options.items() if option.choices and option.takes != "text"]
     if odd:
         raise spec_error(path, [f"options.{flag}: a {spec.options[flag].takes} has no choices" for flag in odd])
@@ -123,4 +119,4 @@ def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
 
 def checkpoints_of(path: Path, data: Mapping[str, Any], name: str) -> CheckpointSpec:
     """The published checkpoints of a file."""
-    return CheckpointSpec(name=name, **dict(validate(_Checkpoints, data, path)))
+    return CheckpointSpec(name=name, **dict(validate(keys_of(CheckpointSpec), data, path)))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.kinds import ATTENTION_KINDS
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, keys_of, validate
 from disagg_sim.facts.speculation import METHODS
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -91,14 +91,10 @@ class EvidenceSpec(Shown):
     source: str
 
 
-_Rules = schema_of(LayoutRules)
-_Evidence = schema_of(EvidenceSpec)
-
-
 def rules_of(path: Path, data: Mapping[str, Any], name: str) -> LayoutRules:
     """The rules of an engine from its file; every value needs a source."""
-    spec = LayoutRules(name=name, **dict(validate(_Rules, data, path)))
-    told = [key for key in _Rules.model_fields if key not in ("title", "version", "sources")]
+    spec = LayoutRules(name=name, **dict(validate(keys_of(LayoutRules), data, path)))
+    told = [key for key in keys_of(LayoutRules).model_fields if key not in ("title", "version", "sources")]
     if found := source_faults(spec.sources, told, needed=told):
         raise spec_error(path, found)
     return spec
@@ -132,7 +128,7 @@ def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: kinds: dense, Hopper, domain of 8, TP stands there twice
     """
-    spec = EvidenceSpec(name=name, **dict(validate(_Evidence, data, path)))
+    spec = EvidenceSpec(name=name, **dict(validate(keys_of(EvidenceSpec), data, path)))
     keys = [(kind.family, kind.systems, kind.layout) for kind in spec.kinds]
     if twice := sorted({", ".join(key) for key in keys if keys.count(key) > 1}):
         raise spec_error(path, [f"kinds: {each} stands there twice" for each in twice])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.efficiency import DataFile, Fit, Heir
-from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -118,11 +118,11 @@ def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpe
     (True, {'h200_sxm'})
     """
     if "inherits" in data:
-        heir = Heir(**dict(validate(schema_of(Heir), data, path)))
+        heir = Heir(**dict(validate(keys_of(Heir), data, path)))
         parent = load(heir.inherits)
         laws = tuple(replace(law, inherited_from=parent.measured_on) for law in parent.laws)
         return replace(parent, system=heir.system, laws=laws)
-    fields = dict(validate(schema_of(PowerSpec), data, path))  # made here: few commands read such files
+    fields = dict(validate(keys_of(PowerSpec), data, path))
     if not any(law.kind == STAND_IN for law in fields["laws"]):
         raise spec_error(path, [f"laws: none is of kind {STAND_IN!r}, which stands for kinds without one"])
     return PowerSpec(measured_on=fields["system"], **fields)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 from disagg_sim.errors import InputError
 from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, keys_of, validate
 from disagg_sim.notebook import Shown
 
 #: Arithmetic of GPUs whose instructions multiply scaled blocks of 4 bits.
@@ -158,9 +158,6 @@ class PrecisionRecipe(Shown):
         )
 
 
-_Keys = schema_of(PrecisionRecipe)
-
-
 def recipe_of(path: Path, data: Mapping[str, Any], name: str) -> PrecisionRecipe:
     """A precision recipe from its file."""
-    return PrecisionRecipe(name=name, **dict(validate(_Keys, data, path)))
+    return PrecisionRecipe(name=name, **dict(validate(keys_of(PrecisionRecipe), data, path)))

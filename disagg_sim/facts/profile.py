@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, as_float
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB
@@ -69,7 +69,6 @@ class ProfileSpec(Shown):
     kv_descriptor: _Time = 0.0  # posting a block of a tensor of a layer, one after the other [s]
 
 
-_Keys = schema_of(ProfileSpec)
 _SKEWED = re.compile(r"(?P<base>.+)_skew(?P<skew>[0-9.e-]+)")
 
 
@@ -131,7 +130,7 @@ def with_skew(spec: ProfileSpec, skew: float) -> ProfileSpec:
 
 def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:
     """A profile from its file."""
-    fields = dict(validate(_Keys, data, path))
+    fields = dict(validate(keys_of(ProfileSpec), data, path))
     if unknown := source_faults(dict(fields["sources"]), [key for key in fields if key != "sources"]):
         raise spec_error(path, unknown)
     return ProfileSpec(name=name, **fields)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Quantity, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import TB
@@ -80,9 +80,6 @@ class SchedulerSpec(Shown):
         return [each for each in self.defaults if each.memory <= system.hbm_reported][-1]
 
 
-_Keys = schema_of(SchedulerSpec)
-
-
 def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpec:
     """Read a scheduler from its file; every value needs a source.
 
@@ -114,8 +111,8 @@ def scheduler_of(path: Path, data: Mapping[str, Any], name: str) -> SchedulerSpe
     disagg_sim.errors.SpecError: mine.yaml: admission: 'promt' is unknown, did you mean 'prompt'?; allowed: prompt, \
 first_chunk, prompt_fits, output_fits
     """
-    spec = SchedulerSpec(name=name, **dict(validate(_Keys, data, path)))
-    told = [key for key in _Keys.model_fields if key not in ("title", "sources")]
+    spec = SchedulerSpec(name=name, **dict(validate(keys_of(SchedulerSpec), data, path)))
+    told = [key for key in keys_of(SchedulerSpec).model_fields if key not in ("title", "sources")]
     found = source_faults(spec.sources, told, needed=told)
     rows = [each.memory for each in spec.defaults]
     if not rows or rows[0] != 0.0 or any(low >= high for low, high in pairwise(rows)):

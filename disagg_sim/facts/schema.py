@@ -55,7 +55,7 @@ _Union: Any = Union
 class Strict(BaseModel):
     """Base of all schemas: no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)  # one inside another has none
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -470,6 +470,31 @@ def schema_of(*targets: type, kind: str = "") -> type[Strict]:
                 fields[field.name] = (_form(hint), _default(field))
     model: type[Strict] = create_model(targets[0].__name__, __base__=Strict, **fields)
     return model
+
+
+@cache
+def keys_of(*targets: type) -> type[Strict]:
+    """Schema of a kind of files, made when the first of them is read: few commands read all kinds.
+
+    Parameters
+    ----------
+    *targets : type
+        As ``schema_of`` takes them.
+
+    Returns
+    -------
+    type of Strict
+        Always the same.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Disk:
+    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
+    >>> keys_of(Disk) is keys_of(Disk)
+    True
+    """
+    return schema_of(*targets)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

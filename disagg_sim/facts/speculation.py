@@ -21,7 +21,7 @@ from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.kinds import Count
 from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -136,9 +136,6 @@ class Speculation(Shown):
         return (LayerKind(attending[-1], feeding[-1]),)
 
 
-_Keys = schema_of(Speculation)
-
-
 def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculation:
     """Read a drafter and its acceptance from a file.
 
@@ -166,7 +163,7 @@ def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculatio
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: acceptance 0.6, 0.8 rises: position i counts only where all before ...
     """
-    fields = dict(validate(_Keys, data, path))
+    fields = dict(validate(keys_of(Speculation), data, path))
     try:
         return Speculation(name=name, **fields)
     except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import check_kinds
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written, keys_of, validate
 from disagg_sim.notebook import Shown
 
 _Tokens = Annotated[float, Range(1.0, 10**9)]
@@ -207,9 +207,6 @@ class TrafficSpec(Shown):
         )
 
 
-_Keys = schema_of(TrafficSpec)
-
-
 def traffic_of(path: Path, data: Mapping[str, Any], name: str) -> TrafficSpec:
     """A traffic family from its file."""
-    return TrafficSpec(name=name, **dict(validate(_Keys, data, path)))
+    return TrafficSpec(name=name, **dict(validate(keys_of(TrafficSpec), data, path)))

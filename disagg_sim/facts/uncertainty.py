@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.facts.efficiency import ASSUMED, SECTIONS, Fit
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, schema_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, OneOf, Range, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
@@ -75,9 +75,6 @@ class UncertaintySpec(Shown):
     sources: Mapping[str, str]  # key -> where its value comes from
 
 
-_Keys = schema_of(UncertaintySpec)
-
-
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
     """Read spreads from their file; every operator kind needs one.
 
@@ -107,7 +104,7 @@ def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> Uncertaint
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: kinds: missing key 'gemm'
     """
-    spec = UncertaintySpec(name=name, **dict(validate(_Keys, data, path)))
+    spec = UncertaintySpec(name=name, **dict(validate(keys_of(UncertaintySpec), data, path)))
     faults = [f"kinds: missing key {kind!r}" for kind in SECTIONS if kind not in spec.kinds]
     faults += [f"served: missing key {name!r}" for name in SERVED if name not in spec.served]
     if faults:

@@ -1,50 +1,95 @@
-"""Say of frontiers what their cases assume, whose fits they inherit, and how far their layouts have been checked."""
+"""Lay frontiers of cases with the same setups below one another, and say where they come from.
+
+What their cases assume, whose fits they inherit, and how far their layouts have been checked.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.serving.evidence import COLUMN, READ, layout_evidence
+from disagg_sim.serving.evidence import COLUMN, layout_evidence
 from disagg_sim.sweep.cases import Case, axis_columns, kin
-from disagg_sim.sweep.labels import joint
 from disagg_sim.sweep.used_fits import fits_used, inherited
 
 #: Cases and their frontiers, by digest and mode.
 Fronts = dict[tuple[str, str], tuple[Case, pd.DataFrame]]
 
 
-def with_origins(fronts: Fronts, *, nothing: str) -> Fronts:
-    """Add the columns that say where frontiers come from; cases with the same setups are looked at together.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kin:
+    """Frontiers of cases with the same setups, one below another: a table has a price for each of its columns."""
+
+    keys: tuple[tuple[str, str], ...]  # digest and mode of each
+    cases: tuple[Case, ...]  # of each
+    stops: tuple[int, ...]  # row behind each [1]
+    table: pd.DataFrame
+
+    @property
+    def parts(self) -> Iterator[tuple[tuple[str, str], slice]]:
+        """Rows of each frontier, by digest and mode."""
+        return zip(self.keys, (slice(*ends) for ends in pairwise((0, *self.stops))), strict=True)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each frontier. [1]"""
+        return np.diff(self.stops, prepend=0).tolist()
+
+
+def kin_of(fronts: Fronts) -> list[Kin]:
+    """Lay frontiers of cases with the same setups, and the same columns, below one another.
 
     Parameters
     ----------
     fronts
         Cases and frontiers with points.
+
+    Returns
+    -------
+    list of Kin
+        Each frontier is in one of them.
+
+    Examples
+    --------
+    >>> kin_of({})
+    []
+    """
+    alike: dict[Hashable, list[tuple[str, str]]] = {}
+    for key, (case, table) in fronts.items():
+        alike.setdefault((kin(case), *table), []).append(key)
+    found = []
+    for keys in alike.values():
+        cases, tables = zip(*(fronts[key] for key in keys), strict=True)
+        stops = np.cumsum([len(table) for table in tables]).tolist()
+        found.append(Kin(tuple(keys), cases, tuple(stops), pd.concat(tables, ignore_index=True)))
+    return found
+
+
+def with_origins(alike: Kin, *, nothing: str) -> Kin:
+    """Add the columns that say where frontiers come from.
+
+    Parameters
+    ----------
+    alike
+        Frontiers of cases with the same setups.
     nothing
         Word for no inherited fit.
 
     Returns
     -------
-    dict
+    Kin
         The same with ``cases.axis_columns``, ``inherited_fits`` and the evidence of each layout.
-
-    Examples
-    --------
-    >>> with_origins({}, nothing="-")
-    {}
     """
-    alike: dict[Case, list[tuple[str, str]]] = {}
-    for key, (case, _) in fronts.items():
-        alike.setdefault(kin(case), []).append(key)
-    found: Fronts = {}
-    for keys in alike.values():
-        case, tables = fronts[keys[0]][0], [fronts[key][1] for key in keys]  # whose setups are those of all
-        fits = "; ".join(inherited(fits_used(case))) or nothing
-        words = layout_evidence(joint(tables, READ), case.decode_setup, case.prefill_setup)
-        stops = np.cumsum([len(table) for table in tables])
-        for key, table, said in zip(keys, tables, np.split(words, stops[:-1]), strict=True):
-            own = fronts[key][0]
-            beside = pd.DataFrame({**axis_columns(own), "inherited_fits": fits, COLUMN: said}, table.index)
-            found[key] = own, pd.concat([table, beside], axis=1)
-    return {key: found[key] for key in fronts}
+    case = alike.cases[0]  # whose setups are those of all
+    assumed = pd.DataFrame([axis_columns(each) for each in alike.cases])
+    beside = assumed.loc[np.repeat(assumed.index, alike.sizes)].reset_index(drop=True)
+    said: dict[str, Any] = {
+        "inherited_fits": "; ".join(inherited(fits_used(case))) or nothing,
+        COLUMN: layout_evidence(alike.table, case.decode_setup, case.prefill_setup),
+    }
+    return replace(alike, table=pd.concat([alike.table, beside, pd.DataFrame(said)], axis=1))

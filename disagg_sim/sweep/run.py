@@ -17,8 +17,9 @@ from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
-from disagg_sim.sweep.results import Effort, SweepResult, collect, write_tables
+from disagg_sim.sweep.results import SweepResult, collect
 from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
+from disagg_sim.sweep.written import Effort, write_tables
 
 
 def run_sweep(

@@ -24,7 +24,7 @@ from disagg_sim.sweep.cases import throughput_column
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.fidelity import GAIN_AT
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST
-from disagg_sim.sweep.results import POOLS_FILE
+from disagg_sim.sweep.written import POOLS_FILE
 
 #: Points shown beside the frontiers unless asked otherwise. [1]
 BESIDE = 20_000

@@ -1,4 +1,4 @@
-"""Run tasks in this process, or in worker processes of joblib."""
+"""Run tasks in worker processes of joblib."""
 
 from __future__ import annotations
 
@@ -21,24 +21,6 @@ from disagg_sim.sweep.backends.workers import Call, Engine, Outcome
 #: How often a worker looks whether its parent lives. [s]
 WATCH_INTERVAL = 0.5
 KILLED = "its worker process was killed (out of memory?)"
-
-
-@contextmanager
-def in_this_process() -> Iterator[Engine]:
-    """Attempt tasks here, in order.
-
-    Yields
-    ------
-    callable
-        Attempts tasks.
-
-    Examples
-    --------
-    >>> with in_this_process() as engine:
-    ...     [outcome.value for _, outcome in engine(lambda task: Outcome(value=len(task)), {0: "abc", 1: ""})]
-    [3, 0]
-    """
-    yield lambda call, tasks: ((number, call(task)) for number, task in tasks.items())
 
 
 @contextmanager

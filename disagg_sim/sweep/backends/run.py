@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from disagg_sim.errors import DisaggSimError
-from disagg_sim.sweep.backends.local import in_processes, in_this_process
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Call, Engine, Outcome, Workers, attempt, own_code
 
 Task = TypeVar("Task")
@@ -127,5 +126,13 @@ def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
         from disagg_sim.sweep.backends.on_ray import on_ray
 
         return on_ray(where)
-    alone = where.backend == "serial" or where.jobs == 1 or tasks < 2
-    return in_this_process() if alone else in_processes(where.jobs)
+    if where.backend == "serial" or where.jobs == 1 or tasks < 2:
+        return nullcontext(_in_this_process)
+    from disagg_sim.sweep.backends.local import in_processes
+
+    return in_processes(where.jobs)
+
+
+def _in_this_process(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+    """Attempt tasks here, in order."""
+    return ((number, call(task)) for number, task in tasks.items())
