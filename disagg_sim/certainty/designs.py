@@ -5,6 +5,8 @@ axes) and ``scores_of`` puts these together as its mode does. Under a distributi
 mean: it is timed at every length that stands for the distribution (``timed_prompts``), with the weights of the search
 that found the design. What a search chose stays as chosen: nothing is made feasible or infeasible. ``certainty.rows``
 reads designs from tables.
+
+Past 400 lines: designs, the prompts that they are timed at, and how each mode puts times together are one law.
 """
 
 from __future__ import annotations
