@@ -43,6 +43,11 @@ class Run(NamedTuple):
     task: int  # largest task as it is sent [B]
     result: int  # largest of what comes back [B]
 
+    @property
+    def cpu(self) -> float:
+        """CPU time of all processes: one worker of a cluster is another process than the first. [s]"""
+        return self.first + self.workers
+
 
 def spent(who: int) -> float:
     """CPU time so far. [s]"""
@@ -89,12 +94,12 @@ def main() -> None:
     for n in PROCESSES:
         runs.append(found := measured(given.points, Workers(n, given.backend)))
         by_wall = runs[0].wall / (n * found.wall)
-        by_cpu = runs[0].first / (found.first + found.workers) * min(n, cores) / n
+        by_cpu = runs[0].cpu / found.cpu * min(n, cores) / n
         cpu = f"{found.first:.1f} | {found.workers:.1f}"
         print(f"| {n} | {found.wall:.1f} | {cpu} | {by_wall:.0%} | {by_cpu:.0%} |", flush=True)
     last = runs[1]
     print(f"{last.points:,} points; a task {last.task / 1e3:.1f} kB, its result {last.result / 1e3:.1f} kB at most")
-    serial, parallel = last.first, runs[0].first - last.first
+    serial, parallel = last.first, runs[0].cpu - last.first
     print(f"serial {serial:.1f} CPU s, parallel {parallel:.1f} CPU s without the start of workers")
     for n in ON_PAPER:
         faster = (serial + parallel) / (serial + parallel / n)
