@@ -18,11 +18,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from disagg_sim.errors import InfeasibleError, StoreError
+from disagg_sim.errors import DisaggSimError, InfeasibleError, StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
+from disagg_sim.sweep.compute import BlockTask, Done, compute_block
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep, same_system
@@ -302,6 +303,39 @@ def test_a_spec_that_is_written_while_a_sweep_runs_stops_it(
     assert "1 stored blocks are stale (their inputs changed): computing them again" in log.notes
     run_sweep(small(smoke.spec), tmp_path / "new", jobs=1, listener=Log())
     assert contents(tmp_path / "out") == contents(tmp_path / "new")
+
+
+def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command_computes_it(
+    smoke: SweepPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other blocks are done; the mode of this one has no frontier, which would be too low without it."""
+    plan, whole = small(smoke.spec), tmp_path / "whole"
+    run_sweep(plan, whole, jobs=1, listener=Log())
+    lost, tries = next(block.key for block in plan.blocks if block.key.name == "colocated-0000"), []
+
+    def stumbling(task: BlockTask) -> Done:
+        if task.block.key == lost:
+            tries.append(lost)
+            raise MemoryError("no room")
+        return compute_block(task)
+
+    log = Log()
+    with monkeypatch.context() as patched:
+        patched.setattr("disagg_sim.sweep.run.compute_block", stumbling)
+        result = run_sweep(plan, tmp_path / "out", jobs=1, listener=log)
+    assert len(tries) == 3
+    assert log.warnings == [f"{lost.relative}: failed 3 times: MemoryError: no room"]
+    rows = pd.read_csv(tmp_path / "out" / "infeasible.csv")
+    (row,) = rows[rows["detail"].str.startswith("not computed")].itertuples()
+    assert (row.mode, row.reason) == ("colocated", "no result")
+    assert row.detail.endswith("blocks failed: MemoryError: no room")
+    assert {*pd.read_csv(tmp_path / "out" / "frontier.csv")["mode"]} == {"disaggregated", "piggyback"}
+    with pytest.raises(DisaggSimError, match=f"1 of {len(plan.blocks)} blocks failed"):
+        result.require()
+    log = Log()
+    run_sweep(plan, tmp_path / "out", jobs=1, listener=log).require()
+    assert f"{len(plan.blocks) - 1} of {len(plan.blocks)} blocks already stored" in log.notes
+    assert contents(tmp_path / "out") == contents(whole)
 
 
 def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
