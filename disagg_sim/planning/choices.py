@@ -17,16 +17,14 @@ from disagg_sim.domain import BOUNDS, SHARDING, Mapping
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import tier_of
-from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
-from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
-from disagg_sim.planning.mixed_tables import SIZES, mixed_tables
+from disagg_sim.planning.mixed_tables import BUDGETS, SIZES, mixed_bytes, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.aging import in_a_stage
@@ -43,8 +41,6 @@ PASS_SHARES = (0.35, 0.6, 0.8, 0.95)
 SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
-#: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
-BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -274,10 +270,11 @@ def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
     grid = grids.decode
     mappings = grid.chosen(rows, columns)
     tables = mixed_tables(grid, work, rows, mappings.for_grid(), last)
+    memory = mixed_bytes(grid, work, mappings.for_grid(), last)
     return [
         each
         for place, row in enumerate(rows.tolist())
-        for each in _colocated(grid, work, row, mappings[place], tables[:, place])
+        for each in _colocated(grid, work, row, mappings[place], (tables[:, place], memory[place]))
     ]
 
 
@@ -333,7 +330,11 @@ def longer_than_steps(lengths: Lengths) -> bool:
     return lengths.mean_new > BUDGETS[-1]
 
 
-def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: Floats) -> Iterator[ColocatedChoice]:
+def _colocated(
+    grid: PhaseGrid, work: Work, row: int, mapping: Mapping, scored: tuple[Floats, Floats]
+) -> Iterator[ColocatedChoice]:
+    """Choices of one row, by the times of its steps and their memory under each budget."""
+    tables, held = scored
     at, ranks, lengths = grid.setup, int(mapping.dp_attn), work.lengths
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
@@ -343,11 +344,8 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
     mixed, single, late = tables[:, :, : last + 1] * longer
     prompts = lengths.prompt_nodes()
     loads = Loads.of(at, mapping, prompts)
-    for budget in (ranks * each for each in BUDGETS):
-        chunk = np.full_like(batch, float(budget))
-        some = ranks * np.maximum(np.ceil(chunk / (ranks * lengths.mean_new)), 1.0)
-        prefilling = prefilling_in_pieces(mapping, some, lengths.prompt, chunk, batch)
-        memory = colocated_bytes(at, mapping, batch, cached=lengths.resident, prefilling=prefilling)
+    for of_rank, memory in zip(BUDGETS, held[:, : last + 1], strict=True):
+        budget = ranks * of_rank
         fits = np.flatnonzero((memory <= at.memory_limit) & (verified <= budget / 2))
         if not fits.size:
             continue
@@ -377,7 +375,7 @@ def _colocated(grid: PhaseGrid, work: Work, row: int, mapping: Mapping, tables: 
             weights=prompts.weight,
             host=host_of(at),
             loads=loads,
-            memory=float(np.broadcast_to(memory, batch.shape)[seats]),
+            memory=float(memory[seats]),
             memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
             bound=BOUNDS[grid.bound[row, seats]],
         )

@@ -16,7 +16,7 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.question import MOST_GPUS
-from disagg_sim.planning.sizing import Candidates, candidates_of, fewest
+from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired
 from disagg_sim.planning.wires import wire_of
 
 #: Factors at which another answer is looked for, up and down. [1]
@@ -86,9 +86,11 @@ def _kept(case: Candidates) -> tuple[Mapping, Mapping]:
 
 
 def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:
-    """Candidates for other limits, on the same grids, or for other lengths, of the mappings that were kept."""
+    """Candidates for other links or limits, on the same grids, or for other lengths, of the mappings that were kept."""
     setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
+        if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):
+            return rewired(case, max_nic)
         return candidates_of(setups, work, case.grids, case.costs, max_nic).asking_as(case)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
     return candidates_of(setups, work, grids, case.costs, max_nic).asking_as(case)

@@ -1,4 +1,7 @@
-"""Time the steps of co-located instances, decodes and pieces of prompts, at a few sizes for all their batches."""
+"""Time the steps of co-located instances, decodes and pieces of prompts, at a few sizes for all their batches.
+
+And size what they hold under each budget of a step.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,18 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Mapping
+from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.planning.limits import Work
 from disagg_sim.search.phase_grid import PhaseGrid
 
 #: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
 SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+#: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, last: int) -> Floats:
@@ -50,3 +57,14 @@ def mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Mapping, last
     before = np.maximum(1.0 - tokens / prompt, 0.0).reshape(shape)  # share of a prompt that is before its last piece
     before = np.concatenate([np.zeros((shape[0], 1, shape[2])), before], axis=1)
     return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before])
+
+
+def mixed_bytes(grid: PhaseGrid, work: Work, mapping: Mapping, last: int) -> Floats:
+    """Memory on the fullest GPU under each budget, (rows, budgets, batches). [B]"""
+    ranks, lengths, batch = mapping.dp_attn, work.lengths, grid.batch[:last].astype(float)
+    decodes = np.tile(batch, len(BUDGETS))[None, :]
+    budget = ranks * np.repeat(np.array(BUDGETS, dtype=float), last)
+    prompts = ranks * np.maximum(np.ceil(budget / (ranks * lengths.mean_new)), 1.0)
+    prefilling = prefilling_in_pieces(mapping, prompts, lengths.prompt, budget, decodes)
+    memory = colocated_bytes(grid.setup, mapping, decodes, cached=lengths.resident, prefilling=prefilling)
+    return np.broadcast_to(memory, budget.shape).reshape(-1, len(BUDGETS), last)

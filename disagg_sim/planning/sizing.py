@@ -120,23 +120,28 @@ def candidates_of(
     at, prefill_at = setups
     work = replace(work, lengths=grids.prefill.lengths)  # a cached prefix is taken up where the model lets it be
     choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
-    cache = cache_of(grids.decode)
-
-    def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
-        wire = wire_of(at, prefill_at, gpus, max_nic)
-        return linked(*choices, cache, wire)
-
-    across = split(MOST_GPUS)
-    return Candidates(
+    case = Candidates(
         at=at,
         prefill_at=prefill_at,
         work=work,
         grids=grids,
         colocated=[*staged_choices(grids, work), *colocated_choices(grids, work)] if prefill_at is at else (),
-        inside=split(1) if prefill_at is at else across,
-        across=across,
+        inside=choices,
+        across=choices,
         costs=costs,
     )
+    return rewired(case, max_nic)
+
+
+def rewired(case: Candidates, max_nic: float | None) -> Candidates:
+    """The same candidates, whose caches move over links of at most some bandwidth. [B/s]"""
+    cache = cache_of(case.grids.decode)
+
+    def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
+        return linked(*case.across, cache, wire_of(case.at, case.prefill_at, gpus, max_nic))
+
+    across = split(MOST_GPUS)
+    return replace(case, inside=split(1) if case.prefill_at is case.at else across, across=across)
 
 
 def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
