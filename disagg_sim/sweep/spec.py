@@ -46,7 +46,6 @@ from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.physics.setup import Setup, engine_names
-from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.layouts import Layouts
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
@@ -67,6 +66,9 @@ from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 MODES = tuple(mode.value for mode in Mode)
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
+#: Design points of a block that a file does not set: most cases are one, whose rows share what they are timed by. A
+#: demo takes 12 % less time than in blocks of 32,768 and no more memory, as grids cut large blocks. [1]
+BLOCK_POINTS = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
