@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -123,17 +124,21 @@ def run_sweeps(
         runs = [_opened(held, plan, root, listener, bucket_of(jobs), overwrite=overwrite) for plan, root in sweeps]
         lacking = {block.key: block.points for run in runs for block in run.lacking}
         listener.start(sum(lacking.values()))
-        for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
-            _compute(runs, table, jobs, listener)
-        listener.finish()
-        for run in runs:
-            run.gather_stored()
-        arrived = [(run.plan, run.gathered, run.failed) for run in runs]
-        results = collect(arrived, outside=outside, jobs=jobs)
-        for run, result in zip(runs, results, strict=True):
-            wall = time.perf_counter() - begun
-            write_tables(result, run.store.root, effort=replace(run.effort, wall_seconds=wall))
-    return results
+        tabled = partial(_tabled, outside=outside, begun=begun)
+        groups, found = _apart(runs, jobs), dict[Path, SweepResult]()
+        with ThreadPoolExecutor(1) as behind:
+            tables = []
+            for group in groups:
+                for table in (PREFILL, POINTS, POOLS):  # a case's decode blocks are matched with all its prefill blocks
+                    _compute(group, table, jobs, listener)
+                if group is not groups[-1]:  # written while the workers compute the next group
+                    tables.append(behind.submit(tabled, group, jobs=1))
+            listener.finish()
+            for each in tables:
+                found |= each.result()
+        if groups:
+            found |= tabled(groups[-1], jobs=jobs)
+    return tuple(found[run.store.root] for run in runs)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +170,28 @@ def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, bu
             listener.note(f"{case.case.name}: without {' and '.join(modes)}: {reasons[0]}")
     lacking = missing(plan.blocks, lambda block: (block.key,), store, listener, noun="blocks")
     return _Run(plan, store, lacking, Gathered(plan))
+
+
+def _apart(runs: Sequence[_Run], jobs: Workers) -> list[list[_Run]]:
+    """Runs by profile, which share no block; one group where no worker computes beside this process."""
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        groups.setdefault("" if jobs.jobs == 1 else run.plan.spec.profile, []).append(run)
+    return list(groups.values())
+
+
+def _tabled(runs: Sequence[_Run], *, outside: bool, begun: float, jobs: int | Workers) -> dict[Path, SweepResult]:
+    """Write the tables of runs whose blocks are all there; results by directory."""
+    for run in runs:
+        run.gather_stored()
+    arrived = [(run.plan, run.gathered, run.failed) for run in runs]
+    results = {
+        run.store.root: each for run, each in zip(runs, collect(arrived, outside=outside, jobs=jobs), strict=True)
+    }
+    for run in runs:
+        effort = replace(run.effort, wall_seconds=time.perf_counter() - begun)
+        write_tables(results[run.store.root], run.store.root, effort=effort)
+    return results
 
 
 def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Listener) -> None:
