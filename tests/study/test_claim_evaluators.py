@@ -21,6 +21,7 @@ from disagg_sim.study.beyond_the_buzz import (
 )
 from disagg_sim.study.beyond_the_buzz.evidence import Evidence, Front, never_below, third
 from disagg_sim.study.claims import COLUMNS, Finding, holding
+from disagg_sim.workload.lengths import lengths
 
 R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
 X = np.geomspace(20.0, 100.0, 9)
@@ -390,7 +391,11 @@ def test_claims_on_counts_and_single_configurations_hold_under_every_profile(rul
 
 def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
     """Means of 6653/740 tokens behind medians of 4096/512: constant lengths promise 1.4 times too much."""
-    found = claims_limits.c28_representative_lengths(Evidence(ByHand(), "measured"))
+    laws = {"log_normal_4096_512": lengths("log_normal_4096_512"), "4096/512": lengths(4096, 512)}
+    pools = Evidence(ByHand(), "measured")
+    fronts = {traffic: claims_limits._front_under(pools, law).table for traffic, law in laws.items()}
+    figure = below(*(front.assign(mode="disaggregated", traffic=traffic) for traffic, front in fronts.items()))
+    found = claims_limits.c28_representative_lengths(Evidence(ByHand(fig14=figure), "measured"))
     assert not found.holds
     assert "With half the sigmas: largest 0.12, mean 0.07" in found.note
 

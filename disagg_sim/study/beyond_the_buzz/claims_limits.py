@@ -75,9 +75,8 @@ def c10_pipelined_prefill(evidence: Evidence) -> Finding:
 def c28_representative_lengths(evidence: Evidence) -> Finding:
     """Test figure 14: Llama-70B under log-normal lengths against constant lengths at the medians."""
     law = lengths("log_normal_4096_512")
-    spread, narrow = _front_under(evidence, law), _front_under(evidence, _log_normal(0.5))
-    prefill, decode = (pool(MIDDLE, isl=4096, osl=512) for pool in (evidence.prefill_pool, evidence.decode_pool))
-    constant = Front(match_pools(prefill, decode, Rules(keep="frontier")).points)
+    spread, constant = (evidence.front("fig14", traffic=traffic) for traffic in ("log_normal_4096_512", "4096/512"))
+    narrow = _front_under(evidence, _log_normal(0.5))
     errors = {}
     for name, (low, high) in {
         "own": shared(spread, constant, low=_first(spread, constant), high=np.inf),
