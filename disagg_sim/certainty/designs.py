@@ -307,14 +307,13 @@ def _aged(designs: Designs, times: Times) -> Times:
         aged = aged_together(designs.at, designs.mapping, cycle_of(designs, times), designs.drift)
         fill, load = times.fill * aged.passes, times.load
         return Times(times.step * aged.steps, fill, times.busy * aged.passes, times.long * aged.passes, load)
-    tokens = designs.batch * (1.0 + designs.mapping.draft_tokens)
-    accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
-    step = longer(
-        designs.at, designs.mapping, *in_a_stage(designs.mapping, tokens, times.step * accepted), designs.drift
-    )
-    done = designs.chunk_tokens, designs.prefill_batch, np.real(times.busy)
-    piece = one_piece(designs.lengths, designs.prefill_mapping, *done)
-    fill = longer(designs.prefill_at, designs.prefill_mapping, *piece, designs.drift)
+    drafts = designs.mapping.draft_tokens
+    whole = times.step * accepted_length(designs.at.speculation, drafts)
+    micro = in_a_stage(designs.mapping, designs.batch * (1.0 + drafts), whole)
+    step = longer(designs.at, designs.mapping, *micro, designs.drift)
+    mapping, busy = designs.prefill_mapping, np.real(times.busy)
+    piece = one_piece(designs.lengths, mapping, designs.chunk_tokens, designs.prefill_batch, busy)
+    fill = longer(designs.prefill_at, mapping, *piece, designs.drift)
     return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load)
 
 
@@ -349,8 +348,7 @@ def cycle_of(designs: Designs, times: Times) -> Cycle:
         of_one = designs.lengths, designs.prefill_mapping, designs.chunk_tokens
         piece, stage = piece_of_pass(*of_one, 1.0 / filled.passes, busy / filled.passes)
         return Cycle(decodes, step, filled.idle * mapping.pp / accepted, piece, stage, prompts * busy)
-    kinds, inside = designs.steps, np.real(times.busy)
-    some = 1.0 - kinds.plain
+    kinds, inside, some = designs.steps, np.real(times.busy), 1.0 - designs.steps.plain
     alone = np.maximum(designs.mixed_chunk / designs.mapping.dp_attn, 1.0)
     mixed = tokens + (kinds.full * designs.mixed_chunk + kinds.alone * alone) / some
     piece, stage = in_a_stage(mapping, mixed, inside / some)
