@@ -158,6 +158,11 @@ class ClusterView:
         return tuple(map(add, self._roster.coming, pulled))
 
     @property
+    def waiting_prompt_tokens(self) -> Ints:
+        """Prompt tokens in the queue of each instance, and those of prompts whose past comes from tiers. [token]"""
+        return np.asarray(self.queued_prompt_tokens + self.inst["loading_prompt_tokens"])
+
+    @property
     def shared_requests(self) -> int:
         """Requests in the shared queue. [request]"""
         return len(self._state.shared.segments)

@@ -54,6 +54,10 @@ class View(SimpleNamespace):
         for name, values in columns.items():
             getattr(self, name)[:] = values
 
+    @property
+    def waiting_prompt_tokens(self):
+        return self.queued_prompt_tokens.copy()
+
     def of(self, role):
         return np.array([i for i, each in enumerate(self.roles) if each is role], np.intp)
 

@@ -43,12 +43,12 @@ def with_tiers(system, **tiers):
     return replace(load_system(system), kv_tiers=tiers)
 
 
-def small(requests, options, served_by=None, **tiers):
+def small(requests, options, served_by=None, policy="vllm", **tiers):
     """A run of the small site on a system with these tiers."""
     engine = Engine(0)
     here = sites.site(engine, served_by or deployment(colocated=1), table=SIMPLE, blocks=10**5, options=options)
     at = replace(here.setup, system=replace(here.setup.system, kv_tiers=tiers))
-    return serve(requests, "vllm", replace(here, setup=at), engine, options)
+    return serve(requests, policy, replace(here, setup=at), engine, options)
 
 
 def alike(arrivals, prompt, shared, outputs=1):
@@ -112,6 +112,25 @@ def test_routers_count_prompts_that_load_their_past():
     )
     assert found.tier_loads.load_s.tolist() == pytest.approx([0.0, 0.0, 0.04, 0.04])
     assert found.requests.prefill_instance.tolist() == [0, 0, 1, 2]
+
+
+def test_arrow_counts_prompts_that_load_their_past():
+    """The same of its prefill instances: a booked prompt is in the queue of its instance while its past comes."""
+    trace = alike([0.0, 10.0, 10.01, 10.02], 1008, 800, outputs=30)
+    remote = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
+    options = RunOptions(prefix_cache=True, tiers=("remote",))
+    found = small(trace, options, deployment(prefill=3, decode=1), policy="arrow", remote=remote)
+    assert sorted(found.requests.prefill_instance[1:].tolist()) == [0, 1, 2]
+
+
+def test_planners_of_dynamo_count_prompts_that_load_their_past():
+    """Two instances are idle at 5 s but for a load of 40 ms: the pool shrinks when that is over, at 10 s."""
+    trace = alike([0.0, 4.96, 4.97, 11.0], 1008, 800, outputs=30)
+    remote = KvTier(bandwidth=2e4 * TOKEN, latency_s=0.0, shared=True)
+    options = RunOptions(prefix_cache=True, tiers=("remote",))
+    policy = policy_named("dynamo_load", mode="latency", queue="instances")
+    found = small(trace, options, deployment(prefill=2, decode=1), policy=policy, remote=remote)
+    assert [each.time_s for each in found.decisions] == [10.0]
 
 
 def test_tiers_that_are_written_back_serve_what_the_hit_curve_gains_from_their_room():

@@ -40,6 +40,12 @@ def delay_of(account: Account, queued: int, now: float) -> float:
 
 
 @inner
+def queue_of(inst: Instance) -> int:
+    """Prompt tokens that wait for prefill, those whose past is being loaded from tiers included. [token]"""
+    return inst.queued_prompt_tokens + inst.loading_prompt_tokens
+
+
+@inner
 def decode_of(inst: Instance, account: Account, steps: int) -> int:
     """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]
 

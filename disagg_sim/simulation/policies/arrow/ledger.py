@@ -16,7 +16,16 @@ from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.home import queues_at
 from disagg_sim.simulation.kernel.layout import Instance, Queues
 from disagg_sim.simulation.kernel.progress import uncounted
-from disagg_sim.simulation.policies.arrow.account import Account, booked, decode_of, decodes, delay_of, prompt_of, share
+from disagg_sim.simulation.policies.arrow.account import (
+    Account,
+    booked,
+    decode_of,
+    decodes,
+    delay_of,
+    prompt_of,
+    queue_of,
+    share,
+)
 from disagg_sim.simulation.policies.arrow.order import (
     MIXED,
     PURE,
@@ -44,7 +53,7 @@ def take(ledger: Sequence[Account], i: int, tokens: int, queued: int, now: float
 def book(home: Ints, order: Floats, ledger: Sequence[Account], i: int, tokens: int, now: float) -> float:
     """The same on an instance as it is, which may be one of those in ``order`` by their queues."""
     st = queues_at(home)
-    end = booked(ledger[i], tokens, st.inst[i].queued_prompt_tokens, now)
+    end = booked(ledger[i], tokens, queue_of(st.inst[i]), now)
     enter(st, ledger, order, i, decode=False)
     return end
 
@@ -72,7 +81,7 @@ def placed(
     mixed, mixed_s = soonest_done(st, ledger, order, MIXED, tokens, now)
     for i, time in ((pure, pure_s), (mixed, mixed_s)):
         if i >= 0 and time <= ttft:
-            end = booked(ledger[i], tokens, st.inst[i].queued_prompt_tokens, now)
+            end = booked(ledger[i], tokens, queue_of(st.inst[i]), now)
             enter(st, ledger, order, i, decode=False)
             return i, end, i
     return (-1, pure_s, pure) if pure >= 0 else (-1, mixed_s, mixed)
@@ -87,7 +96,7 @@ def sooner(
     count = 0
     for i in among:
         account = ledger[i]
-        time = delay_of(account, inst[i].queued_prompt_tokens, now) + prompt_of(account, tokens)
+        time = delay_of(account, queue_of(inst[i]), now) + prompt_of(account, tokens)
         if account.room > tokens and time < within:
             found[count] = i
             count += 1
@@ -119,7 +128,7 @@ def least_delay(among: Index, inst: Sequence[Instance], ledger: Sequence[Account
         one, account = inst[i], ledger[i]
         if account.held < 0.0:
             continue
-        delay = delay_of(account, one.queued_prompt_tokens, now)
+        delay = delay_of(account, queue_of(one), now)
         if decodes(one, account):
             if delay < mixed_s:
                 mixed, mixed_s = i, delay

@@ -18,7 +18,15 @@ from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import Queues
 from disagg_sim.simulation.kernel.least import first_up_to, least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
-from disagg_sim.simulation.policies.arrow.account import Account, decode_of, decodes, delay_of, prompt_of, share
+from disagg_sim.simulation.policies.arrow.account import (
+    Account,
+    decode_of,
+    decodes,
+    delay_of,
+    prompt_of,
+    queue_of,
+    share,
+)
 
 PURE, MIXED = 0, 1
 #: Rows behind the trees: the kind of each instance, and last where the log was read last; when its tokens were brought
@@ -75,7 +83,7 @@ def enter(st: Queues, ledger: Sequence[Account], order: Floats, i: int, decode: 
         mixed = MIXED if one.queued_prompt_tokens > 0 else PURE
         order[len(order) - 1, i] = -np.inf
     else:
-        key = account.free_s + account.ahead_s if one.queued_prompt_tokens > 0 else -np.inf
+        key = account.free_s + account.ahead_s if queue_of(one) > 0 else -np.inf
         mixed = MIXED if decodes(one, account) else PURE
     set_key(order[2 * kind + mixed], i, key)
     set_key(order[2 * kind + 1 - mixed], i, np.inf)
@@ -118,7 +126,7 @@ def soonest_done(
         i = first_up_to(tree, now) if tree[1] <= now else least_of(tree)
         if i < 0 or ledger[i].room <= tokens:
             continue
-        delay = delay_of(ledger[i], st.inst[i].queued_prompt_tokens, now)
+        delay = delay_of(ledger[i], queue_of(st.inst[i]), now)
         time = delay + prompt_of(ledger[i], tokens)
         if time < best_s or (time == best_s and (delay < best_delay or (delay == best_delay and i < best))):
             best, best_s, best_delay = i, time, delay

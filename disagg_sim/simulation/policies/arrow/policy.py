@@ -327,7 +327,7 @@ class GlobalScheduler:
         if self._options.waiting_counts:
             taken += view.queued_context_tokens
         idle = view.decode[taken[view.decode] == 0]
-        chosen, time = soonest_free(idle, view.queued_prompt_tokens, self.ledger, tokens, np.inf, view.now)
+        chosen, time = soonest_free(idle, view.waiting_prompt_tokens, self.ledger, tokens, np.inf, view.now)
         if chosen < 0 or time > within:
             return None
         return Flip(chosen, PREFILL, f"idle, while prompts wait late on instance {origin}")
@@ -335,7 +335,7 @@ class GlobalScheduler:
     def _relief(self, view: ClusterView) -> list[Wish]:
         """Moves of prompts that wait and will be late to queues that last less than a look; a flip where none does."""
         now, ledger, among = view.now, self.ledger, view.prefill
-        queued = view.queued_prompt_tokens.copy()
+        queued = view.waiting_prompt_tokens
         wishes: list[Wish] = []
         flips = not self._reacts
         origins = np.flatnonzero(queued)

@@ -156,7 +156,7 @@ class LoadPlanner:
     def _prefill_step(self, view: ClusterView) -> int:
         """+1, 0 or -1 prefill instance."""
         workers = self._heard(view.prefill)
-        queued = view.queued_prompt_tokens[workers] + view.shared_prompt_tokens / max(workers.size, 1)
+        queued = view.waiting_prompt_tokens[workers] + view.shared_prompt_tokens / max(workers.size, 1)
         if self._options.mode != "sla":
             limits = THRESHOLDS[self._options.mode]
             return _by_thresholds(queued / self._context, limits.prefill_up, limits.prefill_down)
