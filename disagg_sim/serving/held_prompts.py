@@ -203,7 +203,8 @@ class _Waits(NamedTuple):
             guess = np.where(fair, guess, (low + high) / 2)
             before, missed = share, wrong
             share = np.where(np.abs(wrong) < _EXACT, share, guess)
-        kept = ranks * (left @ np.arange(left.shape[-1]))
+        free = np.arange(left.shape[-1], dtype=float)
+        kept = ranks * np.einsum("ijk,k->ij", left, free)  # not by ``@``: its order of sums depends on the shape
         return np.stack([ranks * ready, self._steps(share, ranks), kept])
 
     def _steps(self, share: Floats, ranks: Floats) -> Floats:
@@ -242,7 +243,7 @@ class _Waits(NamedTuple):
     def _over(self, at: Floats) -> Floats:
         """Laws of further seats under the probabilities of the moments, (rows, ranks, left, further)."""
         shape = self.beyond.shape
-        mean = at @ self.beyond.reshape(shape[0], shape[1], -1)
+        mean = np.einsum("ijk,ikl->ijl", at, self.beyond.reshape(shape[0], shape[1], -1))
         return np.asarray(mean.reshape(*at.shape[:2], *shape[2:]))
 
     def _empty(self, without: Floats, ranks: Floats) -> Floats:
