@@ -80,7 +80,7 @@ def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
     """
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]
-    found = _of_longest(_kept_sizes, case, groups, _worth_trying)
+    found = _of_longest(_kept_sizes, case, groups, _worth_trying, _joined_sizes)
     return [sizes[: group.batch.size] for sizes, group in zip(found, groups, strict=True)]
 
 
@@ -98,23 +98,29 @@ def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
         Of each group.
     """
     found = []
-    filled = _of_longest(_kept_passes, case, groups, _refilled)
+    filled = _of_longest(_kept_passes, case, groups, _refilled, Refill.then)
     for (index, together, steps), passes in zip(_tried(case, groups), filled, strict=True):
         found.append(_of(index, together, steps, passes.of(slice(0, together.size))))
     return found
 
 
-def _worth_trying(case: Case, groups: Sequence[Group]) -> list[Ints]:
-    batch, dp = _axes([group.batch for group in groups], groups)
+def _worth_trying(case: Case, groups: Sequence[Group], starts: Sequence[int]) -> list[Ints]:
+    """Of the batches of each group from ``starts`` on."""
+    batches = [group.batch[start:] for group, start in zip(groups, starts, strict=True)]
+    batch, dp = _axes(batches, groups)
     together = 2 ** np.arange(1, max(int((batch // dp).max(initial=1)), 1).bit_length())
     room = dp[:, None] * together
     tried = worth_room(batch, dp, together, _ending(case, groups)) & (room <= batch[:, None])
     found = np.concatenate([np.minimum(dp, batch)[:, None], np.where(tried, room, 0)], axis=1)
-    return np.split(found, np.cumsum([group.batch.size for group in groups])[:-1])
+    return np.split(found, np.cumsum([each.size for each in batches])[:-1])
 
 
-def _refilled(case: Case, groups: Sequence[Group]) -> list[Refill]:
-    columns = _tried(case, groups)
+def _refilled(case: Case, groups: Sequence[Group], starts: Sequence[int]) -> list[Refill]:
+    """Of the columns of the batches of each group from ``starts`` on."""
+    columns = []
+    for start, (rows, *options) in zip(starts, _tried(case, groups), strict=True):
+        first = int(rows.searchsorted(start))
+        columns.append((rows[first:], *(each[first:] for each in options)))
     batch, dp = _axes([group.batch[rows] for group, (rows, *_) in zip(groups, columns, strict=True)], groups)
     most, steps = (np.concatenate([each[k] for each in columns]) for k in (1, 2))
     filled = refill(batch, dp, most, _ending(case, groups), steps)
@@ -122,13 +128,20 @@ def _refilled(case: Case, groups: Sequence[Group]) -> list[Refill]:
     return [filled.of(slice(end - rows.size, end)) for end, (rows, *_) in zip(ends, columns, strict=True)]
 
 
+def _joined_sizes(one: Ints, other: Ints) -> Ints:
+    """Sizes of batches, and of those that follow."""
+    wide = max(one.shape[1], other.shape[1])
+    return np.concatenate([np.pad(each, ((0, 0), (0, wide - each.shape[1]))) for each in (one, other)])
+
+
 def _of_longest(
     kept: OrderedDict[_Key, tuple[Ints, T]],
     case: Case,
     groups: Sequence[Group],
-    made: Callable[[Case, Sequence[Group]], list[T]],
+    made: Callable[[Case, Sequence[Group], Sequence[int]], list[T]],
+    joined: Callable[[T, T], T],
 ) -> list[T]:
-    """Find what is kept of batch axes that begin as those of the groups; make it where there is none.
+    """Find what is kept of batch axes that begin as those of the groups; make it for the batches that are new.
 
     What a batch has depends on no other batch, and lengths, mappings and limits decide the end of an axis alone.
     """
@@ -140,9 +153,9 @@ def _of_longest(
         if not np.array_equal(known[: group.batch.size], group.batch):
             new[key] = max(group, new.get(key, group), key=lambda each: each.batch.size)
     if new:
-        kept |= zip(
-            new, zip((group.batch for group in new.values()), made(case, [*new.values()]), strict=True), strict=True
-        )
+        starts = [_begun(kept, key, group.batch) for key, group in new.items()]
+        for (key, group), start, more in zip(new.items(), starts, made(case, [*new.values()], starts), strict=True):
+            kept[key] = group.batch, joined(kept[key][1], more) if start else more
     found = []
     for key in keys:
         kept.move_to_end(key)
@@ -150,6 +163,12 @@ def _of_longest(
     while len(kept) > KEPT_AXES:
         kept.popitem(last=False)
     return found
+
+
+def _begun(kept: OrderedDict[_Key, tuple[Ints, T]], key: _Key, batch: Ints) -> int:
+    """How many batches are kept already of an axis. [1]"""
+    known = kept[key][0] if key in kept else batch[:0]
+    return known.size if np.array_equal(known, batch[: known.size]) else 0
 
 
 def hold_steps(case: Case, groups: Sequence[Group]) -> list[Ints]:
