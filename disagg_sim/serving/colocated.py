@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -377,8 +378,11 @@ class _Scored:
         self, part: Mapping, index: Ints, steps: tuple[Floats, Floats], passes: tuple[Floats, Floats, Floats]
     ) -> Aged:
         """By how much steps and passes of some rows are longer, as placements of experts age and are moved."""
-        case, mapping, accepted = self.case, part.for_grid(), self.group.accepted(self.case)
-        drift, (step, decoding), (each, per_token, often) = case.options.popularity_drift, steps, passes
+        case, drift = self.case, self.case.options.popularity_drift
+        if math.isinf(drift):
+            return Aged(math.inf, 1.0, 1.0)
+        mapping, accepted = part.for_grid(), self.group.accepted(case)
+        (step, decoding), (each, per_token, often) = steps, passes
         chunks = np.repeat([cut.chunk_tokens for cut in self.cuts], self.passes.batch_index.size)
         piece = piece_of_pass(case.lengths, mapping, chunks, 1.0 / often, each / often)
         tokens = self.group.batch[index] * (1.0 + self.group.drafts)

@@ -16,7 +16,7 @@ from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
-from disagg_sim.physics.roofline import AnySums, Sums, chosen_sums, sums_at
+from disagg_sim.physics.roofline import Sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.aging import Cycle, aged_together, in_a_stage
@@ -285,6 +285,19 @@ def _longer(case: Case, columns: ChunkColumns, steps: MixedSteps, step: Floats, 
     return of_steps, of_mixed
 
 
+def _sums_of_forms(mixed: list[MixedStep], form: Ints, points: tuple[Ints, Ints]) -> Sums:
+    """Sums of mixed steps at points, under the form of each."""
+    if len(mixed) == 1:
+        return sums_at(mixed[0].sums, points)
+    found = np.empty((4, form.size))
+    for index, each in enumerate(mixed):
+        if (here := np.flatnonzero(form == index)).size:
+            parts = sums_at(each.sums, (points[0][here], points[1][here]))
+            for whole, part in zip(found, parts, strict=True):
+                whole[here] = part
+    return Sums(*found)
+
+
 def _seen(time: Floats, busy: Floats) -> Floats:
     """Step in which a rank has a piece, and each other one with the probability ``busy``. [s]"""
     full, alone = np.split(time, 2, axis=1)
@@ -344,17 +357,10 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
     row, column, tallies = choose(case, batches, options)
     form, own = np.divmod(column, batch_index.size)
 
-    def inside(places: Ints) -> AnySums:
-        """Of mixed steps, under the form of each point."""
-        found: AnySums = sums_at(mixed[0].sums, (row, places))
-        for index, each in enumerate(mixed[1:], start=1):
-            found = chosen_sums(form == index, sums_at(each.sums, (row, places)), found)
-        return found
-
     mixed_share, batch = columns.share[row, own], batches[batch_index[own]]
-    sums = Sums().plus(inside(own), steps.full[row, own])
+    sums = Sums().plus(_sums_of_forms(mixed, form, (row, own)), steps.full[row, own])
     if several:
-        sums = sums.plus(inside(own + count), steps.alone[row, own])
+        sums = sums.plus(_sums_of_forms(mixed, form, (row, own + count)), steps.alone[row, own])
     sums = sums.plus(sums_at(decode.sums, (row, batch_index[own])), steps.plain[row, own])
     chosen = Chosen(
         mapping=part[row],

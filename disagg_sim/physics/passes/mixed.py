@@ -198,6 +198,11 @@ class _Kernels(NamedTuple):
     whole: Numeric  # [s]
     sums: AnySums  # of the pass, without host and hops [s]
 
+    @classmethod
+    def of(cls, at: Setup, mapping: Mapping, times: LayerTimes) -> _Kernels:
+        """Those of layers."""
+        return cls(slowest_stage(at.model, mapping.pp, times), all_stages(at.model, times), times.sums)
+
 
 def _steps(
     at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
@@ -223,28 +228,44 @@ def _steps(
 def _kernels(
     at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
 ) -> Lookups[list[_Kernels]]:
-    """Kernels of a step, those of the phase with more tokens at each point."""
+    """Kernels of a step, those of the phase with more tokens at each point.
+
+    With an engine they are those of its decodes alone, and what prefill adds, stretched. So no step with prefill is
+    faster than its decodes alone, whose exchange of experts lasts longer.
+    """
     prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
-    if np.all(prefill_leads):
-        return (yield from _stretched_as("prefill", at, mapping, load, context, prompts, forms))
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
-    if same_kernels or not np.any(prefill_leads):
-        return (yield from _stretched_as("decode", at, mapping, load, context, prompts, forms))
-    needed = {"decode": ~prefill_leads, "prefill": prefill_leads}
-    where = [_Columns.of(leading) for leading in needed.values()]
+    if np.all(prefill_leads):
+        needed = {"prefill": _ALL}
+    elif same_kernels or not np.any(prefill_leads):
+        needed = {"decode": _ALL}
+    else:
+        needed = {"decode": _Columns.of(~prefill_leads), "prefill": _Columns.of(prefill_leads)}
+    stretches = at.overheads is not None and load.prefills
     asked = [
-        _stretched_as(phase, at, mapping, columns.of_load(load), context, prompts, forms)
-        for phase, columns in zip(needed, where, strict=True)
+        mixed_layers((phase,), at, mapping, columns.of_load(load), context, prompts, forms)
+        for phase, columns in needed.items()
     ]
-    by_phase = yield from side_by_side(asked)
-    leads = load.over_rows(prefill_leads)
-    found = []
+    alone = tuple(dict.fromkeys(("decode", *needed))) if stretches and load.joins else ()
+    if alone:
+        asked.append(mixed_layers(alone, at, mapping, load.distinct_decodes, context, prompts, ("auto",), scored=False))
+    found = yield from side_by_side(asked)
+    decodes = dict(zip(alone, (one for (one,) in found.pop()), strict=True)) if alone else {}
+    by_phase = []
+    for (phase, columns), (of_forms,) in zip(needed.items(), found, strict=True):
+        own_and_same = [load.over_columns(decodes[name], columns.wanted) for name in ("decode", phase) if alone]
+        times = _stretched(at, of_forms, own_and_same) if stretches else of_forms
+        by_phase.append([_Kernels.of(at, mapping, one) for one in times])
+    if len(by_phase) == 1:
+        return by_phase[0]
+    leads, where = load.over_rows(prefill_leads), needed.values()
+    kernels = []
     for of_form in zip(*by_phase, strict=True):
-        decode, prefill = (columns.spread(kernels) for columns, kernels in zip(where, of_form, strict=True))
+        decode, prefill = (columns.spread(each) for columns, each in zip(where, of_form, strict=True))
         sums = chosen_sums(leads, prefill.sums, decode.sums)
         stage, whole = (np.where(leads, p, d) for p, d in zip(prefill[:2], decode[:2], strict=True))
-        found.append(_Kernels(stage, whole, sums))
-    return found
+        kernels.append(_Kernels(stage, whole, sums))
+    return kernels
 
 
 class _Columns(NamedTuple):
@@ -276,30 +297,18 @@ class _Columns(NamedTuple):
         return _Kernels(stage, whole, at_columns(kernels.sums, self.place))
 
 
-def _stretched_as(
-    phase: str, at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> Lookups[list[_Kernels]]:
-    """Kernels of a step, of ``phase``; with an engine those of a decode step, and what prefill adds, stretched.
+_ALL = _Columns(None, None)
 
-    So no step with prefill is faster than its decodes alone, whose exchange of experts lasts longer.
-    """
-    stretches = at.overheads is not None and load.prefills
-    asked = [mixed_layers(phase, at, mapping, load, context, prompts, forms)]
-    alone = load.distinct_decodes
-    if stretches and load.joins:
-        names = dict.fromkeys(("decode", phase))
-        asked += [mixed_layers(name, at, mapping, alone, context, prompts, ("auto",)) for name in names]
-    times, *alone_as = yield from side_by_side(asked)
-    if stretches:
-        own_and_same = [load.over_columns(each) for (each,) in alone_as]
-        longer: list[LayerTimes] = []
-        for one in times:
-            if longer and at.speculation is None:  # forms differ in scores and sums alone
-                longer.append(longer[0]._replace(scores=one.scores, sums=one.sums))
-            elif own_and_same:
-                longer.append(with_prefill(own_and_same[0], own_and_same[-1], one, prefill_stretch(at)))
-            else:
-                longer.append(stretched(one, prefill_stretch(at)))
-        times = longer
-    model, pp = at.model, mapping.pp
-    return [_Kernels(slowest_stage(model, pp, one), all_stages(model, one), one.sums) for one in times]
+
+def _stretched(at: Setup, times: list[LayerTimes], own_and_same: list[LayerTimes]) -> list[LayerTimes]:
+    """Times of each form, what prefill adds stretched; of the decodes alone in their own and in the same kernels."""
+    longer: list[LayerTimes] = []
+    for one in times:
+        if longer and at.speculation is None:  # forms differ in scores and sums alone
+            longer.append(longer[0]._replace(scores=one.scores, sums=one.sums))
+        elif own_and_same:
+            own, same = own_and_same
+            longer.append(with_prefill(own, same, one, prefill_stretch(at)))
+        else:
+            longer.append(stretched(one, prefill_stretch(at)))
+    return longer

@@ -5,6 +5,7 @@ Physics page, sections 7 (Mixed) and 8 (piggyback).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,15 +152,11 @@ class Load:
 
     def at_columns(self, wanted: Ints) -> Load:
         """The same at some columns of the grid."""
-        columns = None
-        if self.columns is not None:
-            _, first, place = np.unique(self.columns[1][wanted], return_index=True, return_inverse=True)
-            columns = first, place
         named = {
             name: getattr(self, name) for name in ("microbatches", "decodes", "chunk", "chunk_ranks", "most", "uneven")
         }
         found = {name: each[:, wanted] for name, each in named.items() if np.ndim(each) == 2 and each.shape[1] > 1}
-        return replace(self, columns=columns, **found)
+        return replace(self, columns=None, **found)
 
     @property
     def distinct_decodes(self) -> Load:
@@ -172,14 +169,16 @@ class Load:
         found = {name: each[:, first] if np.ndim(each) == 2 else each for name, each in named}
         return replace(alone, columns=None, chunk_ranks=1.0, **found)
 
-    def over_columns(self, times: LayerTimes) -> LayerTimes:
-        """Times of ``distinct_decodes`` at every column; not their scores and sums."""
-        if self.columns is None:
+    def over_columns(self, times: LayerTimes, wanted: Ints | None) -> LayerTimes:
+        """Times of ``distinct_decodes`` at every column, or at the wanted ones; not their scores and sums."""
+        place = wanted
+        if self.columns is not None:
+            place = self.columns[1] if wanted is None else self.columns[1][wanted]
+        if place is None:
             return times
-        _, place = self.columns
 
         def spread(values: Numeric) -> Numeric:
-            return np.take(values, place, axis=1) if np.ndim(values) == 2 else values
+            return np.take(values, place, axis=1) if np.ndim(values) == 2 and np.shape(values)[1] > 1 else values
 
         layers = tuple(spread(each) for each in times.layers)
         return times._replace(layers=layers, embedding=spread(times.embedding), head=spread(times.head))
@@ -196,11 +195,10 @@ class _Linear:
     at: Setup
     phase: str
     new: Numeric  # of a prompt [token]
-    prefills: bool  # whether the step has prefill tokens
     emits_all: bool  # whether all new tokens of a sequence in decode are sampled, or the last
 
     def __call__(self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric) -> AttentionSide:
-        some, piece = _prompts(share, self.new) if self.prefills else (0.0, 0.0)
+        some, piece = _prompts(share, self.new)
         emitted = sequences * (rows if self.emits_all else 1.0) + some
         tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
         return attention_side(self.at, tp, tokens, "auto", self.phase, core=False)
@@ -241,42 +239,63 @@ class _Cores:
 
 
 def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
-    """Prompts that a share of a rank is cut from, and the tokens of each."""
-    return np.maximum(share / new, 1.0), np.minimum(share, new)
+    """Prompts that a share of a rank is cut from, none of no share, and the tokens of each."""
+    return np.where(share > 0, np.maximum(share / new, 1.0), 0.0), np.minimum(share, new)
+
+
+#: Times of the layers of a step, of each phase whose kernels run, and of each form of MLA.
+OfPhases = list[list[LayerTimes]]
 
 
 def mixed_layers(
-    phase: str, at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> Lookups[list[LayerTimes]]:
-    """Times of the layers of a step in the kernels of ``phase``, its draft passes at the end of the last stage.
+    phases: Sequence[str],
+    at: Setup,
+    mapping: Mapping,
+    load: Load,
+    context: Numeric,
+    prompts: Chunk,
+    forms: tuple[str, ...],
+    *,
+    scored: bool = True,
+) -> Lookups[OfPhases]:
+    """Times of the layers of a step in the kernels of phases, its draft passes at the end of the last stage.
 
     Of each form of MLA; forms differ in ``scores`` and ``sums`` alone, unless draft passes make the head longer.
+    Unless they are ``scored`` the scores are left out.
     """
-    times = yield from _layers(phase, at, mapping, load, context, prompts, forms)
+    times = yield from _layers(phases, at, mapping, load, context, prompts, forms, scored=scored)
     if at.speculation is None:
         return times
     own = of_drafter(at)
 
-    def draft(part: Load, *, first: bool) -> Lookups[list[tuple[Numeric, AnySums]]]:
+    def draft(part: Load, *, first: bool) -> Lookups[list[list[tuple[Numeric, AnySums]]]]:
         """A draft pass, of which each sequence and each prompt takes one token further."""
-        layers = yield from _layers(phase, own, mapping, part, context, prompts, forms, emits_all=False)
+        layers = yield from _layers(phases, own, mapping, part, context, prompts, forms, emits_all=False)
         joined = total_cost(joining(at, mapping.tp_attn, part.over_rows(part.tokens), first=first), at)
-        return [(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in layers]
+        return [[(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in of] for of in layers]
 
     passes = yield from draft(load, first=True)
     if load.joins and np.any(np.asarray(load.drafts) > 0):
         later = yield from draft(replace(load.without_chunk, drafts=0), first=False)
         more = np.maximum(load.over_rows(load.drafts) - 1.0, 0.0)
-        both = zip(passes, later, strict=True)
-        passes = [(time + more * again, sums.plus(others, more)) for (time, sums), (again, others) in both]
+        passes = [
+            [
+                (time + more * again, sums.plus(others, more))
+                for (time, sums), (again, others) in zip(*of_phase, strict=True)
+            ]
+            for of_phase in zip(passes, later, strict=True)
+        ]
     return [
-        one._replace(head=one.head + time, sums=one.sums.plus(sums))
-        for one, (time, sums) in zip(times, passes, strict=True)
+        [
+            one._replace(head=one.head + time, sums=one.sums.plus(sums))
+            for one, (time, sums) in zip(*of_phase, strict=True)
+        ]
+        for of_phase in zip(times, passes, strict=True)
     ]
 
 
 def _layers(
-    phase: str,
+    phases: Sequence[str],
     at: Setup,
     mapping: Mapping,
     load: Load,
@@ -285,19 +304,34 @@ def _layers(
     forms: tuple[str, ...],
     *,
     emits_all: bool = True,
-) -> Lookups[list[LayerTimes]]:
+    scored: bool = True,
+) -> Lookups[OfPhases]:
     """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
     pairs, new, prefills = Counts(load.sequences, load.share, row=load.row), prompts.new, load.prefills
-    cores = _Cores(at, new, prompts.past, forms if prefills else ("auto",), prefills)
-    asked: list[Lookups[Any]] = [look_up(_Linear(at, phase, new, prefills, emits_all), degrees, pairs)]
-    if load.uneven is None:
-        asked.append(look_up(Given(cores, context), degrees, pairs))
-    else:
-        asked.append(look_up(cores, degrees, Counts(load.sequences, load.share, load.uneven, row=load.row)))
-    side, scores = yield from side_by_side(asked)
+    # phases differ in the all-reduces that they hide alone
+    hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
+    sides = list(dict.fromkeys(hides.values()))
+    asked: list[Lookups[Any]] = [look_up(_Linear(at, each, new, emits_all), degrees, pairs) for each in sides]
+    if scored:
+        cores = _Cores(at, new, prompts.past, forms if prefills else ("auto",), prefills)
+        counts = pairs
+        if load.uneven is not None:
+            counts = Counts(load.sequences, load.share, load.uneven, row=load.row)
+        asked.append(look_up(Given(cores, context) if load.uneven is None else cores, degrees, counts))
+    found = yield from side_by_side(asked)
     rank, total = Levels(load.tokens, load.row), Levels(load.decodes * load.queries + load.chunk, load.row)
-    times = yield from expert_lookups(at, mapping, side, phase=phase, rank=rank, total=total)
-    found = [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores]
-    return found if prefills else found * len(forms)
+    of_phases = yield from side_by_side(
+        [
+            expert_lookups(at, mapping, found[sides.index(each)], phase=phase, rank=rank, total=total)
+            for phase, each in hides.items()
+        ]
+    )
+    if not scored:
+        return [[times] * len(forms) for times in of_phases]
+    count = 1 if prefills else len(forms)
+    return [
+        [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in found[-1]] * count
+        for times in of_phases
+    ]
