@@ -207,7 +207,8 @@ def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
     some = 1.0 - plain
     full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
     full = np.clip(full, 0.0, some)
-    return MixedSteps(some - full, full, plain)
+    alone = np.where(np.asarray(ranks) > 1, some - full, 0.0)  # of one rank the difference is rounding
+    return MixedSteps(alone, full, plain)
 
 
 def passes_in_gap(passes: Floats) -> Floats:
