@@ -28,22 +28,11 @@ from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.colocation import (
-    Case,
-    Chosen,
-    Colocation,
-    Found,
-    Group,
-    Options,
-    Tally,
-    choose,
-    drafted_groups,
-    found,
-)
+from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
 from disagg_sim.serving.freed_seats import passes_in_gap
 from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
-from disagg_sim.serving.searched import Parts, Rows, of_one_depth, searched
+from disagg_sim.serving.searched import Best, Rows, of_one_depth, searched
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -263,17 +252,17 @@ def _passes(
     return list(zip(means, longest, loads, strict=True))
 
 
-def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Parts]]:
+def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
     """Score every (batch, cut, pass size) of the rows of all groups, and keep the best."""
     passes = pass_columns(case, groups)
     depths = of_one_depth(groups)
     timed = yield from side_by_side([_timed(case, groups, passes, places) for places in depths])
-    parts: list[Parts] = [[] for _ in groups]
+    found: list[Best | None] = [None for _ in groups]
     for scored in chain(*timed):
-        group = scored.group
-        blocks = group.blocks(scored.passes.batch_index.size * len(scored.cuts))
-        parts[scored.place] = [scored.block(rows) for rows in blocks] if scored.passes.batch_index.size else []
-    return parts
+        if columns := scored.passes.batch_index.size:
+            blocks = scored.group.blocks(columns * len(scored.cuts))
+            found[scored.place] = Best.joined([scored.block(rows) for rows in blocks])
+    return found
 
 
 def _timed(
@@ -315,7 +304,7 @@ class _Scored:
     decode_ttl: Floats  # (rows, batches) [s]
     bound: NDArray[np.int8]  # (rows, batches) index into ``BOUNDS``
 
-    def block(self, rows: slice) -> tuple[Chosen, Tally]:
+    def block(self, rows: slice) -> Best:
         """Join passes and steps of some rows, the cuts one after the other, and choose."""
         case, cuts, batch, passes = self.case, self.cuts, self.group.batch, self.passes
         part, columns = self.group.table[rows], passes.batch_index.size
@@ -372,7 +361,7 @@ class _Scored:
             bound=self.bound[rows][row, batch_place],
             mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // columns],
         )
-        return chosen, tallies.of(slice(None))
+        return Best(chosen, row, tallies)
 
     def _aged(
         self, part: Mapping, index: Ints, steps: tuple[Floats, Floats], passes: tuple[Floats, Floats, Floats]

@@ -209,9 +209,23 @@ class RowTallies:
     best_ftl_s: Floats
     best_ttl_s: Floats
 
-    def of(self, rows: slice) -> Tally:
-        """That of some of the rows together."""
-        held = {f.name: getattr(self, f.name)[rows] for f in fields(self)}
+    def __len__(self) -> int:
+        """Rows."""
+        return self.feasible.size
+
+    @classmethod
+    def joined(cls, parts: Sequence[RowTallies]) -> RowTallies:
+        """The rows of several, one after the other."""
+        return cls(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)})
+
+    def part(self, rows: Any) -> RowTallies:
+        """Those of some of the rows."""
+        return RowTallies(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @property
+    def together(self) -> Tally:
+        """That of all rows."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
         return Tally(**{name: (np.sum if each.dtype == int else np.min)(each).item() for name, each in held.items()})
 
 
@@ -302,7 +316,7 @@ class Chosen:
     bound: NDArray[np.int8]  # index into ``BOUNDS``
     mla_form: NDArray[np.int8]  # of prefill, index into ``CHOSEN_FORMS``
 
-    def part(self, points: slice) -> Chosen:
+    def part(self, points: Any) -> Chosen:
         """Some of the points."""
         return Chosen(**{f.name: getattr(self, f.name)[points] for f in fields(self)})
 

@@ -23,20 +23,9 @@ from disagg_sim.search.aging import Cycle, aged_together, in_a_stage
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
-from disagg_sim.serving.colocation import (
-    Case,
-    Chosen,
-    Colocation,
-    Found,
-    Group,
-    Options,
-    Tally,
-    choose,
-    drafted_groups,
-    found,
-)
+from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
 from disagg_sim.serving.freed_seats import MixedSteps, mixed_steps
-from disagg_sim.serving.searched import Parts, searched
+from disagg_sim.serving.searched import Best, searched
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -173,14 +162,14 @@ def count_piggyback(case: Case, mappings: Mapping) -> int:
     )
 
 
-def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Parts]]:
+def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
     """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
     scored = yield from side_by_side([_block(case, columns) for columns in blocks(case, groups)])
-    parts: list[Parts] = [[] for _ in groups]
+    parts: list[list[Best]] = [[] for _ in groups]
     for of_block in scored:
         for place, part in of_block:
             parts[place].append(part)
-    return parts
+    return [Best.joined(of_group) for of_group in parts]
 
 
 class _Mixed(NamedTuple):
@@ -304,7 +293,7 @@ def _seen(time: Floats, busy: Floats) -> Floats:
     return np.asarray(alone + busy * (full - alone))
 
 
-def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[Chosen, Tally]]]]:
+def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]:
     """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
     at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
     batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk
@@ -384,5 +373,5 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, tuple[C
     of_groups = []
     for place, rows in columns.rows.places:
         points = slice(*np.searchsorted(row, [rows.start, rows.stop]).tolist())
-        of_groups.append((place, (chosen.part(points), tallies.of(rows))))
+        of_groups.append((place, Best(chosen.part(points), row[points] - rows.start, tallies.part(rows))))
     return of_groups

@@ -1,32 +1,91 @@
-"""Search the groups of a co-located mode, those that an equal search has met before once."""
+"""Search the groups of a co-located mode; mappings that an equal search has met before are not searched again."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import MAPPING_FIELDS, Mapping
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
-from disagg_sim.serving.colocation import Case, Chosen, Group, Tally, drafted_groups
+from disagg_sim.serving.colocation import Case, Chosen, Group, RowTallies, Tally, drafted_groups
 
-#: What a search finds of a group, in parts.
-Parts = list[tuple[Chosen, Tally]]
 #: Groups whose points are kept: those of the two modes of a case or two. [1]
 KEPT_GROUPS = 128
-#: A mode asks for what it needs to score some groups, all with the same number of draft tokens.
-Search = Callable[[Case, Sequence[Group]], Lookups[list[Parts]]]
-_kept: OrderedDict[tuple[Search, Case, Group], Parts] = OrderedDict()
 
 
-def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> Parts:
-    """Search all groups of the mappings at once; a group that the same search met before is not searched again.
+@dataclass(frozen=True, eq=False)
+class Best:
+    """What a search finds of some mappings: the points chosen of each, one mapping after the other."""
 
-    Spaces that differ in the mappings alone, such as those with and without stages of one GPU, share most groups.
+    chosen: Chosen
+    row: Ints  # (points,) rising, number of the mapping of each point [1]
+    tallies: RowTallies  # of every mapping
+
+    @classmethod
+    def joined(cls, parts: Sequence[Best]) -> Best:
+        """The mappings of several parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        starts = np.cumsum([0, *(len(part.tallies) for part in parts[:-1])])
+        chosen = [part.chosen for part in parts]
+        degrees: dict[str, Any] = {
+            name: np.concatenate([np.broadcast_to(getattr(each.mapping, name), each.batch.shape) for each in chosen])
+            for name in MAPPING_FIELDS
+        }
+        columns: dict[str, Any] = {
+            f.name: np.concatenate([getattr(each, f.name) for each in chosen])
+            for f in fields(Chosen)
+            if f.name != "mapping"
+        }
+        return cls(
+            Chosen(mapping=replace(chosen[0].mapping, **degrees), **columns),
+            np.concatenate([part.row + start for part, start in zip(parts, starts.tolist(), strict=True)]),
+            RowTallies.joined([part.tallies for part in parts]),
+        )
+
+    def of(self, rows: Ints) -> Best:
+        """Some of the mappings, in their order there."""
+        if np.array_equal(rows, np.arange(len(self.tallies))):
+            return self
+        first, last = (self.row.searchsorted(rows, side) for side in ("left", "right"))
+        count = last - first
+        points = np.arange(count.sum()) + np.repeat(first - (np.cumsum(count) - count), count)
+        return Best(self.chosen.part(points), np.repeat(np.arange(rows.size), count), self.tallies.part(rows))
+
+
+#: A mode asks for what it needs to score some groups, all with the same number of draft tokens; of each group it finds
+#: the best points of the mappings, or None where there is nothing to try.
+Search = Callable[[Case, Sequence[Group]], Lookups[list[Best | None]]]
+
+
+class _Key(NamedTuple):
+    """What the points of a mapping depend on beside its degrees."""
+
+    search: Search
+    case: Case
+    deep: bool
+    batch: bytes
+
+
+class _Kept(NamedTuple):
+    """The mappings of a key that were searched."""
+
+    number: dict[tuple[int, ...], int]  # by the degrees
+    best: Best | None  # None where there is nothing to try
+
+
+_kept: OrderedDict[_Key, _Kept] = OrderedDict()
+
+
+def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> list[tuple[Chosen, Tally]]:
+    """Search all groups of the mappings at once; a mapping that the same search met before is not searched again.
+
+    Spaces that differ in the mappings alone, such as those with and without stages of one GPU, share most of them.
 
     Parameters
     ----------
@@ -52,19 +111,39 @@ def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> P
     >>> both.design_points > one.design_points
     True
     """
-    asked = [(search, own, group) for own, group in drafted_groups(case, mappings)]
-    known = {key: parts for key in asked if (parts := _kept.pop(key, None)) is not None}
-    new: dict[tuple[Case, int], list[Group]] = {}
-    for _, own, group in asked:
-        if (search, own, group) not in known:
-            new.setdefault((own, group.drafts), []).append(group)
-    found = evaluate(side_by_side([search(own, groups) for (own, _), groups in new.items()]))
-    for ((own, _), groups), of_groups in zip(new.items(), found, strict=True):
-        known |= {(search, own, group): parts for group, parts in zip(groups, of_groups, strict=True)}
-    _kept.update(known)
+    asked: list[tuple[_Key, list[tuple[int, ...]]]] = []
+    new: dict[tuple[Case, int], list[tuple[_Key, Group]]] = {}
+    for own, group in drafted_groups(case, mappings):
+        key, names = _Key(search, own, group.deep, group.batch.tobytes()), _names(group.table)
+        known = _kept[key].number if key in _kept else {}
+        missing = [place for place, name in enumerate(names) if name not in known]
+        if missing:
+            part = group if len(missing) == len(names) else replace(group, table=group.table[np.array(missing)])
+            new.setdefault((own, group.drafts), []).append((key, part))
+        asked.append((key, names))
+    found = evaluate(side_by_side([search(own, [group for _, group in groups]) for (own, _), groups in new.items()]))
+    for groups, of_groups in zip(new.values(), found, strict=True):
+        for (key, group), best in zip(groups, of_groups, strict=True):
+            number, before = _kept.pop(key, _Kept({}, None))
+            first = 0 if before is None else len(before.tallies)
+            number |= {name: first + place for place, name in enumerate(_names(group.table))}
+            _kept[key] = _Kept(number, best if before is None or best is None else Best.joined([before, best]))
+    parts = []
+    for key, names in asked:
+        _kept.move_to_end(key)
+        number, kept = _kept[key]
+        if kept is not None:
+            here = kept.of(np.array([number[name] for name in names]))
+            parts.append((here.chosen, here.tallies.together))
     while len(_kept) > KEPT_GROUPS:
         _kept.popitem(last=False)
-    return [part for key in asked for part in known[key]]
+    return parts
+
+
+def _names(table: Mapping) -> list[tuple[int, ...]]:
+    """All degrees of each mapping."""
+    columns = (np.broadcast_to(getattr(table, name), (len(table),)).tolist() for name in MAPPING_FIELDS)
+    return list(zip(*columns, strict=True))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -534,6 +534,19 @@ def searched_anew(mode, table, **options):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_mappings_met_before_have_the_points_of_a_search_of_their_own(mode):
+    """One that is new, one that is gone, and the others in another order."""
+    first = [Mapping(dp_attn=4, ep=4, pp=pp) for pp in (2, 4, 8)]
+    then = [Mapping(tp_attn=2, dp_attn=4, ep=8, pp=2), first[2], first[0]]
+    options = {"isl": 600, "osl": 1200, "batch": (4, 48, 640)}
+    anew = [searched_anew(mode, each, **options) for each in (then, first)]
+    pd.testing.assert_frame_equal(run(mode, R1, then, **options), anew[0], check_exact=True)
+    (kept,) = searched_module._kept.values()
+    assert len(kept.number) == len({*first, *then}) == 4
+    pd.testing.assert_frame_equal(run(mode, R1, first, **options), anew[1], check_exact=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_each_mapping_has_the_points_that_it_has_alone(mode):
     """Whatever its neighbours are: ranks, depths and batches of their own, prompts as short as answers, so that either
     phase may have more tokens in a step."""
