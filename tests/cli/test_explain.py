@@ -196,6 +196,7 @@ def test_memory_of_a_server_is_told_by_its_terms(capsys: pytest.CaptureFixture[s
     assert told == {"weights", "KV cache", "states of sequences", "activations, logits", "runtime, libraries"}
 
 
+@pytest.mark.long
 def test_rows_under_a_distribution_of_lengths_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A sweep names the distribution in its frontier, where a block of points finds it, and the interference."""
     (tmp_path / "law.yaml").write_text(LAW)

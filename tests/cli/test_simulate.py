@@ -166,6 +166,7 @@ def test_durations_stand_in_the_log_alone_and_are_none_without_it(scenario, tmp_
         pd.testing.assert_frame_equal(again[columns], found[columns])
 
 
+@pytest.mark.long
 def test_killed_runs_go_on_and_leave_nothing_half_written(scenario, tmp_path):
     """Killed in the first run, in the second, and while pictures are drawn."""
     path, whole, killed = scenario(trace={"path": "short.csv"}), tmp_path / "whole", tmp_path / "killed"

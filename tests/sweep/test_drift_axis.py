@@ -215,6 +215,7 @@ popularity_drift_s: 6000
 """
 
 
+@pytest.mark.long
 def test_points_whose_experts_age_have_error_bars_and_a_report(tmp_path: Path, capsys) -> None:
     """Points of every mode are timed again with their age, also where pasts come from DRAM: medians lie beside them."""
     (tmp_path / "tiered.yaml").write_text(TIERED)

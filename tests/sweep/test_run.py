@@ -338,6 +338,7 @@ def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command
     assert contents(tmp_path / "out") == contents(whole)
 
 
+@pytest.mark.long
 def test_killed_runs_go_on_where_they_stood(smoke: SweepPlan, reference: Path, tmp_path: Path) -> None:
     dice = random.Random(20)
     blocks = len(smoke.blocks)
@@ -408,6 +409,7 @@ with in_processes(2) as engine:
     assert run.stdout.strip() == "True", run.stderr
 
 
+@pytest.mark.long
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     code, said = 0, ""
     for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
