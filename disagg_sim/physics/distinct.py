@@ -82,6 +82,35 @@ def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
     return tuple(each[place] for each in found) if isinstance(found, tuple) else found[place]
 
 
+def of_column(function: Callable[[Any], Any], numbers: Numeric) -> Any:
+    """Evaluate a function of a column at each of its distinct values as at a number.
+
+    Powers of arrays may differ from those of numbers in their last digit, so a column of what rows of mappings or cases
+    have by themselves gets the digits that each row has alone.
+
+    Parameters
+    ----------
+    function
+        Of a number or an array.
+    numbers
+        A number, an array, or a column of shape (rows, 1). [1]
+
+    Returns
+    -------
+    number or ndarray
+        Of the shape of ``numbers``.
+
+    Examples
+    --------
+    >>> of_column(lambda keys: keys**0.5, np.array([[4.0], [9.0], [4.0]])).tolist()
+    [[2.0], [3.0], [2.0]]
+    """
+    if np.ndim(numbers) != 2 or np.shape(numbers)[0] == 1 or np.shape(numbers)[1] > 1:
+        return function(numbers)
+    values, place = distinct(numbers)
+    return np.array([function(value) for value in values.tolist()])[place]
+
+
 def equal_rows(rows: Any) -> tuple[Any, Any]:
     """First position of every distinct row of a matrix, and the number of the distinct row at each position.
 
