@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,6 +35,11 @@ def is_one(degree: Numeric) -> bool:
     return np.ndim(degree) == 0 and degree == 1.0
 
 
+def is_column(numbers: Numeric, tokens: Numeric) -> bool:
+    """Whether each row of a grid of several batches has one of the numbers at all of them."""
+    return np.ndim(numbers) == 2 and np.shape(numbers)[1] == 1 and np.shape(tokens)[1] > 1
+
+
 class Levels:
     """The distinct values of a token count of shape (rows, batches), and their positions.
 
@@ -45,11 +51,25 @@ class Levels:
         self.tokens, self.row, self.alike = tokens, row, alike
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
-            few = np.asarray(tokens)
+            self._few = np.asarray(tokens)
             if row is None:
-                first, self.row = equal_rows(np.ascontiguousarray(few)) if alike is None else alike
-                few = few[first]
-            self.distinct, self.position = distinct(few)
+                first, self.row = equal_rows(np.ascontiguousarray(self._few)) if alike is None else alike
+                self._few = self._few[first]
+
+    @cached_property
+    def _found(self) -> tuple[Any, Any]:
+        """Found where it is asked for: of dense models the tokens of all ranks are not."""
+        return distinct(self._few)
+
+    @property
+    def distinct(self) -> Any:
+        """Values, rising, of shape (levels,). [token]"""
+        return self._found[0]
+
+    @property
+    def position(self) -> Any:
+        """Places in them, of shape (distinct rows, batches)."""
+        return self._found[1]
 
     @property
     def arguments(self) -> tuple[Numeric, ...]:
@@ -181,10 +201,24 @@ class Given(Generic[Result]):
         return self.function(*arguments, self.last)
 
 
+@dataclass(frozen=True, slots=True)
+class OfRow(Generic[Result]):
+    """A function whose last argument rows have by themselves, as they have their degrees; its tokens stand behind."""
+
+    function: Callable[..., Result]
+
+    def __call__(self, *arguments: Numeric) -> Result:
+        """The function with the last two arguments the other way round."""
+        *degrees, own, tokens = arguments
+        return self.function(*degrees, tokens, own)
+
+
 def look_up_at(
     function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels, context: Numeric
 ) -> Lookups[Result]:
-    """Ask for ``function(*degrees, tokens, context)``, the context a number or of shape (rows, batches)."""
+    """Ask for ``function(*degrees, tokens, context)``, the context a number, of shape (rows, 1) or (rows, batches)."""
+    if levels.gathers and is_column(context, levels.tokens):
+        return (yield from look_up(OfRow(function), (*degrees, context), levels))
     if levels.gathers and np.ndim(context) == 2:
         return (yield from look_up(function, degrees, Counts(levels.tokens, context)))
     return (yield from look_up(Given(function, context), degrees, levels))

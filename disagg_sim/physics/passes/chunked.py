@@ -6,6 +6,7 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
+from disagg_sim.physics.passes.chunks import ChunkPlan, Chunks, chunk_plan, most_of_rows
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import (
@@ -35,29 +37,8 @@ from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, is_one, look_up, side_by_side
+from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, is_column, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
-
-
-class ChunkPlan(NamedTuple):
-    """How a prompt is cut: equal chunks and a last one that may be shorter."""
-
-    chunks: Numeric  # [1]
-    size: Numeric  # of all chunks but the last [token]
-    last: Numeric  # [token]
-
-
-def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
-    """Cut ``isl`` tokens into chunks of ``chunk_tokens``.
-
-    Examples
-    --------
-    >>> [float(x) for x in chunk_plan(1000, 512)]
-    [2.0, 512.0, 488.0]
-    """
-    size = np.minimum(chunk_tokens, isl)
-    chunks = np.ceil(isl / size)
-    return ChunkPlan(chunks, size, isl - (chunks - 1) * size)
 
 
 class _Cores(NamedTuple):
@@ -80,36 +61,64 @@ class _Attention:
     most: int  # chunks of a prompt: sizes that cut it into about as many are timed together [1]
 
     def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
-        return _chunk_cores(self, (tp, dcp, pcp), chunk_tokens, prompts)
+        chunks = Chunks(chunk_plan(self.new, chunk_tokens), (tp, dcp, pcp, prompts, self.prefix))
+        return _chunk_cores(self.at, self.form, chunks)
 
 
-def _chunk_cores(of: _Attention, shards: tuple[Numeric, ...], chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
-    """Attention on (tp, dcp, pcp) GPUs."""
-    at, new, prefix = of.at, of.new, np.asarray(of.prefix)[..., None]
-    tp, dcp, pcp = (each if is_one(each) else np.asarray(each)[..., None] for each in shards)
-    plan = ChunkPlan(*(np.asarray(x)[..., None] for x in chunk_plan(new, chunk_tokens)))
-    step = np.arange(int(np.max(plan.chunks)), dtype=float)
-    live = step < plan.chunks
-    last = (plan.chunks - 1).astype(int)
-    tokens = Tokens(
-        prompts=np.asarray(prompts)[..., None],
-        new=np.where(step < plan.chunks - 1, plan.size, plan.last),
-        past=prefix + np.minimum(step, plan.chunks - 1) * plan.size,
-        latent=np.where(step == 0, prefix, 0.0),
-        dcp=dcp,
-        pcp=pcp,
+@dataclass(frozen=True, slots=True)
+class _RowAttention:
+    """As ``_Attention``, of prompts that differ by row, none of them cut into more than ``most`` chunks."""
+
+    at: Setup
+    prefix: Numeric
+    form: str
+
+    def __call__(self, *arguments: Numeric) -> _Cores:
+        tp, dcp, pcp, chunk_tokens, new, most, prompts = arguments
+        chunks = Chunks(chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, self.prefix), most)
+        return _chunk_cores(self.at, self.form, chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class _RestAttention:
+    """As ``_Attention``, of prompts that differ by point."""
+
+    at: Setup
+    form: str
+    most: int
+
+    def __call__(self, *arguments: Numeric) -> _Cores:
+        tp, dcp, pcp, chunk_tokens, prompts, new, prefix = arguments
+        chunks = Chunks(chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, prefix))
+        return _chunk_cores(self.at, self.form, chunks)
+
+
+def _chunk_cores(at: Setup, form: str, chunks: Chunks) -> _Cores:
+    """Attention of all chunks, of as many rows at once as stay in cache."""
+    found = [_cores_of(at, form, chunks, rows) for rows in chunks.blocks()]
+
+    def joined(of_each: Iterable[tuple[Numeric, ...]]) -> tuple[Numeric, ...]:
+        return tuple(chunks.joined(parts) for parts in zip(*of_each, strict=True))
+
+    return _Cores(
+        whole=joined(each.whole for each in found),
+        full=joined(each.full for each in found),
+        last=joined(each.last for each in found),
+        sums=Sums(*joined(each.sums for each in found)),
     )
+
+
+def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> _Cores:
+    """Attention of the chunks of some rows."""
+    here = chunks.of(rows)
     times: list[list[Numeric]] = [[], [], []]
     sums = Sums()
     for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, tp, tokens, of.form)
-        shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
-        every = np.broadcast_to(cost.time, shape)
-        times[0].append(np.sum(every * live, axis=-1))
-        for chosen, where in zip(times[1:], (np.maximum(last - 1, 0), last), strict=True):
-            index = np.broadcast_to(where, (*shape[:-1], 1))
-            chosen.append(np.take_along_axis(every, index, axis=-1)[..., 0])
-        sums = sums.plus(Sums(*(np.sum(part * live, axis=-1) for part in cost.sums)), count)
+        cost = attention_cost(layer.attention, at, here.tp, here.tokens, form)
+        times[0].append(here.summed(cost.time))
+        for chosen, where in zip(times[1:], (here.full, here.last), strict=True):
+            chosen.append(here.at(cost.time, where))
+        sums = sums.plus(Sums(*map(here.summed, cost.sums)), count)
     return _Cores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
 
 
@@ -182,28 +191,6 @@ def chunked_prefill_pass(
 
 
 @dataclass(frozen=True, slots=True)
-class _RestAttention:
-    """As ``_Attention``, of prompts that differ by point."""
-
-    at: Setup
-    form: str
-    most: int
-
-    def __call__(
-        self,
-        tp: Numeric,
-        dcp: Numeric,
-        pcp: Numeric,
-        chunk_tokens: Numeric,
-        prompts: Numeric,
-        new: Numeric,
-        prefix: Numeric,
-    ) -> _Cores:
-        of = _Attention(self.at, new, prefix, self.form, self.most)
-        return _chunk_cores(of, (tp, dcp, pcp), chunk_tokens, prompts)
-
-
-@dataclass(frozen=True, slots=True)
 class _Side:
     """The attention ranks' part of a chunk without scores, values and the head, which runs once a pass."""
 
@@ -240,8 +227,8 @@ def chunked_lookups(
     at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
-    alike = None if slowest is not None else alike_rows((mapping.dp_attn, pcp, chunk_tokens), batch)
-    levels = Levels(prompts, alike=alike)
+    alike = None if slowest is not None else alike_rows((mapping.dp_attn, pcp, chunk_tokens, new), batch)
+    levels = Levels(prompts, alike=None if slowest is not None else alike_rows((mapping.dp_attn,), batch))
     if slowest is not None:
         prompts = slowest.prompts
         plan = ChunkPlan(slowest.chunks, slowest.size, slowest.last)
@@ -261,6 +248,9 @@ def chunked_lookups(
     shards = mapping.tp_attn, dcp, pcp, chunk_tokens
 
     def scores(of: Setup, form: str) -> Lookups[_Cores]:
+        if slowest is None and is_column(new, prompts):
+            each = _RowAttention(of, past, form)
+            return (yield from look_up(each, (*shards, new, most_of_rows(new, plan.chunks)), levels))
         if slowest is None:
             return (yield from look_up(_Attention(of, new, past, form, most), shards, levels))
         some, length, held = slowest.scored

@@ -148,16 +148,17 @@ def prefill_lookups(
     microbatches = np.minimum(pp, per_rank)
     prompts = np.ceil(per_rank / microbatches)
     dcp, pcp = mapping.shares
-    alike = alike_rows((pp, mapping.dp_attn, pcp), batch)
+    alike, alike_prompts = (alike_rows((pp, mapping.dp_attn, *more), batch) for more in ((pcp, new), ()))
     total = Levels(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
     each: Numeric = new
     if slowest is not None:
-        prompts, each, alike = slowest.prompts / microbatches, slowest.new, None
+        prompts, each, alike, alike_prompts = slowest.prompts / microbatches, slowest.new, None, None
 
     def layers(of: Setup) -> Lookups[LayerTimes]:
         shards = mapping.tp_attn, dcp, pcp
         if slowest is None or slowest.past is None:
-            attention = yield from look_up_at(_Side(of, past, mla_form), shards, Levels(prompts, alike=alike), each)
+            counts = Levels(prompts, alike=alike_prompts)
+            attention = yield from look_up_at(_Side(of, past, mla_form), shards, counts, each)
         else:
             attention = yield from look_up(_Rest(of, mla_form), shards, Counts(prompts, each, slowest.past))
         rank = Levels(prompts * each / pcp, alike=alike)
