@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,11 +46,14 @@ class Live(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedTokens:
-    """Distribution of the cached tokens of one resident request; those of several are independent."""
+    """Distribution of the cached tokens of one resident request; those of several are independent.
 
-    mean: float  # [token]
-    deviation: float  # standard deviation [token]
-    most: float  # [token]
+    Numbers, or columns of shape (rows, 1) of requests that differ by row.
+    """
+
+    mean: Any  # [token]
+    deviation: Any  # standard deviation [token]
+    most: Any  # [token]
     computed: CachedTokens | None = None  # of a prompt: the tokens that its prefill computes; None = all of them
 
     @property

@@ -96,6 +96,10 @@ def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     >>> given_sizes("batch", [64, 16, 64]).tolist()
     [16, 64]
     """
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i" and values.size:  # as a search made them
+        known = np.unique(values)
+        if known[0] >= least and known[-1] <= MOST_SIZE:
+            return known.astype(np.int64)
     given = np.asarray(values, dtype=object).ravel().tolist()
     if not given:
         raise InputError(f"{name} is empty; allowed: one whole number or more")

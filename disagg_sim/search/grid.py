@@ -23,28 +23,30 @@ no limit. Source: physics page, sections 2-8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Mapping
-from disagg_sim.physics.blocks import check_form, chunk_forms
+from disagg_sim.physics.blocks import check_form
 from disagg_sim.physics.drafting import check_context
-from disagg_sim.physics.memory import decode_bytes, prefill_bytes
+from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.prefill import PrefillPass
-from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
-from disagg_sim.physics.roofline import chosen_sums
+from disagg_sim.physics.passes.overlap import overlaps
+from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
-from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, given_sizes, row_blocks
+from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
+from disagg_sim.search.cases import OfCases, groups_of, is_plain, stacked
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
-from disagg_sim.search.prefixes import TimedPrompts, one_of, taken_up, uneven_passes
+from disagg_sim.search.prefill_points import prefill_points
+from disagg_sim.search.prefixes import taken_up
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -95,39 +97,103 @@ def decode_grid(
     >>> decode_grid(at, Mapping(), lengths(2048, 256), batch=[1, 64]).latency.shape
     (1, 2)
     """
-    lengths = taken_up(at, lengths)
-    table, sizes = _axes(at, mappings, lengths, "decode", batch, mla_form, allow_long_context)
-    axis = sizes[None, :].astype(float)
-    shape = (len(table), sizes.size)
+    asked = None if batch is None else [batch]
+    (grid,) = decode_grids(
+        at, mappings, [lengths], batches=asked, mla_form=mla_form, allow_long_context=allow_long_context
+    )
+    return grid
+
+
+def decode_grids(
+    at: Setup,
+    mappings: Mapping | list[Mapping],
+    cases: Sequence[Lengths],
+    *,
+    batches: Sequence[Any] | None = None,
+    mla_form: str = "auto",
+    allow_long_context: bool = False,
+) -> list[PhaseGrid]:
+    """Score the grids of ``decode_grid`` for many lengths, small ones together: to the last digit as one by one.
+
+    Parameters
+    ----------
+    at, mappings, mla_form, allow_long_context
+        As in ``decode_grid``.
+    cases : sequence of Lengths
+        Of the requests of each grid.
+    batches : sequence of array_like of int, optional
+        Batch sizes of each; by default as in ``decode_grid``. [request]
+
+    Returns
+    -------
+    list of PhaseGrid
+        In the order of ``cases``.
+
+    Raises
+    ------
+    InputError
+        As ``decode_grid``.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(2048, osl) for osl in (256, 512)]
+    >>> grids = decode_grids(at, Mapping(), cases, batches=[[1, 64], [1, 64, 128]])
+    >>> [grid.latency.shape for grid in grids]
+    [(1, 2), (1, 3)]
+    """
+    cases = [taken_up(at, lengths) for lengths in cases]
+    table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
+    form = form_code(at, "absorbed" if mla_form == "auto" else mla_form)
+    grids: dict[int, PhaseGrid] = {}
+    rows = len(table)
+    for group in groups_of([rows] * len(cases), axes, [lengths.rank_loads is None for lengths in cases]):
+        some, sizes = [cases[place] for place in group], axes[group[0]]
+        found = _decode_points(at, table, some, sizes[None, :].astype(float), mla_form)
+        for number, (place, lengths) in enumerate(zip(group, some, strict=True)):
+            own = axes[place]
+            mine = slice(number * rows, (number + 1) * rows), slice(own.size)
+            ttl, memory, micro, bound, drafts = (np.ascontiguousarray(each[mine]) for each in found)
+            grids[place] = PhaseGrid(
+                phase="decode",
+                setup=at,
+                mappings=table,
+                lengths=lengths,
+                batch=own,
+                latency=ttl,
+                request_rate=lengths.request_rate(own[None, :].astype(float), ttl),
+                memory_bytes=memory,
+                microbatches=micro,
+                bound=bound,
+                mla_form=np.full(ttl.shape, form),
+                drafts=drafts,
+            )
+    return [grids[place] for place in range(len(cases))]
+
+
+def _decode_points(at: Setup, table: Mapping, cases: Sequence[Lengths], axis: Any, mla_form: str) -> Drafted:
+    """The points of all cases, one after the other: arrays of shape (cases x mappings, batches)."""
+    rows_of_case = len(table)
+    several, shape = OfCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
+    table = stacked([table] * len(cases))
+    cached, context = several.cached(lambda lengths: lengths.resident), several.number(lambda lengths: lengths.context)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     drafts = np.zeros(shape, dtype=np.int8)
-    for rows in row_blocks(*shape):
+    for rows in [slice(None)] if len(cases) > 1 else row_blocks(*shape):
         best: Drafted | None = None
         for tried in draft_choices(at):
             own, mapping = drafting(at, table[rows].for_grid(), tried)
-            load = lengths.on_ranks(axis, mapping.dp_attn)
+            load = RankLoad(context) if len(cases) > 1 else cases[0].on_ranks(axis, mapping.dp_attn)
             step = decode_step(own, mapping, batch=axis, context=load.context, mla_form=mla_form, rank_batch=load.batch)
             seats = load.seats(axis, mapping.dp_attn)
-            held = decode_bytes(own, mapping, seats, cached=lengths.resident, mla_form=mla_form)
+            held = decode_bytes(own, mapping, seats, cached=cached, mla_form=mla_form)
             found = Drafted(step.ttl, held, step.microbatches, bound_codes(step.sums), np.int8(tried))
             best = found if best is None else best.or_faster(found, at.memory_limit)
         assert best is not None
         ttl[rows], memory[rows], micro[rows], bound[rows], drafts[rows] = best
-    return PhaseGrid(
-        phase="decode",
-        setup=at,
-        mappings=table,
-        lengths=lengths,
-        batch=sizes,
-        latency=ttl,
-        request_rate=lengths.request_rate(axis, ttl),
-        memory_bytes=memory,
-        microbatches=micro,
-        bound=bound,
-        mla_form=np.full(shape, form_code(at, "absorbed" if mla_form == "auto" else mla_form)),
-        drafts=drafts,
-    )
+    return Drafted(ttl, memory, micro, bound, drafts)
 
 
 def prefill_grid(
@@ -179,137 +245,123 @@ def prefill_grid(
     >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
     [0, 512]
     """
-    lengths = taken_up(at, lengths)
-    table, sizes = _axes(at, mappings, lengths, "prefill", batch, mla_form, allow_long_context)
-    table = with_chunks(table, lengths.longest_timed, CHUNK_TOKENS if chunk_tokens is None else chunk_tokens)
-    counted = None if ftl_quantile is None else lengths.prompt_quantile(ftl_quantile)
-    axis = sizes[None, :].astype(float)
-    shape = (len(table), sizes.size)
-    ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
-    load = np.zeros(shape) if lengths.cached is not None and lengths.cached.reuse.below else None
-    micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
-    forms = np.empty(shape, dtype=np.int8)
-    for several in _small_together(_timed_blocks(lengths, counted, table.chunk_tokens, sizes.size), sizes.size):
-        asked = [_score(at, timed, lengths, table[rows].for_grid(), axis, mla_form) for rows, timed in several]
-        for (rows, _), (done, held, form) in zip(several, evaluate(side_by_side(asked)), strict=True):
-            memory[rows], forms[rows] = held, form
-            ftl[rows], busy[rows] = done.ftl + done.load, done.busy
-            if load is not None:
-                load[rows] = done.load
-            bound[rows] = bound_codes(done.sums)
-    chunk, mapping = table.chunk_tokens[:, None], table.for_grid()
-    of_chunks = np.ceil(lengths.mean_new / np.minimum(np.maximum(chunk, 1), lengths.mean_new))
-    micro[:] = np.where(chunk > 0, of_chunks, np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn)))
-    return PhaseGrid(
-        phase="prefill",
-        setup=at,
-        mappings=table,
-        lengths=lengths,
-        batch=sizes,
-        latency=ftl,
-        request_rate=axis / (busy if load is None else np.maximum(busy, load)),
-        memory_bytes=memory,
-        microbatches=micro,
-        bound=bound,
-        mla_form=forms,
-        drafts=np.zeros(shape, dtype=np.int8),
-        busy=None if load is None else busy,
-        load=load,
-        ftl_quantile=ftl_quantile,
-    )
+    asked = None if batch is None else [batch]
+    more: dict[str, Any] = {"mla_form": mla_form, "ftl_quantile": ftl_quantile}
+    more |= {"chunk_tokens": chunk_tokens, "allow_long_context": allow_long_context}
+    (grid,) = prefill_grids(at, mappings, [lengths], batches=asked, **more)
+    return grid
+
+
+def prefill_grids(
+    at: Setup,
+    mappings: Mapping | list[Mapping],
+    cases: Sequence[Lengths],
+    *,
+    batches: Sequence[Any] | None = None,
+    chunk_tokens: Any = None,
+    mla_form: str = "auto",
+    ftl_quantile: float | None = None,
+    allow_long_context: bool = False,
+) -> list[PhaseGrid]:
+    """Score the grids of ``prefill_grid`` for many lengths, small ones together: to the last digit as one by one.
+
+    Constant lengths with equal prompts are scored once.
+
+    Parameters
+    ----------
+    at, mappings, chunk_tokens, mla_form, ftl_quantile, allow_long_context
+        As in ``prefill_grid``.
+    cases : sequence of Lengths
+        Of the requests of each grid.
+    batches : sequence of array_like of int, optional
+        Prompts of a pass of each; by default as in ``prefill_grid``. [request]
+
+    Returns
+    -------
+    list of PhaseGrid
+        In the order of ``cases``.
+
+    Raises
+    ------
+    InputError
+        As ``prefill_grid``.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(isl, 256) for isl in (512, 2048)]
+    >>> [grid.latency.shape for grid in prefill_grids(at, Mapping(pp=2), cases, batches=[[1, 8]] * 2)]
+    [(1, 2), (3, 2)]
+    """
+    cases = [taken_up(at, lengths) for lengths in cases]
+    table, axes = _axes(at, mappings, cases, "prefill", batches, mla_form, allow_long_context)
+    sizes = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
+    tried = given_sizes("chunk_tokens", sizes, least=0).tolist() if np.size(sizes) else []
+    alone = overlaps(at, table.for_grid())
+    first: dict[Any, int] = {}  # of cases whose prompts and batches are equal
+    same = [
+        first.setdefault((lengths.prompt, axis.tobytes()) if is_plain(lengths) else place, place)
+        for place, (lengths, axis) in enumerate(zip(cases, axes, strict=True))
+    ]
+    scored = sorted(set(same))
+    below = [tuple(size for size in tried if 0 < size < cases[place].longest_timed) for place in scored]
+    tables = {some: with_chunks(table, math.inf, some) for some in set(below)}
+    size_of = {some: len(rows) for some, rows in tables.items()}
+    joins = [is_plain(cases[place]) and not alone for place in scored]
+    grids: dict[int, PhaseGrid] = {}
+    for group in groups_of([size_of[some] for some in below], [axes[place] for place in scored], joins):
+        places = [scored[number] for number in group]
+        several = OfCases([cases[place] for place in places], tuple(size_of[below[number]] for number in group))
+        laid = stacked([tables[below[number]] for number in group])
+        axis = axes[places[0]][None, :].astype(float)
+        found = prefill_points(at, several, laid, axis, mla_form, ftl_quantile)
+        end = 0
+        for place, number in zip(places, group, strict=True):
+            own, start, end = tables[below[number]], end, end + size_of[below[number]]
+            mine = slice(start, end), slice(axes[place].size)
+            ftl, busy, memory, micro, bound, forms, load = (
+                each if each is None else np.ascontiguousarray(each[mine]) for each in found
+            )
+            taken = busy if load is None else np.maximum(busy, load)
+            grids[place] = PhaseGrid(
+                phase="prefill",
+                setup=at,
+                mappings=own,
+                lengths=cases[place],
+                batch=axes[place],
+                latency=ftl,
+                request_rate=axes[place][None, :].astype(float) / taken,
+                memory_bytes=memory,
+                microbatches=micro,
+                bound=bound,
+                mla_form=forms,
+                drafts=np.zeros(ftl.shape, dtype=np.int8),
+                busy=None if load is None else busy,
+                load=load,
+                ftl_quantile=ftl_quantile,
+            )
+    return [
+        grids[place] if place == number else replace(grids[place], lengths=cases[number])
+        for number, place in enumerate(same)
+    ]
 
 
 def _axes(
     at: Setup,
     mappings: Mapping | list[Mapping],
-    lengths: Lengths,
+    cases: Sequence[Lengths],
     phase: str,
-    batch: Any,
+    batches: Sequence[Any] | None,
     mla_form: str,
     allow_long_context: bool,
-) -> tuple[Mapping, Ints]:
-    """Check and return the mappings and batch sizes of a grid; ``InputError`` for faults common to both kinds."""
+) -> tuple[Mapping, list[Ints]]:
+    """Check and return mappings and batch sizes of grids; ``InputError`` for faults common to both kinds."""
     table = mappings_for(at, mappings)
     table = without_pcp(table) if phase == "decode" else table
-    check_context(at, lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
+    for lengths in cases:
+        check_context(at, lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     check_form(mla_form)
-    return table, batch_axis(at, table, lengths, phase=phase) if batch is None else given_sizes("batch", batch)
-
-
-def _timed_blocks(
-    lengths: Lengths, counted: tuple[float, float] | None, chunks: Ints, columns: int
-) -> Iterator[tuple[Ints, TimedPrompts]]:
-    """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
-    kinds = np.minimum(chunks, 1) if lengths.constant or lengths.few else chunks
-    for size in np.unique(kinds).tolist():
-        timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
-        for block in row_blocks(alike.size, columns):
-            yield alike[block], timed
-
-
-def _small_together(
-    blocks: Iterator[tuple[Ints, TimedPrompts]], columns: int
-) -> Iterator[list[tuple[Ints, TimedPrompts]]]:
-    """Blocks that ask for their tables together: as many as stay in cache, as each of them does."""
-    held: list[tuple[Ints, TimedPrompts]] = []
-    for block in blocks:
-        if held and sum(len(rows) for rows, _ in (*held, block)) * columns > 2 * BLOCK_POINTS:
-            yield held
-            held = []
-        held.append(block)
-    if held:
-        yield held
-
-
-#: Passes, bytes and code of the form of the points of some rows.
-Scored = tuple[PrefillPass, Any, Any]
-
-
-def _score(at: Setup, timed: TimedPrompts, lengths: Lengths, mapping: Mapping, axis: Any, form: str) -> Lookups[Scored]:
-    """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
-    chunk = mapping.chunk_tokens
-    whole = not chunk[0, 0]
-    forms = (form_of_whole(form, reused=lengths.cached is not None),) if whole else chunk_forms(at.model, form)
-    passes = yield from timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
-    held = [
-        prefill_bytes(at, mapping, axis, prompt=lengths.prompt, chunk_tokens=chunk, mla_form=each) for each in forms
-    ]
-    if (uneven := uneven_passes(at, lengths, mapping, axis, chunk, forms)) is not None:
-        slower = [one_of(*both, mapping.dp_attn) for both in zip(passes, uneven, strict=True)]
-        if timed.counted is not None:
-            slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
-        passes = slower
-    first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
-    return best_form(at, first, others[0]) if others else first
-
-
-def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
-    """Passes, bytes and forms of CPP: those of the ``other`` form of MLA wherever it is faster and fits.
-
-    Parameters
-    ----------
-    at
-        Setup, whose memory limit counts.
-    best, other
-        The same points in two forms.
-
-    Returns
-    -------
-    PrefillPass, ndarray, ndarray
-        Point by point one of the two. [s], [B], index into ``CHOSEN_FORMS``
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.roofline import Sums
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> times = (np.array([2.0, 2.0]), np.array([1.0, 1.0]))
-    >>> plain, cached = ((PrefillPass(time, time, Sums()), held, 0) for time, held in zip(times, (9e9, [9e9, 9e12])))
-    >>> best_form(at, plain, (cached[0], np.array(cached[1]), 1))[0].busy.tolist()
-    [1.0, 2.0]
-    """
-    (old, memory, code), (scored, held, cached) = best, other
-    take = (held <= at.memory_limit) & (scored.busy < old.busy)
-    sums = chosen_sums(take, scored.sums, old.sums)
-    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(old, name)) for name in ("ftl", "busy", "load"))
-    return PrefillPass(ftl, busy, sums, load), np.where(take, held, memory), np.where(take, cached, code)
+    if batches is None:
+        return table, [batch_axis(at, table, lengths, phase=phase) for lengths in cases]
+    return table, [given_sizes("batch", batch) for batch in batches]

@@ -244,6 +244,16 @@ class TimedPrompts(NamedTuple):
         return [mean._replace(ftl=each.ftl) for mean, each in zip(means, longest, strict=True)]
 
 
+class RowPrompts(NamedTuple):
+    """Prompts without a past, one length a row, whose passes are timed."""
+
+    isl: Numeric  # a column, or of all rows [token]
+
+    def expected(self, passes: PromptPasses, _: SystemSpec) -> Lookups[list[PrefillPass]]:
+        """The pass of each form; nothing is loaded."""
+        return (yield from passes.lookups(self.isl, 0.0, None))
+
+
 def _plus(mean: PrefillPass, each: PrefillPass, weight: float) -> PrefillPass:
     return PrefillPass(
         mean.ftl + weight * each.ftl,

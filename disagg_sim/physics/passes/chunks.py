@@ -101,11 +101,9 @@ class Chunks:
         self._most = np.broadcast_to(own, (rows, 1))[:, 0].astype(np.intp)
 
     def blocks(self) -> Iterator[slice]:
-        """Rows that are laid out at once: of one number of chunks that they are added up over."""
-        ends = np.flatnonzero(np.diff(self._most)) + 1
-        for start, stop in zip((0, *ends), (*ends, self._most.size), strict=True):
-            step = max(1, BLOCK_CHUNKS // (int(self._most[start]) * self._columns))
-            yield from (slice(at, min(at + step, stop)) for at in range(start, stop, step))
+        """Rows that are laid out at once."""
+        step = max(1, BLOCK_CHUNKS // (int(self._most.max()) * self._columns))
+        yield from (slice(at, at + step) for at in range(0, self._most.size, step))
 
     def of(self, rows: slice) -> ChunkRows:
         """Chunks of some rows."""
@@ -132,8 +130,8 @@ class Chunks:
             dcp=dcp,
             pcp=pcp,
         )
-        most = int(self._most[rows][0])
-        return ChunkRows(tp, tokens, row, step[:, 0], first + np.maximum(count - 2, 0), first + count - 1, most)
+        full, last = first + np.maximum(count - 2, 0), first + count - 1
+        return ChunkRows(tp, tokens, row, step[:, 0], full, last, self._most[rows])
 
     def joined(self, parts: Sequence[Any]) -> Any:
         """What was found of blocks of rows, one after the other, in the shape of the table."""
@@ -152,7 +150,7 @@ class ChunkRows:
     step: Any  # (chunks,) its number in the row
     full: Any  # (rows,) place of the last chunk of full size
     last: Any  # (rows,) place of the last chunk
-    most: int  # chunks over which a row is added up [1]
+    most: Any  # (rows,) chunks over which it is added up [1]
 
     def at(self, values: Numeric, where: Any) -> Any:
         """Values of one chunk of each row."""
@@ -161,6 +159,9 @@ class ChunkRows:
     def summed(self, values: Numeric) -> Any:
         """Sum over the chunks of each row, (rows, columns)."""
         columns = np.shape(values)[-1] if np.ndim(values) else 1
-        laid = np.zeros((self.last.size, columns, self.most))
+        laid = np.zeros((self.last.size, columns, int(self.most.max())))
         laid[self.row, :, self.step] = values
-        return laid.sum(axis=-1)
+        ends = np.append(np.flatnonzero(np.diff(self.most)) + 1, self.most.size)
+        parts = zip((0, *ends.tolist()), ends.tolist(), strict=False)
+        found = [laid[start:stop, :, : int(self.most[start])].sum(axis=-1) for start, stop in parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)

@@ -1,0 +1,131 @@
+"""Lay the grids of several lengths out one after the other, so that they are scored at once.
+
+A small grid fills numpy's operations with few numbers, each of which takes longer to begin than to run. What rows of
+mappings depend on beside their degrees, such as the mean context of a case, is then a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.physics.residents import CachedTokens
+from disagg_sim.physics.work import Numeric
+from disagg_sim.search.blocks import BLOCK_POINTS
+from disagg_sim.workload.lengths import Lengths
+
+
+def is_plain(lengths: Lengths) -> bool:
+    """Tell whether all prompts have one length and nothing of them is cached, so that one pass gives the time of all.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> [is_plain(each) for each in (ds.lengths(8192, 1024), ds.lengths(8192, 1024, cached=0.5))]
+    [True, False]
+    """
+    return lengths.constant and lengths.cached is None
+
+
+def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) -> Iterator[list[int]]:
+    """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis.
+
+    Parameters
+    ----------
+    rows, axes
+        Rows and batch sizes of each grid. [1], [request]
+    joins
+        Whether it may be scored beside others at all.
+
+    Yields
+    ------
+    list of int
+        Places of grids, the one with the longest axis first.
+
+    Examples
+    --------
+    >>> list(groups_of([10, 10, 10], [np.arange(1, 5), np.arange(1, 9), np.array([7])], [True] * 3))
+    [[1, 0], [2]]
+    """
+
+    def both_join(*places: int) -> bool:
+        return all(joins[place] and rows[place] * axes[place].size <= BLOCK_POINTS for place in places)
+
+    held: list[int] = []
+    points = 0
+    for place in sorted(range(len(axes)), key=lambda place: -axes[place].size):
+        own = axes[place]
+        more = rows[place] * axes[held[0]].size if held else 0
+        small = more <= BLOCK_POINTS and points <= 2 * BLOCK_POINTS - more and own.size > 1
+        if not (held and small and both_join(held[0], place) and np.array_equal(axes[held[0]][: own.size], own)):
+            if held:
+                yield held
+            held, points = [], 0
+        held.append(place)
+        points += rows[place] * axes[held[0]].size
+    if held:
+        yield held
+
+
+def stacked(tables: Sequence[Mapping]) -> Mapping:
+    """Stack the rows of tables of columns, one after the other.
+
+    Examples
+    --------
+    >>> one, two = (Mapping.stack([Mapping(tp_attn=tp, tp_ffn=tp)]) for tp in (1, 2))
+    >>> stacked([one, two, one]).tp_attn.tolist()
+    [1, 2, 1]
+    """
+    if len(tables) == 1:
+        return tables[0]
+    return Mapping(**{name: np.concatenate([getattr(each, name) for each in tables]) for name in MAPPING_FIELDS})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfCases:
+    """Lengths of one case or of several, and how many rows each has."""
+
+    cases: Sequence[Lengths]
+    rows: tuple[int, ...]  # [1]
+
+    def number(self, of: Callable[[Lengths], float], rows: Ints | None = None) -> Numeric:
+        """Find what each row has of its case.
+
+        Parameters
+        ----------
+        of
+            A number of a case.
+        rows
+            Places of some rows; None = all.
+
+        Returns
+        -------
+        number or ndarray
+            The number that all cases have, or a column of shape (rows, 1).
+
+        Examples
+        --------
+        >>> import disagg_sim as ds
+        >>> both = OfCases([ds.lengths(1024, 64), ds.lengths(2048, 64)], (1, 2))
+        >>> both.number(lambda each: each.mean_isl).tolist(), both.number(lambda each: each.mean_osl)
+        ([[1024.0], [2048.0], [2048.0]], 64.0)
+        """
+        values = [of(each) for each in self.cases]
+        if len(set(values)) == 1:
+            return values[0]
+        column = np.repeat(np.array(values, dtype=float), self.rows)[:, None]
+        return column if rows is None else column[rows]
+
+    def cached(self, of: Callable[[Lengths], CachedTokens], rows: Ints | None = None) -> CachedTokens:
+        """What a request of each row holds; of several cases all of it computed."""
+        if len(self.cases) == 1:
+            return of(self.cases[0])
+        mean, deviation, most = (
+            self.number(lambda each, name=name: getattr(of(each), name), rows)  # type: ignore[misc]
+            for name in ("mean", "deviation", "most")
+        )
+        return CachedTokens(mean=mean, deviation=deviation, most=most)

@@ -1,0 +1,180 @@
+"""Time and size prefill points: rows of one chunk size or of all at once, with the faster form of MLA that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.blocks import chunk_forms
+from disagg_sim.physics.memory import prefill_bytes
+from disagg_sim.physics.passes.prefill import PrefillPass
+from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
+from disagg_sim.physics.residents import CachedTokens
+from disagg_sim.physics.roofline import chosen_sums
+from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
+from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, row_blocks
+from disagg_sim.search.cases import OfCases
+from disagg_sim.search.phase_grid import form_code
+from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, one_of, uneven_passes
+from disagg_sim.workload.lengths import Lengths
+
+
+class PrefillPoints(NamedTuple):
+    """What is found of prefill points; arrays of shape (rows, batches)."""
+
+    ftl: Any  # [s]
+    busy: Any  # of a stage for a pass [s]
+    memory: Any  # on the fullest GPU [B]
+    microbatches: Any  # [1]
+    bound: Any  # index into ``BOUNDS``
+    forms: Any  # of MLA, index into ``CHOSEN_FORMS``
+    load: Any  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
+
+
+def prefill_points(
+    at: Setup, several: OfCases, table: Mapping, axis: Any, mla_form: str, quantile: float | None
+) -> PrefillPoints:
+    """Time and size the points of one case, or of several plain ones, one after the other.
+
+    Parameters
+    ----------
+    at, several, table
+        Setup, cases, and their mappings with chunk sizes.
+    axis
+        Prompts of a pass, (1, batches). [request]
+    mla_form
+        As in ``grid.prefill_grid``.
+    quantile
+        Share of prompts whose FTL is at most the one found; None = the mean. [1]
+
+    Returns
+    -------
+    PrefillPoints
+        Arrays of shape (rows, batches).
+
+    Examples
+    --------
+    Two prompts of 2048 tokens take twice as long as one:
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> from disagg_sim.workload.lengths import lengths
+    >>> at, one = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Mapping.stack([Mapping()])
+    >>> found = prefill_points(at, OfCases([lengths(2048, 256)], (1,)), one, np.array([[1.0, 2.0]]), "auto", None)
+    >>> f"{found.ftl[0, 1] / found.ftl[0, 0]:.1f}"
+    '2.0'
+    """
+    shape = (len(table), axis.size)
+    ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
+    below = any(lengths.cached is not None and lengths.cached.reuse.below for lengths in several.cases)
+    load = np.zeros(shape) if below else None
+    micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
+    forms = np.empty(shape, dtype=np.int8)
+    for blocks in _small_together(_timed_blocks(several, quantile, table.chunk_tokens, axis.size), axis.size):
+        asked = [_score(at, block, table[block.rows].for_grid(), axis, mla_form) for block in blocks]
+        for block, (done, held, form) in zip(blocks, evaluate(side_by_side(asked)), strict=True):
+            rows = block.rows
+            memory[rows], forms[rows] = held, form
+            ftl[rows], busy[rows] = done.ftl + done.load, done.busy
+            if load is not None:
+                load[rows] = done.load
+            bound[rows] = bound_codes(done.sums)
+    chunk, mapping, new = table.chunk_tokens[:, None], table.for_grid(), several.number(lambda each: each.mean_new)
+    of_chunks = np.ceil(new / np.minimum(np.maximum(chunk, 1), new))
+    micro[:] = np.where(chunk > 0, of_chunks, np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn)))
+    return PrefillPoints(ftl, busy, memory, micro, bound, forms, load)
+
+
+class _Block(NamedTuple):
+    """Rows of prefill that are scored at once."""
+
+    rows: Ints
+    timed: TimedPrompts | RowPrompts
+    prompt: CachedTokens
+    lengths: Lengths | None  # of all rows, which may have pasts and unequal ranks; None = of several plain cases
+
+
+def _timed_blocks(several: OfCases, quantile: float | None, chunks: Ints, columns: int) -> Iterator[_Block]:
+    """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
+    if len(several.cases) > 1:
+        for rows in (np.flatnonzero(chunks == 0), np.flatnonzero(chunks)):
+            if rows.size:
+                prompt = several.cached(lambda each: each.prompt, rows)
+                yield _Block(rows, RowPrompts(several.number(lambda each: each.longest_timed, rows)), prompt, None)
+        return
+    (lengths,) = several.cases
+    counted = None if quantile is None else lengths.prompt_quantile(quantile)
+    kinds = np.minimum(chunks, 1) if lengths.constant or lengths.few else chunks
+    for size in np.unique(kinds).tolist():
+        timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
+        for block in row_blocks(alike.size, columns):
+            yield _Block(alike[block], timed, lengths.prompt, lengths)
+
+
+def _small_together(blocks: Iterator[_Block], columns: int) -> Iterator[list[_Block]]:
+    """Blocks that ask for their tables together: as many as stay in cache, as each of them does."""
+    held: list[_Block] = []
+    for block in blocks:
+        if held and sum(each.rows.size for each in (*held, block)) * columns > 2 * BLOCK_POINTS:
+            yield held
+            held = []
+        held.append(block)
+    if held:
+        yield held
+
+
+#: Passes, bytes and code of the form of the points of some rows.
+Scored = tuple[PrefillPass, Any, Any]
+
+
+def _score(at: Setup, block: _Block, mapping: Mapping, axis: Any, form: str) -> Lookups[Scored]:
+    """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
+    chunk, timed, lengths = mapping.chunk_tokens, block.timed, block.lengths
+    whole, reused = not chunk[0, 0], lengths is not None and lengths.cached is not None
+    forms = (form_of_whole(form, reused=reused),) if whole else chunk_forms(at.model, form)
+    passes = yield from timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
+    held = [prefill_bytes(at, mapping, axis, prompt=block.prompt, chunk_tokens=chunk, mla_form=each) for each in forms]
+    uneven = None if lengths is None else uneven_passes(at, lengths, mapping, axis, chunk, forms)
+    if uneven is not None and isinstance(timed, TimedPrompts):
+        slower = [one_of(*both, mapping.dp_attn) for both in zip(passes, uneven, strict=True)]
+        if timed.counted is not None:
+            slower = [done._replace(ftl=even.ftl) for done, even in zip(slower, passes, strict=True)]
+        passes = slower
+    first, *others = zip(passes, held, (form_code(at, each) for each in forms), strict=True)
+    return best_form(at, first, others[0]) if others else first
+
+
+def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
+    """Passes, bytes and forms of CPP: those of the ``other`` form of MLA wherever it is faster and fits.
+
+    Parameters
+    ----------
+    at
+        Setup, whose memory limit counts.
+    best, other
+        The same points in two forms.
+
+    Returns
+    -------
+    PrefillPass, ndarray, ndarray
+        Point by point one of the two. [s], [B], index into ``CHOSEN_FORMS``
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.roofline import Sums
+    >>> from disagg_sim.physics.setup import setup
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
+    >>> times = (np.array([2.0, 2.0]), np.array([1.0, 1.0]))
+    >>> plain, cached = ((PrefillPass(time, time, Sums()), held, 0) for time, held in zip(times, (9e9, [9e9, 9e12])))
+    >>> best_form(at, plain, (cached[0], np.array(cached[1]), 1))[0].busy.tolist()
+    [1.0, 2.0]
+    """
+    (old, memory, code), (scored, held, cached) = best, other
+    take = (held <= at.memory_limit) & (scored.busy < old.busy)
+    sums = chosen_sums(take, scored.sums, old.sums)
+    ftl, busy, load = (np.where(take, getattr(scored, name), getattr(old, name)) for name in ("ftl", "busy", "load"))
+    return PrefillPass(ftl, busy, sums, load), np.where(take, held, memory), np.where(take, cached, code)
