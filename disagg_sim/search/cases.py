@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,10 @@ def stacked(tables: Sequence[Mapping]) -> Mapping:
     """
     if len(tables) == 1:
         return tables[0]
-    return Mapping(**{name: np.concatenate([getattr(each, name) for each in tables]) for name in MAPPING_FIELDS})
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(each, name) for each in tables]) for name in MAPPING_FIELDS
+    }
+    return Mapping(**columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

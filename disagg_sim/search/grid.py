@@ -319,10 +319,7 @@ def prefill_grids(
         end = 0
         for place, number in zip(places, group, strict=True):
             own, start, end = tables[below[number]], end, end + size_of[below[number]]
-            mine = slice(start, end), slice(axes[place].size)
-            ftl, busy, memory, micro, bound, forms, load = (
-                each if each is None else np.ascontiguousarray(each[mine]) for each in found
-            )
+            ftl, busy, memory, micro, bound, forms, load = found.part(slice(start, end), axes[place].size)
             taken = busy if load is None else np.maximum(busy, load)
             grids[place] = PhaseGrid(
                 phase="prefill",

@@ -35,6 +35,10 @@ class PrefillPoints(NamedTuple):
     forms: Any  # of MLA, index into ``CHOSEN_FORMS``
     load: Any  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
 
+    def part(self, rows: slice, batches: int) -> PrefillPoints:
+        """Those of some rows, at the first batches."""
+        return PrefillPoints(*(each if each is None else np.ascontiguousarray(each[rows, :batches]) for each in self))
+
 
 def prefill_points(
     at: Setup, several: OfCases, table: Mapping, axis: Any, mla_form: str, quantile: float | None

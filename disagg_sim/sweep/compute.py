@@ -1,4 +1,4 @@
-"""Compute one block: score a slice of mappings, match it if there are two pools, write it.
+"""Compute blocks: score a slice of mappings, match it if there are two pools, write it.
 
 Runs in a worker; writes its own file.
 """
@@ -34,7 +34,7 @@ from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.moves import with_moves, with_shared_moves
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
-from disagg_sim.sweep.scored import scored
+from disagg_sim.sweep.scored import score_together, scored
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
@@ -61,11 +61,11 @@ OWN_ENGINE = "default"  # in the engine columns: none; no word that reads back a
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTask:
-    """A block and the stores that take it; the first has the blocks that it is matched with."""
+    """Blocks and the stores that take them; the first has the blocks that they are matched with."""
 
     stores: tuple[Store, ...]
-    block: Block
-    sources: tuple[Source, ...]  # spec files, as they were when the block was planned
+    blocks: tuple[Block, ...]  # whose grids are scored together
+    sources: tuple[Source, ...]  # spec files, as they were when the blocks were planned
     keep: str  # of ``plan.KEEP``
 
 
@@ -87,16 +87,27 @@ class Done:
     found: Found
 
 
-def compute_block(task: BlockTask) -> Done:
-    """Compute one block and write it, with its tally, into its stores.
+def compute_blocks(task: BlockTask) -> list[Done]:
+    """Compute blocks and write each, with its tally, into its stores.
 
     Raises
     ------
     StoreError
-        When a spec file was written since the block was planned: its digest would be that of the old content.
+        When a spec file was written since the blocks were planned: their digests would be those of the old content.
     """
     begun = time.perf_counter()
-    (store, *others), block = task.stores, task.block
+    score_together(task.blocks)
+    done = []
+    for block in task.blocks:
+        found = _compute(task, block)
+        ended = time.perf_counter()
+        done.append(Done(block.key, block.points, ended - begun, found))
+        begun = ended
+    return done
+
+
+def _compute(task: BlockTask, block: Block) -> Found:
+    store, *others = task.stores
     header = ""
     if block.key.table == PREFILL:
         frame, tally, header = _prefill(block)
@@ -117,11 +128,11 @@ def compute_block(task: BlockTask) -> Done:
     store.write(block.key, frame, tally.to_json(), header)
     for other in others:
         other.copy(block.key, store)
-    return Done(block.key, block.points, time.perf_counter() - begun, found)
+    return found
 
 
 def stored_block(store: Store, block: Block) -> Found:
-    """What ``compute_block`` found of a block that is in the store.
+    """What ``compute_blocks`` found of a block that is in the store.
 
     Raises
     ------

@@ -8,19 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers, bucket_of
-from disagg_sim.sweep.compute import BlockTask, compute_block, stored_block
+from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import SweepResult, collect
+from disagg_sim.sweep.scored import MOST_TOGETHER, groups
 from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
 from disagg_sim.sweep.written import Effort, write_tables
+
+#: Tasks that each worker has at least, before blocks are joined to fewer. [1]
+TASKS_PER_WORKER = 4
 
 
 def run_sweep(
@@ -204,24 +209,40 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
                 takers.setdefault(block.key, []).append(run)
                 blocks[block.key] = block
 
-    def task(key: Key) -> BlockTask:
-        plan = takers[key][0].plan
-        there = dict.fromkeys(Store.of_tasks(run.store.root, jobs) for run in takers[key])
-        return BlockTask(tuple(there), blocks[key], plan.sources, plan.keep)
+    def task(group: Sequence[Block]) -> BlockTask:
+        first, *_ = found = takers[group[0].key]
+        there = dict.fromkeys(Store.of_tasks(run.store.root, jobs) for run in found)
+        return BlockTask(tuple(there), tuple(group), first.plan.sources, first.plan.keep)
 
     def give_up(task: BlockTask, why: str) -> None:
-        for run in takers[task.block.key]:
-            run.failed[task.block.key] = why
-        listener.warn(f"{task.block.key.relative}: failed {ATTEMPTS} times: {why}")
+        if len(task.blocks) > 1:  # one of them is to blame
+            alone.extend(replace(task, blocks=(block,)) for block in task.blocks)
+            return
+        (block,) = task.blocks
+        for run in takers[block.key]:
+            run.failed[block.key] = why
+        listener.warn(f"{block.key.relative}: failed {ATTEMPTS} times: {why}")
 
-    for done in run_tasks(compute_block, list(map(task, _ordered(blocks))), jobs=jobs, given_up=give_up):
-        listener.advance(done.points)
-        first, *_ = takers[done.key]
-        first.effort = first.effort.and_of(done.points, done.seconds)
-        for run in takers[done.key]:
-            if bucket_of(jobs):
-                run.store.fetch(done.key, bucket_of(jobs))
-            run.gathered.add(done.key, done.found)
+    alone: list[BlockTask] = []
+    alike = groupby(_ordered(blocks), key=lambda key: tuple(map(id, takers[key])))  # that the same runs take
+    most = _most_together(len(blocks), jobs)
+    left = [task(group) for _, keys in alike for group in groups(map(blocks.__getitem__, keys), most)]
+    while left:
+        for done in chain.from_iterable(run_tasks(compute_blocks, left, jobs=jobs, given_up=give_up)):
+            listener.advance(done.points)
+            first, *_ = takers[done.key]
+            first.effort = first.effort.and_of(done.points, done.seconds)
+            for run in takers[done.key]:
+                if bucket_of(jobs):
+                    run.store.fetch(done.key, bucket_of(jobs))
+                run.gathered.add(done.key, done.found)
+        left, alone = alone, []
+
+
+def _most_together(blocks: int, jobs: int | Workers) -> int:
+    """Blocks of a task at most: so few that all workers have tasks; one where it is not known how many there are."""
+    where = jobs if isinstance(jobs, Workers) else Workers(jobs)
+    return 1 if where.address else max(1, min(MOST_TOGETHER, blocks // (TASKS_PER_WORKER * where.jobs)))
 
 
 def _ordered(blocks: Mapping[Key, Block]) -> list[Key]:

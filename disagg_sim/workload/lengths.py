@@ -109,7 +109,8 @@ class Lengths(ByValue, Shown):
     @property
     def context(self) -> float:
         """Mean cache of a request in flight, at which a decode step is timed. [token]"""
-        return self.resident.mean
+        context: float = self.resident.mean
+        return context
 
     @cached_property
     def rank_loads(self) -> RankLoads | None:
