@@ -12,14 +12,25 @@ import pytest
 
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.setup import setup
-from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.axes import batch_axis
+from disagg_sim.search.grid import decode_grid, decode_grids, prefill_grid, prefill_grids
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE, LENGTHS = "gb200_nvl72", "nvfp4_fp8kv", lengths(16_384, 2048)
 MODELS = ("deepseek_r1", "llama_3_1_70b")
 LEAST_POINTS = 100_000
-BARS = {"decode": 2e6, "prefill": 1e6, "chunked prefill": 2e5}  # [points/s]
+BARS = {  # [points/s]
+    "decode": 2e6,
+    "prefill": 1e6,
+    "chunked prefill": 2e5,
+    "small decode": 2e6,
+    "small prefill": 2e6,
+    "64 prompts": 2e6,
+}
+#: A set of small grids, about 1,300 points of decode and 2,700 of prefill each: lengths of prompts and of answers.
+SMALL = "llama_3_1_8b", "h200_sxm", "fp8"
+ISL, OSL = (512, 1024, 2048, 3000, 4096, 8192, 16_384, 32_768), range(64, 576, 64)
 
 Row = tuple[str, str, int, float, float]  # kind, model, points, points/s of the best and of the median round
 
@@ -82,3 +93,28 @@ def test_chunked_prefill(benchmark, table, model):
     chunked = int(np.sum(grid.mappings.chunk_tokens > 0)) * grid.batch.size
     assert chunked >= LEAST_POINTS
     report(benchmark, table, "chunked prefill", model, chunked)
+
+
+def small_grids(benchmark, table, kind, cases, phase):
+    """Score a set of grids as sweeps do, their batches given."""
+    at = setup(*SMALL)
+    mappings = enumerate_mappings(at)
+    batches = [batch_axis(at, mappings, each, phase=phase) for each in cases]
+    score = decode_grids if phase == "decode" else prefill_grids
+    grids = benchmark(score, at, mappings, cases, batches=batches)
+    assert len(grids) == 64
+    report(benchmark, table, kind, SMALL[0], sum(grid.latency.size for grid in grids))
+
+
+def test_small_decode_grids(benchmark, table):
+    small_grids(benchmark, table, "small decode", [lengths(isl, osl) for isl in ISL for osl in OSL], "decode")
+
+
+def test_small_prefill_grids(benchmark, table):
+    """Eight lengths of prompts: grids that differ in the answers alone are one."""
+    small_grids(benchmark, table, "small prefill", [lengths(isl, osl) for isl in ISL for osl in OSL], "prefill")
+
+
+def test_small_prefill_grids_of_unlike_prompts(benchmark, table):
+    cases = [lengths(isl, 256) for isl in np.geomspace(512, 32_768, 64).astype(int).tolist()]
+    small_grids(benchmark, table, "64 prompts", cases, "prefill")

@@ -1,15 +1,17 @@
-"""Grids of blocks whose rows another block has had scored: the same points, and none scored twice."""
+"""Grids of blocks whose rows another block has had scored, or that are scored beside others: the same points, once."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from disagg_sim.domain import MAPPING_FIELDS
-from disagg_sim.sweep import scored
+from disagg_sim.sweep import compute, scored
 from disagg_sim.sweep.plan import PREFILL, Block, plan_sweep
+from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 
 SWEEP = """
@@ -38,10 +40,10 @@ def test_fewer_mappings_take_the_points_of_more(tmp_path, monkeypatch):
     phases = [block.key.table for block in narrow]
     assert len({block.key.table for block in wide}) == 2
     assert phases.count(PREFILL) > 1  # so that rows come from several grids
-    alone = [scored._new(block) for block in narrow]
+    alone = [scored._new([block])[0] for block in narrow]
     for block in wide:
         scored.scored(block)
-    monkeypatch.setattr(scored, "_new", lambda block: pytest.fail("scored again"))
+    monkeypatch.setattr(scored, "_new", lambda some: pytest.fail("scored again"))
     for block, expected in zip(narrow, alone, strict=True):
         found = scored.scored(block)
         assert all(
@@ -58,3 +60,64 @@ def test_a_row_that_no_grid_has_is_scored(tmp_path):
         scored.scored(block)
     gpus = [scored.scored(block).mappings for block in wide]
     assert sum(map(len, gpus)) > sum(len(scored.scored(block).mappings) for block in narrow)
+
+
+MANY = """
+name: many
+models: [llama_3_1_8b]
+systems: {h200_sxm: fp8}
+traffic:
+%s
+modes: [disaggregated]
+limits: {max_gpus: 2, gpu_cap: 8}
+"""
+LENGTHS = [(isl, osl) for isl in (1024, 3000) for osl in (128, 256, 512, 1024)]
+
+
+def many(folder: Path):
+    (folder / "many.yaml").write_text(MANY % "\n".join(f"  - {{isl: {isl}, osl: {osl}}}" for isl, osl in LENGTHS))
+    return plan_sweep(load_sweep(str(folder / "many.yaml")))
+
+
+def test_small_grids_of_unlike_lengths_are_scored_together(tmp_path, monkeypatch):
+    """Eight cases in groups of three: three evaluations of decode, each to the last digit as by itself."""
+    decode = [block for block in many(tmp_path).blocks if block.key.table != PREFILL]
+    alone = [scored._new([block])[0] for block in decode]
+    groups = scored.groups(decode, 3)
+    assert [len(group) for group in groups] == [3, 3, 2]
+    asked = Mock(side_effect=scored.decode_grids)
+    monkeypatch.setattr(scored, "decode_grids", asked)
+    found = []
+    for group in groups:
+        scored.score_together(group)
+        found += [scored.scored(block) for block in group]
+    assert asked.call_count == 3
+    for grid, expected in zip(found, alone, strict=True):
+        assert grid.lengths == expected.lengths
+        assert grid.latency.tobytes() == expected.latency.tobytes()
+        assert grid.memory_bytes.tobytes() == expected.memory_bytes.tobytes()
+
+
+def test_large_blocks_and_those_of_other_setups_are_computed_alone(tmp_path, monkeypatch):
+    first, second, *_ = [block for block in many(tmp_path).blocks if block.key.table == PREFILL]
+    assert scored.groups([first, second], 4) == [[first, second]]
+    monkeypatch.setattr(scored, "BLOCK_POINTS", first.points - 1)
+    assert scored.groups([first, second], 4) == [[first], [second]]
+    wide, narrow = blocks(tmp_path, "true, false")
+    assert [len(group) for group in scored.groups([wide[0], narrow[0]], 4)] == [1, 1]
+
+
+def test_a_block_that_fails_takes_none_of_its_group_along(tmp_path, monkeypatch):
+    plan, whole, listener = many(tmp_path), compute._compute, Mock()
+    last = plan.cases[-1].modes[0].points[0].key
+
+    def failing(task, block):
+        if block.key == last:
+            raise RuntimeError("no luck")
+        return whole(task, block)
+
+    monkeypatch.setattr(compute, "_compute", failing)
+    result = run_sweep(plan, tmp_path / "out", jobs=1, listener=listener)
+    (said,) = [call.args[0] for call in listener.warn.call_args_list]
+    assert said.startswith(f"{last.relative}: failed 3 times: RuntimeError: no luck")
+    assert [len(case.found) for case in result.cases] == [1] * 7 + [0]
