@@ -6,7 +6,6 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -15,23 +14,15 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
-from disagg_sim.physics.passes.chunks import ChunkPlan, Chunks, chunk_plan, most_of_rows
+from disagg_sim.physics.passes.chunk_cores import ChunkAttention, ChunkCores, RestChunkAttention, RowChunkAttention
+from disagg_sim.physics.passes.chunks import ChunkPlan, chunk_plan, most_of_rows
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
 from disagg_sim.physics.passes.experts import expert_lookups
-from disagg_sim.physics.passes.layers import (
-    AttentionSide,
-    LayerTimes,
-    all_stages,
-    attention_cost,
-    attention_side,
-    stretched,
-    with_ends,
-)
+from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side, stretched, with_ends
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
@@ -39,87 +30,6 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, is_column, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
-
-
-class _Cores(NamedTuple):
-    """Scores and values of all chunks of one layer of each kind. [s]"""
-
-    whole: tuple[Numeric, ...]  # summed over the chunks
-    full: tuple[Numeric, ...]  # of the last chunk of full size
-    last: tuple[Numeric, ...]  # of the last chunk
-    sums: Sums  # of every chunk and layer
-
-
-@dataclass(frozen=True, slots=True)
-class _Attention:
-    """Attention of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
-
-    at: Setup
-    new: Numeric
-    prefix: Numeric
-    form: str
-    most: int  # chunks of a prompt: sizes that cut it into about as many are timed together [1]
-
-    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, chunk_tokens: Numeric, prompts: Numeric) -> _Cores:
-        chunks = Chunks(chunk_plan(self.new, chunk_tokens), (tp, dcp, pcp, prompts, self.prefix))
-        return _chunk_cores(self.at, self.form, chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowAttention:
-    """As ``_Attention``, of prompts that differ by row, none of them cut into more than ``most`` chunks."""
-
-    at: Setup
-    prefix: Numeric
-    form: str
-
-    def __call__(self, *arguments: Numeric) -> _Cores:
-        tp, dcp, pcp, chunk_tokens, new, most, prompts = arguments
-        chunks = Chunks(chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, self.prefix), most)
-        return _chunk_cores(self.at, self.form, chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class _RestAttention:
-    """As ``_Attention``, of prompts that differ by point."""
-
-    at: Setup
-    form: str
-    most: int
-
-    def __call__(self, *arguments: Numeric) -> _Cores:
-        tp, dcp, pcp, chunk_tokens, prompts, new, prefix = arguments
-        chunks = Chunks(chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, prefix))
-        return _chunk_cores(self.at, self.form, chunks)
-
-
-def _chunk_cores(at: Setup, form: str, chunks: Chunks) -> _Cores:
-    """Attention of all chunks, of as many rows at once as stay in cache."""
-    found = [_cores_of(at, form, chunks, rows) for rows in chunks.blocks()]
-
-    def joined(of_each: Iterable[tuple[Numeric, ...]]) -> tuple[Numeric, ...]:
-        return tuple(chunks.joined(parts) for parts in zip(*of_each, strict=True))
-
-    return _Cores(
-        whole=joined(each.whole for each in found),
-        full=joined(each.full for each in found),
-        last=joined(each.last for each in found),
-        sums=Sums(*joined(each.sums for each in found)),
-    )
-
-
-def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> _Cores:
-    """Attention of the chunks of some rows."""
-    here = chunks.of(rows)
-    times: list[list[Numeric]] = [[], [], []]
-    sums = Sums()
-    for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, here.tp, here.tokens, form)
-        times[0].append(here.summed(cost.time))
-        for chosen, where in zip(times[1:], (here.full, here.last), strict=True):
-            chosen.append(here.at(cost.time, where))
-        sums = sums.plus(Sums(*map(here.summed, cost.sums)), count)
-    return _Cores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
 
 
 def chunked_prefill_pass(
@@ -247,20 +157,20 @@ def chunked_lookups(
     most = 4 ** int(np.ceil(np.log2(np.max(cut)) / 2))
     shards = mapping.tp_attn, dcp, pcp, chunk_tokens
 
-    def scores(of: Setup, form: str) -> Lookups[_Cores]:
+    def scores(of: Setup, form: str) -> Lookups[ChunkCores]:
         if slowest is None and is_column(new, prompts):
-            each = _RowAttention(of, past, form)
+            each = RowChunkAttention(of, past, form)
             return (yield from look_up(each, (*shards, new, most_of_rows(new, plan.chunks)), levels))
         if slowest is None:
-            return (yield from look_up(_Attention(of, new, past, form, most), shards, levels))
+            return (yield from look_up(ChunkAttention(of, new, past, form, most), shards, levels))
         some, length, held = slowest.scored
         counts = Counts(some, length, past if held is None else held)
-        return (yield from look_up(_RestAttention(of, form, most), shards, counts))
+        return (yield from look_up(RestChunkAttention(of, form, most), shards, counts))
 
     uneven = bool(np.any(plan.last != plan.size))
     before = plan.chunks - 1
 
-    def chunks(of: Setup, of_forms: tuple[str, ...]) -> Lookups[tuple[_Chunks, list[_Cores]]]:
+    def chunks(of: Setup, of_forms: tuple[str, ...]) -> Lookups[tuple[_Chunks, list[ChunkCores]]]:
         """Everything but scores and values, and these under every form of MLA."""
         asked: list[Lookups[Any]] = [
             look_up(_Head(of), (mapping.tp_attn,), levels),
@@ -312,7 +222,7 @@ class _Drafted(NamedTuple):
 _NO_DRAFT = _Drafted(0.0, 0.0, 0.0, Sums())
 
 
-def _drafted(model: ModelSpec, parts: _Chunks, attention: _Cores) -> _Drafted:
+def _drafted(model: ModelSpec, parts: _Chunks, attention: ChunkCores) -> _Drafted:
     """Add up the layers of a draft model, chunk by chunk."""
 
     def through(times: LayerTimes, scores: tuple[Numeric, ...]) -> Numeric:
@@ -330,7 +240,7 @@ def _drafted(model: ModelSpec, parts: _Chunks, attention: _Cores) -> _Drafted:
 
 
 def _busy_and_path(
-    at: Setup, mapping: Mapping, parts: _Chunks, attention: _Cores, drafted: _Drafted
+    at: Setup, mapping: Mapping, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
 ) -> tuple[Numeric, Numeric]:
     """``sum(t_i)`` of the slowest stage, and the critical path of the pass, of stretched times, without host. [s]
 
