@@ -76,8 +76,8 @@ def _chunk_cores(
     at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None = None
 ) -> ChunkCores:
     """Attention of all chunks, of as many rows at once as stay in cache; ``others`` and ``most`` as in ``Chunks``."""
-    if at.rates.adjust is not None:
-        return _carried_cores(at, form, plan, others)
+    if at.rates.adjust is not None or max(map(np.ndim, (*plan, *others))) < 2:
+        return _padded_cores(at, form, plan, others)
     chunks = Chunks(plan, others, most)
     found = [_cores_of(at, form, chunks, rows) for rows in chunks.blocks()]
 
@@ -106,8 +106,8 @@ def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
     return ChunkCores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
 
 
-def _carried_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...]) -> ChunkCores:
-    """As ``_chunk_cores`` where costs of operators carry something along: chunks are a last axis behind their own."""
+def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...]) -> ChunkCores:
+    """As ``_chunk_cores`` of few designs, or where costs carry something along: chunks are an axis behind theirs."""
     tp, dcp, pcp, prompts, prefix = (each if is_one(each) else np.asarray(each)[..., None] for each in others)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in plan))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)

@@ -159,7 +159,7 @@ class ChunkRows:
     def summed(self, values: Numeric) -> Any:
         """Sum over the chunks of each row, (rows, columns)."""
         columns = np.shape(values)[-1] if np.ndim(values) else 1
-        laid = np.zeros((self.last.size, columns, int(self.most.max())))
+        laid = np.zeros((self.last.size, columns, int(self.most.max())), dtype=np.result_type(values, float))
         laid[self.row, :, self.step] = values
         ends = np.append(np.flatnonzero(np.diff(self.most)) + 1, self.most.size)
         parts = zip((0, *ends.tolist()), ends.tolist(), strict=False)
