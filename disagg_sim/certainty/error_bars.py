@@ -449,7 +449,7 @@ def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> spec, hop = load_uncertainty("measured"), SimpleNamespace(kind="hop", fits=(), sizes={}, rows=2)
+    >>> spec, hop = load_uncertainty("measured"), SimpleNamespace(kind="hop", fits=(), sizes={}, rows=2, cut_of=None)
     >>> (sigma_of(hop, spec) / spec.assumed).tolist()
     [1.0, 1.0]
     """

@@ -205,7 +205,7 @@ def run_scenario(
         elsewhere = isinstance(jobs, Workers) and jobs.backend in CLUSTERS
         alone = len(lacking) == 1 and not elsewhere
         processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1
-        tasks = [RunTask(there, run.anywhere() if elsewhere else run, processes) for run in lacking]
+        tasks = [RunTask(there, run.anywhere(), processes) for run in lacking]
         for done in run_tasks(compute_run, tasks, jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
             if bucket:

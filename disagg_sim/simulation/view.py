@@ -160,7 +160,9 @@ class ClusterView:
     @property
     def waiting_prompt_tokens(self) -> Ints:
         """Prompt tokens in the queue of each instance, and those of prompts whose past comes from tiers. [token]"""
-        return np.asarray(self.queued_prompt_tokens + self.inst["loading_prompt_tokens"])
+        tokens: Ints = self.queued_prompt_tokens + self.inst["loading_prompt_tokens"]
+        tokens.flags.writeable = False
+        return tokens
 
     @property
     def shared_requests(self) -> int:

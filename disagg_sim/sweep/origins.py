@@ -5,7 +5,7 @@ What their cases assume, whose fits they inherit, and how far their layouts have
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -66,8 +66,15 @@ def kin_of(fronts: Fronts) -> list[Kin]:
     for keys in alike.values():
         cases, tables = zip(*(fronts[key] for key in keys), strict=True)
         stops = np.cumsum([len(table) for table in tables]).tolist()
-        found.append(Kin(tuple(keys), cases, tuple(stops), pd.concat(tables, ignore_index=True)))
+        found.append(Kin(tuple(keys), cases, tuple(stops), _below(tables)))
     return found
+
+
+def _below(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables below one another; columns of one word are plain, whether the word is that of all tables or not."""
+    whole = pd.concat(tables, ignore_index=True)
+    kinds = {name: kind for name, kind in whole.dtypes.items() if isinstance(kind, pd.CategoricalDtype)}
+    return whole.astype({name: kind.categories.dtype for name, kind in kinds.items() if len(kind.categories) == 1})
 
 
 def with_origins(alike: Kin, *, nothing: str) -> Kin:

@@ -23,7 +23,7 @@ from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
-from disagg_sim.sweep.compute import BlockTask, Done, compute_block
+from disagg_sim.sweep.compute import BlockTask, Done, compute_blocks
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep, same_system
@@ -313,15 +313,15 @@ def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command
     run_sweep(plan, whole, jobs=1, listener=Log())
     lost, tries = next(block.key for block in plan.blocks if block.key.name == "colocated-0000"), []
 
-    def stumbling(task: BlockTask) -> Done:
-        if task.block.key == lost:
+    def stumbling(task: BlockTask) -> list[Done]:
+        if lost in (block.key for block in task.blocks):
             tries.append(lost)
             raise MemoryError("no room")
-        return compute_block(task)
+        return compute_blocks(task)
 
     log = Log()
     with monkeypatch.context() as patched:
-        patched.setattr("disagg_sim.sweep.run.compute_block", stumbling)
+        patched.setattr("disagg_sim.sweep.run.compute_blocks", stumbling)
         result = run_sweep(plan, tmp_path / "out", jobs=1, listener=log)
     assert len(tries) == 3
     assert log.warnings == [f"{lost.relative}: failed 3 times: MemoryError: no room"]
