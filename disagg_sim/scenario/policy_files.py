@@ -40,6 +40,7 @@ def load_policies(path: str) -> None:
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: no/such/greedy.py: no such file, or not a Python file (.py)
     """
+    path = str(Path(path).absolute())  # one file, imported once, however it is named
     if _imported(path) != _text_of(path):
         said = "written since this process imported it; start the process, or the workers of the cluster, again"
         raise SpecError(f"{shown(Path(path))}: {said}")

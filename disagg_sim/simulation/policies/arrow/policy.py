@@ -335,7 +335,7 @@ class GlobalScheduler:
     def _relief(self, view: ClusterView) -> list[Wish]:
         """Moves of prompts that wait and will be late to queues that last less than a look; a flip where none does."""
         now, ledger, among = view.now, self.ledger, view.prefill
-        queued = view.waiting_prompt_tokens
+        queued = view.waiting_prompt_tokens.copy()
         wishes: list[Wish] = []
         flips = not self._reacts
         origins = np.flatnonzero(queued)
