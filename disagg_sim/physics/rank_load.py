@@ -32,7 +32,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.expert_load import fullest_of_random
-from disagg_sim.physics.rank_sums import RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
+from disagg_sim.physics.rank_sums import RANDOM, RankSum, RequestLaw, cache_sum, prompt_sum, share_at_random, sum_of
 from disagg_sim.physics.work import Numeric
 
 #: A prompt that exceeds a chunk by less than this share of it is rounding. [1]
@@ -275,6 +275,10 @@ class RankLoads:
         return share_at_random(self.law, self.routing)
 
     @cached_property
+    def _by_chance(self) -> RankLoads:
+        return RankLoads(self.law, RANDOM)
+
+    @cached_property
     def _caches(self) -> RankSum:
         return cache_sum(self.law, self.at_random)
 
@@ -365,4 +369,9 @@ class RankLoads:
         if not random:
             return float(np.ceil(mean)), self._most_tokens(even_groups(batch, ranks))
         most = mean * (1.0 - random + random * float(fullest_of_random(random * mean, ranks)))
-        return max(most, 1.0), max(self._most_tokens(((mean, ranks),)), 1.0)
+        tokens = max(self._most_tokens(((mean, ranks),)), 1.0)
+        if random < 1.0:  # turns are no worse than chance; the law says so for few requests of unlike answers
+            chance = self._by_chance._fullest(batch, ranks)
+            if tokens > chance[1]:
+                return chance
+        return max(most, 1.0), tokens

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from disagg_sim.physics.expert_load import largest_normal
 from disagg_sim.physics.rank_load import RankLoads, even_groups
@@ -56,6 +56,7 @@ def test_random_ranks_against_draws(batch, ranks):
     batch=st.integers(1, 300),
     ranks=st.sampled_from([1, 2, 8, 64]),
 )
+@example(lengths=[(1, 2), (1, 115), (38, 2)], batch=256, ranks=64)
 def test_the_more_chance_the_fuller_the_fullest_rank(lengths, batch, ranks):
     """Tokens of the rank with the most: never below an even share, and more in turn than by load, most at random."""
     isl, osl = (np.array(values, dtype=float) for values in zip(*lengths, strict=True))
