@@ -128,8 +128,8 @@ class OfCases:
         """What a request of each row holds; of several cases all of it computed."""
         if len(self.cases) == 1:
             return of(self.cases[0])
-        mean, deviation, most = (
-            self.number(lambda each, name=name: getattr(of(each), name), rows)  # type: ignore[misc]
-            for name in ("mean", "deviation", "most")
+        return CachedTokens(
+            mean=self.number(lambda each: of(each).mean, rows),
+            deviation=self.number(lambda each: of(each).deviation, rows),
+            most=self.number(lambda each: of(each).most, rows),
         )
-        return CachedTokens(mean=mean, deviation=deviation, most=most)
