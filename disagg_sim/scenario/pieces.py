@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ def compute_cell(task: CellTask) -> RunResult:
     )
     if sink is not None:
         write_signed(sink.folder / "result", frozen(result, {}))
+        gc.collect()  # a run is a web of references: its arrays would stay beside those of the next cells
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -329,6 +330,7 @@ def _in_cells(
     for cell, (rows, own, part, rest, stream) in enumerate(parts):
         into = None if sink is None else partial(_handed_on, sink, rows, cell, cells)
         found.append(run(own, part, policy, at=at, slo=slo, seed=stream, options=rest, sink=into))
+        gc.collect()  # a run is a web of references: its arrays would stay beside those of the next cells
     return joined_cells(found, [each.rows for each in parts], seed)
 
 

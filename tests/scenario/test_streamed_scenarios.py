@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from disagg_sim.scenario.run import ScenarioResult, run_scenario
 from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
+from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.metrics import MEASURED
 
 TEXT = """{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
@@ -63,6 +65,18 @@ def test_tables_are_the_same_whatever_the_window(tmp_path, monkeypatch):
         pd.testing.assert_frame_equal(first, second, check_exact=True)
     own = [each.summary.drop(columns=list(MEASURED)) for each in (whole, windows)]
     pd.testing.assert_frame_equal(*own, check_exact=True)
+
+
+@pytest.mark.parametrize("records", ["stream", "none"])
+def test_a_cell_leaves_nothing_behind(tmp_path, records):
+    """Memory is that of one cell: none of the clusters that served them is there after the last."""
+    gc.collect()
+    gc.disable()  # which would free them at a time of its own
+    try:
+        result_of(tmp_path, f"{{cells: 2, records: {records}}}")
+        assert not [each for each in gc.get_objects() if isinstance(each, Cluster)]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
