@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -82,6 +83,8 @@ def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple
     parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1)
     for tracker in (resource_tracker, loky_tracker):
         tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
+    # a worker of long sweeps that has grown is replaced, and its tasks go to the next: no news to a user
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
     with _interrupt_held():
         found = parallel(delayed(_work)(call, number, task, os.getpid()) for number, task in tasks.items())
     yield from found
