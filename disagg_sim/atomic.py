@@ -21,7 +21,7 @@ from disagg_sim.errors import StoreError
 _TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
 #: Results lie at most so many directories below that of a run, such as ``points/<case>/<block>``. [1]
 _DEPTH = 3
-#: Rows of a CSV file whose cells are made at once: those of 100,000 rows of 70 columns take half a gigabyte. [1]
+#: Rows of a CSV file whose cells are made at once: a cell is a text of some 60 bytes. [1]
 _CSV_ROWS = 8192
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.signed import read_signed, write_signed
-from disagg_sim.simulation.cells import Rows, cell_of, in_whole, joined_cells
+from disagg_sim.simulation.cells import Rows, cell_of, forget, in_whole, joined_cells
 from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.options import FULL, STREAM
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
@@ -97,7 +96,7 @@ def compute_cell(task: CellTask) -> RunResult:
     )
     if sink is not None:
         write_signed(sink.folder / "result", frozen(result, {}))
-        gc.collect()  # a run is a web of references: its arrays would stay beside those of the next cells
+        forget()
     return result
 
 

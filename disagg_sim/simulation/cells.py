@@ -6,6 +6,7 @@ session to one cell. Nothing passes between cells, so that each is a run by itse
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import reduce
@@ -109,6 +110,11 @@ def cell_of(
         options=replace(options, cells=1),
         seed=int(np.random.SeedSequence([seed, cell]).generate_state(1)[0]),
     )
+
+
+def forget() -> None:
+    """Free now what a run has left behind: its parts refer to one another, and Python frees such parts late."""
+    gc.collect()
 
 
 def in_whole(piece: Requests, rows: Rows, cell: int, cells: int) -> Requests:

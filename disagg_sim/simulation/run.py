@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +13,7 @@ from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.admission import AdmissionKind
-from disagg_sim.simulation.cells import Rows, cell_of, in_whole, joined_cells
+from disagg_sim.simulation.cells import Rows, cell_of, forget, in_whole, joined_cells
 from disagg_sim.simulation.classes import ServiceClass, limits_of, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -330,7 +329,7 @@ def _in_cells(
     for cell, (rows, own, part, rest, stream) in enumerate(parts):
         into = None if sink is None else partial(_handed_on, sink, rows, cell, cells)
         found.append(run(own, part, policy, at=at, slo=slo, seed=stream, options=rest, sink=into))
-        gc.collect()  # a run is a web of references: its arrays would stay beside those of the next cells
+        forget()
     return joined_cells(found, [each.rows for each in parts], seed)
 
 
