@@ -16,6 +16,7 @@ MOST_BYTES = 16 * 10**6
 MOST_VALUES = 200_000
 #: Lists and mappings inside each other; the shipped files have five. [1]
 DEEPEST = 50
+_TOO_DEEP = f"more than {DEEPEST} lists and mappings inside each other"
 #: Characters that no text may hold: controls but tab and line ends, and those that turn the direction of reading.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 #: What a reader of one scalar raises for a text that is none.
@@ -37,7 +38,8 @@ def parse_yaml(text: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"broken YAML: {place}{error.problem}") from None
+        looked_ahead = isinstance(error, yaml.scanner.ScannerError) and mark and _open_at(text[: mark.index]) > DEEPEST
+        raise ValueError(f"broken YAML: {place}{_TOO_DEEP if looked_ahead else error.problem}") from None
     except yaml.YAMLError as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
         raise ValueError(f"not a YAML file: {reason}") from None
@@ -46,6 +48,12 @@ def parse_yaml(text: str) -> object:
 def _fault(problem: str, mark: Any) -> Exception:
 
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def _open_at(text: str) -> int:
+    """Brackets that a text leaves open: some parsers refuse many with words of their own, before any event of them."""
+
+    return sum(map(text.count, "[{")) - sum(map(text.count, "]}"))
 
 
 def _require_bounds(text: str) -> None:
@@ -72,7 +80,7 @@ def _require_bounds(text: str) -> None:
             open_.append((event.anchor, values))
             values += 1
             if len(open_) > DEEPEST:
-                raise _fault(f"more than {DEEPEST} lists and mappings inside each other", event.start_mark)
+                raise _fault(_TOO_DEEP, event.start_mark)
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_.pop()
             if anchor:

@@ -54,9 +54,19 @@ def test_an_alias_inside_what_it_stands_for_is_refused():
         parse_yaml("x: &a [*a]")
 
 
-@pytest.mark.parametrize("text", ["x: " + "[" * 10**6, "x: " + "{a: " * 10**5, "- " * 10**6 + "1", "? " * 10**5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x: " + "[" * 10**6,
+        "x: " + "{a: " * 10**5,
+        "x: " + "[" * 2000 + "]" * 2000,
+        "x:\n" + "".join("[" * 100 + "\n" for _ in range(20)),
+        "- " * 10**6 + "1",
+        "? " * 10**5,
+    ],
+)
 def test_deep_nesting_reaches_no_stack(text):
-    """The C parser itself dies of a list in a list a hundred thousand times over."""
+    """A C parser dies of a list in a list a hundred thousand times over, or refuses a thousand in words of its own."""
     with pytest.raises(ValueError, match=f"more than {DEEPEST} lists and mappings inside each other"):
         parse_yaml(text)
 
