@@ -61,6 +61,14 @@ class LauncherOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VendorSupport:
+    """That a launcher starts systems of a vendor."""
+
+    lacks: tuple[str, ...] = ()  # options that it has not there
+    source: Line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSpec(Shown):
     """A launcher of one version, and what its commands and manifests may say."""
 
@@ -69,6 +77,7 @@ class LauncherSpec(Shown):
     version: Line
     image: Line  # container image
     checked: Line  # against what the options were checked
+    vendors: Annotated[Mapping[str, VendorSupport], NotEmpty]  # of systems that it starts; on others it does not run
     options: Annotated[Mapping[str, LauncherOption], NotEmpty]
 
 
@@ -106,14 +115,18 @@ def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     --------
     >>> option = {"takes": "switch", "choices": ["on"], "source": "its parser"}
     >>> head = {"title": "mine", "version": "1", "image": "mine:1", "checked": "by hand"}
+    >>> head["vendors"] = {"NVIDIA": {"source": "its page"}}
     >>> launcher_of(Path("mine.yaml"), head | {"options": {"--fast": option}}, "mine")
     Traceback (most recent call last):
     disagg_sim.errors.SpecError: mine.yaml: options.--fast: a switch has no choices
     """
     spec = LauncherSpec(name=name, **dict(validate(keys_of(LauncherSpec), data, path)))
     odd = [flag for flag, option in spec.options.items() if option.choices and option.takes != "text"]
-    if odd:
-        raise spec_error(path, [f"options.{flag}: a {spec.options[flag].takes} has no choices" for flag in odd])
+    said = [f"options.{flag}: a {spec.options[flag].takes} has no choices" for flag in odd]
+    for vendor, support in spec.vendors.items():
+        said += [f"vendors.{vendor}.lacks: no option {flag}" for flag in support.lacks if flag not in spec.options]
+    if said:
+        raise spec_error(path, said)
     return spec
 
 

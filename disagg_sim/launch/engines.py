@@ -2,14 +2,18 @@
 
 Limits of a step differ in what they count: vLLM and TensorRT-LLM take those of one attention rank, SGLang those of all
 ranks of an instance, but for ``--max-prefill-tokens``.
+
+Past 400 lines: what one engine is told of a deployment stands beside what the others are told.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.speculation import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import NODE_GPUS, Workers
@@ -61,7 +65,8 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         often = _given("step_interval", NEVER if workers.moved_after == 0 else workers.moved_after)
         copies = {"num_redundant_experts": int(mapping.redundant_slots), **often}
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
-    flags |= _given("--max-num-seqs", workers.sequences) | _given("--max-num-batched-tokens", workers.tokens)
+    flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
+    flags |= _given("--max-num-batched-tokens", workers.tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
     flags["--kv-cache-dtype"] = {"fp8": "fp8", "bf16": "bfloat16"}[at.precision.cache.name]
@@ -69,7 +74,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     flags |= _vllm_connectors(workers)
     if drafts := drafts_of(workers):
         flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
-    return flags
+    return _known("vllm", workers, flags)
 
 
 def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:
@@ -182,6 +187,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
     if mapping.redundant_slots:
         flags |= _sglang_copies(int(mapping.redundant_slots), workers.moved_after)
+    flags |= _given("--context-length", workers.context)
     if workers.sequences is not None:
         flags["--max-running-requests"] = workers.sequences * ranks
     if workers.tokens is not None:
@@ -197,7 +203,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if workers.role in _KV_ROLES:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
     flags |= _hicache(workers)
-    return flags | _sglang_drafts(workers, weights)
+    return _known("sglang", workers, flags | _sglang_drafts(workers, weights))
 
 
 def _sglang_copies(slots: int, moved_after: int | None) -> dict[str, Any]:
@@ -279,11 +285,13 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
     if workers.hold_steps:  # it counts the pass that the wait ends with
         waits = {"enable_balance": True, "timeout_iters": workers.hold_steps + 1, "batching_wait_iters": 0}
         config["attention_dp_config"] = waits
+    config |= _given("max_seq_len", workers.context)
     config |= _given("max_batch_size", workers.sequences) | _given("max_num_tokens", workers.tokens)
-    if workers.role == "prefill":
-        config |= {"enable_chunked_prefill": bool(mapping.chunk_tokens), "disable_overlap_scheduler": True}
+    if workers.role == "prefill":  # without chunks it refuses prompts above max_num_tokens
+        cut = bool(mapping.chunk_tokens) or (workers.context or math.inf) > (workers.tokens or 0)
+        config |= {"enable_chunked_prefill": cut, "disable_overlap_scheduler": True}
     elif workers.role == "colocated":
-        config["enable_chunked_prefill"] = workers.tokens is not None
+        config["enable_chunked_prefill"] = True
     config["kv_cache_config"] = {"dtype": {"fp8": "fp8", "bf16": "auto"}[at.precision.cache.name]}
     if kept := tier_bytes(workers, "dram"):
         config["kv_cache_config"]["host_cache_size"] = int(kept)
@@ -387,6 +395,38 @@ ENGINES = {
     "sglang": Engine(title="SGLang", settings=sglang_flags, quantises=True, tiers=("dram", "ssd")),
     "trtllm": Engine(title="TensorRT-LLM", settings=trtllm_config, quantises=False, tiers=("dram", "ssd")),
 }
+
+
+def _known(engine: str, workers: Workers, flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags without those that an engine lacks on the system."""
+    return {flag: value for flag, value in flags.items() if flag not in lacking(engine, workers)}
+
+
+def lacking(engine: str, workers: Workers) -> tuple[str, ...]:
+    """List the options that an engine has not on the system of workers.
+
+    Parameters
+    ----------
+    engine
+        Of ``ENGINES``.
+    workers
+        Whose system counts.
+
+    Returns
+    -------
+    tuple of str
+        Empty on most.
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> one = Workers(role="decode", mapping=Mapping(), instances=1, setup=setup("llama_3_1_8b", "mi300x", "fp8"))
+    >>> lacking("vllm", one)
+    ('--all2all-backend',)
+    """
+    support = load_launcher(engine).vendors.get(workers.setup.system.vendor)
+    return () if support is None else support.lacks
 
 
 def _above_one(flag: str, degree: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES, drafts_of, tier_bytes
 from disagg_sim.launch.workers import Workers, workers_of
@@ -57,9 +58,15 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
     ('colocated TP8 FFN-TP2 EP4 of vLLM: EP over groups of GPUs',)
     >>> expressible([cut], "sglang")
     ()
+    >>> tpu = ds.setup("qwen3_32b", "tpu7x", "bf16")
+    >>> expressible([Workers(role="colocated", mapping=ds.Mapping(), instances=1, setup=tpu)], "trtllm")
+    ('TensorRT-LLM on tpu7x: it starts systems of NVIDIA; this one is of Google',)
     """
     workers = workers_of(deployment)
     own = backend_of(engine, workers, backend)
+    for name in (canonical_name(engine), own):
+        if refused := tuple(dict.fromkeys(_systems(workers, name))):
+            return refused
     return tuple(dict.fromkeys((*_encoders(workers, engine), *_alone(workers, own), *_together(workers, own))))
 
 
@@ -122,6 +129,15 @@ def engines_of(launcher: str) -> tuple[str, ...]:
         near = nearest(launcher, LAUNCHERS)
         raise UnknownNameError(f"unknown engine {launcher!r}{near}; known: {', '.join(LAUNCHERS)}")
     return ORCHESTRATORS.get(name, (name,))
+
+
+def _systems(workers: Sequence[Workers], launcher: str) -> Iterator[str]:
+    """Systems that a launcher, or the engine of its workers, does not start."""
+    spec = load_launcher(launcher)
+    for system in (each.setup.system for each in workers):
+        if system.vendor not in spec.vendors:
+            allowed = ", ".join(spec.vendors)
+            yield f"{spec.title} on {system.name}: it starts systems of {allowed}; this one is of {system.vendor}"
 
 
 def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:

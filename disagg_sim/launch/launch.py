@@ -11,12 +11,12 @@ from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
-from disagg_sim.launch.engines import CACHE_DIRECTORY, ENGINES, tier_bytes
+from disagg_sim.launch.engines import CACHE_DIRECTORY, ENGINES, lacking, tier_bytes
 from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, expressible
 from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
-from disagg_sim.launch.workers import Workers, node_gpus_of, workers_of
+from disagg_sim.launch.workers import Workers, longest_of, node_gpus_of, workers_of
 from disagg_sim.units import GB
 
 #: What is not known of prefill in chunks over the stages of a pipeline, by engine.
@@ -97,7 +97,8 @@ def launch(
     reasons = expressible(workers, engine, backend=own)
     if reasons:
         able = [each for each in LAUNCHERS if not expressible(workers, each)]
-        raise InputError("\n".join([*reasons, f"engines that can: {', '.join(able) or 'none'}"]))
+        told = [*reasons, f"engines that can: {', '.join(able) or 'none'}"]
+        raise InputError("; ".join(told) if len(reasons) == 1 else "\n".join(told))
     weights = [weights_of(each.setup, checkpoint, quantises=ENGINES[own].quantises) for each in workers]
     spec, serves = load_launcher(name), load_launcher(own)
     if name == "dynamo":
@@ -163,7 +164,29 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
             yield "SGLang's files of prompts grow until SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE, which is not set"
         if each.mapping.redundant_slots and each.moved_after != 0:
             yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
-        if engine != "trtllm" and each.mapping.ep > 1 and each.mapping.dp_attn > 1:
-            yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"
+        if each.mapping.ep > 1 and each.mapping.dp_attn > 1:
+            yield from _exchange(each, engine)
+    yield _accepted(workers)
     most = node_gpus or node_gpus_of(workers[0].setup)
     yield f"nodes of {most} GPUs {'as given' if node_gpus else 'are assumed'}"
+
+
+def _exchange(workers: Workers, engine: str) -> Iterator[str]:
+    """How experts of several attention ranks are sent their tokens."""
+    if lacks := lacking(engine, workers):
+        yield (
+            f"{ENGINES[engine].title} has no {' and no '.join(lacks)} on {workers.setup.system.name}: experts are sent "
+            "tokens in its default way, so expect other latencies"
+        )
+    elif engine != "trtllm":
+        yield "the exchange between experts needs DeepEP, or FlashInfer over NVLink of a rack, in the image"
+
+
+def _accepted(workers: Sequence[Workers]) -> str:
+    """Up to which length requests are accepted; the last pool decodes."""
+    last = workers[-1]
+    if last.lengths is None or last.context is None:
+        most = last.setup.model.max_context
+        return f"no lengths are known: requests are accepted up to the model's own limit, {most:,} tokens"
+    longest = min(longest_of(last.lengths), last.setup.model.max_context)
+    return f"requests are accepted up to {last.context:,} tokens, input and output; the longest planned: {longest:,.0f}"

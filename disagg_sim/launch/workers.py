@@ -26,6 +26,11 @@ from disagg_sim.workload.lengths import Lengths
 ROLES = ("encode", "prefill", "decode", "colocated", "pairs")
 #: GPUs of a node whose GPUs share an NVLink domain with no other node, and of a tray of a rack that is one domain. [1]
 NODE_GPUS, TRAY_GPUS = 8, 4
+#: Limits of an engine over the lengths that were planned, before they are rounded up to whole ``ROOM_STEP``: room for
+#: the words of a chat template, and for texts that another tokeniser counted; an assumption. [1], [token]
+ROOM, ROOM_STEP = 1.25, 1024
+#: Standard deviations above the mean up to which a prompt fits a pass whole, as in the memory of ``prefill_grid``. [1]
+WHOLE_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class Workers:
     name: str = ""  # in files and manifests; empty = the role
     moved_after: int | None = None  # passes between moves of copies of experts; 0 = never, None = the engine's own [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
+    lengths: Lengths | None = field(default=None, compare=False, repr=False)  # that were planned; None = not known
 
     def __post_init__(self) -> None:
         """``InputError`` for a value of another kind, or no instance."""
@@ -70,11 +76,28 @@ class Workers:
         return self._share(self.batch) * in_flight
 
     @property
+    def context(self) -> int | None:
+        """Most tokens of a request, input and output; None = as many as the model takes. [token]"""
+        return None if self.lengths is None else self._roomy(longest_of(self.lengths))
+
+    def _roomy(self, tokens: float) -> int:
+        """A limit with room, within the model's. [token]"""
+        return min(math.ceil(tokens * ROOM / ROOM_STEP) * ROOM_STEP, self.setup.model.max_context)
+
+    @property
     def tokens(self) -> int | None:
-        """Most tokens of a step of an attention rank. [token]"""
+        """Most tokens of a step of an attention rank; where no chunks are planned, all but the longest prompts fit.
+
+        [token]
+        """
         if self.mapping.chunk_tokens:
             return self._share(self.batch or int(self.mapping.dp_attn)) * int(self.mapping.chunk_tokens)
-        return None if self.token_budget is None else self._share(self.token_budget)
+        if self.token_budget is None:
+            return None
+        own = self._share(self.token_budget)
+        if self.role != "prefill" or self.lengths is None:
+            return own
+        return max(own, self._roomy(self.lengths.mean_isl + WHOLE_DEVIATIONS * self.lengths.isl_deviation))
 
     def _share(self, whole: int) -> int:
         """Of one attention rank, rounded up."""
@@ -164,10 +187,12 @@ def workers_of(
     >>> [(each.label, each.gpus, each.instances) for each in found]
     [('prefill', 1, 2), ('decode', 2, 1)]
     """
+    lengths = None
     if isinstance(deployment, pd.DataFrame):
         found = list(_of_row(deployment))
     elif isinstance(deployment, Design):
-        tiers, moved = _tiers(deployment.work.lengths), {each.role: each.passes or 0 for each in moves_of(deployment)}
+        lengths = deployment.work.lengths
+        tiers, moved = _tiers(lengths), {each.role: each.passes or 0 for each in moves_of(deployment)}
         found = [
             replace(
                 _workers(pool.role, pool.replicas, pool.setup),
@@ -177,9 +202,10 @@ def workers_of(
             for pool in deployment.pools
         ]
     elif isinstance(deployment, MorePools):
-        found = list(_of_more_pools(deployment))
+        found, lengths = list(_of_more_pools(deployment)), deployment.lengths
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
+        lengths = deployment.lengths if isinstance(deployment, Deployment) else None
     else:
         found = list(deployment)
     if not found or not all(isinstance(each, Workers) for each in found):
@@ -189,7 +215,7 @@ def workers_of(
         )
     known: dict[str, int] = {}
     named = []
-    for each in found:
+    for each in found if lengths is None else [replace(one, lengths=lengths) for one in found]:
         known[each.label] = number = known.get(each.label, 0) + 1
         named.append(replace(each, name=f"{each.label}-{number}") if number > 1 else each)
     return tuple(named)
@@ -247,6 +273,28 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
     )
 
 
+def longest_of(lengths: Lengths) -> float:
+    """Find the longest request, input and output; of a law of lengths what hardly any request exceeds.
+
+    Parameters
+    ----------
+    lengths
+        Of the requests.
+
+    Returns
+    -------
+    float
+        [token]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> longest_of(ds.lengths(4096, 512)), longest_of(ds.lengths([100, 900], [50, 10]))
+    (4608.0, 910.0)
+    """
+    return float(lengths.resident.most) if lengths.requests.joint else lengths.requests.reach
+
+
 def _tiers(lengths: Lengths) -> tuple[str, ...]:
     """Tiers below HBM that prompts are found in."""
     return () if lengths.cached is None else lengths.cached.reuse.below
@@ -257,11 +305,13 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
         raise InputError(f"the table has {len(points)} rows; a deployment is one, such as table.loc[[3]]")
     (each,) = designs_of(points, Origin(exact=False))
     batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
+    known = each.lengths if "traffic" in points else None  # other tables hold no more than the means
     budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
     role, tiers, moved = "colocated" if each.shared else "decode", _tiers(each.lengths), _moved_after(points, each)
     last = Workers(
         role=role,
         mapping=each.mapping[0],
+        lengths=known,
         instances=instances,
         setup=each.at,
         batch=batch,
@@ -275,6 +325,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
         yield Workers(
             role="prefill",
             mapping=replace(each.prefill_mapping[0], chunk_tokens=int(each.chunk_tokens[0])),
+            lengths=known,
             instances=int(each.prefill_instances[0]),
             setup=each.prefill_at,
             batch=prompts,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import disagg_sim as ds
 
 R1_ON_H200 = ("deepseek_r1", "h200_sxm", "fp8")
+CHAT = ds.lengths(4096, 512)
 
 
-def workers(role: str, at: ds.Setup, mapping: ds.Mapping, instances: int = 1, **limits: int) -> ds.Workers:
+def workers(role: str, at: ds.Setup, mapping: ds.Mapping, instances: int = 1, **limits: Any) -> ds.Workers:
     return ds.Workers(role=role, setup=at, mapping=mapping, instances=instances, **limits)
 
 
@@ -18,8 +21,8 @@ def tp(degree: int) -> ds.Mapping:
 def unequal_tp() -> tuple[ds.Workers, ...]:
     """Llama 70B, 4 instances a node for prefill, 2 for decode."""
     at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8", engine="vllm")
-    prefill = workers("prefill", at, tp(2), 3, batch=4, token_budget=16384)
-    return prefill, workers("decode", at, tp(4), 2, batch=96)
+    prefill = workers("prefill", at, tp(2), 3, batch=4, token_budget=16384, lengths=CHAT)
+    return prefill, workers("decode", at, tp(4), 2, batch=96, lengths=CHAT)
 
 
 def dep() -> tuple[ds.Workers, ...]:
@@ -32,9 +35,9 @@ def dep() -> tuple[ds.Workers, ...]:
 def rack() -> tuple[ds.Workers, ...]:
     """DeepSeek-R1 on an NVL72: decode over 48 GPUs in trays of 4, with 32 redundant expert slots."""
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
-    prefill = workers("prefill", at, ds.Mapping(dp_attn=4, ep=4), 6, batch=4, token_budget=32768)
+    prefill = workers("prefill", at, ds.Mapping(dp_attn=4, ep=4), 6, batch=4, token_budget=16384, lengths=CHAT)
     wide = ds.Mapping(dp_attn=48, ep=48, redundant_slots=32)
-    return prefill, workers("decode", at, wide, batch=3072)
+    return prefill, workers("decode", at, wide, batch=3072, lengths=CHAT)
 
 
 def chunked() -> tuple[ds.Workers, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.launch.expressible import LAUNCHERS
 from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, tp, workers
 
 
@@ -20,10 +21,38 @@ GROUPS = ds.Mapping(tp_attn=8, tp_ffn=2, ep=4)
 def test_engines_that_cannot_are_told_from_those_that_can() -> None:
     with pytest.raises(ds.DisaggSimError) as refused:
         ds.launch([workers("colocated", ds.setup(*R1_ON_H200, engine="vllm"), MIXED)], engine="trtllm")
-    assert str(refused.value).splitlines() == [
-        "colocated DP4 TP2 EP8 of TensorRT-LLM: attention DP over groups of GPUs",
-        "engines that can: dynamo, vllm, sglang, llm-d",
-    ]
+    assert str(refused.value) == (
+        "colocated DP4 TP2 EP8 of TensorRT-LLM: attention DP over groups of GPUs; "
+        "engines that can: dynamo, vllm, sglang, llm-d"
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "able"),
+    [
+        ("h100_sxm", {"dynamo", "vllm", "sglang", "trtllm", "llm-d"}),
+        ("mi300x", {"vllm", "sglang"}),
+        ("tpu7x", set()),
+        ("trainium2", set()),
+        ("trainium3", set()),
+    ],
+)
+def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system: str, able: set[str]) -> None:
+    pool = [workers("colocated", ds.setup("llama_3_1_8b", system, "bf16"), tp(1))]
+    assert {engine for engine in LAUNCHERS if not ds.expressible(pool, engine)} == able
+    for engine in {*LAUNCHERS} - able:
+        with pytest.raises(ds.DisaggSimError, match=f"{system}: it starts systems of NVIDIA") as refused:
+            ds.launch(pool, engine=engine)
+        assert "\n" not in str(refused.value)
+
+
+def test_kernels_of_cuda_between_experts_are_left_out_elsewhere() -> None:
+    for engine, flags in (("vllm", ["--all2all-backend"]), ("sglang", ["--moe-a2a-backend", "--deepep-mode"])):
+        for system, there in (("h100_sxm", True), ("mi300x", False)):
+            pool = [workers("decode", ds.setup("deepseek_r1", system, "fp8"), ds.Mapping(dp_attn=16, ep=16))]
+            made = ds.launch(pool, engine=engine)
+            assert [flag in made.files["decode.sh"] for flag in flags] == [there] * len(flags)
+            assert any("expect other latencies" in line and flags[0] in line for line in made.notes) != there
 
 
 @pytest.mark.parametrize(

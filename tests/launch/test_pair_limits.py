@@ -111,3 +111,45 @@ def test_sglang_gathers_heads_that_are_cut_differently() -> None:
     cut, latent = made.values()
     assert "export SGLANG_DISAGG_STAGING_BUFFER=1" in cut
     assert "STAGING" not in latent  # MLA caches have no heads
+
+
+SEVERAL = [ds.lengths(4096, 512), ds.lengths("azure_2023_conversation"), ds.lengths([10, 6000], [900, 3])]
+
+
+@pytest.mark.parametrize("work", SEVERAL, ids=["alike", "law", "observed"])
+def test_requests_a_quarter_longer_than_planned_are_accepted(work: ds.Lengths) -> None:
+    need = 1.25 * min(work.requests.reach, work.resident.most)
+    for role in ("prefill", "decode", "colocated"):
+        pool = workers(role, LLAMA, tp(4), batch=1, token_budget=round(work.mean_isl), lengths=work)
+        config, flags = trtllm_config(pool, NAMED), vllm_flags(pool, NAMED)
+        limits = {flags["--max-model-len"], sglang_flags(pool, NAMED)["--context-length"], config["max_seq_len"]}
+        assert len(limits) == 1
+        assert need <= limits.pop() < need + 1024
+
+
+@pytest.mark.parametrize("isl", [1, 4096, 60_000])
+def test_a_prompt_of_one_token_more_is_one_pass_and_not_refused(isl: int) -> None:
+    """Without chunks TensorRT-LLM refuses prompts above ``max_num_tokens``; the others would cut off the last token."""
+    pool = workers("prefill", LLAMA, tp(4), batch=1, token_budget=isl, lengths=ds.lengths(isl, 128))
+    config, flags, second = trtllm_config(pool, NAMED), vllm_flags(pool, NAMED), sglang_flags(pool, NAMED)
+    budgets = (config["max_num_tokens"], flags["--max-num-batched-tokens"], second["--chunked-prefill-size"])
+    assert min(budgets) > isl
+    assert config["enable_chunked_prefill"] or config["max_num_tokens"] >= config["max_seq_len"]
+    for role in ("prefill", "colocated"):  # without lengths, or without a budget
+        bare = trtllm_config(workers(role, LLAMA, tp(4), batch=1, token_budget=isl), NAMED)
+        assert bare["enable_chunked_prefill"]
+        assert trtllm_config(workers(role, LLAMA, tp(4), batch=1), NAMED)["enable_chunked_prefill"]
+
+
+def test_no_request_is_longer_than_the_model_takes() -> None:
+    pool = workers("decode", LLAMA, tp(4), batch=1, lengths=ds.lengths(120_000, 2_000))
+    assert vllm_flags(pool, NAMED)["--max-model-len"] == LLAMA.model.max_context == 131_072
+    assert "--max-model-len" not in vllm_flags(workers("decode", LLAMA, tp(4), batch=1), NAMED)
+
+
+def test_rows_of_a_sweep_say_their_lengths_and_other_tables_the_means_alone() -> None:
+    options = ds.Colocation(batch=(8,), prefill_batch=(1,))
+    points = ds.colocated(LLAMA, tp(4), ds.lengths("azure_2023_conversation"), options=options)
+    assert [each.context for each in workers_of(points)] == [None]
+    named = workers_of(points.assign(traffic="azure_2023_conversation"))
+    assert [each.context for each in named] == [19 * 1024]

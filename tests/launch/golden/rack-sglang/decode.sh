@@ -19,6 +19,7 @@ exec python3 -m sglang.launch_server \
   --deepep-mode low_latency \
   --enable-eplb \
   --ep-num-redundant-experts 32 \
+  --context-length 6144 \
   --max-running-requests 3072 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \

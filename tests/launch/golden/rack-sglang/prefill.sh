@@ -16,9 +16,10 @@ exec python3 -m sglang.launch_server \
   --ep-size 4 \
   --moe-a2a-backend deepep \
   --deepep-mode normal \
+  --context-length 6144 \
   --max-running-requests 4 \
-  --chunked-prefill-size 32768 \
-  --max-prefill-tokens 8192 \
+  --chunked-prefill-size 20480 \
+  --max-prefill-tokens 5120 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode prefill \
   --disaggregation-transfer-backend nixl \

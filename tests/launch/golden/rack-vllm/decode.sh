@@ -20,6 +20,7 @@ exec vllm serve "$MODEL" \
   --all2all-backend flashinfer_nvlink_one_sided \
   --enable-eplb \
   --eplb-config '{"num_redundant_experts": 32}' \
+  --max-model-len 6144 \
   --max-num-seqs 64 \
   --kv-cache-dtype fp8 \
   --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}' \

@@ -15,7 +15,8 @@ exec vllm serve "$MODEL" \
   --data-parallel-size 4 \
   --enable-expert-parallel \
   --all2all-backend flashinfer_nvlink_one_sided \
+  --max-model-len 6144 \
   --max-num-seqs 1 \
-  --max-num-batched-tokens 8192 \
+  --max-num-batched-tokens 5120 \
   --kv-cache-dtype fp8 \
   --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}'

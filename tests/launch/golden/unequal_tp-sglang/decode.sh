@@ -11,6 +11,7 @@ exec python3 -m sglang.launch_server \
   --host 0.0.0.0 \
   --port "$((8100 + SLOT))" \
   --tp-size 4 \
+  --context-length 6144 \
   --max-running-requests 96 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \

@@ -11,6 +11,7 @@ exec python3 -m sglang.launch_server \
   --host 0.0.0.0 \
   --port "$((8100 + SLOT))" \
   --tp-size 2 \
+  --context-length 6144 \
   --max-running-requests 4 \
   --chunked-prefill-size 16384 \
   --max-prefill-tokens 16384 \

@@ -12,6 +12,7 @@ exec vllm serve "$MODEL" \
   --host 0.0.0.0 \
   --port "$((8100 + SLOT))" \
   --tensor-parallel-size 4 \
+  --max-model-len 6144 \
   --max-num-seqs 96 \
   --gpu-memory-utilization 0.9 \
   --kv-cache-dtype fp8 \

@@ -12,6 +12,7 @@ exec vllm serve "$MODEL" \
   --host 0.0.0.0 \
   --port "$((8100 + SLOT))" \
   --tensor-parallel-size 2 \
+  --max-model-len 6144 \
   --max-num-seqs 4 \
   --max-num-batched-tokens 16384 \
   --gpu-memory-utilization 0.9 \
