@@ -61,6 +61,7 @@ class SystemSpec(Shown):
     attention_tile_rows: _Count  # query rows of a thread block of prefill attention [token]
     nvlink_bandwidth: _Link  # [B/s]
     nvlink_domain: _Count  # GPUs of one scale-up domain [1]
+    node_gpus: _Count | None = None  # of one host, where its NVLink domain has those of several; None = the domain's [1]
     in_switch_reduction: bool  # whether switches of the domain add up an all-reduce
     nic_bandwidth: _Link  # [B/s]
     leaf_gpus: _Count | None = None  # whose NICs meet in leaf switches of their rails; None = all of a site [1]
@@ -73,6 +74,11 @@ class SystemSpec(Shown):
     kv_tiers: Mapping[str, KvTier] = field(default_factory=dict)  # dram, ssd, remote: what a node has beside its GPUs
     confidence: Line
     sources: Mapping[str, str]  # key -> where its figure comes from
+
+    @property
+    def host_gpus(self) -> int:
+        """GPUs of one host. [1]"""
+        return self.node_gpus or self.nvlink_domain
 
 
 #: Least cap, as a share of the TDP, at which ``physics.power.slowed`` was met by published runs. [1]

@@ -24,8 +24,8 @@ from disagg_sim.workload.lengths import Lengths
 
 #: What a worker does; pairs split each request between two instances, encode pools make embeddings of images.
 ROLES = ("encode", "prefill", "decode", "colocated", "pairs")
-#: GPUs of a node whose GPUs share an NVLink domain with no other node, and of a tray of a rack that is one domain. [1]
-NODE_GPUS, TRAY_GPUS = 8, 4
+#: GPUs of a node where its file names none. [1]
+NODE_GPUS = 8
 #: Limits of an engine over the lengths that were planned, before they are rounded up to whole ``ROOM_STEP``: room for
 #: the words of a chat template, and for texts that another tokeniser counted; an assumption. [1], [token]
 ROOM, ROOM_STEP = 1.25, 1024
@@ -134,7 +134,7 @@ class Workers:
 
 
 def node_gpus_of(at: Setup) -> int:
-    """Assume the GPUs of a node: those of its NVLink domain, of a rack those of a tray.
+    """Find the GPUs of a node: those of its file, else 8.
 
     Parameters
     ----------
@@ -152,8 +152,7 @@ def node_gpus_of(at: Setup) -> int:
     >>> [node_gpus_of(setup("llama_3_1_8b", system, "fp8")) for system in ("h100_sxm", "gb200_nvl72")]
     [8, 4]
     """
-    domain = at.system.nvlink_domain
-    return TRAY_GPUS if domain > NODE_GPUS else NODE_GPUS
+    return at.system.node_gpus or NODE_GPUS
 
 
 def workers_of(

@@ -24,26 +24,25 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 
-#: Shipped file of the kinds that served runs have checked.
-CHECKED = "measured"
+#: Shipped files of the kinds that were run: whose forecasts served runs were compared with, and of prefill pools alone.
+CHECKED, CHECKED_PREFILL = "measured", "prefill"
 #: Format of weights with a scale for each block, which a cut must leave whole.
 BLOCK_FORMAT = "fp8_block"
-#: Error of three quarters of the operating points above which runs of a kind have not confirmed its forecast. [1]
-MOST_ERROR = 0.5
-#: Fewest operating points that confirm a kind. [1]
-LEAST_POINTS = 3
 
 
 class Layouts(StrEnum):
     """Which mappings a search takes."""
 
-    SERVED = "served"  # of a kind that served runs have checked, no larger than these
+    SERVED = "served"  # of a kind that was run, no larger than these runs
+    SUPPORTED = "supported"  # that some engine of today can start, on whole hosts and domains (``unsupported``)
     LAUNCHABLE = "launchable"  # that some engine of today can start
     ALL = "all"
 
 
 #: How far a layout has been checked, best first; words of tables start with one of them.
 SERVED, LAUNCHABLE, NOT_LAUNCHABLE = EVIDENCE = ("served", "launchable", "not launchable")
+#: What reasons of ``Layouts.SUPPORTED`` start with.
+NOT_SUPPORTED = "not supported"
 
 
 def family_of(model: ModelSpec) -> str:
@@ -147,6 +146,12 @@ def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind
     return {(kind.family, kind.systems, kind.layout): kind for kind in load_evidence(name).kinds}
 
 
+def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
+    """Kinds that were run; of prefill pools those of runs that only prefilled, too."""
+    known = checked_kinds()
+    return {**checked_kinds(CHECKED_PREFILL), **known} if prefill else known
+
+
 def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
     """Find the served runs of the kind of layout of one mapping.
 
@@ -172,38 +177,59 @@ def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
     return checked_kinds().get((family_of(at.model), class_of(at.system), str(layout)))
 
 
-def why_unserved(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
-    """What no served run has checked of each mapping; "" where runs of its kind and size have. Shape (rows,)."""
+def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
+    """Say that no run of the kind and size of each mapping is known; "" where one is. Shape (rows,).
+
+    How close forecasts of these runs were is another matter (``CheckedKind.error``).
+    """
     said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
-    family, systems, known = family_of(at.model), class_of(at.system), checked_kinds()
+    family, systems, known = family_of(at.model), class_of(at.system), _known_kinds(prefill=prefill)
     kinds = [known.get((family, systems, str(layout))) for layout in said]
-    pairs = list(zip(map(str, said), kinds, strict=True))
-    unfit = np.array([_unfit(*pair) for pair in pairs], dtype=object)[place]
-    large = np.array(
-        [f"{text} served up to {kind.most_gpus} GPUs" if kind else "" for text, kind in pairs], dtype=object
-    )
-    within = (
-        np.atleast_1d(np.asarray(mapping.gpus)) <= np.array([kind.most_gpus if kind else 0 for kind in kinds])[place]
-    )
-    return np.asarray(np.where((unfit != "") | within, unfit, large[place]), dtype=object)
+    most = np.array([kind.most_gpus if kind else 0 for kind in kinds])[place]
+    words = [
+        f"{text} served up to {kind.most_gpus} GPUs" if kind else f"{text} never served"
+        for text, kind in zip(said, kinds, strict=True)
+    ]
+    within = np.atleast_1d(np.asarray(mapping.gpus)) <= most
+    return np.asarray(np.where(within, "", np.array(words, dtype=object)[place]), dtype=object)
 
 
-def is_confirmed(kind: CheckedKind) -> bool:
-    """Whether runs of a kind confirm its forecast: enough operating points, most of them close."""
-    return kind.points >= LEAST_POINTS and kind.error is not None and kind.error <= MOST_ERROR
+def unsupported(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+    """Name the rule of counts that each mapping breaks: what an operator would not place, whatever an engine can start.
 
+    Parameters
+    ----------
+    at
+        Whose system's hosts and NVLink domains count.
+    mapping
+        One, or columns of many.
 
-def _unfit(layout: str, kind: CheckedKind | None) -> str:
-    """Why no instance of a kind counts as checked; "" where those of the size that was served do."""
-    if kind is None:
-        return f"{layout} never served"
-    if is_confirmed(kind):
-        return ""
-    if kind.points < LEAST_POINTS:
-        return f"{layout} served at {kind.points} operating point{'s' * (kind.points > 1)} alone"
-    if kind.error is None:
-        return f"{layout} served, forecast not judged"
-    return f"{layout} served, {kind.judged_by} off by {kind.error:.0%}"
+    Returns
+    -------
+    ndarray of str, shape (rows,)
+        "" where instance and stages divide a host or fill whole ones, and an instance beyond an NVLink domain fills
+        whole domains, each stage whole ones, too.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> rack = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
+    >>> unsupported(rack, Mapping.stack([Mapping(dp_attn=16, ep=16), Mapping(dp_attn=3, ep=3)])).tolist()
+    ['', '3 GPUs on hosts of 4']
+    >>> unsupported(setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(pp=16)).tolist()
+    ['stages of 1 GPU over 2 NVLink domains of 8']
+    """
+    host, domain = at.system.host_gpus, at.system.nvlink_domain
+    gpus, stage = (np.atleast_1d(np.asarray(each)) for each in np.broadcast_arrays(mapping.gpus, mapping.stage_gpus))
+    said = np.full(gpus.shape, "", dtype=object)
+    for place, (whole, part) in enumerate(zip(gpus.tolist(), stage.tolist(), strict=True)):
+        if odd := next((n for n in (whole, part) if n % host and host % n), 0):
+            said[place] = f"{odd} GPU{'s' * (odd > 1)} on hosts of {host}"
+        elif whole > domain and whole % domain:
+            said[place] = f"{whole} GPUs on NVLink domains of {domain}"
+        elif whole > domain and part % domain:
+            said[place] = f"stages of {part} GPU{'s' * (part > 1)} over {whole // domain} NVLink domains of {domain}"
+    return said
 
 
 def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
@@ -245,7 +271,7 @@ def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     return np.asarray(np.where(every, np.where(alike, rules[0], each), ""), dtype=object)
 
 
-def evidence(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+def evidence(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
     """How far each mapping has been checked, in words that start with one of ``EVIDENCE``; shape (rows,).
 
     Parameters
@@ -254,11 +280,13 @@ def evidence(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
         Whose model is cut over the GPUs of whose system, in which recipe.
     mapping : Mapping
         One, or columns of many.
+    prefill : bool
+        Whether it is of a prefill pool, for which runs that only prefilled count, too.
 
     Returns
     -------
     ndarray of str, shape (rows,)
-        "served", or "launchable: " or "not launchable: " and the reason.
+        "served" where a run of its kind and size is known, or "launchable: " or "not launchable: " and the reason.
 
     Examples
     --------
@@ -266,8 +294,10 @@ def evidence(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     >>> evidence(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(pp=4)])).tolist()
     ['served', 'launchable: PP of one-GPU stages never served']
+    >>> evidence(at, Mapping(pp=4), prefill=True).tolist()
+    ['served']
     """
-    refused, unserved = why_not_launchable(at, mapping), why_unserved(at, mapping)
+    refused, unserved = why_not_launchable(at, mapping), why_unserved(at, mapping, prefill=prefill)
     known = np.where(unserved == "", SERVED, f"{LAUNCHABLE}: " + unserved)
     return np.asarray(np.where(refused == "", known, f"{NOT_LAUNCHABLE}: " + refused), dtype=object)
 
@@ -278,7 +308,12 @@ def refusals(at: Setup, mapping: Mapping, layouts: str) -> NDArray[np.object_]:
         return np.full(len(mapping), "", dtype=object)
     found = evidence(at, mapping)
     taken = (SERVED,) if layouts == Layouts.SERVED else (SERVED, LAUNCHABLE)
-    return np.array(["" if text.partition(":")[0] in taken else text for text in found], dtype=object)
+    refused = np.array(["" if text.partition(":")[0] in taken else text for text in found], dtype=object)
+    if layouts != Layouts.SUPPORTED:
+        return refused
+    counted = unsupported(at, mapping)
+    counted[counted != ""] = f"{NOT_SUPPORTED}: " + counted[counted != ""]
+    return np.asarray(np.where(refused == "", counted, refused), dtype=object)
 
 
 def _degrees(mapping: Mapping) -> dict[str, Any]:

@@ -118,9 +118,9 @@ def enumerate_mappings(
         Whose model is cut over the GPUs of whose system.
     max_gpus : int, optional
         Most GPUs of an instance, with and without PP, where that is below the limits above. [1]
-    layouts : {"launchable", "served", "all"}
-        Those that some engine of today can start, those of a kind that served runs have checked, or every one
-        (``search.layouts``).
+    layouts : {"launchable", "supported", "served", "all"}
+        Those that some engine of today can start, of these those that fill or divide hosts and domains, those of a
+        kind that was run, or every one (``search.layouts``).
     tp_over_nics : bool
         Whether TP groups may leave the NVLink domain: their all-reduce then crosses NICs.
     one_gpu_stages : bool

@@ -36,8 +36,8 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
     Returns
     -------
     ndarray of str, shape (points,)
-        ``served`` where runs of both kinds of layout have checked the forecast; ``launchable: ...`` where an engine of
-        today can start both, with what nobody has checked; ``not launchable: ...`` with the rule that forbids it.
+        ``served`` where runs of both kinds of layout are known; ``launchable: ...`` where an engine of today can start
+        both, with what nobody is known to have run; ``not launchable: ...`` with the rule that forbids it.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
     {'served'}
     """
     decode = evidence(at, _mapping(points, "decode"))
-    prefill = evidence(prefill_at or at, _mapping(points, "prefill"))
+    prefill = evidence(prefill_at or at, _mapping(points, "prefill"), prefill=True)
     split = (points["mode"] == Mode.DISAGGREGATED).to_numpy()
     both = [_of_pools(*pair) for pair in zip(prefill, decode, strict=True)]
     return np.asarray(np.where(split, np.array(both, dtype=object), decode), dtype=object)

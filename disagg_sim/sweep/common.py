@@ -14,7 +14,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.physics.setup import Setup, engine_name
 from disagg_sim.search.axes import batch_axis
-from disagg_sim.search.layouts import CHECKED
+from disagg_sim.search.layouts import CHECKED, CHECKED_PREFILL
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.sweep.cases import Case, kin
 from disagg_sim.sweep.digests import digest_of
@@ -74,7 +74,7 @@ def _specs(case: Case) -> dict[str, Any]:
     model, pools, engines = load.load_model(case.model), case.pools, load.list_specs("engine")
     profile, _ = profile_and_skew(case.profile)
     specs: dict[str, Any] = {f"model/{model.name}": model, f"profile/{profile}": load.load_profile(profile)}
-    specs[f"evidence/{CHECKED}"] = load.load_evidence(CHECKED)
+    specs |= {f"evidence/{name}": load.load_evidence(name) for name in (CHECKED, CHECKED_PREFILL)}
     specs |= {f"layout/{engine}": load.load_layout_rules(engine) for engine in load.list_specs("layout")}
     if case.speculation:
         curve = load.load_speculation(case.speculation)

@@ -125,16 +125,58 @@ def kind(**values) -> CheckedKind:
         ([], "launchable: DP, EP never served"),
         ([kind()], "served"),
         ([kind(most_gpus=4)], "launchable: DP, EP served up to 4 GPUs"),
-        ([kind(error=0.7)], "launchable: DP, EP served, tpot off by 70%"),
-        ([kind(points=1)], "launchable: DP, EP served at 1 operating point alone"),
-        ([kind(judged_by="nothing", error=None)], "launchable: DP, EP served, forecast not judged"),
+        ([kind(error=0.7)], "served"),
+        ([kind(points=1)], "served"),
+        ([kind(judged_by="nothing", error=None)], "served"),
         ([kind(systems="Hopper, domain of 8")], "launchable: DP, EP never served"),
     ],
 )
-def test_served_means_runs_of_the_kind_the_size_and_a_fair_forecast(known, said, monkeypatch):
+def test_served_means_that_the_kind_was_run_in_this_size_however_far_off_its_forecast_was(known, said, monkeypatch):
     table = {(each.family, each.systems, each.layout): each for each in known}
-    monkeypatch.setattr(layouts, "checked_kinds", lambda: table)
+    monkeypatch.setattr(layouts, "checked_kinds", lambda *_: table)
     assert evidence(setup(*R1), Mapping(dp_attn=8, ep=8)).tolist() == [said]
+
+
+def test_runs_that_only_prefilled_count_for_prefill_alone():
+    """Kimi-K3 prefilled on 16 stages of one GPU of GB200 (sgl-project/sglang issue 32592); nothing decoded so."""
+    deep = Mapping.stack([Mapping(pp=4), Mapping(pp=16), Mapping(pp=32)])
+    assert evidence(setup(*R1), deep, prefill=True).tolist() == [
+        "served",
+        "served",
+        "launchable: PP of one-GPU stages served up to 16 GPUs",
+    ]
+    assert [level(text) for text in evidence(setup(*R1), deep)] == ["launchable"] * 3
+
+
+@pytest.mark.parametrize(
+    ("system", "mapping", "said"),
+    [
+        ("h100_sxm", Mapping(tp_attn=8, tp_ffn=8), ""),
+        ("h100_sxm", Mapping(pp=8), ""),
+        ("h100_sxm", Mapping(tp_attn=8, tp_ffn=8, pp=2), ""),  # a stage a node
+        ("h100_sxm", Mapping(tp_attn=4, tp_ffn=4, pp=4), "stages of 4 GPUs over 2 NVLink domains of 8"),
+        ("h100_sxm", Mapping(pp=16), "stages of 1 GPU over 2 NVLink domains of 8"),
+        ("h100_sxm", Mapping(dp_attn=16, ep=16), ""),
+        ("gb200_nvl72", Mapping(pp=16), ""),  # 4 trays of one domain
+        ("gb200_nvl72", Mapping(dp_attn=36, ep=36), ""),
+        ("gb200_nvl72", Mapping(dp_attn=3, ep=3), "3 GPUs on hosts of 4"),
+        ("gb200_nvl72", Mapping(dp_attn=6, ep=6), "6 GPUs on hosts of 4"),
+        ("gb200_nvl72", Mapping(dp_attn=6, ep=6, pp=2), "6 GPUs on hosts of 4"),  # a stage of a tray and a half
+        ("gb200_nvl72", Mapping(dp_attn=64, ep=64, pp=2), "128 GPUs on NVLink domains of 72"),
+        ("gh200", Mapping(pp=4), ""),  # every GPU is a host
+    ],
+)
+def test_counts_that_an_operator_would_not_place(system, mapping, said):
+    assert layouts.unsupported(setup("deepseek_r1", system, "bf16"), mapping).tolist() == [said]
+
+
+def test_supported_layouts_are_launchable_ones_on_whole_hosts():
+    at = setup(*R1)
+    launchable, supported = (ds.enumerate_mappings(at, layouts=name) for name in ("launchable", "supported"))
+    left = [mapping for mapping in launchable if mapping not in set(supported)]
+    assert set(supported) < set(launchable)
+    assert all(layouts.unsupported(at, mapping)[0] for mapping in left)
+    assert any("not supported: " in reason for reason, _ in supported.refused)
 
 
 def test_of_two_pools_the_weaker_counts():
