@@ -24,11 +24,11 @@ from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import flips
-from disagg_sim.planning.limits import TPOT, TTFT
+from disagg_sim.planning.limits import HEADROOM, TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.question import HELD, OBJECTIVES, OWN, PlanOptions, Size
+from disagg_sim.planning.question import HELD, MOST_HEADROOM, OBJECTIVES, OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
@@ -101,6 +101,10 @@ def plan(
     hold_prompts: Annotated[
         str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait until every rank has one.")
     ] = HELD,
+    headroom: Annotated[
+        float,
+        typer.Option(min=0.0, max=MOST_HEADROOM, metavar="SHARE", help="Of the rate that pools could serve beside it."),
+    ] = HEADROOM,
     max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     utilisation: Annotated[
@@ -143,6 +147,7 @@ def plan(
         expert_skew=expert_skew,
         popularity_drift=popularity_drift,
         hold_prompts=hold_prompts,
+        headroom=headroom,
         within=OWN if emit else None,
         max_nic=None if max_nic is None else max_nic * GB,
         prices=_prices(price or []),

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.planning.pools import HEADROOM, ColocatedChoice
+from disagg_sim.planning.pools import ColocatedChoice
 from disagg_sim.planning.queueing import Delay, Occupancy, Service, share_that_waits, shortest_queue_delay
 
 
@@ -53,7 +53,7 @@ class OneByOne(ColocatedChoice):
     @cached_property
     def most(self) -> float:
         """Rate of an instance that is never idle; 0 where a token alone is too late. [request/s]"""
-        return 1.0 / (self.service.mean * HEADROOM) if self._step <= self.work.tpot.seconds else 0.0
+        return 1.0 / (self.service.mean * self.work.spare) if self._step <= self.work.tpot.seconds else 0.0
 
     @property
     def ceiling(self) -> float:
@@ -67,7 +67,7 @@ class OneByOne(ColocatedChoice):
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        sized, ttft = rate * HEADROOM * self.work.surge, self.work.ttft
+        sized, ttft = self.work.sized(rate), self.work.ttft
         if self._step > self.work.tpot.seconds or sized * self.service.mean >= instances:
             return False
         return self.delay(sized, instances).late(ttft.seconds) <= 1.0 - ttft.share

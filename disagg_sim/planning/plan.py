@@ -136,6 +136,7 @@ def plan(
         tpot=limit_of(tpot, "tpot"),
         drift=drift,
         hold_steps=asked_hold(options.hold_prompts),
+        headroom=options.headroom,
     )
     if trace is not None:
         dispersion, surge = unevenness(

@@ -11,7 +11,7 @@ import numpy as np
 from disagg_sim.domain import MAPPING_COLUMNS
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.pool_queues import Sized
-from disagg_sim.planning.pools import HEADROOM, DecodeChoice, PrefillChoice
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan
@@ -44,7 +44,7 @@ def members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced
     own = next(each for each in grids if isinstance(each, PhaseGrid))
     row, column = _place(own, prefill)
     ftl, ttl = float(own.latency[row, column]), float(decode.step[-1])
-    rates = [each.most * HEADROOM for each in (prefill, decode)]
+    rates = [each.most * each.work.spare for each in (prefill, decode)]
     members.append((replace(own.instance(row, column), request_rate_per_s=rates[0]), sized.instances[0]))
     split, whole = ffn_of(decode.mapping), "memory" if decode.seats == decode.memory_seats else "ttl"
     if split is None:

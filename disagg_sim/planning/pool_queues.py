@@ -17,7 +17,7 @@ import numpy as np
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.counts import highest, least
 from disagg_sim.planning.limits import Work
-from disagg_sim.planning.pools import HEADROOM, DecodeChoice, PrefillChoice, gpus_of
+from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.sides import SplitSide
@@ -51,7 +51,7 @@ class EncodeChoice:
 
     def counts(self, rate: float) -> Iterator[int]:
         """Numbers of GPUs worth trying at a rate, ascending, until nearly nobody waits. [1]"""
-        sized = rate * HEADROOM * self.work.surge
+        sized = self.work.sized(rate)
         fewest = math.floor(sized * self.each_s) + 1
         for count in sorted({fewest + 1, *(math.ceil(fewest * more) for more in ENCODERS)}):
             yield count
@@ -171,7 +171,7 @@ class PoolChoices:
         """The choices of prefill behind an encode pool, at the rate that pools are sized for."""
         if self.encode is None:
             return senders
-        encoding = self.encode.delay(rate * HEADROOM * self.encode.work.surge, encoders)
+        encoding = self.encode.delay(self.encode.work.sized(rate), encoders)
         return [after(each, encoding) for each in senders]
 
     def _before_cost(self, encoders: int, sender: PrefillChoice, sends: int) -> float:

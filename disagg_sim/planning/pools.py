@@ -39,9 +39,6 @@ MOST_INSTANCES = 100_000
 #: Variance of the arrivals at one of many instances of both phases over that of Poisson ones, where each request goes
 #: to the instance with the fewest (chosen: simulations lie around it). [1]
 EVEN = 0.5
-#: Rate at which pools are sized over the rate that is asked for: closed forms are right on average, and a run of some
-#: thousand requests has more or less luck (chosen). [1]
-HEADROOM = 1.03
 _NORMAL = NormalDist()
 
 
@@ -100,7 +97,7 @@ class PrefillChoice:
     @property
     def most(self) -> float:
         """Rate of an instance at full load. [request/s]"""
-        return min(float(self.batch[-1] / self.busy[-1]) / HEADROOM, self.link_rate)
+        return min(float(self.batch[-1] / self.busy[-1]) / self.work.spare, self.link_rate)
 
     @property
     def ceiling(self) -> float:
@@ -138,7 +135,7 @@ class PrefillChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        sized = rate * HEADROOM * self.work.surge
+        sized = self.work.sized(rate)
         if rate / instances > self.link_rate or self.utilisation(sized, instances) >= 1.0:
             return False
         limit = self.work.ttft
@@ -172,7 +169,7 @@ class DecodeChoice:
     @property
     def most(self) -> float:
         """Rate of an instance with all seats taken. [request/s]"""
-        return min(float(self.completed[-1]) / HEADROOM, self.link_rate)
+        return min(float(self.completed[-1]) / self.work.spare, self.link_rate)
 
     @property
     def ceiling(self) -> float:
@@ -188,7 +185,7 @@ class DecodeChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        limit, sized = self.work.tpot, rate * HEADROOM * self.work.surge
+        limit, sized = self.work.tpot, self.work.sized(rate)
         if rate / instances > self.link_rate or sized / instances >= float(self.completed[-1]):
             return False
         found = self.occupied(sized, instances)
@@ -260,7 +257,7 @@ class ColocatedChoice:
     def _in_time(self, rates: Floats) -> float:
         """The highest of some rates by sequences, (batches,), at which TPOT keeps its limit. [request/s]"""
         in_time = self.batch <= rates * self.work.lengths.gaps * self.work.tpot.seconds
-        return float(rates[in_time].max(initial=0.0)) / HEADROOM
+        return float(rates[in_time].max(initial=0.0)) / self.work.spare
 
     @cached_property
     def ceiling(self) -> float:
@@ -316,7 +313,7 @@ class ColocatedChoice:
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
-        ttft, tpot, rate = self.work.ttft, self.work.tpot, rate * HEADROOM * self.work.surge
+        ttft, tpot, rate = self.work.ttft, self.work.tpot, self.work.sized(rate)
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:
             return False

@@ -22,6 +22,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.limits import HEADROOM
 from disagg_sim.serving.availability import FAILURES, check_target
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.held_prompts import asked_hold
@@ -38,6 +39,8 @@ USUAL_PRECISIONS = ("nvfp4_fp8kv", "fp8", "bf16")
 MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 #: Most GPUs that are planned for. [1]
 MOST_GPUS = 100_000
+#: Most headroom: a pool of eleven times the size that its rate needs. [1]
+MOST_HEADROOM = 10.0
 
 
 #: How long prompts are held back where nothing else is said.
@@ -72,6 +75,7 @@ class PlanOptions:
     rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
     hold_prompts: str | int = HELD  # most decode steps that prompts of co-located instances wait until every
     # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
+    headroom: float = HEADROOM  # share of the rate that every pool could serve beside it [1]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
 
     def __post_init__(self) -> None:
@@ -107,6 +111,10 @@ class PlanOptions:
             )
         if self.availability is not None:
             check_target(self.availability)
+        if not 0.0 <= self.headroom <= MOST_HEADROOM:
+            raise InputError(
+                f"headroom {self.headroom:g} is out of range; allowed: from 0 to {MOST_HEADROOM:g}, 0.2 = a fifth"
+            )
         for name, price in self.prices.items():
             above_zero(f"price of {name}", price, "USD/h")
 
