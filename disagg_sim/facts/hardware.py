@@ -61,7 +61,9 @@ class SystemSpec(Shown):
     attention_tile_rows: _Count  # query rows of a thread block of prefill attention [token]
     nvlink_bandwidth: _Link  # [B/s]
     nvlink_domain: _Count  # GPUs of one scale-up domain [1]
-    node_gpus: _Count | None = None  # of one host, where its NVLink domain has those of several; None = the domain's [1]
+    node_gpus: _Count | None = (
+        None  # of one host, where its NVLink domain has those of several; None = the domain's [1]
+    )
     in_switch_reduction: bool  # whether switches of the domain add up an all-reduce
     nic_bandwidth: _Link  # [B/s]
     leaf_gpus: _Count | None = None  # whose NICs meet in leaf switches of their rails; None = all of a site [1]
