@@ -132,7 +132,7 @@ def plan(
     objective: Annotated[str, Field(description="gpus, throughput, usd, watt or joule")] = "gpus",
     precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
     engine: Annotated[str, Field(description="vllm, sglang or trtllm; empty = the usual one of the system")] = "",
-    max_nic_gb_per_s: Annotated[float | None, Field(description="most KV bandwidth of a GPU")] = None,
+    max_nic_gb_per_s: Annotated[float | None, Field(description="most KV bandwidth of a GPU, each way")] = None,
     prefill_system: Annotated[str, Field(description="another system for the prefill pool")] = "",
     speculate: Speculate = "off",
     acceptance: Acceptance = "",

@@ -105,7 +105,7 @@ def plan(
         float,
         typer.Option(min=0.0, max=MOST_HEADROOM, metavar="SHARE", help="Of the rate that pools could serve beside it."),
     ] = HEADROOM,
-    max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU.")] = None,
+    max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU, each way.")] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     utilisation: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Price tokens in and out; share of the hours that are used.")

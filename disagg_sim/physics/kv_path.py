@@ -163,6 +163,7 @@ class KvLoad(NamedTuple):
     blocks: float  # of ``blocks_of`` [1]
     size: float  # each element once [B]
     tokens: float  # [token]
+    stored: float = 0.0  # that goes to a shared tier meanwhile, over the NIC of the sender [B]
 
 
 def hand_over(
@@ -209,10 +210,13 @@ def hand_over(
     at, model = ends[0], ends[0].model
     count = load.blocks * posted_share(model, sender, receiver, layout)
     # a request lives on one DP rank of each instance, whose GPUs with distinct parts carry it
-    carriers = [
-        unique_gpus(model, mapping, load.tokens, at.precision) / mapping.dp_attn for mapping in (sender, receiver)
-    ]
-    carried = load.size / np.minimum(*carriers)
+    stored = load.stored if path in ("rail", "spine") else 0.0
+    carried = np.maximum(
+        *(
+            size / (unique_gpus(model, mapping, load.tokens, at.precision) / mapping.dp_attn)
+            for mapping, size in ((sender, load.size + stored), (receiver, load.size))
+        )
+    )
     descriptor = max(end.profile.kv_descriptor for end in ends) if descriptor_s is None else descriptor_s
     latency, wire = 0.0, 0.0 * carried
     if path:

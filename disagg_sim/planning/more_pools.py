@@ -259,7 +259,7 @@ def _choices(
     senders, takers = prefill_choices(first, work), []
     for each in rest:
         takers += decode_choices(each, work) if isinstance(each, PhaseGrid) else split_choices(each, work)
-    at, cache = rest[0].setup, cache_of(rest[0])
+    at, cache = rest[0].setup, cache_of(rest[0], first)
 
     def wired(gpus: int) -> tuple[list[PrefillChoice], list[DecodeChoice]]:
         return linked(senders, takers, cache, wire_of(at, first.setup, gpus, options.max_nic)) if takers else ([], [])

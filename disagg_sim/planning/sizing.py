@@ -135,7 +135,7 @@ def candidates_of(
 
 def rewired(case: Candidates, max_nic: float | None) -> Candidates:
     """The same candidates, whose caches move over links of at most some bandwidth. [B/s]"""
-    cache = cache_of(case.grids.decode)
+    cache = cache_of(case.grids.decode, case.grids.prefill)
 
     def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
         return linked(*case.across, cache, wire_of(case.at, case.prefill_at, gpus, max_nic))
@@ -251,13 +251,10 @@ def _disaggregated(case: Candidates, rate: float, cost: float, prefill: SizedPoo
         PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
         PlannedPool(role="decode", choice=decode.choice, instances=decode.instances, rate=rate),
     )
+    taken = grids.decode.kv_bytes_per_request
     moved = [
-        float(
-            bandwidth_per_gpu(
-                rate / pool.instances, grids.decode.kv_bytes_per_request, unique_gpus(case.at.model, pool.mapping)
-            )
-        )
-        for pool in pools
+        float(bandwidth_per_gpu(rate / pool.instances, size, unique_gpus(case.at.model, pool.mapping)))
+        for pool, size in zip(pools, (taken + grids.prefill.stored_bytes_per_request, taken), strict=True)
     ]
     return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved)))
 

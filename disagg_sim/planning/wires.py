@@ -23,7 +23,9 @@ def wire_of(at: Setup, prefill_at: Setup, gpus: int, max_nic: float | None) -> W
     """What a transfer of a cache takes between two GPUs of a deployment of ``gpus``."""
     wires = [LinkSpec().wire(each, gpus if prefill_at is at else MOST_GPUS) for each in (at, prefill_at)]
     slower = min(wires, key=lambda wire: wire.bandwidth)
-    return slower if max_nic is None else slower._replace(bandwidth=min(slower.bandwidth, max_nic))
+    if max_nic is None:
+        return slower
+    return slower._replace(bandwidth=min(slower.bandwidth, max_nic), inside=False)  # all that leaves a GPU counts
 
 
 #: A decode configuration may be taken that serves up to this many times fewer requests a GPU than the best: a choice,
@@ -36,16 +38,18 @@ class Cache(NamedTuple):
 
     size: float  # [B]
     pieces: float  # blocks of each tensor of each layer [1]
+    stored: float = 0.0  # that goes to a shared tier meanwhile, by the same port of the sender [B]
 
 
-def cache_of(grid: PhaseGrid | SplitGrid) -> Cache:
-    """The cache that a prompt sends to a decode instance of a grid."""
+def cache_of(grid: PhaseGrid | SplitGrid, sender: PhaseGrid) -> Cache:
+    """The cache that a prompt of ``sender`` sends to a decode instance of a grid."""
     model = cached_layers(grid.setup)
 
     def pieces(tokens: float) -> float:
         return float(descriptors(model, math.ceil(tokens), BLOCK_TOKENS))
 
-    return Cache(grid.kv_bytes_per_request, grid.lengths.mean_over_prompts(pieces))
+    moved = grid.lengths.mean_over_prompts(pieces)
+    return Cache(grid.kv_bytes_per_request, moved, sender.stored_bytes_per_request)
 
 
 def linked(
@@ -55,9 +59,11 @@ def linked(
 
     The first token comes from decode: TTFT has in it the transfer, for which the receiver first posts a descriptor a
     piece, what is left of a step, and a step. Pools are sized apart, so these are the longest of the decode
-    configurations that serve nearly the most requests a GPU.
+    configurations that serve nearly the most requests a GPU. New blocks that go to a shared tier take their part of the
+    sender's port, unless caches move over NVLink.
     """
     bandwidth, kv_bytes = wire.bandwidth, cache.size
+    leaves = kv_bytes if wire.inside else kv_bytes + cache.stored
     takers = [replace(each, link_rate=_moved(each, bandwidth) / kv_bytes) for each in decode]
     served = [each.most / gpus_of(each) for each in takers]
     likely = [(each, _step(each)) for each, rate in zip(takers, served, strict=True) if rate * LIKELY >= max(served)]
@@ -72,7 +78,7 @@ def linked(
 
     senders = []
     for each in prefill:
-        rate = _moved(each, bandwidth) / kv_bytes
+        rate = _moved(each, bandwidth) / leaves
         ends = (posted(each, to) + max(1.0 / rate, 1.0 / to.link_rate) + 1.5 * step for to, step in likely)
         taken = max(ends, default=0.0)
         senders.append(replace(each, link_rate=rate, hand_over=wire.latency_s + taken))

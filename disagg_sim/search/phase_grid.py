@@ -19,6 +19,7 @@ from disagg_sim.physics.drafting import accepted_length, cached_layers, handed_b
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Instance
+from disagg_sim.search.prefixes import stored_bytes
 from disagg_sim.workload.lengths import Lengths
 
 PHASES = ("prefill", "decode")
@@ -78,6 +79,14 @@ class PhaseGrid(Shown):
     def kv_bytes_per_request(self) -> float:
         """Expected cache that a prompt sends, each element once, with a drafter's; windows saturate by prompt. [B]"""
         return self.lengths.mean_over_prompts(lambda isl: handed_bytes(self.setup, isl))
+
+    @cached_property
+    def stored_bytes_per_request(self) -> float:
+        """Expected cache that a prompt of prefill adds to shared tiers, over the NIC; see ``prefixes.stored_bytes``.
+
+        [B]
+        """
+        return stored_bytes(self.setup, self.lengths) if self.phase == "prefill" else 0.0
 
     @cached_property
     def unique_gpus(self) -> Ints:

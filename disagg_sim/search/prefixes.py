@@ -13,7 +13,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.traffic import HBM
-from disagg_sim.physics.kv_tiers import load_time, room_tokens, tier_of
+from disagg_sim.physics.kv_tiers import load_time, loaded_bytes, room_tokens, tier_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
@@ -25,6 +25,39 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 from disagg_sim.workload.turns import TurnCaches
+
+
+def stored_bytes(at: Setup, lengths: Lengths) -> float:
+    """Size what a prompt adds to tiers that all instances share: new blocks leave prefill by the port of hand-overs.
+
+    Every new block is written there once: at once where tiers are written through, later where they get what the tier
+    above forgets. Loads from there come in by the other direction of the port.
+
+    Parameters
+    ----------
+    at, lengths
+        Setup of prefill, and requests with what is cached of them.
+
+    Returns
+    -------
+    float
+        On average, each element once; 0 where no past lies in a shared tier. [B]
+
+    Examples
+    --------
+    A tenth of 8,192 tokens is new, each of 65,536 B:
+
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
+    >>> at, share = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ConstantShare(share=0.9)
+    >>> kept = [ds.lengths(8192, 256, cached=Reuse(share=share, tiers=((name, 1.0),))) for name in ("remote", "dram")]
+    >>> [stored_bytes(at, each) / 65_536 for each in kept]
+    [832.0, 0.0]
+    """
+    tiers = () if lengths.cached is None else lengths.cached.reuse.below
+    if not any(tier is not None and tier.shared for tier in (tier_of(at.system, name) for name in tiers)):
+        return 0.0
+    return sum(weight * loaded_bytes(at, isl, past) for isl, past, weight, _ in lengths.prompt_nodes().each())
 
 
 def uneven_passes(

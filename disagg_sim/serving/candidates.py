@@ -92,7 +92,8 @@ def _row_order(grid: PhaseGrid) -> Ints:
 def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
     """Find the cache that each distinct GPU sends (prefill) or receives (decode) at full rate. [B/s]
 
-    Equations (1) and (2) of arXiv 2506.05508: ``physics.kv_transfer.bandwidth_per_gpu``.
+    Equations (1) and (2) of arXiv 2506.05508: ``physics.kv_transfer.bandwidth_per_gpu``. What prefill adds to a shared
+    tier leaves by the same port, and counts; what it loads from there comes in by the other direction, and does not.
 
     Parameters
     ----------
@@ -115,7 +116,8 @@ def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
     >>> f"{grid.latency[0, 0] * 1e3:.0f} ms, {kv_rate_per_gpu(grid)[0, 0] / 1e9:.1f} GB/s"
     '18 ms, 7.5 GB/s'
     """
-    rate: Floats = bandwidth_per_gpu(grid.request_rate, grid.kv_bytes_per_request, grid.unique_gpus[:, None])
+    moved = grid.kv_bytes_per_request + grid.stored_bytes_per_request
+    rate: Floats = bandwidth_per_gpu(grid.request_rate, moved, grid.unique_gpus[:, None])
     return rate
 
 
@@ -135,7 +137,8 @@ class PrefillCandidates:
     isl: float  # whole where lengths are constant, else the mean [token]
     cache_format: str  # of the KV cache
     speculation: str  # drafter whose cache is handed over, too; "" = none
-    kv_bytes_per_request: float  # [B]
+    kv_bytes_per_request: float  # that goes to decode [B]
+    stored_bytes_per_request: float = 0.0  # that goes to a shared tier, by the same port [B]
     ftl_limit: float  # [s]
     nic_limit: float  # inf = none [B/s]
     tp_attn: Ints
@@ -176,7 +179,8 @@ class PrefillCandidates:
     @property
     def egress(self) -> Floats:
         """KV egress of each distinct GPU at full rate. [B/s]"""
-        rate: Floats = bandwidth_per_gpu(self.request_rate, self.kv_bytes_per_request, self.unique_gpus)
+        moved = self.kv_bytes_per_request + self.stored_bytes_per_request
+        rate: Floats = bandwidth_per_gpu(self.request_rate, moved, self.unique_gpus)
         return rate
 
     @property
@@ -304,6 +308,7 @@ def prefill_candidates(
         cache_format=at.precision.cache.name,
         speculation=at.speculation.name if at.speculation else "",
         kv_bytes_per_request=prefill.kv_bytes_per_request,
+        stored_bytes_per_request=prefill.stored_bytes_per_request,
         ftl_limit=ftl_limit,
         nic_limit=limit,
         **{name: getattr(kept, name) for name in MAPPING_COLUMNS},

@@ -84,7 +84,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("total_gpus", "int64", "1", "GPUs of the whole deployment"),
     Column("ctx_gen_gpu_ratio", "float64", "1", "prefill GPUs over decode GPUs"),
     Column("request_rate_per_s", "float64", "request/s", "matched rate X of the deployment: the slower pool's"),
-    Column("kv_egress_bytes_per_s_per_gpu", "float64", "B/s", "cache sent by each distinct prefill GPU at full rate"),
+    Column("kv_egress_bytes_per_s_per_gpu", "float64", "B/s", "cache that leaves a distinct prefill GPU at full rate"),
     Column(
         "kv_ingress_bytes_per_s_per_gpu", "float64", "B/s", "cache taken in by each distinct decode GPU at full rate"
     ),

@@ -22,7 +22,8 @@ from disagg_sim.serving.integer_program import Choices
 def _served_rates(grid: PhaseGrid | SplitGrid, within_domain: bool) -> Floats:
     """Request rates of instances that the links of their GPUs can feed; (rows, batches) [request/s]."""
     link = own_link_bandwidth(grid.setup.system, grid.setup.profile, within_domain=within_domain)
-    fed = link * grid.unique_gpus[:, None] / grid.kv_bytes_per_request
+    stored = 0.0 if isinstance(grid, SplitGrid) or within_domain else grid.stored_bytes_per_request
+    fed = link * grid.unique_gpus[:, None] / (grid.kv_bytes_per_request + stored)
     rates: Floats = np.minimum(grid.request_rate, fed)
     return rates
 

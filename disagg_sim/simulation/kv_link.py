@@ -34,6 +34,7 @@ class Wire(NamedTuple):
     bandwidth: float  # one way [B/s]
     latency_s: float  # before the first byte [s]
     descriptor_s: float  # before it, too, of each block of each tensor [s]
+    inside: bool = False  # an NVLink domain: not the port by which blocks go to shared tiers
 
 
 class Spine(NamedTuple):
@@ -113,6 +114,7 @@ class LinkSpec:
             bandwidth=link if self.bandwidth is None else self.bandwidth,
             latency_s=hop if self.latency_s is None else self.latency_s,
             descriptor_s=descriptor,
+            inside=inside and self.bandwidth is None,
         )
 
     def pieces(self, tokens: int, layers: int) -> int:

@@ -27,6 +27,7 @@ from disagg_sim.physics.kv_path import PATHS, KvHandOver, KvLoad, hand_over, pat
 from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.search.prefixes import stored_bytes
 from disagg_sim.serving.candidates import PrefillCandidates, prefill_candidates
 from disagg_sim.serving.points import Column
 from disagg_sim.units import US
@@ -79,7 +80,7 @@ class KvWire:
         """What a prompt of a case sends, on average; ``size`` in all. [B]"""
         model = cached_layers(at)
         blocks = lengths.mean_over_prompts(lambda tokens: float(blocks_of(model, tokens, self.layout)))
-        return KvLoad(blocks, size, lengths.mean_isl)
+        return KvLoad(blocks, size, lengths.mean_isl, stored_bytes(at, lengths))
 
     def over(self, ends: tuple[Setup, Setup], sender: Mapping, receiver: Mapping, load: KvLoad) -> KvHandOver:
         """Hand-overs between instances, of the shape of their mappings."""

@@ -6,9 +6,16 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.domain import Mapping
 from disagg_sim.facts.traffic import ConstantShare, Reuse
+from disagg_sim.physics.kv_blocks import KvLayout
+from disagg_sim.physics.kv_path import KvLoad, hand_over
 from disagg_sim.physics.kv_tiers import load_time, tier_of
+from disagg_sim.planning.choices import decode_choices, prefill_choices
+from disagg_sim.planning.limits import Limit, Work
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.prove import prove
+from disagg_sim.planning.wires import cache_of, linked
+from disagg_sim.serving.candidates import kv_rate_per_gpu, prefill_candidates
+from disagg_sim.simulation.kv_link import Wire
 
 AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
 
@@ -58,3 +65,43 @@ def test_planned_ttft_has_the_queue_of_its_links():
     run = prove(plan, plan.best, adapt=False).planned
     for name in ("p50", "p90", "p99"):
         assert plan.best.ttft[name] == pytest.approx(run.ttft[name], rel=0.1)
+
+
+def test_what_goes_to_a_shared_tier_leaves_by_the_port_of_hand_overs():
+    """Llama-3.1-8B: 8,192 tokens, 90 % in blocks of 16 of them cached, so 832 are new, of 65,536 B each."""
+    mapping, law = Mapping(tp_attn=2, tp_ffn=2), cached(("remote", 1.0))
+    grids = [ds.prefill_grid(AT, mapping, each, batch=[1]) for each in (law, cached(("dram", 1.0)))]
+    decode = ds.decode_grid(AT, mapping, law, batch=[8])
+    stored, kept = (kv_rate_per_gpu(each) * 2 / each.request_rate for each in grids)
+    assert kept.item() == pytest.approx(8192 * 65_536)
+    assert stored.item() == pytest.approx((8192 + 832) * 65_536)
+    assert (kv_rate_per_gpu(decode) * 2 / decode.request_rate).item() == pytest.approx(8192 * 65_536)
+    work = Work(lengths=law, ttft=Limit(2.0), tpot=Limit(0.05))
+    sender, taker = prefill_choices(grids[0], work), decode_choices(decode, work)
+    for inside, bytes_out in ((False, (8192 + 832) * 65_536), (True, 8192 * 65_536)):
+        wire = Wire(1e9, 0.0, 0.0, inside)
+        (sends,), (takes,) = linked(sender[:1], taker[:1], cache_of(decode, grids[0]), wire)
+        assert 2e9 / sends.link_rate == pytest.approx(bytes_out)
+        assert 2e9 / takes.link_rate == pytest.approx(8192 * 65_536)
+        assert sends.hand_over == pytest.approx(bytes_out / 2e9 + 1.5 * float(taker[0].step[-1]), rel=1e-6)
+
+
+def test_a_limit_of_the_nic_counts_what_goes_to_a_shared_tier():
+    """Of a GPU 1.1 times as much leaves as without: the limit that just admits one leaves the other out."""
+    both = [ds.prefill_grid(AT, Mapping(), cached((name, 1.0)), batch=[1]) for name in ("remote", "dram")]
+    limit = 1.01 * float(kv_rate_per_gpu(both[1]).item())
+    admitted = [prefill_candidates(each, ftl_limit=10.0, nic_limit=limit).batch.size for each in both]
+    assert admitted == [0, 1]
+
+
+def test_a_hand_over_across_takes_longer_by_what_is_stored_meanwhile():
+    loads = [KvLoad(100.0, 1e9, 8192.0, stored) for stored in (0.0, 5e8)]
+    options = {"layout": KvLayout(), "descriptor_s": 0.0, "threads": 1}
+
+    def wire(load, path, *degrees):
+        ends = (Mapping(tp_attn=each, tp_ffn=each) for each in degrees)
+        return float(hand_over((AT, AT), *ends, load, path=path, **options).wire)
+
+    assert wire(loads[1], "rail", 2, 2) == pytest.approx(1.5 * wire(loads[0], "rail", 2, 2))
+    assert wire(loads[1], "domain", 2, 2) == wire(loads[0], "domain", 2, 2)  # NVLink; blocks leave by the NIC
+    assert wire(loads[1], "rail", 2, 1) == wire(loads[0], "rail", 2, 1)  # the one that receives takes longest anyway
