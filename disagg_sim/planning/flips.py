@@ -21,8 +21,8 @@ from disagg_sim.planning.wires import wire_of
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
-#: Output tokens below which lengths are not taken. [token]
-LEAST_OSL = 2.0
+#: Input and output tokens below which lengths are not taken. [token]
+LEAST_ISL, LEAST_OSL = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +75,17 @@ def flips(plan: Plan) -> tuple[Flip, ...]:
 
 
 def _kept(case: Candidates) -> tuple[Mapping, Mapping]:
-    """Mappings that the choices of a case have: of prefill, of decode; the same where one system does both."""
+    """Mappings that the choices of a case have: of prefill, of decode.
+
+    Where one system does both, those of decode come first among those of prefill; the rest share prompts (PCP).
+    """
     prefill, decode = case.across
     sides = [{replace(each.mapping, chunk_tokens=0): None for each in side} for side in (prefill, decode)]
     both = {replace(each.mapping, chunk_tokens=0): None for each in case.colocated}
     if case.prefill_at is case.at:
-        table = Mapping.stack(list({**sides[0], **sides[1], **both}))
-        return table, table
+        every = list({**sides[0], **sides[1], **both})
+        decoding = [each for each in every if each.pcp == 1]
+        return Mapping.stack([*decoding, *(each for each in every if each.pcp > 1)]), Mapping.stack(decoding)
     return Mapping.stack(list(sides[0])), Mapping.stack(list(sides[1]))
 
 
@@ -133,10 +137,10 @@ def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tup
 def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) -> Work | None:
     """The work at other lengths; None where the model takes none so long, or they are too short."""
     law = plan.work.lengths
-    new = law.at(round(law.mean_isl * isl), round(law.mean_osl * osl))
-    if new.mean_osl < LEAST_OSL or new.mean_isl + new.mean_osl > cases[0].at.model.max_context:
+    new_isl, new_osl = round(law.mean_isl * isl), round(law.mean_osl * osl)
+    if new_isl < LEAST_ISL or new_osl < LEAST_OSL or new_isl + new_osl > cases[0].at.model.max_context:
         return None
-    return replace(plan.work, lengths=new)
+    return replace(plan.work, lengths=law.at(new_isl, new_osl))
 
 
 _Winner = tuple[Mode | None, str]

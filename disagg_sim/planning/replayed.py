@@ -8,6 +8,7 @@ from dataclasses import replace
 from disagg_sim.domain import Mode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import Reuse, TrafficCase
+from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
@@ -16,6 +17,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.lengths import EVEN_RANKS
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 
@@ -33,7 +35,15 @@ def slo_of(design: Design) -> Slo:
 
 
 def run_options(design: Design, max_nic: float | None) -> RunOptions:
-    """The network of a design, of which so much bandwidth may be used [B/s], and its sessions with their tiers."""
+    """The network of a design, of which so much bandwidth may be used [B/s], and its sessions with their tiers.
+
+    ``InputError`` for a routing to DP ranks that simulations do not play.
+    """
+    if design.work.lengths.rank_imbalance not in ("", LEAST_LOAD):
+        raise InputError(
+            f"rank_imbalance {design.work.lengths.rank_imbalance}: plan --simulate sends each request to the DP rank "
+            f"with the least load; allowed with it: {EVEN_RANKS}, {LEAST_LOAD}; without --simulate any"
+        )
     options, cached = RunOptions(link=_link_of(design, max_nic)), design.work.lengths.cached
     if cached is None:
         return options

@@ -95,7 +95,7 @@ class Cluster:
         self.outages: Outages | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
         self._feed: Feed | None = None  # where the kernel places requests by itself
-        self._absent = 0  # requests that never come [request]
+        self._due = len(clients.timed) + len(clients.at_once)  # requests that have come or are sure to come [request]
         self._looks = 0  # of the policy, so far
         self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
         self._pool, self._widest = roster.decode[:0], 0  # prefill instances, and what the largest of them holds [token]
@@ -167,14 +167,18 @@ class Cluster:
     def at_work(self) -> bool:
         """Whether anything can still happen to a request."""
         return (
-            self.view.arrived + self._absent < self.requests
-            or self.link.in_flight > 0
-            or self.transfers.waiting > 0
+            self.view.arrived < self._due
+            or ((self.link.in_flight > 0 or self.transfers.waiting > 0) and not self._cut_off)
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
             or (self.view.shared_requests > 0 and (self._ticks or self.batches.wakes))
             or (self.outages is not None and self.outages.restarts(self) > 0 and self.recovery.waits)
         )
+
+    @property
+    def _cut_off(self) -> bool:
+        """Whether no cache moves any more: a link is down for good, and nothing else is on its way."""
+        return self.outages is not None and self.outages.links_lost(self) and not self.link.moves
 
     # --- source of the engine -----------------------------------------------------------------------------------
 
@@ -333,8 +337,7 @@ class Cluster:
     def _end_early(self, request: int, among: list[int]) -> None:
         """A request ends without its last token, and so do those that never come because of it."""
         first = self.state.first_number.get(request, request)
-        among += [request, *(absent := self._clients.dropped(first))]
-        self._absent += len(absent)
+        among += [request, *self._clients.dropped(first)]
         self._over(request)
 
     def _finish(self, request: int, instance: int) -> None:
@@ -347,6 +350,7 @@ class Cluster:
         """A request has ended, which may bring another."""
         request = self.state.first_number.get(request, request)
         if (coming := self._clients.following(request)) is not None:
+            self._due += 1
             self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._come, coming.request)
 
     def _come(self, request: int) -> None:

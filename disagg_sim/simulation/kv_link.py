@@ -153,6 +153,11 @@ class KvLink:
         """Transfers. [1]"""
         return self._wires.in_flight
 
+    @property
+    def moves(self) -> bool:
+        """Whether a transfer will end, or rates are to be shared anew."""
+        return self._wires.moves
+
     def join(self, bandwidth: float, latency_s: float | None = None, gpus: int = 1) -> None:
         """Add the next instance [B/s], by default with the latency of all; of two that differ the larger counts. [s]
 

@@ -55,6 +55,7 @@ class Outages:
             nodes = int(self._node_of[-1]) + 1
         self.happened: list[Failure] = []
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]
+        self._until: dict[int, float] = {}  # when the link of an instance is up again after the last of them [s]
         self._awaited = {id(cluster): 0 for cluster in clusters}  # restarts to come [1]
         count = {"gpu": sum(gpus), "node": nodes, "instance": len(self._instances), "link": len(self._instances)}
         for event in failures.events:
@@ -79,6 +80,11 @@ class Outages:
     def restarts(self, cluster: Cluster) -> int:
         """Instances of a cluster that will serve again. [1]"""
         return self._awaited[id(cluster)]
+
+    def links_lost(self, cluster: Cluster) -> bool:
+        """Whether a link of a cluster is down for good, and none of its links is to come up again."""
+        own = [until for number, until in self._until.items() if self._there(number)[0] is cluster]
+        return math.inf in own and not any(self._engine.now <= until < math.inf for until in own)
 
     @property
     def _at_work(self) -> bool:
@@ -179,6 +185,7 @@ class Outages:
     def _cut(self, number: int, share: float, until: float) -> None:
         """The link of an instance keeps a share of its bandwidth."""
         self._down[number] = serial = self._down.get(number, 0) + 1
+        self._until[number] = until
         cluster, instance = self._there(number)
         cluster.link.limit(instance, share)
         if until < math.inf:

@@ -12,7 +12,7 @@ from disagg_sim.cli.main import app, run
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import assurance
-from disagg_sim.planning.flips import flips
+from disagg_sim.planning.flips import _kept, flips
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
@@ -288,3 +288,32 @@ def test_modes_that_are_as_good_are_told_so(twenty):
     equal = verdict(replace(twenty, gain=1.0, best=twenty.other, other=twenty.best), None)
     assert equal[-1] == "co-located is named first: one pool, and no caches to move"
     assert "EITHER" not in verdict(twenty, replace(odds, probability=0.9))[0]
+
+
+def test_flips_are_asked_where_ranks_share_prompts():
+    """Pools that decode share no prompt: their mappings are those of prefill without them."""
+    options = PlanOptions(max_pcp=2)
+    ask = ("llama_3_1_70b", "h100_sxm", ds.lengths(4096, 256))
+    found = ds.plan(*ask, rate=10, options=options)
+    (case,) = found.cases
+    prefill, decode = _kept(case)
+    assert (prefill.pcp > 1).any()
+    assert (decode.pcp == 1).all()
+    flip = next(each for each in flips(found) if each.axis == "ttft")
+    assert ds.plan(*ask, ttft=flip.value, rate=10, options=options).best.mode == flip.mode != found.best.mode
+
+
+@pytest.mark.parametrize("isl", [1, 2])
+def test_flips_of_the_shortest_prompts_ask_for_none_without_a_token(isl):
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(isl, 128), rate=10)
+    assert all(flip.value >= 1 for flip in flips(found) if flip.axis == "isl")
+
+
+def test_a_routing_that_is_not_played_is_refused_by_a_simulation():
+    """Simulated requests go to the DP rank with the least load."""
+    ask = {"ttft": "2 s", "rate": 10}
+    drawn = ds.plan(
+        "llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), **ask, options=PlanOptions(rank_imbalance="random")
+    )
+    with pytest.raises(InputError, match=r"rank_imbalance random: .* allowed with it: even, least_load"):
+        prove(drawn, adapt=False)

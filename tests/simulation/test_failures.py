@@ -179,6 +179,48 @@ def test_a_failed_link_holds_up_what_is_on_its_way(share, landed):
     assert r.decode_start_s[0] == pytest.approx(landed)
 
 
+@pytest.mark.parametrize(
+    "failures", [{"link_mtbf_s": 5.0}, {"events": (FailureEvent(at_s=4.5, kind="link", number=0),)}]
+)
+def test_a_run_ends_where_a_link_is_down_for_good(failures):
+    """What the other pair serves is completed; caches that wait for the link are never handed over."""
+    options = replace(PLAIN, failures=Failures(link_down_s=NEVER, **failures))
+    result = one_each([(float(second), 100, 4) for second in range(12)], options, "round_robin", prefill=2, decode=2)
+    assert set(result.requests.status.tolist()) == {Outcome.COMPLETED, Outcome.UNFINISHED}
+    assert result.failures[0].until_s == NEVER
+
+
+def test_a_link_that_comes_up_again_beside_one_that_does_not_brings_its_caches_on():
+    """Each prefill instance takes one request; the second link is back at 9 s, long after all else has happened."""
+    events = (
+        FailureEvent(at_s=0.2, kind="link", number=0, lasts_s=NEVER),
+        FailureEvent(at_s=0.2, kind="link", number=1, lasts_s=8.8),
+    )
+    options = replace(PLAIN, failures=Failures(events=events))
+    r = one_each([(0.0, 1000, 2)] * 2, options, "round_robin", prefill=2, decode=2).requests
+    assert r.status.tolist() == [Outcome.UNFINISHED, Outcome.COMPLETED]
+    assert r.decode_start_s[1] > 9.0
+
+
+@pytest.mark.parametrize(
+    ("failures", "parts"),
+    [
+        (
+            Failures(events=(FailureEvent(at_s=1.0, kind="link", number=0),), link_down_s=NEVER),
+            {"prefill": 1, "decode": 1},
+        ),
+        (
+            Failures(events=(FailureEvent(at_s=1.0, kind="instance", number=0),), restart_s=NEVER, migration_limit=9),
+            {"colocated": 1},
+        ),
+    ],
+)
+def test_a_closed_loop_ends_where_nothing_comes_back(failures, parts):
+    options = replace(PLAIN, concurrency=4, failures=failures)
+    status = one_each([(0.0, 10, 400)] * 20, options, "vllm" if "colocated" in parts else "disaggregated", **parts)
+    assert (status.requests.status == Outcome.UNFINISHED).any()
+
+
 def test_gpus_fail_at_the_rate_that_is_asked_for():
     """Of 8 GPUs with a mean time of 40 s between failures, some one fails every 5 s."""
     requests = [(second, 10, 2) for second in range(4000)]

@@ -68,6 +68,12 @@ class Wires:
         return self._moving.item()  # type: ignore[no-any-return]
 
     @property
+    def moves(self) -> bool:
+        """Whether a transfer will end, or rates are to be shared anew."""
+        ends = self.in_flight > 0 and self.transfers["end_s"][self._heap[0]] < np.inf
+        return bool(ends or self.row["share_s"][0] < np.inf)
+
+    @property
     def waiting(self) -> int:
         """Hand-overs that wait for blocks of their receivers, under ``pull``. [1]"""
         return self._waiting.item()  # type: ignore[no-any-return]
