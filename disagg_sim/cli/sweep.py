@@ -43,7 +43,7 @@ def sweep(
         bool, typer.Option("--overwrite", help="Replace the results of another sweep in the directory.")
     ] = False,
     uncertainty: Annotated[
-        bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, a band in the figures.")
+        bool, typer.Option("--uncertainty", help="Add error bars: uncertainty.csv, gain.csv, bands in figures.")
     ] = False,
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write tables and summary only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
@@ -69,7 +69,7 @@ def compute(plan: SweepPlan, out: Path, workers: Workers, *, figures: bool, over
     """Compute the sweep, and say in one line what came out."""
     told = listener()
     result = run_sweep(plan, out, jobs=workers, listener=told, overwrite=overwrite, outside=True)
-    fidelity = fidelity_of(result, out, error_bars=error_bars, jobs=workers)
+    fidelity = fidelity_of(result, out, error_bars=error_bars or plan.spec.uncertainty, jobs=workers)
     write_fidelity(fidelity, out)
     write_summary(result, out, figures=figures, fidelity=fidelity)
     result.require()

@@ -1,28 +1,35 @@
-"""Plot every case of a sweep (frontiers of all modes, KV-transfer bandwidth, prefill:decode ratio), and overviews."""
+"""Plot every case of a sweep (frontiers of all modes, KV-transfer bandwidth, prefill:decode ratio), and overviews.
+
+Past 400 lines: the pictures share their styles and labels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from disagg_sim.atomic import written
 from disagg_sim.domain import Mode
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
+from disagg_sim.search.front import best_from
 from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.fidelity import SPEEDS
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.store import Store
@@ -30,10 +37,10 @@ from disagg_sim.units import GB
 
 #: Okabe and Ito's palette, which colour-blind readers tell apart; marks differ too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", ":", "-.")
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
 TITLE_WIDTH = 92  # characters of a line
-LONG_LABEL = 48  # characters from which a legend stands below the picture
+_INVISIBLE = 0.01  # relative distance of curves that no reader of a picture sees [1]
 CLOUD = "#BBBBBB"
 CLOUD_POINTS = 6000  # drawn of a case's points off the frontier, evenly taken
 X = "tokens_per_s_per_user"
@@ -92,14 +99,22 @@ class CaseFigures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The frontiers of a case in a picture that compares cases."""
+
+    label: str
+    modes: tuple[tuple[bool, pd.DataFrame], ...]  # (whether disaggregated, best of these modes at every speed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Overview:
-    """The frontiers of one model and traffic in all cases of a sweep."""
+    """The frontiers of one model in all cases of a sweep, a panel for each traffic."""
 
     path: Path
     title: str
     y: str  # column of the throughput
     y_label: str
-    frontiers: tuple[tuple[str, pd.DataFrame], ...]  # (label, frontier)
+    panels: tuple[tuple[str, tuple[Curve, ...]], ...]  # (traffic, curves)
 
 
 def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None) -> int:
@@ -163,33 +178,61 @@ def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
     return [
         Overview(
             path=root / "figures" / name,
-            title=f"{items[0].case.model}, {_traffic_shown(items)} tokens ({items[0].case.profile})\n"
-            f"{_modes_shown(items)} frontiers of all cases",
+            title=items[0].case.model,
             y=items[0].y,
             y_label=Y_LABELS[items[0].case.per],
-            frontiers=tuple((_curve_label(item, items), item.fronts[0][1]) for item in items),
+            panels=_panels(items),
         )
         for name, items in groups.items()
         if len(items) > 1
     ]
 
 
-def _modes_shown(items: Iterable[CaseFigures]) -> str:
-    return " or ".join(dict.fromkeys(MODE_TEXT[item.fronts[0][0]] for item in items))
+def _panels(items: Sequence[CaseFigures]) -> tuple[tuple[str, tuple[Curve, ...]], ...]:
+    """Curves by traffic; what cannot be told apart is one curve with the labels of all."""
+    found: dict[str, list[Curve]] = {}
+    for item in items:
+        split = [front for mode, front in item.fronts if mode == Mode.DISAGGREGATED]
+        shared = [front for mode, front in item.fronts if mode != Mode.DISAGGREGATED]
+        modes = tuple((bool(mine is split), _best_of(mine, item.y)) for mine in (split, shared) if mine)
+        curves, label = found.setdefault(str(item.case.traffic), []), _curve_label(item, items)
+        for place, other in enumerate(curves):
+            if _alike(other.modes, modes, item.y):
+                curves[place] = replace(other, label=f"{other.label} or {label}")
+                break
+        else:
+            curves.append(Curve(label, modes))
+    return tuple((traffic, tuple(curves)) for traffic, curves in found.items())
 
 
-def _traffic_shown(items: Iterable[CaseFigures]) -> str:
-    return " and ".join(dict.fromkeys(str(item.case.traffic) for item in items))
+def _best_of(fronts: Sequence[pd.DataFrame], y: str) -> pd.DataFrame:
+    """The frontier of several modes together."""
+    points = pd.concat([front[[X, y]] for front in fronts], ignore_index=True)
+    points = points[points[y] >= best_from(points[X], points[y], points[X])]
+    return points.sort_values(X, ignore_index=True)
+
+
+def _alike(some: Sequence[tuple[bool, pd.DataFrame]], others: Sequence[tuple[bool, pd.DataFrame]], y: str) -> bool:
+    """Whether no reader of a picture could tell the curves apart."""
+    if [split for split, _ in some] != [split for split, _ in others]:
+        return False
+    for (_, one), (_, other) in zip(some, others, strict=True):
+        grid = np.union1d(one[X], other[X])
+        heights = [best_from(curve[X].to_numpy(), curve[y].to_numpy(), grid) for curve in (one, other)]
+        ends = [curve[X].max() for curve in (one, other)]
+        reached = grid <= min(ends)
+        same = np.abs(np.log(heights[0][reached] / heights[1][reached])) < _INVISIBLE
+        if not same.all() or abs(ends[0] - ends[1]) > _INVISIBLE * max(ends):
+            return False
+    return True
 
 
 def _curve_label(item: CaseFigures, among: Iterable[CaseFigures]) -> str:
-    """Label of a curve: the traffic, axes and systems that differ between curves."""
+    """Label of a curve: systems, and the axes that differ between curves."""
     others = [other.case for other in among]
-    alike = len({other.traffic for other in others}) == 1
     shared = {tag for tag in item.case.tags if all(tag in other.tags for other in others)}
     tags = ", ".join(tag_text(tag) for tag in item.case.tags if tag not in shared)
-    parts = ["" if alike else str(item.case.traffic), pools_text(item.case.pools), tags]
-    return ", ".join(part for part in parts if part) + _marked(item.inherited)
+    return ", ".join(part for part in (pools_text(item.case.pools), tags) if part) + _marked(item.inherited)
 
 
 def _marked(inherited: bool) -> str:
@@ -333,22 +376,49 @@ def _ratio(task: CaseFigures, front: pd.DataFrame) -> None:
 
 
 def _overview(task: Overview) -> None:
+    labels = list(dict.fromkeys(curve.label for _, curves in task.panels for curve in curves))
+    columns = min(len(task.panels), 2)
+    rows = -(-len(task.panels) // columns)
     with mpl.rc_context(STYLE):
-        figure, axes = _axes(task.title, X_LABEL, task.y_label + ", log scale")
-        for number, (label, front) in enumerate(task.frontiers):
-            colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]
-            line = LINES[number // len(COLOURS) % len(LINES)]
-            axes.plot(front[X], front[task.y], line + mark, color=colour, markersize=4, label=label)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-        axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in "25" else ""))
-        axes.set_xlim(left=0)
-        if len(task.frontiers) > len(COLOURS) or max(len(label) for label, _ in task.frontiers) > LONG_LABEL:
-            figure.set_figheight(figure.get_figheight() + 0.2 * len(task.frontiers))
-            figure.legend(loc="outside lower left", fontsize=9.0)
-        else:
-            axes.legend(loc="best")
+        figure = blank_figure((6.4 * columns, 4.4 * rows + 0.24 * len(labels) + 0.6))
+        panels = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        for axes, (traffic, curves) in zip(panels.flat, task.panels, strict=False):
+            axes.set_title(f"{task.title}, {traffic} tokens in/out", loc="left")
+            for curve in curves:
+                place = labels.index(curve.label)
+                colour, mark = COLOURS[place % len(COLOURS)], MARKS[place // len(COLOURS) % len(MARKS)]
+                for split, front in curve.modes:
+                    line = "-" if split else (0, (4, 2))
+                    every = {"marker": mark, "markevery": 0.12} if len(labels) > len(COLOURS) else {}
+                    axes.plot(front[X], front[task.y], linestyle=line, color=colour, **every)
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axes.set_xlim(left=0)
+            for speed in SPEEDS:  # of the tables
+                if speed < axes.get_xlim()[1]:
+                    axes.axvline(speed, color="#888888", linewidth=0.9, linestyle=":", zorder=1)
+            axes.set_xlabel(X_LABEL)
+            axes.yaxis.set_tick_params(labelleft=True)
+        for axes in panels.flat[len(task.panels) :]:
+            axes.set_visible(False)
+        for row in panels:
+            row[0].set_ylabel(task.y_label + ", log scale")
+        figure.legend(handles=_legend(task, labels), loc="outside lower left", ncols=2)
         save_png(figure, task.path)
+
+
+def _legend(task: Overview, labels: Sequence[str]) -> list[Line2D]:
+    """Colours of the cases, then the lines of the modes, those that are drawn."""
+    drawn = {split for _, curves in task.panels for curve in curves for split, _ in curve.modes}
+    modes: list[tuple[str, bool, Any]] = [("disaggregated", True, "-"), ("best co-located", False, (0, (4, 2)))]
+    handles = [
+        Line2D([], [], color=COLOURS[place % len(COLOURS)], linewidth=3.0, label=label)
+        for place, label in enumerate(labels)
+    ]
+    for name, split, line in modes:
+        if split in drawn:
+            handles.append(Line2D([], [], color="#444444", linestyle=line, label=name))
+    return handles
 
 
 def _cloud(task: CaseFigures) -> pd.DataFrame:

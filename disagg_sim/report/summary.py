@@ -1,90 +1,43 @@
-"""Write ``summary.md``, the first file to read of a sweep."""
+"""Write ``summary.md``, the first file to read of a sweep: which mode is better where, by how much, and how sure."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from disagg_sim.atomic import write_text
-from disagg_sim.certainty.extrapolation import tally_of
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
-from disagg_sim.certainty.trust import MEANING, Trust
 from disagg_sim.domain import Mode
+from disagg_sim.report.designs import UNITS, designs_text
+from disagg_sim.report.verdicts import EITHER, LEAST_GAIN, LEAST_PROBABILITY, SHARED, SPLIT, Verdict, verdict_of
 from disagg_sim.report.words import (
     MODE_TEXT,
-    case_title,
-    decode_parts_text,
     drafts_text,
     mapping_text,
+    markdown_table,
     overview_name,
     pools_text,
     prefill_text,
-    ratio_text,
-    records,
-    tags_text,
+    tag_text,
+    throughput_text,
 )
-from disagg_sim.search.layouts import EVIDENCE, SERVED
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
-from disagg_sim.serving.pool_frontier import GPUS
-from disagg_sim.sweep.cases import Case
-from disagg_sim.sweep.fidelity import CaseFidelity
-from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult
+from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
+from disagg_sim.sweep.results import CaseResult, SweepResult
 from disagg_sim.sweep.spec import Limits, SweepSpec
-from disagg_sim.sweep.tally import ABOVE_NIC
 from disagg_sim.units import GB, MS
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-#: Cell of a table where a frontier does not reach so far.
-NOT_REACHED = "–"
-INTERACTIVITIES = (20.0, 50.0, 100.0)  # [token/s]
-X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
-#: Kinds of extrapolation that a summary names.
-MOST_KINDS = 6
-#: What a table of throughput counts in.
-UNITS = {"gpu": "tokens/s/GPU", "usd": "tokens/USD", "watt": "tokens/J", "joule": "tokens/J drawn"}
-POOL_COLUMNS = (
-    "decode mapping",
-    "decode batch",
-    "prefill mapping",
-    "prefill batch",
-    "prefill : decode instances×GPUs",
-    "GPU ratio",
-    "GPUs",
-    "requests/s",
-    "FTL [s]",
-    "with slot wait [s]",
-    "TTL [ms]",
-    "egress [GB/s]",
-    "ingress [GB/s]",
-    "bound",
-    "layouts",
-    "rests on",
-)
-SHARED_COLUMNS = (
-    "mapping",
-    "batch",
-    "prefill",
-    "GPUs",
-    "requests/s",
-    "FTL [s]",
-    "with slot wait [s]",
-    "TTL [ms]",
-    "largest gap [ms]",
-    "bound",
-    "layouts",
-    "rests on",
-)
+#: Columns of a table that name a case.
+_CASE = ("model", "system, precision", "tokens in/out", "case")
+_DEPLOYMENT = ("GPUs", "prefill", "decode", "TTFT [s]", "TPOT [ms]", "KV out/in [GB/s/GPU]", "layout", "evidence")
 
 
 def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:
-    """Write ``summary.md`` into ``root``.
+    """Write ``summary.md`` and ``designs.md`` into ``root``.
 
     Parameters
     ----------
@@ -113,32 +66,160 @@ def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: S
     '# Sweep `smoke`'
     """
     write_text(root / "summary.md", summary(result, figures=figures, fidelity=fidelity))
+    write_text(root / "designs.md", designs_text(result, figures=figures, fidelity=fidelity))
 
 
 def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:
-    """The text of ``summary.md``: best throughput, throughput at three interactivities, and how it is reached."""
-    spec, total = result.plan.spec, result.total
-    parts = [
-        f"# Sweep `{spec.name}`",
-        f"{len(result.cases)} cases, {total.computed:,} design points computed, {total.feasible:,} fit in memory. "
-        f"Profile `{spec.profile}`, matching `{spec.matching}`; {_limits(spec)}.",
-        "Throughput is output tokens per second over all GPUs, without queues. A row at an interactivity "
-        "shows the frontier point of highest throughput that gives every user at least that many tokens per second.",
-        "`rests on` shares out the throughput of a row by what the times behind it rest on: "
-        + "; ".join(f"**{label}**: {meaning}" for label, meaning in MEANING.items() if label != Trust.MEASURED)
-        + ".",
-        _overview(result),
-    ]
-    if said := _without_one_gpu_stages(result):
-        parts.append(said)
-    if any(case.inherited_fits for case in result.cases):
-        parts.append("\\* some efficiencies are inherited from another system's fits; the case's section names them.")
-    if figures:
-        shown = Counter(overview_name(case.plan.case) for case in result.cases if not case.verdict)
-        parts += [f"![{name}](figures/{name})" for name, count in shown.items() if count > 1]
+    """The text of ``summary.md``: the better mode at three speeds, pictures, throughput, what to deploy."""
     known = {each.case: each for each in fidelity}
-    parts += [_section(case, known.get(case.plan.case.name), figures=figures) for case in result.cases]
+    verdicts = {
+        item.plan.case.name: [verdict_of(item, known.get(item.plan.case.name), speed) for speed in SPEEDS]
+        for item in result.cases
+    }
+    parts = [f"# Sweep `{result.plan.spec.name}`"]
+    parts += [*_better(result, verdicts)] if _compared(result) else []
+    parts += _pictures(result) if figures else []
+    parts += _stopped(result)
+    parts += [_throughput(result), *_deployments(result, verdicts), _made(result)]
     return "\n\n".join(parts) + "\n"
+
+
+def _compared(result: SweepResult) -> bool:
+    """Whether some case has disaggregated and co-located designs."""
+    return any(len({mode.mode == Mode.DISAGGREGATED for mode in item.found}) > 1 for item in result.cases)
+
+
+def _better(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> Iterable[str]:
+    """The table that a reader decides by, and how it is read."""
+    told = [each for item in result.cases for each in verdicts[item.plan.case.name] if each.leads]
+    counts = Counter(each.better for each in told)
+    yield (
+        f"**Disaggregated or co-located?** Of {len(told)} comparisons disaggregated is better in {counts[SPLIT]}, "
+        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do."
+    )
+    sure = not all(math.isnan(each.probability) for each in told)
+    unit, more = UNITS[result.plan.spec.per], "How sure this is was not computed: `--uncertainty` adds it."
+    if sure:
+        more = "in brackets where that ratio lies with 80 %; last the probability that this mode is better at all."
+    yield f"A cell: the better mode; its {unit} over the other's{'; ' if sure else '. '}{more}"
+    rows = [[each.text for each in verdicts[item.plan.case.name]] for item in result.cases]
+    yield _by_case(result, [f"{speed:g} tokens/s/user" for speed in SPEEDS], rows, numbers=0)
+    simpler = f"**either** is less than {LEAST_GAIN - 1:.0%} apart".replace("%", " %")
+    if sure:
+        simpler += f", or less than {100 * LEAST_PROBABILITY:.0f} % sure"
+    yield f"{simpler}: take the simpler one, co-located; behind the colon the mode that leads. – is out of reach."
+
+
+def _by_case(result: SweepResult, columns: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: int) -> str:
+    """A table with a row a case; cases that differ in an axis that changes no cell share a row."""
+    tags = [item.plan.case.tags for item in result.cases]
+    common = set(tags[0]).intersection(*tags[1:]) if tags else set()
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for item, own in zip(result.cases, cells, strict=True):
+        case = item.plan.case
+        systems = pools_text(case.pools) + (" \\*" if item.inherited_fits else "")
+        text = ", ".join(tag_text(tag) for tag in case.tags if tag not in common)
+        rows.setdefault((case.model, systems, str(case.traffic), *own), []).append(text)
+    tagged = any(any(texts) for texts in rows.values())
+    head = [*_CASE[:3], *_CASE[3:] * tagged, *columns]
+    table = [[*key[:3], *[" or ".join(texts)] * tagged, *key[3:]] for key, texts in rows.items()]
+    return markdown_table(head, table, numbers=numbers)
+
+
+def _pictures(result: SweepResult) -> list[str]:
+    """One picture a model: the comparison of its cases, or the frontiers of its only one."""
+    shown: dict[str, list[CaseResult]] = {}
+    for item in result.cases:
+        if item.found:
+            shown.setdefault(overview_name(item.plan.case), []).append(item)
+    paths = [name if len(items) > 1 else f"{items[0].plan.case.name}/pareto.png" for name, items in shown.items()]
+    return [f"![{items[0].plan.case.model}](figures/{path})" for path, items in zip(paths, shown.values(), strict=True)]
+
+
+def _stopped(result: SweepResult) -> list[str]:
+    """Cases and modes without a result, and why."""
+    told = [
+        f"* {item.plan.case.name}{f', {MODE_TEXT[mode]}' if mode else ''}: {verdict}."
+        for item in result.cases
+        for mode, verdict in item.verdicts
+    ]
+    return ["No result:\n\n" + "\n".join(told)] if told else []
+
+
+def _throughput(result: SweepResult) -> str:
+    """The best of the disaggregated and of the co-located modes, at any speed and at three."""
+    both, cells = _compared(result), []
+    for item in result.cases:
+        found = [verdict_of(item, None, speed) for speed in (0.0, *SPEEDS)]
+        column = item.plan.case.throughput
+        kinds = (SPLIT, SHARED) if both else (SPLIT,) if result.plan.spec.modes[0] == Mode.DISAGGREGATED else (SHARED,)
+        cells.append([" / ".join(throughput_text(each.points[kind], column) for kind in kinds) for each in found])
+    spares = ", spares among the GPUs" * any(each.columns_of_spares for each in result.plan.spec.served)
+    title = f"Throughput [{UNITS[result.plan.spec.per]}{spares}]"
+    title += ", disaggregated / best co-located" * both + ", at the best and at a speed per user:"
+    table = _by_case(result, ["best", *(f"at {speed:g}" for speed in SPEEDS)], cells, numbers=1 + len(SPEEDS))
+    marked = any(item.inherited_fits for item in result.cases)
+    note = "\n\n\\* some fits are inherited from another system; `designs.md` names them." if marked else ""
+    return f"## Throughput\n\n{title}\n\n{table}{note}"
+
+
+def _deployments(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> Iterable[str]:
+    """What to deploy for each case and speed: the design of the better mode."""
+    rows: dict[tuple[str, ...], None] = {}
+    for item in result.cases:
+        case = item.plan.case
+        for speed, verdict in zip(SPEEDS, verdicts[case.name], strict=True):
+            point = verdict.take
+            if point is not None:
+                first = case.model, pools_text(case.pools), str(case.traffic), f"{speed:g}"
+                rows[(*first, throughput_text(point, case.throughput), *_cells(point))] = None
+    if rows:
+        head = [*_CASE[:3], "at [tokens/s/user]", UNITS[result.plan.spec.per], *_DEPLOYMENT]
+        yield "## What to deploy"
+        yield (
+            "The design of the better mode, where either will do the co-located one, with the fewest GPUs that balance "
+            "its pools; N × is the number of instances. `designs.md` has every mode, with its bounds and ratios."
+        )
+        yield markdown_table(head, list(rows))
+
+
+def _cells(point: Mapping[str, Any]) -> list[str]:
+    """The deployment of a point."""
+    decode = f"{int(point['decode_instances'])} × {mapping_text(point, 'decode')}{drafts_text(point)}"
+    decode += f", batch {int(point['decode_batch'])}"
+    prefill, wire = prefill_text(point), "–"
+    if point["mode"] == Mode.DISAGGREGATED:
+        chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
+        prefill = f"{int(point['prefill_instances'])} × {mapping_text(point, 'prefill')}{chunk}"
+        prefill += f", batch {int(point['prefill_batch'])}"
+        wire = " / ".join(f"{point[f'kv_{side}_bytes_per_s_per_gpu'] / GB:.2g}" for side in ("egress", "ingress"))
+    else:
+        prefill = f"in the same instances: {prefill}"
+    return [
+        f"{int(point['total_gpus'])}",
+        prefill,
+        decode,
+        f"{point['ftl_s']:.2f}",
+        f"{point['ttl_s'] / MS:.1f}",
+        wire,
+        level(str(point[EVIDENCE_COLUMN])),
+        str(point[TRUST_COLUMN]),
+    ]
+
+
+def _made(result: SweepResult) -> str:
+    """What was computed, under which limits, and where the rest stands."""
+    spec, total = result.plan.spec, result.total
+    return (
+        f"## What stands behind it\n\n{len(result.cases)} cases, {total.computed:,} design points, "
+        f"{total.feasible:,} of them fit in memory; profile `{spec.profile}`, matching `{spec.matching}`; "
+        f"{_limits(spec)}. Throughput is output tokens per second over all GPUs, without queues: of the designs that "
+        "give every user at least so many tokens per second the one of highest throughput. Co-located is the better of "
+        "two modes: prompts between decode steps, and prompts in chunks inside them (piggybacked).\n\n"
+        "* `designs.md`: of every case the designs of each mode, bounds, KV bandwidth, evidence of layouts, fits\n"
+        "* `frontier.csv`: every point of every frontier; `points/`: all points; `infeasible.csv`: what was rejected\n"
+        "* `disagg-sim report DIR`: one page to look around in; `disagg-sim explain DIR --best`: a design taken apart"
+    )
 
 
 def _limits(spec: SweepSpec) -> str:
@@ -155,237 +236,3 @@ def _limits_text(limits: Limits, ftl: str) -> str:
     rules += "" if limits.one_gpu_stages else ", no pipelines of one-GPU stages"
     nic = "" if math.isinf(limits.nic_limit) else f"KV transfer at most {limits.nic_limit / GB:g} GB/s per GPU, "
     return f"FTL at most {ftl} s, {ttl}{nic}at most {limits.gpu_cap} GPUs a deployment{rules}"
-
-
-def _overview(result: SweepResult) -> str:
-    per = result.plan.spec.per
-    tagged = any(case.plan.case.tags for case in result.cases)
-    head = ["model", "systems and precision", "ISL/OSL", *["case"] * tagged, "mode", "best"]
-    head += [f"at {x:g}" for x in INTERACTIVITIES]
-    rows = []
-    for item in result.cases:
-        case = item.plan.case
-        systems = pools_text(case.pools) + (" \\*" if item.inherited_fits else "")
-        first = [case.model, systems, str(case.traffic), *[tags_text(case)] * tagged]
-        for mode in item.modes:
-            best = (mode.at(0.0), *(mode.at(x) for x in INTERACTIVITIES))
-            rows.append([*first, MODE_TEXT[mode.mode], *(_throughput(point, case.throughput) for point in best)])
-    spares = ", spares among the GPUs" * any(each.columns_of_spares for each in result.plan.spec.served)
-    title = f"Throughput [{UNITS[per]}{spares}], best and at 20, 50 and 100 tokens/s/user:"
-    return f"{title}\n\n{_table(head, rows, numbers=4)}"
-
-
-def _without_one_gpu_stages(result: SweepResult) -> str:
-    """Throughput of the cases without pipelines of one-GPU stages over that of the same cases with them."""
-    apart = {case.plan.case.limits.one_gpu_stages for case in result.cases}
-    if apart != {True, False}:
-        return ""
-    with_them = {_twin(item): item for item in result.cases if item.plan.case.limits.one_gpu_stages}
-    rows = []
-    for item in result.cases:
-        other, case = with_them.get(_twin(item)), item.plan.case
-        if case.limits.one_gpu_stages or other is None:
-            continue
-        for mode in item.found:
-            pair = next((each for each in other.found if each.mode == mode.mode), None)
-            if pair is not None:
-                points = [(mode.at(x), pair.at(x)) for x in (0.0, *INTERACTIVITIES)]
-                rows.append([case.model, pools_text(case.pools), str(case.traffic), MODE_TEXT[mode.mode]])
-                rows[-1] += [_share(mine, theirs, case.throughput) for mine, theirs in points]
-    head = ["model", "systems and precision", "ISL/OSL", "mode", "best", *(f"at {x:g}" for x in INTERACTIVITIES)]
-    shares = [float(cell) for row in rows for cell in row[-1 - len(INTERACTIVITIES) :] if cell != NOT_REACHED]
-    ends = f" ({min(shares):.2f} to {max(shares):.2f})" if shares else ""
-    title = (
-        "Pipelines of one-GPU stages are forecast to be the fastest prefill of many cases, and hardly any served run "
-        f"has checked them. Throughput without them over throughput with them{ends}, best and at 20, 50 and 100 "
-        "tokens/s/user:"
-    )
-    return f"{title}\n\n{_table(head, rows, numbers=4)}"
-
-
-def _twin(item: CaseResult) -> Any:
-    """The case, whether its pipelines may have stages of one GPU aside."""
-    case = item.plan.case
-    return replace(case, tags=(), limits=replace(case.limits, one_gpu_stages=True))
-
-
-def _share(mine: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None, column: str) -> str:
-    return NOT_REACHED if mine is None or theirs is None else f"{mine[column] / theirs[column]:.2f}"
-
-
-def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) -> str:
-    case = item.plan.case
-    parts = [f"## {case_title(case)}"]
-    if case.speculation:
-        tried = f", {' or '.join(map(str, case.draft_tokens))} drafts a step" if case.draft_tokens else ""
-        parts.append(f"Decode speculates: `{case.speculation}`{tried}.")
-    if item.inherited_fits:
-        parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
-    parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
-    if math.isfinite(case.limits.nic_limit):
-        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == Mode.DISAGGREGATED]
-    if gain := _gain(item):
-        parts.append(gain)
-    if item.found:
-        parts.append(_checked(item))
-    if fidelity is not None:
-        parts += [text for text in (_sure(fidelity), _extrapolated(fidelity)) if text]
-    parts += [_mode_table(mode, case) for mode in item.found]
-    if len(item.pools):
-        parts.append(_pools_table(item.pools, item.plan.case))
-    if figures and item.found:
-        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == Mode.DISAGGREGATED))
-        parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
-    return "\n\n".join(parts)
-
-
-def _removed_by_nic(item: ModeResult, limits: Limits) -> str:
-    prefill, decode = (item.removed.get(phase, {}).get(ABOVE_NIC, 0) for phase in ("prefill", "decode"))
-    return (
-        f"The NIC limit of {limits.nic_limit / GB:g} GB/s per GPU removed {prefill:,} prefill and {decode:,} decode "
-        "design points that fit in memory and meet the latency limits."
-    )
-
-
-def _gain(item: CaseResult) -> str:
-    """Throughput of disaggregated serving over the best co-located one, at the interactivities that both reach."""
-    pools = [mode for mode in item.found if mode.mode == Mode.DISAGGREGATED]
-    shared = [mode for mode in item.found if mode.mode != Mode.DISAGGREGATED]
-    if not pools or not shared:
-        return ""
-    column, told = item.plan.case.throughput, []
-    for x in (0.0, *INTERACTIVITIES):
-        ours, others = pools[0].at(x), [point for mode in shared if (point := mode.at(x)) is not None]
-        if ours is not None and others:
-            gain = ours[column] / max(point[column] for point in others)
-            told.append(f"{f'at {x:g} tokens/s/user' if x else 'at best'} {gain:.2f}")
-    return f"Disaggregated over the best co-located throughput: {', '.join(told)}." if told else ""
-
-
-def _checked(item: CaseResult) -> str:
-    """How many frontier points have layouts that served runs have checked, or that an engine can start."""
-    words = [str(text) for mode in item.found for text in mode.frontier[EVIDENCE_COLUMN]]
-    levels = Counter(map(level, words))
-    told = ", ".join(f"{levels[name]} {name}" for name in EVIDENCE if levels[name])
-    why = Counter(text.partition(": ")[2] for text in words if text != SERVED).most_common(MOST_KINDS)
-    kinds = f" ({'; '.join(f'{text}: {count}' for text, count in why)})" if why else ""
-    return f"Layouts of the {len(words)} frontier points: {told}{kinds}."
-
-
-def _sure(fidelity: CaseFidelity) -> str:
-    """How probable it is that disaggregation gains at all."""
-    told = [
-        f"at {row[X]:g} tokens/s/user {row['gain_p10']:.2f}-{row['gain_p90']:.2f}, above 1 in {row['probability']:.0%}"
-        for row in records(fidelity.gain)
-        if row[X] in INTERACTIVITIES
-    ]
-    return f"With its error bars, 80 % of all samples: {'; '.join(told)} of them (`gain.csv`)." if told else ""
-
-
-def _extrapolated(fidelity: CaseFidelity) -> str:
-    """How many frontier points rest on operators that nobody measured as they are used."""
-    if not len(fidelity.outside):
-        return ""
-    words = fidelity.outside["outside_calibration"]
-    some = int((words != "").sum())
-    if not some:
-        return "Every operator of every frontier point lies inside its calibrated range."
-    kinds = "; ".join(f"{kind} ({count})" for kind, count in tally_of(words)[:MOST_KINDS])
-    return (
-        f"{some} of {len(words)} frontier points rest on extrapolated operators: {kinds} (`outside_calibration.csv`)."
-    )
-
-
-def _mode_table(item: ModeResult, case: Case) -> str:
-    points = [("best throughput", item.at(0.0)), *((f"≥ {x:g} tokens/s/user", item.at(x)) for x in INTERACTIVITIES)]
-    points.append(("best interactivity", item.at(math.inf)))
-    own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
-    rows = [
-        [name, "not reached", *[""] * (len(own) + 1)]
-        if point is None
-        else [name, f"{point[X]:.1f}", _throughput(point, case.throughput), *cells(point)]
-        for name, point in points
-    ]
-    counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} matched"
-    if item.mode != Mode.DISAGGREGATED:
-        counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} within the limits"
-    text = MODE_TEXT[item.mode]
-    table = _table([text, "tokens/s/user", UNITS[case.per], *own], rows, numbers=0)
-    return f"{table}\n\n{counted}."
-
-
-def _pools_table(front: pd.DataFrame, case: Case) -> str:
-    """The frontier over further pools at the same interactivities, GPUs of every pool that some design has."""
-    rows = records(front.sort_values(case.throughput, ascending=False))
-    used = [name for name in GPUS if front[name].any()]
-    points = [("best throughput", 0.0), *((f"≥ {x:g} tokens/s/user", x) for x in INTERACTIVITIES)]
-    head = ["all pools", "tokens/s/user", UNITS[case.per], *(f"{name.removesuffix('_gpus')} GPUs" for name in used)]
-    head += ["prefill", "decode", "decode batch", "FTL [s]", "TTL [ms]"]
-    cells = []
-    for name, least in points:
-        point = next((row for row in rows if row[X] >= least), None)
-        if point is None:
-            cells.append([name, "not reached", *[""] * (len(head) - 2)])
-            continue
-        gpus = [f"{int(point[each])}" for each in used]
-        cells.append(
-            [name, f"{point[X]:.1f}", _throughput(point, case.throughput), *gpus, mapping_text(point, "prefill")]
-        )
-        cells[-1] += [decode_parts_text(point), f"{int(point['decode_batch'])}"]
-        cells[-1] += [f"{point['ftl_s']:.2f}", f"{point['ttl_s'] / MS:.1f}"]
-    return f"{_table(head, cells, numbers=0)}\n\n{len(front)} points on the frontier over all pools (`pools.csv`)."
-
-
-def _pool_cells(point: Mapping[str, Any]) -> list[str]:
-    chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
-    return [
-        mapping_text(point, "decode") + drafts_text(point),
-        f"{int(point['decode_batch'])}",
-        mapping_text(point, "prefill") + chunk,
-        f"{int(point['prefill_batch'])}",
-        ratio_text(point),
-        f"{point['ctx_gen_gpu_ratio']:.2f}",
-        *_deployment_cells(point),
-        f"{point['ftl_s']:.2f}",
-        f"{point['ftl_with_slot_wait_s']:.2f}",
-        f"{point['ttl_s'] / MS:.1f}",
-        f"{point['kv_egress_bytes_per_s_per_gpu'] / GB:.2f}",
-        f"{point['kv_ingress_bytes_per_s_per_gpu'] / GB:.2f}",
-        str(point["decode_bound"]),
-        str(point[EVIDENCE_COLUMN]),
-        str(point[TRUST_COLUMN]),
-    ]
-
-
-def _shared_cells(point: Mapping[str, Any]) -> list[str]:
-    return [
-        mapping_text(point, "decode") + drafts_text(point),
-        f"{int(point['decode_batch'])}",
-        prefill_text(point),
-        *_deployment_cells(point),
-        f"{point['ftl_s']:.2f}",
-        f"{point['ftl_with_slot_wait_s']:.2f}",
-        f"{point['ttl_s'] / MS:.1f}",
-        f"{point['ttl_largest_gap_s'] / MS:.1f}",
-        str(point["decode_bound"]),
-        str(point[EVIDENCE_COLUMN]),
-        str(point[TRUST_COLUMN]),
-    ]
-
-
-def _deployment_cells(point: Mapping[str, Any]) -> tuple[str, str]:
-    """GPUs of the deployment, both pools together, and the requests that it serves a second."""
-    return f"{int(point['total_gpus'])}", f"{point['request_rate_per_s']:.3g}"
-
-
-def _throughput(point: Mapping[str, Any] | None, column: str) -> str:
-    if point is None:
-        return NOT_REACHED
-    value = float(point[column])
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _table(head: list[str], rows: list[list[str]], *, numbers: int) -> str:
-    """A Markdown table; the last ``numbers`` columns are set flush right."""
-    rule = ["---"] * (len(head) - numbers) + ["--:"] * numbers
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -137,9 +137,8 @@ def case_title(case: Case) -> str:
 
 
 def overview_name(case: Case) -> str:
-    """File name of the picture that compares the cases of a model and traffic."""
-    isl, osl = case.traffic.shape
-    return f"{case.model}-{isl}-{osl}.png"
+    """File name of the picture that compares the cases of a model."""
+    return f"{case.model}.png"
 
 
 #: What a mode is called where people read it.
@@ -230,10 +229,70 @@ def ratio_text(point: Mapping[str, Any]) -> str:
 def prefill_text(point: Mapping[str, Any]) -> str:
     """How a co-located point prefills: ``up to 4 a pass, chunk 2048``, ``512 tokens in 25 % of the steps``."""
     if point["mixed_chunk_tokens"]:
-        return f"{point['mixed_chunk_tokens']:.0f} tokens in {point['mixed_step_share']:.0%} of the steps"
+        share = 100.0 * point["mixed_step_share"]
+        often = f"{share:.0f}" if share >= 1.0 else f"{share:.1g}"
+        return f"{point['mixed_chunk_tokens']:.0f} tokens in {often} % of the steps"
     chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     held = f", held back for up to {steps} steps" if (steps := int(point.get("hold_steps", 0))) else ""
     return f"up to {int(point['prefill_batch'])} a pass{chunk}{held}"
+
+
+#: Cell of a table where a frontier does not reach so far.
+NOT_REACHED = "–"
+
+
+def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
+    """Write the throughput of a point to three digits, or that a frontier has none.
+
+    Parameters
+    ----------
+    point
+        A row of a table of points; None = not reached.
+    column
+        Of its throughput. [token/s, token/USD or token/J]
+
+    Returns
+    -------
+    str
+        Whole numbers from 100 on.
+
+    Examples
+    --------
+    >>> throughput_text({"tokens_per_s_per_gpu": 1234.5}, "tokens_per_s_per_gpu"), throughput_text(None, "any")
+    ('1,234', '–')
+    """
+    if point is None:
+        return NOT_REACHED
+    value = float(point[column])
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
+    """Write a table of Markdown.
+
+    Parameters
+    ----------
+    head
+        Names of the columns.
+    rows
+        Cells, as many in each.
+    numbers
+        Columns, the last ones, that are set flush right. [1]
+
+    Returns
+    -------
+    str
+        A line a row.
+
+    Examples
+    --------
+    >>> print(markdown_table(["GPU", "W"], [["h100_sxm", "700"]], numbers=1))
+    | GPU | W |
+    | --- | --: |
+    | h100_sxm | 700 |
+    """
+    rule = ["---"] * (len(head) - numbers) + ["--:"] * numbers
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
 
 
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ from disagg_sim.sweep.store import Store
 
 #: Interactivities at which the gain of disaggregation is told. [token/s]
 GAIN_AT = (10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0)
+#: Those at which a summary compares modes. [token/s]
+SPEEDS = (20.0, 50.0, 100.0)
 #: Draws of an error bar. [1]
 SAMPLES = 1000
 _NOTHING = pd.DataFrame()

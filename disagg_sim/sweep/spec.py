@@ -173,6 +173,7 @@ class SweepSpec:
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
     served: tuple[AsServed, ...] = (NOTHING,)  # what counts beside steps and passes
     told: Told = OWN_COLUMNS  # what frontiers say beside their own columns
+    uncertainty: bool = False  # whether ``disagg-sim sweep`` adds error bars, as with ``--uncertainty``
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
@@ -330,6 +331,7 @@ class _File(ServedKeys):
     kv_tiers: TierKeys = ()
     rank_imbalance: Axis[Annotated[str, OneOf(RANK_IMBALANCES)]] = (EVEN_RANKS,)
     allow_long_context: bool = False
+    uncertainty: bool = False
 
     def spec(self, source: str) -> SweepSpec:
         """What the file says."""
@@ -365,6 +367,7 @@ class _File(ServedKeys):
             kv_tiers=self.kv_tiers,
             served=self.served,
             told=self.told,
+            uncertainty=self.uncertainty,
         )
 
 

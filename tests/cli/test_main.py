@@ -107,7 +107,8 @@ def test_a_sweep_writes_all_its_results(sweep_file: Path, tmp_path: Path, capsys
     for name in ("pareto", "kv_bandwidth", "ctx_gen_ratio"):
         picture = out / "figures" / case / f"{name}.png"
         assert picture.read_bytes().startswith(b"\x89PNG")
-        assert f"figures/{case}/{name}.png" in (out / "summary.md").read_text()
+        assert f"figures/{case}/{name}.png" in (out / "designs.md").read_text()
+    assert f"figures/{case}/pareto.png" in (out / "summary.md").read_text()
 
 
 def test_results_of_another_sweep_are_kept_unless_told_otherwise(

@@ -55,10 +55,10 @@ def test_the_gain_comes_with_its_probability(swept):
     assert (gain["gain_p10"] <= gain["gain_p90"]).all()
 
 
-def test_the_summary_says_what_rests_on_extrapolation(swept):
+def test_designs_say_what_rests_on_extrapolation(swept):
     """The system has no fits of its own: every point rests on those of another one."""
     root, _ = swept
-    text = (root / "out" / "summary.md").read_text()
+    text = (root / "out" / "designs.md").read_text()
     points = len(pd.read_csv(root / "out" / "frontier.csv"))
     assert f"{points} of {points} frontier points rest on extrapolated operators: " in text
     assert f"inherited from h100_sxm ({points})" in text
@@ -73,7 +73,7 @@ def test_every_point_of_a_frontier_says_what_it_rests_on(swept):
     shares = front["rests_on"].map(shares_of_text)
     assert (shares.map(lambda each: each[Trust.INHERITED]) > 0.5).all()
     assert shares.map(lambda each: sum(each.values())).between(0.95, 1.02).all()
-    assert str(front["rests_on"][0]) in (root / "out" / "summary.md").read_text()
+    assert str(front["rests_on"][0]) in (root / "out" / "designs.md").read_text()
 
 
 def test_elasticities_of_a_sweep(swept, capsys):

@@ -1,0 +1,129 @@
+"""Say of every case of a sweep which mode is the better one at a speed, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from disagg_sim.domain import Mode
+from disagg_sim.report.words import NOT_REACHED
+from disagg_sim.sweep.fidelity import CaseFidelity
+from disagg_sim.sweep.results import CaseResult
+
+#: Least gain and least probability with which one mode is called the better one. [1]
+LEAST_GAIN, LEAST_PROBABILITY = 1.1, 0.9
+SPLIT, SHARED, EITHER = "disaggregated", "co-located", "either"
+X = "tokens_per_s_per_user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The better mode of a case at a speed, as a summary says it."""
+
+    better: str  # ``SPLIT``, ``SHARED``, ``EITHER``, or "" where no mode is so fast
+    leads: str  # the mode with the higher throughput, or ""
+    gain: float  # its throughput over the other's; inf = the other is not so fast [1]
+    low: float  # 80 % band of the gain; NaN = no error bars [1]
+    high: float
+    probability: float  # that the mode which leads is the better one; NaN = no error bars [1]
+    points: Mapping[str, Mapping[str, Any] | None]  # best point of ``SPLIT`` and of ``SHARED``
+
+    @property
+    def text(self) -> str:
+        """A cell: ``**disaggregated** 2.6× (1.68–3.2), 99 %``."""
+        if not self.leads:
+            return NOT_REACHED
+        sure = "" if math.isnan(self.probability) else f", {_percent(self.probability)}"
+        band = "" if math.isnan(self.low) else f" ({_times(self.low)}–{_times(self.high)})"
+        told = f"{_times(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone is so fast{sure}"
+        return f"**{self.better}** {told}" if self.better == self.leads else f"either: {self.leads} {told}"
+
+    @property
+    def take(self) -> Mapping[str, Any] | None:
+        """The design to deploy: of the better mode; where either will do, the co-located one, which is simpler."""
+        chosen = self.points[SPLIT if self.better == SPLIT else SHARED]
+        return chosen if chosen is not None or not self.leads else self.points[self.leads]
+
+
+def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) -> Verdict:
+    """Compare the modes of a case at a speed.
+
+    Parameters
+    ----------
+    item
+        With disaggregated and co-located modes.
+    fidelity
+        Its error bars, if there are some.
+    speed
+        Least tokens per second and user. [token/s]
+
+    Returns
+    -------
+    Verdict
+        One mode is the better one from ``LEAST_GAIN`` on, and, where there are error bars, with
+        ``LEAST_PROBABILITY``.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> def mode(name, throughput):
+    ...     return SimpleNamespace(mode=name, at=lambda speed: {"tokens_per_s_per_gpu": throughput})
+    >>> case = SimpleNamespace(throughput="tokens_per_s_per_gpu")
+    >>> found = mode("disaggregated", 300.0), mode("colocated", 90.0), mode("piggyback", 100.0)
+    >>> verdict_of(SimpleNamespace(found=found, plan=SimpleNamespace(case=case)), None, 50.0).text
+    '**disaggregated** 3.0×'
+    """
+    column = item.plan.case.throughput
+
+    def best(*, split: bool) -> Mapping[str, Any] | None:
+        modes = [mode for mode in item.found if (mode.mode == Mode.DISAGGREGATED) == split]
+        there = [point for mode in modes if (point := mode.at(speed)) is not None]
+        return max(there, key=lambda point: point[column], default=None)
+
+    points = {SPLIT: best(split=True), SHARED: best(split=False)}
+    ours, theirs = ((0.0 if each is None else float(each[column])) for each in points.values())
+    nothing = math.nan, math.nan, math.nan
+    if not (ours or theirs):
+        return Verdict(
+            better="", leads="", gain=math.nan, low=math.nan, high=math.nan, probability=math.nan, points=points
+        )
+    low, high, sure = _bars(fidelity, speed) or nothing
+    leads, gain = (SPLIT, _ratio(ours, theirs)) if ours >= theirs else (SHARED, _ratio(theirs, ours))
+    if leads == SHARED:
+        low, high, sure = _ratio(1.0, high), _ratio(1.0, low), 1.0 - sure
+    clear = gain >= LEAST_GAIN and not sure < LEAST_PROBABILITY
+    better = leads if clear else EITHER
+    return Verdict(better=better, leads=leads, gain=gain, low=low, high=high, probability=sure, points=points)
+
+
+def _bars(fidelity: CaseFidelity | None, speed: float) -> tuple[float, float, float]:
+    """Band of the gain of disaggregation and its probability to be above 1; NaN where they are not known."""
+    rows = pd.DataFrame() if fidelity is None else fidelity.gain
+    rows = rows[rows[X] == speed] if len(rows) else rows
+    if not len(rows):
+        return math.nan, math.nan, math.nan
+    low, high, sure = (float(rows[name].iloc[0]) for name in ("gain_p10", "gain_p90", "probability"))
+    return low, high, sure
+
+
+def _ratio(above: float, below: float) -> float:
+    if math.isnan(above) or math.isnan(below):
+        return math.nan
+    return above / below if below else math.inf
+
+
+def _times(ratio: float) -> str:
+    """A ratio of throughputs, with the digits that error bars leave."""
+    if math.isinf(ratio):
+        return "∞"
+    return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def _percent(share: float) -> str:
+    """A probability of finitely many samples: never 0 or 100 %."""
+    percent = round(100 * share)
+    return "> 99 %" if percent > 99 else "< 1 %" if percent < 1 else f"{percent} %"
