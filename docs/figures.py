@@ -1,13 +1,16 @@
 """The pictures of README and docs: ``python docs/figures.py`` computes and draws them into ``docs/img/``.
 
 Every picture is computed from the shipped specs; ``scaling`` alone is drawn from measured times. Equal versions of the
-libraries give equal bytes. Those named ``attention_...`` compute a sweep of minutes in ``build/`` first.
+libraries give equal bytes. Those named ``attention_...`` compute a sweep of minutes in ``build/`` first. ``--check``
+draws beside them, and names each stored picture that says something else, in its words and numbers or its curves.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -329,6 +332,43 @@ FIGURES: dict[str, Callable[[], Any]] = {
 }
 
 
+class Said(NamedTuple):
+    """What a picture shows."""
+
+    words: list[str]  # titles, labels, numbers at the axes and beside points
+    curves: list[list[float]]  # coordinates of each line in the picture, x and y in turn
+
+
+#: Text is drawn as paths, with the words in a comment before them; data are drawn inside the frame of their axes.
+_WORDS, _CURVES = re.compile(r"<!-- (.*?) -->", re.DOTALL), re.compile(r'<path d="([^"]*)" clip-path=')
+#: Least distance of curves that differ, as a picture is a few hundred wide. [pt]
+APART = 1.0
+
+
+def said(path: Path) -> Said:
+    """Read the words and the curves of a picture."""
+    text = path.read_text(encoding="utf-8")
+    curves = [[float(word) for word in re.findall(r"-?\d+\.?\d*", found)] for found in _CURVES.findall(text)]
+    return Said(words=_WORDS.findall(text), curves=curves)
+
+
+def changed(name: str) -> list[str]:
+    """Draw a picture anew, and say what differs in the stored one; empty where nothing does."""
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / f"{name}.svg"
+        draw(name, path)
+        old, new = said(FOLDER / path.name), said(path)
+    if old.words != new.words:
+        written = [word for word in old.words if word not in new.words]
+        computed = [word for word in new.words if word not in old.words]
+        return [f"{path.name}: written {written}, computed {computed}"]
+    if [len(curve) for curve in old.curves] != [len(curve) for curve in new.curves]:
+        return [f"{path.name}: the curves have other points than computed ones"]
+    pairs = zip(np.concatenate(old.curves), np.concatenate(new.curves), strict=True) if old.curves else ()
+    far = max((abs(one - other) for one, other in pairs), default=0.0)
+    return [f"{path.name}: a curve is {far:.1f} pt away from the computed one"] if far >= APART else []
+
+
 def draw(name: str, path: Path) -> None:
     """Draw one picture into a file; its ending says whether as SVG or PNG."""
     with mpl.rc_context({**STYLE, **SVG}):
@@ -336,18 +376,24 @@ def draw(name: str, path: Path) -> None:
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
 
 
-def main() -> None:
-    """Draw the pictures that are asked for."""
+def main() -> int:
+    """Draw or check the pictures that are asked for."""
     parser = argparse.ArgumentParser(description="Compute and draw the pictures of README and docs.")
     parser.add_argument("names", nargs="*", choices=[[], *FIGURES], help="these alone; all by default")
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to draw into (default: docs/img)")
     parser.add_argument("--png", action="store_true", help="draw PNG in place of SVG")
+    parser.add_argument("--check", action="store_true", help="draw nothing; exit 1 where a picture says something else")
     asked = parser.parse_args()
+    if asked.check:
+        lines = [line for name in asked.names or FIGURES for line in changed(name)]
+        print("\n".join([*lines, f"{len(lines)} pictures differ"]))
+        return int(bool(lines))
     for name in asked.names or FIGURES:
         path = asked.out / f"{name}.{'png' if asked.png else 'svg'}"
         draw(name, path)
         print(f"{path} ({path.stat().st_size / 1000:.0f} kB)")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
