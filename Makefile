@@ -3,37 +3,65 @@
 # compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
 # make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it.
 # make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
-# All create .venv when needed.
+# All create .venv when needed, with the versions of constraints.txt.  make lock: write that file and the hashes in .ci/locked.txt
+# after a change of pyproject.toml; ARGS=--upgrade takes the newest versions of all packages.  make versions VERSIONS=lowest
+# PYTHON=python3.12: run the tests in an environment of its own with that Python and locked versions (locked), the oldest that
+# pyproject.toml allows (lowest) or those that pip takes today (newest).
 PYTHON ?= python3
-VENV := .venv
+VERSIONS ?= locked
+VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?=
 PARALLEL := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --durations 40 --durations-min 5
 # Most of what is installed is never imported: what is, is compiled then.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+CONSTRAINTS_locked := constraints.txt
+CONSTRAINTS_lowest := $(VENV)/lowest.txt
+CONSTRAINTS := $(if $(filter newest,$(VERSIONS)),,$(or $(CONSTRAINTS_$(VERSIONS)),$(error VERSIONS is locked, lowest or newest)))
+CONSTRAINED := $(CONSTRAINTS:%=--constraint %)
+# The package is built by what is installed: an environment made for it would hold other versions.
+INSTALL := $(PIP) $(CONSTRAINED) --no-build-isolation --editable
 SWEEP := $(BIN)/disagg-sim sweep sweeps/demo.yaml --out reports/demo $(if $(JOBS),--jobs $(JOBS))
 
 # Every test process and command that a test starts would compile the same sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo test kernel lint types test-long test-all checks bench docs docs-numbers figures clean
+.PHONY: venv lock demo test tests versions kernel lint types test-long test-all checks bench docs docs-numbers figures clean
 
 venv: $(VENV)/.installed-dev
 
-# The demo needs the run-time dependencies alone; an environment for development has them, too.
-$(VENV)/.installed: pyproject.toml
+$(BIN)/hatchling:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --constraint constraints.txt hatchling editables
+
+$(BIN)/uv: | $(BIN)/hatchling
+	$(PIP) --constraint constraints.txt uv
+
+# The demo needs the run-time dependencies alone; an environment for development has them, too.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/hatchling
 	$(INSTALL) .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.installed-dev: pyproject.toml $(CONSTRAINTS) | $(BIN)/hatchling
 	$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev
 	$(INSTALL) '.[docs]'
 	@touch $@
+
+# Of what users install; tools of development are as new as these allow.
+$(VENV)/lowest.txt: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python $(BIN)/python --extra all --extra dask --extra ray \
+	  --extra bucket --output-file $@ pyproject.toml
+
+lock: | $(BIN)/uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --extra dev --extra docs --extra bucket --custom-compile-command 'make lock' $(ARGS) --output-file .ci/locked.txt pyproject.toml
+	sed -e 's/ \\$$//' -e '/^ /d' .ci/locked.txt >constraints.txt
+
+versions:
+	@$(MAKE) --no-print-directory kernel tests VENV=build/$(VERSIONS)-$(notdir $(PYTHON))/.venv
 
 demo: $(VENV)/.installed
 	$(SWEEP)
@@ -53,8 +81,11 @@ kernel: $(VENV)/.installed-dev
 checks: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target kernel lint types
 
-test: checks
+tests: $(VENV)/.installed-dev
 	$(PARALLEL) -m "not long"
+
+test: checks
+	@$(MAKE) --no-print-directory tests
 
 test-long: $(VENV)/.installed-dev
 	$(PARALLEL) -m long
