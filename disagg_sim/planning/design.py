@@ -127,5 +127,10 @@ class Design:
 
     @property
     def in_flight(self) -> float:
-        """Requests in flight, by Little's law. [request]"""
-        return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
+        """Requests in flight, on average: by Little's law those before their first token, and those that decode."""
+        if self.simulated is not None:  # whose means are not kept: medians stand for them
+            return self.rate * (self.ttft["p50"] + self.work.lengths.gaps * self.tpot["p50"])
+        first, last = self.pools[0], self.pools[-1]
+        assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
+        waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
+        return waiting + last.instances * last.sequences

@@ -23,8 +23,9 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
-from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate, rate_of_users
+from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate
 from disagg_sim.planning.spares import Availability
+from disagg_sim.planning.users import designs_of_users
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
@@ -230,8 +231,7 @@ def _of_rate(cases: Sequence[Candidates], size: Size) -> tuple[list[Design], _Ch
     """Designs for a rate or users, cheapest first; the best, that of the other mode, and its cost over the best's."""
     designs: list[Design] = []
     for case in cases:
-        rate = size.rate if size.rate is not None else rate_of_users(case, size.users or 1)
-        designs += designs_at(case, rate)
+        designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
     designs.sort(key=lambda each: (each.cost, each.gpus))
     if not designs:
         return [], None

@@ -145,6 +145,10 @@ class PrefillChoice:
         """TTFT that a share of the requests does not exceed. [s]"""
         return self.delay(rate, instances).at(share)
 
+    def mean_ttft(self, rate: float, instances: int) -> float:
+        """Mean TTFT of all requests. [s]"""
+        return self.delay(rate, instances).mean
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodeChoice:
@@ -326,6 +330,11 @@ class ColocatedChoice:
         """TTFT that a share of the requests does not exceed. [s]"""
         found, mixing = self._state(rate, instances)
         return self._delay(rate, instances, found.mean, mixing).at(share)
+
+    def mean_ttft(self, rate: float, instances: int) -> float:
+        """Mean TTFT of all requests. [s]"""
+        found, mixing = self._state(rate, instances)
+        return self._delay(rate, instances, found.mean, mixing).mean
 
     def tpot(self, rate: float, instances: int, share: float) -> float:
         """TPOT that a share of the requests does not exceed. [s]"""

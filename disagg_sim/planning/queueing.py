@@ -99,6 +99,11 @@ class Delay:
         tail = np.exp(-np.maximum(left, 0.0) / self.wait) if self.wait > 0 else np.zeros_like(left)
         return _mean(self.calm_share, self.calm > limit) + _mean(self.held_share, np.where(left < 0, 1.0, tail))
 
+    @property
+    def mean(self) -> float:
+        """Mean latency; inf where the queue grows without end. [s]"""
+        return _mean(self.calm_share, self.calm) + _mean(self.held_share, self.held + self.wait)
+
     def at(self, share: float) -> float:
         """Latency that a share of the requests does not exceed; inf where the queue grows without end. [s]"""
         if math.isinf(self.wait) or math.isinf(self.calm.max()):

@@ -1,4 +1,4 @@
-"""Size designs: the cheapest deployment of each mode for a rate, the most rate of some GPUs, and a number of users."""
+"""Size designs: the cheapest deployment of each mode for a rate, and the most rate of some GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
-from disagg_sim.planning.counts import NARROW, SizedPool, best_rate, highest, pools
+from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.limits import Work
@@ -31,8 +31,6 @@ from disagg_sim.search.mappings import enumerate_mappings
 BEST = 3
 #: Designs dearer than the cheapest of their mode by more than this are not looked for. [1]
 FARTHEST = 2.0
-#: Rounds in which the rate of a number of users settles. [1]
-ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,21 +320,3 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
     per_gpu = [best_rate(choices) for choices in sides]
     high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
     return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
-
-
-def rate_of_users(case: Candidates, users: int) -> float:
-    """Rate at which some users keep the cheapest deployment busy, each with one request in flight. [request/s]
-
-    Little's law: the rate is the users over the median time of a request, which depends on the deployment.
-    """
-    gaps, work = case.work.lengths.gaps, case.work
-    rate = users / (work.ttft.seconds + gaps * work.tpot.seconds)
-    for _ in range(ROUNDS):
-        designs = designs_at(case, rate)
-        if not designs:
-            return rate
-        new = users / (designs[0].in_flight / designs[0].rate)
-        if abs(new / rate - 1.0) < NARROW:
-            break
-        rate = new
-    return rate

@@ -1,0 +1,91 @@
+"""Plans for users in flight: steady counts, limits that hold in a closed loop of so many users, rates by Little."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import Mode
+from disagg_sim.planning.plan import answer
+from disagg_sim.planning.prove import deployed
+from disagg_sim.planning.question import PlanOptions, Size
+from disagg_sim.planning.replayed import policy_of, run_options
+from disagg_sim.simulation.simulate import simulate
+from disagg_sim.workload.trace import Trace
+
+#: Requests of a user, of which the first and the last are not counted.
+WAVES, FIRST, LAST = 40, 4, 1
+
+
+@cache
+def planned(model, system, isl, osl, users):
+    return ds.plan(model, system, ds.lengths(isl, osl), options=PlanOptions(users=users))
+
+
+def of_mode(found, mode):
+    return next(each for each in (found.best, found.other) if each.mode == mode)
+
+
+def closed(design, isl, osl, users):
+    """Rate, TTFT and TPOT of a loop in which each of some users sends the next request when the last has ended.
+
+    Prompts spread a little around their mean, or all users would keep step for ever.
+    """
+    count = users * WAVES
+    prompts = np.random.default_rng(0).integers(round(0.8 * isl), round(1.2 * isl), count, endpoint=True)
+    trace = Trace(arrival=np.zeros(count), input_tokens=prompts, output_tokens=np.full(count, osl), name="")
+    options = replace(run_options(design, None), concurrency=users)
+    table = simulate(deployed(design), trace, policy_of(design), options=options).frame()
+    table = table.sort_values("finish_s").iloc[FIRST * users : -LAST * users]
+    rate = (len(table) - 1) / (table["finish_s"].iloc[-1] - table["finish_s"].iloc[0])
+    ttft = table["first_token_s"] - table["arrival_s"]
+    return rate, ttft, (table["finish_s"] - table["first_token_s"]) / (osl - 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "isl", "smallest"),
+    [
+        ("llama_3_1_8b", "h100_sxm", 2048, 1),
+        pytest.param("llama_3_1_70b", "h200_sxm", 4096, 1, marks=pytest.mark.long),
+        pytest.param("qwen3_30b_a3b", "h100_sxm", 2048, 2, marks=pytest.mark.long),
+    ],
+)
+def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl, smallest):
+    users = [500, 505]
+    first = planned(model, system, isl, 16, users[0])
+    counts = [first.best.gpus]
+    counts += [answer(first.cases, Size(users=more), PlanOptions(users=more)).best.gpus for more in users[1:]]
+    for fewer, more in pairwise(counts):
+        assert 0.99 * fewer - smallest <= more <= 1.03 * fewer + 2 * smallest
+
+
+@pytest.mark.parametrize("osl", [2, 4, 16, 256])
+@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.DISAGGREGATED])
+def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl, mode):
+    """TPOT of three gaps beside prefill steps spreads further than its normal law: 4 tokens are judged by TTFT."""
+    design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500), mode)
+    rate, ttft, tpot = closed(design, 2048, osl, 500)
+    assert rate * (ttft.mean() + (osl - 1) * tpot.mean()) == pytest.approx(500, rel=0.03)  # the loop is in balance
+    assert rate == pytest.approx(design.rate, rel=0.06)
+    assert ttft.quantile(0.9) <= 2.0
+    assert tpot.quantile(0.9) <= 0.05 or osl == 4
+
+
+def test_a_slower_design_is_asked_less_often():
+    found = planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500)
+    for design in (found.best, found.other, *found.runners_up):
+        assert design.in_flight == pytest.approx(500, rel=0.005)
+        for pool in design.pools:
+            assert pool.choice.holds(design.rate, pool.instances)
+    by_rate = sorted((found.best, found.other), key=lambda each: each.rate)
+    time = [500 / each.rate for each in by_rate]
+    assert time[0] > time[1]
+
+
+def test_the_kv_rate_is_that_of_the_own_rate():
+    design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500), Mode.DISAGGREGATED)
+    kv = 32 * 2 * 8 * 128 * 2048  # layers, K and V, heads, width, tokens; one byte each
+    assert design.kv_rate == pytest.approx(design.rate * kv / min(pool.gpus for pool in design.pools), rel=1e-6)
