@@ -44,9 +44,12 @@ class Shipped(NamedTuple):
         return f"{self.config.replace('/', '--', 1)}.json"
 
     def yaml(self, config: Path) -> str:
-        """Text of the model's file, from its configuration."""
+        """Text of the model's file, from its configuration; of all its checkpoints, so without a recipe."""
         origin = f"{self.config} (Hugging Face), {STORES[self.stored]}"
-        return import_model(config, self.name, self.title, origin).yaml
+        found = import_model(config, self.name, self.title, origin).yaml
+        return "".join(
+            line for line in found.splitlines(keepends=True) if not line.startswith(("recipe:", "no_recipe:"))
+        )
 
 
 def shipped() -> Iterator[Shipped]:

@@ -61,7 +61,8 @@ class ModelSpec(Shown):
     max_context: Annotated[int, Range(1, 10**9)]  # input + output [token]
     max_context_sure: bool = True  # whether a published configuration states it
     encoder: EncoderSpec | None = None  # vision tower, for encode pools; it is no part of the parameters
-    recipe: Annotated[str, NOT_IN_FILE] = ""  # precision recipe of the checkpoint that it was read from; "" = none
+    recipe: str = ""  # precision recipe of the one checkpoint that it was imported from; "" = none
+    no_recipe: str = ""  # why no recipe is like that checkpoint; "" = one is
     source: str
 
     @cached_property

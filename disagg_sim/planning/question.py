@@ -190,14 +190,13 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
     Returns
     -------
     str
-        The recipe of the checkpoint where the model was read from one that is quantised. Else that of the checkpoints
-        that engines serve: MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the
-        GPU has such arithmetic, then FP8, then BF16.
+        The recipe of the checkpoint where the model was read from one. Else that of the checkpoints that engines serve:
+        MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the GPU has such arithmetic, then FP8, then BF16.
 
     Raises
     ------
     InputError
-        When no recipe fits the format of the cache.
+        When no recipe fits the format of the cache; for a checkpoint that no recipe is like, or the GPU cannot run.
 
     Examples
     --------
@@ -206,12 +205,21 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
     ['nvfp4_fp8kv', 'fp8', 'bf16']
     """
     usual = (MXFP4, *USUAL_PRECISIONS) if model.name.startswith(MXFP4_MODELS) else USUAL_PRECISIONS
-    usual = tuple(dict.fromkeys((model.recipe, *usual))) if model.recipe else usual
     others = tuple(name for name in list_specs("precision") if name not in usual)
-    for name in (*usual, *others) if cache else usual:
-        recipe = load_precision(name).resolve(model)
-        if recipe.arithmetics <= set(system.peak_flops) and cache in ("", recipe.cache.name):
-            return str(name)
+
+    def able(names: Sequence[str]) -> list[str]:
+        recipes = [load_precision(name).resolve(model) for name in names]
+        runs = [each for each in recipes if each.arithmetics <= set(system.peak_flops)]
+        return [str(each.name) for each in runs if cache in ("", each.cache.name)]
+
+    if model.recipe or model.no_recipe:
+        if model.recipe and able([model.recipe]):
+            return model.recipe
+        why = model.no_recipe or f"{system.name} does not run {model.recipe}{cache and f' with a KV cache in {cache}'}"
+        known = "such as fp8 or bf16" if model.no_recipe else f"of {', '.join(able((*usual, *others)))}"
+        raise InputError(f"the checkpoint {model.name}: {why}; say the precision to plan with instead, {known}")
+    if found := able((*usual, *others) if cache else usual):
+        return found[0]
     raise InputError(f"no precision recipe that {system.name} can run has a KV cache in {cache}")
 
 
@@ -271,7 +279,8 @@ def usable_systems(
     model: str | Path | ModelSpec, systems: Sequence[SystemSpec], options: PlanOptions
 ) -> tuple[list[tuple[Setup, Setup]], list[str]]:
     """Make the setups of all systems that can be planned for, and say why others cannot; one alone must do."""
-    found, said = [], []
+    found: list[tuple[Setup, Setup]] = []
+    said: dict[str, list[str]] = {}
     for system in systems:
         try:
             for drafter in _drafters(options.speculation):
@@ -279,5 +288,5 @@ def usable_systems(
         except DisaggSimError as error:
             if len(systems) == 1 or isinstance(error, UnknownNameError):
                 raise
-            said.append(f"{system.name}: {error}")
-    return found, said
+            said.setdefault(str(error), []).append(system.name)
+    return found, [f"{', '.join(names)}: {why}" for why, names in said.items()]

@@ -12,7 +12,7 @@ from disagg_sim.errors import DisaggSimError, InputError, SpecError
 from disagg_sim.facts.hub.files import is_config
 from disagg_sim.facts.hub.imported import import_model
 from disagg_sim.facts.load import load_model, load_system
-from disagg_sim.planning.question import usual_precision
+from disagg_sim.planning.question import PlanOptions, setups_of, usual_precision
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -200,6 +200,7 @@ def test_what_was_assumed_and_what_was_not_understood_is_told(place):
 
 # ---- quantisation ----
 
+INT8 = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 8}}}}
 NVFP4 = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
 
 
@@ -219,13 +220,22 @@ def test_the_recipe_of_a_checkpoint(config, beside, recipe, place):
     assert (found.recipe, found.recipe_differs) == (recipe, ())
 
 
-def test_a_plan_takes_the_recipe_of_a_quantised_checkpoint_where_the_gpu_can_run_it(place):
+def test_a_plan_takes_the_recipe_of_a_checkpoint_or_refuses_in_one_line(place):
     nvfp4 = load_model(place(QWEN_MOE, **{"hf_quant_config.json": NVFP4}))
     assert usual_precision(nvfp4, load_system("b200_sxm")) == "nvfp4_fp8kv"
-    assert usual_precision(nvfp4, load_system("h200_sxm")) == "fp8"  # no arithmetic of FP4
+    with pytest.raises(InputError, match=r"h200_sxm does not run nvfp4_fp8kv; .* instead, of fp8, bf16"):
+        usual_precision(nvfp4, load_system("h200_sxm"))
+    with pytest.raises(InputError, match="does not run nvfp4_fp8kv with a KV cache in bf16"):
+        usual_precision(nvfp4, load_system("b200_sxm"), "bf16")
     own = load_model(place(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, name="fp8"))
     assert usual_precision(own, load_system("b200_sxm")) == "fp8_bf16kv"
-    assert usual_precision(load_model(place(LLAMA, name="bf16")), load_system("h200_sxm")) == "fp8"
+    assert usual_precision(load_model(place(LLAMA, name="bf16")), load_system("h200_sxm")) == "bf16"
+    for quantised, format_ in (({"quant_method": "awq", "bits": 4}, "quant_method 'awq'"), (INT8, "int8")):
+        path = place(LLAMA | {"quantization_config": quantised}, name=f"Own-{quantised['quant_method']}")
+        with pytest.raises(InputError, match=f"^the checkpoint own_.*: {format_} is no format of a recipe; say the"):
+            usual_precision(load_model(path), load_system("h200_sxm"))
+        asked = PlanOptions(precision="fp8")
+        assert setups_of(path, load_system("h200_sxm"), asked)[0].precision.name == "fp8"
 
 
 def test_groups_that_stay_in_16_bit_are_told(place):

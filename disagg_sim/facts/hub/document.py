@@ -19,7 +19,11 @@ from disagg_sim.facts.layers import AND, NONE
 #: Keys of modules for prediction of further tokens, which are left out.
 _MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_transformer_layers", "use_mtp")
 #: What a model's file says of some keys.
-_COMMENTS = {"max_context": "input + output tokens", "block_scaled_fp8": "fp8 checkpoints carry 128x128 block scales"}
+_COMMENTS = {
+    "max_context": "input + output tokens",
+    "block_scaled_fp8": "fp8 checkpoints carry 128x128 block scales",
+    "recipe": "of this checkpoint; plans take it unless another is named",
+}
 #: Longest context that a file may state. [token]
 MOST_CONTEXT = 10**9
 #: Longest pattern of layers that is looked for. [1]
@@ -193,7 +197,7 @@ def model_yaml(document: Mapping[str, Any]) -> str:
             lines += [f"{key}:", *(f"  {name}: {_flow(block)}" for name, block in value.items())]
         else:
             said = f"        # {_COMMENTS[key]}" if key in _COMMENTS else ""
-            lines.append(f"{key}: {_text(value) if key in ('title', 'source') else _flow(value)}{said}")
+            lines.append(f"{key}: {_text(value) if key in ('title', 'source', 'no_recipe') else _flow(value)}{said}")
     return "\n".join([*lines, ""])
 
 

@@ -27,7 +27,7 @@ class ImportedModel(Shown):
     yaml: str  # text of models/NAME.yaml
     quantisation: Quantisation
     recipe: str  # nearest shipped precision recipe; "" = none
-    recipe_differs: tuple[str, ...]  # where the checkpoint is not as the recipe says
+    recipe_differs: tuple[str, ...]  # where the checkpoint is not as the recipe says, or why there is none
     published: Published | None
     assumed: tuple[str, ...]  # what the file does not say, and what was left out
     unknown: tuple[str, ...]  # keys that were not understood
@@ -43,9 +43,8 @@ class ImportedModel(Shown):
         yield "parameters", counted
         yield "active parameters", f"{model.active_params:,}"
         yield "quantisation", f"{self.quantisation.said}: {formats_text(self.quantisation.formats, model)}"
-        unknown = self.quantisation.unknown
-        yield "recipe", self.recipe or f"none: {unknown} is no format of a recipe"
-        for each in self.recipe_differs:
+        yield "recipe", self.recipe or f"none: {self.recipe_differs[0]}"
+        for each in self.recipe_differs if self.recipe else ():
             yield "checkpoint differs", each
         for each in (*self.quantisation.remarks, *self.assumed):
             yield "assumed", each

@@ -24,15 +24,18 @@ def nearest_recipe(quantisation: Quantisation, model: ModelSpec) -> tuple[str, l
     Returns
     -------
     tuple
-        Name of the recipe, "" where no recipe has the format; a line for each difference.
+        Name of the recipe, and a line for each difference; "" where no recipe has the format of most weights, and why.
     """
     if quantisation.unknown:
-        return "", []
+        return "", [f"{quantisation.unknown} is no format of a recipe"]
     found = {}
     for name, path in spec_files("precision").items():
         recipe = recipe_of(path, read_mapping(path), name).resolve(model)
         found[name] = _differences(quantisation.formats, recipe, model)
     best = min(found, key=lambda name: sum(_WORTH[group] for group in found[name]))
+    most = "expert" if groups_of(model)["expert"] else "ffn"
+    if most in found[best]:
+        return "", [f"{getattr(quantisation.formats, most)} is no format of a recipe"]
     return best, list(found[best].values())
 
 

@@ -14,7 +14,7 @@ from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.document import document_of, text_config
 from disagg_sim.facts.hub.families import FAMILIES
 from disagg_sim.facts.hub.files import CONFIG, ModelFiles, model_files
-from disagg_sim.facts.hub.quantisation import Formats, Quantisation, quantisation_of
+from disagg_sim.facts.hub.quantisation import Quantisation, quantisation_of
 from disagg_sim.facts.hub.recipe import nearest_recipe
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.yaml_files import canonical_name
@@ -57,13 +57,15 @@ def parsed(files: ModelFiles, name: str = "", title: str = "", origin: str = "")
         "title": title or re.sub(r"[-_]+", " ", called).strip(),
         **document_of(config, FAMILIES[architecture]),
     }
-    document["source"] = "; ".join([f"{CONFIG} of {whence}", *config.assumed])
-    model = model_of(files.path, document, canonical_name(called))
+    source = "; ".join([f"{CONFIG} of {whence}", *config.assumed])
+    model = model_of(files.path, document | {"source": source}, canonical_name(called))
     quantisation = quantisation_of(config, files.quantisation, model)
     if quantisation.block_scaled:
         document["block_scaled_fp8"] = True
-        model = model_of(files.path, document, model.name)
-    return Parsed(model, document, quantisation, config, architecture)
+    recipe, lines = nearest_recipe(quantisation, replace(model, block_scaled_fp8=quantisation.block_scaled))
+    document |= {"recipe": recipe} if recipe else {"no_recipe": lines[0]}
+    document["source"] = source
+    return Parsed(model_of(files.path, document, model.name), document, quantisation, config, architecture)
 
 
 def _name_of(files: ModelFiles) -> str:
@@ -86,7 +88,7 @@ def imported_spec(source: str | Path) -> ModelSpec:
     Returns
     -------
     ModelSpec
-        Named as the hub or the directory calls it, with the recipe of a checkpoint that is quantised.
+        Named as the hub or the directory calls it, with the recipe of the checkpoint, or why no recipe is like it.
     """
     path = Path(source)
     file = path / CONFIG if path.is_dir() else path
@@ -95,7 +97,4 @@ def imported_spec(source: str | Path) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def _spec(source: str | Path, stamp: int) -> ModelSpec:  # noqa: ARG001 - a new version of the file is another entry
-    found = parsed(model_files(source))
-    if found.quantisation.formats == Formats():
-        return found.model
-    return replace(found.model, recipe=nearest_recipe(found.quantisation, found.model)[0])
+    return parsed(model_files(source)).model
