@@ -41,6 +41,8 @@ class Run:
         data = [output.data for output in outputs if "data" in output]
         self.html = [each["text/html"] for each in data if "text/html" in each]
         self.pictures = sum("image/png" in each for each in data)
+        shown = [self.printed, self.warned, *self.html]
+        assert not [text for text in shown if str(FOLDER.parent) in text], f"{path.name} shows paths of this machine"
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +98,20 @@ def test_the_first_frontier_is_shown_with_its_bandwidth(first):
     assert number(r"one prompt leaves ([\d.]+) GB", first.printed) == pytest.approx(0.58)
     assert first.pictures == 3
     assert not first.warned
+    texts = [cell.source for cell in nbformat.read(FIRST, as_version=4).cells if cell.cell_type == "markdown"]
+    (said,) = (text for text in texts if text.startswith("A frontier is a table"))
+    (table,) = (html for html in first.html if "at least" in html)
+    for word in ("DP32 EP32", "PP4", "67×4 : 5×32"):
+        assert f"`{word}`" in said
+        assert f"<td>{word}</td>" in table
 
 
 @pytest.mark.long
 def test_the_first_notebook_plans_a_mixed_pool(first):
     mixed = number(r"mixed pools: +([\d.]+) requests/s", first.printed)
     single = number(r"one configuration per pool: +([\d.]+) requests/s", first.printed)
-    assert mixed >= single > 0
+    assert mixed == pytest.approx(single * (1 + number(r"mixing gains ([\d.]+)%", first.printed) / 100), rel=1e-3)
+    assert mixed > single > 0
     assert "the best TTL is" in first.printed
     (plan,) = (html for html in first.html if "Deployment" in html)
     assert re.search(r"tokens/s/GPU over \d+ GPUs", plan)

@@ -14,7 +14,7 @@ from disagg_sim.errors import UnknownNameError
 from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import profile_and_skew
-from disagg_sim.facts.yaml_files import find_file, shown
+from disagg_sim.facts.yaml_files import find_file, shipped_root, shown
 
 
 class Place(NamedTuple):
@@ -56,7 +56,7 @@ def place_of_fit(fit: Fit, system: str) -> Place:
     rows = getattr(spec, section, ())
     bare = replace(fit, inherited_from="")
     index = rows.index(bare) if bare in rows else -1
-    return Place(shown(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
+    return Place(_told(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
 
 
 def place_of_key(kind: str, name: str, key: str) -> Place:
@@ -85,7 +85,13 @@ def place_of_key(kind: str, name: str, key: str) -> Place:
         path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)
     except UnknownNameError:  # made by hand
         return Place(f"{kind} {name!r}", 0, key)
-    return Place(shown(path), _line(path, (key,)), key)
+    return Place(_told(path), _line(path, (key,)), key)
+
+
+def _told(path: Path) -> str:
+    """A shipped file by its place among the specs, wherever the program is installed and runs; others as ``shown``."""
+    own = shipped_root()
+    return path.relative_to(own).as_posix() if path.is_relative_to(own) else shown(path)
 
 
 def _line(path: Path, keys: Sequence[str | int]) -> int:

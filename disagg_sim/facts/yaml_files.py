@@ -94,12 +94,23 @@ def spec_roots() -> tuple[Path, ...]:
     faults = [f"{PATH_VARIABLE}: {root}: {fault}" for root in user if (fault := _root_fault(root))]
     if faults:
         raise SpecError("\n".join(faults))
-    return (*user, _own_root())
+    return (*user, shipped_root())
 
 
 @cache
-def _own_root() -> Path:
-    """Directory of the shipped specs."""
+def shipped_root() -> Path:
+    """Find the directory of the shipped specs.
+
+    Returns
+    -------
+    Path
+        In a clone its root, else a directory of the package.
+
+    Examples
+    --------
+    >>> (shipped_root() / "hw_specs" / "h100_sxm.yaml").is_file()
+    True
+    """
     package = Path(str(files("disagg_sim")))
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent
