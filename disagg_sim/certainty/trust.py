@@ -104,7 +104,7 @@ def labels_of(part: Contribution) -> NDArray[np.object_]:
 def _places(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
     """Place of the label of an operator among all labels: a number, or an array of the shape of its sizes."""
     measured = [fit for fit in fits if fit.engine != ASSUMED]
-    if not measured:
+    if not measured or any(fit.stands_for for fit in measured):  # nobody has timed the kernel that runs
         return _ASSUMED
     own = _INHERITED if any(fit.inherited_from for fit in measured) else _FITTED
     if len(measured) < len(fits) and "num_gpus" in sizes:  # more ranks than were timed: a law lent by another system

@@ -87,6 +87,7 @@ class Fit:
     median_error: _Error  # median absolute relative error on them [1]
     p90_error: _Error  # 90 % quantile of it [1]
     inherited_from: Annotated[str, NOT_IN_FILE] = ""  # system that was measured, when it is another one
+    stands_for: Annotated[str, NOT_IN_FILE] = ""  # kernel that runs and was not timed, when it is another one
     parameters: Annotated[int, Range(0, 100)] = 0  # numbers that the fit set freely [1]
     held_out_points: _Rows = 0  # rows of shapes that the fit did not see [1]
     held_out_median_error: _Error = 0.0  # on them [1]
@@ -147,7 +148,7 @@ class PrefillKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernels:
-    """What an engine multiplies experts of a format with that no table holds, and whose fits stand for it."""
+    """What an engine multiplies experts of a format with that no fit of its own tells, and whose fits stand for it."""
 
     engine: _Library
     format: _Format  # of the weights
@@ -323,17 +324,22 @@ class EfficiencySpec:
         return self.system != self.measured_on
 
     def expert_fits(self, name: str, order: Sequence[str]) -> list[MoeFit]:
-        """Fits of experts in a format; where no table holds it, those that stand for the kernels of an engine.
+        """Fits of experts in a format.
 
-        ``order`` names engines, the first one counts. Without a word about any of them: fits of the format whose
-        dense kernels multiply it.
+        Of the engines of ``order`` the first one counts that has fits of its own, which come with those of others, or
+        for whose kernels fits of another library or format stand (``expert_kernels``). Without either: fits of the
+        format whose dense kernels multiply it.
         """
         mine = [row for row in self.moe if row.format == name]
-        told = [each for each in self.expert_kernels if each.format == name and each.engine in order]
-        if mine or not told:
-            return mine or [row for row in self.moe if row.format == FORMATS[name].dense]
-        first = min(told, key=lambda each: order.index(each.engine))
-        return [row for row in self.moe if (row.engine, row.format) == (first.library, first.like)]
+        told = {each.engine: each for each in self.expert_kernels if each.format == name}
+        for engine in order:
+            if any(row.engine == engine for row in mine):
+                return mine
+            if (word := told.get(engine)) is not None:
+                like = [row for row in self.moe if (row.engine, row.format) == (word.library, word.like)]
+                return [replace(row, stands_for=word.kernel) for row in like if not row.block_rows]
+        dense = [row for row in self.moe if row.format == FORMATS[name].dense]
+        return mine or [replace(row, stands_for=f"experts in {name}") for row in dense]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

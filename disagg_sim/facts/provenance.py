@@ -54,7 +54,7 @@ def place_of_fit(fit: Fit, system: str) -> Place:
     spec, path = load_efficiency(home), find_file("efficiency", home)
     section = next(name for name, kind in SECTIONS.items() if isinstance(fit, kind))
     rows = getattr(spec, section, ())
-    bare = replace(fit, inherited_from="")
+    bare = replace(fit, inherited_from="", stands_for="")
     index = rows.index(bare) if bare in rows else -1
     return Place(_told(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
 

@@ -89,7 +89,8 @@ class Taken:
     def text(self) -> str:
         """What they were taken for, and where the chosen one comes from, in words."""
         origin = f", inherited from {self.chosen.inherited_from}" if self.inherited else ""
-        return f"{self.what}: {self.chosen.engine} {self.chosen.version}{origin}"
+        lent = f", stands for {self.chosen.stands_for}" if self.chosen.stands_for else ""
+        return f"{self.what}: {self.chosen.engine} {self.chosen.version}{origin}{lent}"
 
     def serves(self, name: str, kind: str, form: str) -> bool:
         """Whether the operator of a name, kind and format is timed by them."""

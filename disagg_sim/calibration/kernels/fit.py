@@ -117,7 +117,7 @@ def calibrate_kernels(
             unseen += len(usable) - len(fitted)
             raw = [_rounded(fit) for fit in with_keys(operator.fit_rows(fitted, spec), prefill_keys)]
             section = operator.sections[0]
-            shipped, others = operator.select(_judged(operator, raw, usable, spec, split=split))
+            shipped, others = operator.select(_judged(operator, raw, usable, spec, split=split), fitted)
             fits[section] = (*fits.get(section, ()), *shipped)
             left += others
     if not any(fits.values()):

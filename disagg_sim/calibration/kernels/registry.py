@@ -21,17 +21,21 @@ from disagg_sim.calibration.kernels import (
     moe,
     sparse,
 )
-from disagg_sim.calibration.kernels.selection import LeftOut, sound_parts
+from disagg_sim.calibration.kernels.selection import LeftOut, sound_experts, sound_parts
 from disagg_sim.facts.efficiency import EfficiencySpec, Fit
 from disagg_sim.facts.hardware import SystemSpec
 
 Fitter = Callable[["pd.DataFrame", SystemSpec], Sequence[Any]]
-Selector = Callable[[Sequence[Any]], tuple[Sequence[Any], Sequence[LeftOut]]]
+Selector = Callable[[Sequence[Any], "pd.DataFrame"], tuple[Sequence[Any], Sequence[LeftOut]]]
 Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]
 
 
-def _all(fits: Sequence[Any]) -> tuple[Sequence[Any], Sequence[LeftOut]]:
+def _all(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
     return fits, ()
+
+
+def _by_errors(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
+    return sound_parts(fits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Operator:
     fit: Fitter | None = None  # None: predicted from the fits of other operators; else fits of the first section
     by_library: bool = True  # whether the fitter takes the rows of one (framework, version) at a time
     unit: Callable[[Any], Hashable] = id  # fits of one unit predict together
-    select: Selector = _all  # fits that are shipped, by their errors on fitted rows, and those that are not
+    select: Selector = _all  # fits that are shipped, by the rows that they saw, and those that are not
     bar: float = 0.0  # median absolute error that rows not fitted should stay below [1]
 
     def fits_of(self, spec: EfficiencySpec) -> list[Fit]:
@@ -92,7 +96,7 @@ _ALL = (
         ("attention_parts",),
         linear.predict_linear_attention,
         linear.fit_linear_attention,
-        select=sound_parts,
+        select=_by_errors,
         bar=0.15,
     ),
     Operator(
@@ -101,10 +105,10 @@ _ALL = (
         sparse.predict_sparse_attention,
         sparse.fit_sparse_attention,
         unit=sparse.unit_of,
-        select=sound_parts,
+        select=_by_errors,
         bar=0.15,
     ),
-    Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, bar=0.15),
+    Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts, bar=0.15),
     Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
     Operator(
         "collectives",
