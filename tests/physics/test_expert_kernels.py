@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from disagg_sim.certainty.trust import Trust, trust_of
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.facts.precision import MXFP4
 from disagg_sim.physics.setup import setup
@@ -24,6 +25,20 @@ def test_experts_in_mxfp4_run_as_each_engine_multiplies_them_on_each_system(syst
     assert (kernel.flops, kernel.t0) == (fit.e_compute * load_system(system).peak_flops[like], fit.t0)
     assert kernel.element == {"bf16": 2.0, "fp8": 1.0}[like]  # of an activation
     assert setup("gpt_oss_120b", system, "mxfp4", "ideal").rates.moe["tp"][0].flops >= kernel.flops
+
+
+@pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "h20_sxm"])
+def test_a_kernel_that_was_timed_with_a_bad_tactic_gives_way_to_one_that_stands_for_it(system):
+    """vLLM's experts in fp8 with a scale a tensor: its kernels of scaled blocks, told and labelled as assumed."""
+    rates = setup("llama_4_maverick", system, "fp8", engine="vllm").rates
+    blocks = setup("deepseek_r1", system, "fp8", engine="vllm").rates
+    assert rates.moe == blocks.moe
+    taken = next(each for each in rates.used if each.kind == "experts")
+    assert "stands for W8A8, a scale for each tensor or channel" in taken.text
+    assert trust_of(taken.fits) == Trust.ASSUMED
+    own = next(each for each in blocks.used if each.kind == "experts")
+    assert "stands for" not in own.text
+    assert trust_of(own.fits) in (Trust.FITTED, Trust.INHERITED)
 
 
 def test_a_format_without_rows_or_a_word_runs_as_its_dense_kernels_do():

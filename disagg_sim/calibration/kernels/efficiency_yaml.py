@@ -45,14 +45,17 @@ _FORMS = {
     "elementwise": "t = t0 + bytes/(e_memory*HBM)",
 }
 #: Fields of a fit that its row does not hold.
-_TOLD_ELSEWHERE = ("inherited_from", "keys")
+_TOLD_ELSEWHERE = ("inherited_from", "stands_for", "keys")
 #: Written above the keys of prefill kernels.
 _PREFILL_KEYS = (
     "What the prefill kernel of an engine does with the keys of a tile of query rows: one block walks them, "
     "or blocks share them."
 )
 #: Written above the kernels of experts that no table holds.
-_EXPERT_KERNELS = "What an engine multiplies experts with in a format that no table holds, and whose fits stand for it."
+_EXPERT_KERNELS = (
+    "What an engine multiplies experts with in a format that no shipped fit of its kernels has, and whose fits "
+    "stand for it."
+)
 
 
 def find_assumptions(system: str) -> Path | None:
