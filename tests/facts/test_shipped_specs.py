@@ -13,6 +13,7 @@ from disagg_sim.facts.efficiency import SECTIONS, AttentionPartFit
 from disagg_sim.facts.layers import GqaAttention, MoeFfn
 from disagg_sim.facts.load import (
     list_specs,
+    load_checkpoints,
     load_efficiency,
     load_engine,
     load_model,
@@ -144,18 +145,14 @@ def test_deepseek_begins_with_three_dense_layers():
     assert model.block_scaled_fp8
 
 
-def test_block_scaled_checkpoints():
+def test_fp8_weights_have_block_scales_where_every_published_fp8_checkpoint_has():
+    published = load_checkpoints().models
+    for name in list_specs("model"):
+        known = published.get(name, {})
+        if known.keys() & {"fp8", "fp8_block"}:
+            assert load_model(name).block_scaled_fp8 == ("fp8" not in known), name
     scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
-    assert scaled == {
-        "deepseek_r1",
-        "deepseek_v3",
-        "deepseek_v3_2",
-        "deepseek_v4_flash",
-        "deepseek_v4_pro",
-        "kimi_k2",
-        "mimo_v2_flash",
-        "minimax_m2_5",
-    }
+    assert scaled - published.keys() == {"deepseek_v3"}  # as DeepSeek-R1, which was trained from it
 
 
 def test_kv_bytes_per_token_takes_a_resolved_recipe():
