@@ -109,13 +109,13 @@ def test_a_fit_without_tiles_is_the_form_of_old():
     assert np.isinf(tiled.reuse)
 
 
-QWEN = setup("qwen3_235b_a22b", H100, "fp8")
+GLM = setup("glm_4_5", H100, "fp8")
 
 
 def rates_with(profile="measured", **fits):
     """Rates with the fits of one or two operators instead of the shipped ones."""
     spec = replace(load_efficiency("h100_sxm"), **fits)
-    return resolve_rates(QWEN.model, H100, QWEN.precision, load_profile(profile), spec)
+    return resolve_rates(GLM.model, H100, GLM.precision, load_profile(profile), spec)
 
 
 def test_engines_fuse_quantising_and_overlap_the_loop_where_a_profile_sets_the_floor():
@@ -216,10 +216,10 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     assert len({id(kernels) for kernels in rates.moe.values()}) == 1
     kernels = rates.moe["tp"]
     assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
-    experts = layer_of(QWEN.model.layers[-1]).ffn
-    op = experts.routed(QWEN.model, QWEN.precision, Mapping(ep=8.0), np.array([1.0, 4.0, 4096.0]), Routing(1.0))
+    experts = layer_of(GLM.model.layers[-1]).ffn
+    op = experts.routed(GLM.model, GLM.precision, Mapping(ep=8.0), np.array([1.0, 4.0, 4096.0]), Routing(1.0))
     times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
-    together = expert_cost(op, np.float64(8.0), np.float64(1.0), replace(QWEN, rates=rates)).time
+    together = expert_cost(op, np.float64(8.0), np.float64(1.0), replace(GLM, rates=rates)).time
     assert np.array_equal(together, np.minimum(*times))
     assert times[0][0] < times[1][0]
     assert times[0][-1] > times[1][-1]
