@@ -19,6 +19,7 @@ from disagg_sim.notebook import Shown
 
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Count = Annotated[int, Range(1, 10**7)]
+_Steps = Annotated[int, Range(0, 10**6)]
 _Stretch = Annotated[float, Range(1.0, 10.0)]
 _Share = Annotated[float, Range(1e-6, 1.0)]
 
@@ -34,6 +35,37 @@ class Sharing(NamedTuple):
 #: Gather queries and reduce-scatter outputs; gather queries and send outputs with their sums; send outputs alone.
 DECODE_EXCHANGES = ("ag_rs", "a2a", "helix")
 PREFILL_EXCHANGES = ("all_gather", "ring")
+
+
+def hold_settings(engine: str, steps: int) -> dict[str, Any]:
+    """Find what tells an engine to hold prompts back until every rank of attention DP can take one.
+
+    What plans, files of `launch` and their notes on what an engine cannot do go by.
+
+    Parameters
+    ----------
+    engine
+        Name of its kernels: "vllm", "sglang" or "trtllm".
+    steps
+        Most decode steps that prompts wait; engines count the pass that the wait ends with, too. [1]
+
+    Returns
+    -------
+    dict
+        Flag -> value, or key of the configuration file -> value; nothing where prompts do not wait, or where no setting
+        of the engine that is written says so.
+
+    Examples
+    --------
+    >>> hold_settings("sglang", 7)["--prefill-delayer-max-delay-passes"], hold_settings("vllm", 7)
+    (8, {})
+    """
+    if steps and engine == "sglang":
+        return {"--enable-prefill-delayer": True, "--prefill-delayer-max-delay-passes": steps + 1}
+    if steps and engine == "trtllm":
+        balance = {"enable_balance": True, "timeout_iters": steps + 1, "batching_wait_iters": 0}
+        return {"attention_dp_config": balance}
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +88,7 @@ class EngineSpec(Shown):
     two_batch_overlap: bool  # prefill over expert ranks of several NVLink domains hides exchange behind work
     max_running: _Count  # most sequences of an attention rank in a step [request]
     ranks_wait: bool  # ranks of attention DP gather a prompt each before they prefill
-    holds_prompts: bool  # it can hold prompts back until every rank of attention DP can take one, where it is told to
+    held_at_most: _Steps  # by default, where prompts are held back until every attention rank can take one [1]
     memory_utilisation: _Share  # share of the reported memory that weights, cache and activations may fill [1]
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
@@ -67,6 +99,11 @@ class EngineSpec(Shown):
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
+
+    @property
+    def holds_prompts(self) -> bool:
+        """Whether it is told to hold prompts back where a plan does so: see ``hold_settings``."""
+        return bool(hold_settings(self.kernels, 1))
 
     @property
     def sharing(self) -> Sharing:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.speculation import DRAFT_MODEL, EAGLE3, MTP
 from disagg_sim.launch.weights import Weights
@@ -195,7 +196,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--chunked-prefill-size": max(prompts, 1) * ranks, "--max-prefill-tokens": max(prompts, 1)}
         if workers.role == "colocated":
             flags["--enable-mixed-chunk"] = True
-    flags |= _delayer(workers)
+    flags |= hold_settings("sglang", workers.hold_steps)
     if at.engine == "sglang" and at.overheads is not None:
         flags["--mem-fraction-static"] = at.overheads.memory_utilisation
     flags["--kv-cache-dtype"] = {"fp8": "fp8_e4m3", "bf16": "bf16"}[at.precision.cache.name]
@@ -230,13 +231,6 @@ def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
 #: Kinds of drafters, as SGLang and TensorRT-LLM call them.
 _SGLANG_DRAFTERS = {MTP: "EAGLE", EAGLE3: "EAGLE3", DRAFT_MODEL: "STANDALONE"}
 _TRTLLM_DRAFTERS = {EAGLE3: "Eagle3", DRAFT_MODEL: "Draft_Target"}
-
-
-def _delayer(workers: Workers) -> dict[str, Any]:
-    """What holds prompts back in SGLang; it counts the pass that the wait ends with."""
-    if not workers.hold_steps:
-        return {}
-    return {"--enable-prefill-delayer": True, "--prefill-delayer-max-delay-passes": workers.hold_steps + 1}
 
 
 def _hicache(workers: Workers) -> dict[str, Any]:
@@ -282,9 +276,7 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
     if at.model.is_moe:
         config |= {"moe_expert_parallel_size": int(mapping.ep), "moe_tensor_parallel_size": int(mapping.tp_ffn)}
     config["enable_attention_dp"] = bool(mapping.dp_attn > 1)
-    if workers.hold_steps:  # it counts the pass that the wait ends with
-        waits = {"enable_balance": True, "timeout_iters": workers.hold_steps + 1, "batching_wait_iters": 0}
-        config["attention_dp_config"] = waits
+    config |= hold_settings("trtllm", workers.hold_steps)
     config |= _given("max_seq_len", workers.context)
     config |= _given("max_batch_size", workers.sequences) | _given("max_num_tokens", workers.tokens)
     if workers.role == "prefill":  # without chunks it refuses prompts above max_num_tokens

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES, drafts_of, tier_bytes
@@ -150,7 +151,7 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
         rule = str(broken_rules(each.setup, held)[engine][0])
         if rule:
             yield f"{where}: {rule}"
-        if each.hold_steps and engine == "vllm":
+        if each.hold_steps and not hold_settings(engine, each.hold_steps):
             yield f"{where}: prompts held back for {each.hold_steps} steps at most until every rank can take one"
         if each.mapping.dcp > 1 and engine == "trtllm" and each.role != "decode":
             yield f"{where}: Helix outside of decode pools"

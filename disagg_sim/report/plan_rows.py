@@ -211,7 +211,7 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
             said.append(f"{'the token budget' if budget and held != 'memory' else held} holds the batch")
         engine = pool.setup.overheads
         if pool.role == "colocated" and pool.mapping.dp_attn > 1 and engine is not None and not engine.holds_prompts:
-            said.append(f"{pool.setup.engine} cannot hold prompts back until every rank has one")
+            said.append(f"launch writes no option of {pool.setup.engine} that holds prompts back for other ranks")
         if fewer:
             said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
         yield role_text(pool), "; ".join(said)

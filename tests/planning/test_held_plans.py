@@ -8,10 +8,11 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
+from disagg_sim.facts.load import list_specs, load_engine
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import workers_of
+from disagg_sim.launch.workers import Workers, workers_of
 from disagg_sim.planning.held_arrivals import gathered, mixed_share, waits
 from disagg_sim.planning.prove import deployed, prove
 from disagg_sim.report.plan import plan_json
@@ -97,12 +98,28 @@ def test_launch_files_have_the_wait(tuned):
     assert part.hold_steps == workers.hold_steps
 
 
-def test_engines_that_cannot_hold_prompts_back_are_not_told_to():
+def test_engines_that_are_not_told_to_hold_prompts_back_do_not():
     found = asked("tuned", engine="vllm")
     assert [pool.replicas.hold_steps for pool in found.other.pools] == [None]
-    assert "vllm cannot hold prompts back until every rank has one" in next(iter(why_rows(found, found.other)))[1]
-    with pytest.raises(InputError, match=r"hold_prompts 30: vllm has no option .* allowed with it: none, tuned"):
+    assert "launch writes no option of vllm that holds prompts back" in next(iter(why_rows(found, found.other)))[1]
+    with pytest.raises(InputError, match=r"launch writes no option of vllm .* allowed with it: none, tuned"):
         asked(30, engine="vllm")
+
+
+@pytest.mark.parametrize("engine", list_specs("engine"))
+def test_plans_hold_prompts_back_where_launch_writes_that(engine):
+    """None at no wait; the pass that the wait ends with is counted."""
+    spec, at = load_engine(engine), ds.setup("deepseek_r1", "h200_sxm", "fp8")
+    workers = Workers(role="colocated", mapping=ds.Mapping(dp_attn=8, ep=8), instances=1, setup=at, hold_steps=7)
+    written, plain = (
+        ENGINES[spec.kernels].settings(each, Weights(checkpoint="x"))
+        for each in (workers, replace(workers, hold_steps=0))
+    )
+    more = {key: value for key, value in written.items() if plain.get(key) != value}
+    assert bool(more) == spec.holds_prompts
+    assert str(8) in str(more) or not more
+    assert (spec.held_at_most > 0) == spec.holds_prompts
+    assert not plain.keys() - written.keys()
 
 
 @pytest.mark.parametrize("text", ["long", "0", "1.5"])
