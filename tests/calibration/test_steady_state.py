@@ -208,3 +208,17 @@ def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overla
         assert 0.5 * serial <= hidden <= 0.75 * serial
     else:
         assert hidden == serial
+
+
+@pytest.mark.parametrize("most", [1, 20, 100])
+def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
+    """Four requests on eight ranks: another prompt comes once in hundreds of steps."""
+    lengths, ranks = RowLengths(1024 * ONE, 1024 * ONE), Mapping(dp_attn=8, ep=8)
+
+    def times(**changes: object) -> tuple[float, float]:
+        engine = replace(load_engine("trtllm"), **changes)
+        state = colocated(served("deepseek_r1", "b200_sxm", "nvfp4_fp8kv", engine), ranks, lengths, 4 * ONE)
+        return float(state.ttft[0]), float(state.tpot[0])
+
+    (held, step), (at_once, _) = times(held_at_most=most), times(held_at_most=0)
+    assert held - at_once == pytest.approx(most * step, rel=0.05)

@@ -223,7 +223,8 @@ def _loop(
         tpot = np.where(often < 1, (1 - often) * plain + often * loaded, loaded * often)
     else:
         tpot = plain + often * loaded
-    gathering = np.where(dp > 1, np.minimum((gathered - 1) / (2 * due), lengths.gaps) * tpot, 0.0)
+    held = np.minimum((gathered - 1) / (2 * due), engine.held_at_most)
+    gathering = np.where(dp > 1, held * tpot, 0.0)
     residual = np.where(others > 0, plain / 2, 0.0)
     return _Loop(tpot, engine.request_host + own + residual + gathering + waited)
 
