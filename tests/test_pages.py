@@ -25,13 +25,18 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import click
 import matplotlib
 import pytest
+import typer
 import yaml
 
-from disagg_sim.cli.main import run
+from disagg_sim.cli.main import app, run
+from disagg_sim.errors import MissingExtraError
+from disagg_sim.extras import extra
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.simulation.policies.registry import policies
 
@@ -279,6 +284,36 @@ def test_a_block_that_does_not_run_says_why() -> None:
         assert block.reason is None or len(block.reason.split()) > 1, f"{block.where}: the mark gives no reason"
         if block.language == "json":
             json.loads(block.text)
+
+
+def shown_commands() -> Iterator[tuple[str, list[str]]]:
+    """Commands of ``disagg-sim`` that pages show and that no test runs, with their places."""
+    for block in (block for page in PAGES for block in ALL[page]):
+        if block.language == "text" or (block.language == "console" and block.reason is not None):
+            script = block.text.replace("\\\n", " ").replace(" ... ", " ")
+            for line in re.findall(r"^(?:\$ )?(?:\w+=\S+ )?disagg-sim (.*[^.\n])$", script, flags=re.MULTILINE):
+                yield block.where, shlex.split(line, comments=True)
+
+
+def test_commands_that_are_shown_and_not_run_have_options_that_exist() -> None:
+    found = list(shown_commands())
+    for where, words in found:
+        command: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        try:
+            _, left, _ = command.make_parser(click.Context(command)).parse_args(words)
+        except click.UsageError as error:
+            pytest.fail(f"{where}: {error.format_message()}")
+        assert not left or not hasattr(command, "commands"), f"{where}: no command {left[0]}"
+    assert len(found) >= 30
+
+
+def test_messages_that_pages_show_are_those_of_the_code() -> None:
+    (line,) = re.findall(r"^error: .*$", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    with pytest.raises(MissingExtraError) as missing, extra("simulate"):
+        raise ModuleNotFoundError(name="numba")
+    assert line == f"error: {missing.value}"
 
 
 def test_most_blocks_run() -> None:

@@ -11,7 +11,6 @@ from disagg_sim.physics.memory import activation_bytes, decode_bytes
 from disagg_sim.physics.residents import Residents, decode_residents
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.work import expected_distinct_experts
-from disagg_sim.search.layouts import is_confirmed
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB
@@ -43,16 +42,15 @@ def demo_others() -> str:
 
 @quick
 def served_kinds() -> str:
-    """Kinds of layouts with measured runs, and whether these confirm the forecast."""
+    """Kinds of layouts with measured runs, and how far off their forecasts are."""
     rows = [
         (
             *(each.family, each.systems, each.layout, str(each.most_gpus), f"{each.rows:,}", f"{each.points:,}"),
             "–" if each.error is None else f"{each.judged_by} {each.error:.0%}",
-            "yes" if is_confirmed(each) else "no",
         )
         for each in load_evidence("measured").kinds
     ]
-    head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4", "served")
+    head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4")
     return table(head, rows)
 
 

@@ -6,6 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -26,7 +27,7 @@ from disagg_sim.study.beyond_the_buzz.claims import evaluate
 from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
 from disagg_sim.study.claims import holding as counted
 from disagg_sim.workload.synthetic import log_normal
-from docs.computed import slow, table
+from docs.computed import plain_fits, slow, table
 from tests.simulation.plans import holding, plans
 
 #: Efficiency profiles, as studies order them.
@@ -166,18 +167,33 @@ def plans_that_hold() -> str:
     return table(header, rows)
 
 
-@slow
-def beyond_the_buzz_verdicts() -> str:
-    """How many claims hold under each profile."""
+def verdicts() -> list[dict[str, Any]]:
+    """How many claims hold under each profile, and which miss."""
     with TemporaryDirectory() as folder:
         frontiers = Frontiers(Path(folder), jobs=os.cpu_count() or 1)
         frontiers.prepare(frontiers.names, PROFILES)
-        claims = evaluate(frontiers, PROFILES)
-    rows = [
-        (f"`{line['profile']}`", f"{line['holds']} of {line['of']}", line["fails"])
-        for line in counted(claims).to_dict("records")
-    ]
+        return counted(evaluate(frontiers, PROFILES)).to_dict("records")
+
+
+@slow
+def beyond_the_buzz_verdicts() -> str:
+    """How many claims hold under each profile."""
+    rows = [(f"`{line['profile']}`", f"{line['holds']} of {line['of']}", line["fails"]) for line in verdicts()]
     return table(("profile", "hold", "miss"), rows)
+
+
+@slow
+def beyond_the_buzz_rooflines() -> str:
+    """The same with one smooth roofline a kernel and regime, and which verdicts turn."""
+    with plain_fits():
+        smooth = verdicts()
+    rows = []
+    for ours, theirs in zip(verdicts(), smooth, strict=True):
+        misses, others = ours["fails"].split(), theirs["fails"].split()
+        hold = [each for each in misses if each not in others]
+        miss = [each for each in others if each not in misses]
+        rows.append((f"`{ours['profile']}`", f"{theirs['holds']} of {theirs['of']}", " ".join(hold), " ".join(miss)))
+    return table(("profile", "hold with rooflines", "hold there alone", "miss there alone"), rows)
 
 
 #: Requests and failures of the table of failures on the page of policies.
