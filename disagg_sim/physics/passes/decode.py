@@ -136,7 +136,8 @@ def decode_lookups(
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
     alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
-    rank = Levels(np.ceil(micro / mapping.dp_attn) if rank_batch is None else rank_batch / microbatches, alike=alike)
+    even = np.ceil(micro / mapping.dp_attn)  # which a micro-batch has on some rank, however requests are routed
+    rank = Levels(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
     dcp, _ = mapping.shares
     verified = yield from look_up_at(_Side(at, mla_form), (mapping.tp_attn, dcp, queries), rank, context)
     rows = rank.times(queries)

@@ -137,8 +137,9 @@ class Load:
 
     @property
     def sequences(self) -> Numeric:
-        """In decode, of the fullest rank. [1]"""
-        return np.ceil(self.decodes / self.dp) if self.most is None else self.most
+        """In decode, of the fullest rank, which is never below an even share. [1]"""
+        even = np.ceil(self.decodes / self.dp)
+        return even if self.most is None else np.maximum(self.most, even)
 
     @property
     def share(self) -> Numeric:
