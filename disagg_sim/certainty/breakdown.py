@@ -206,7 +206,10 @@ def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, p
         summands = summands_of(one)
         spent = spent_of(summands, one)
         for each in summands:
-            columns = _columns(each, one, labels, spent.get(each.key)) | {"ideal_s": ideal.get(each.key, 0.0)}
+            bound = ideal.get(each.key, 0.0)
+            if each.key[1] == "waiting":  # unlike stages may differ more at the speed of light, where a wait is none
+                bound = np.minimum(bound, each.seconds)
+            columns = _columns(each, one, labels, spent.get(each.key)) | {"ideal_s": bound}
             operators += _weighted(columns, weights, scores)
             fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
     if np.any(times.load):

@@ -47,6 +47,17 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
     assert (split >= -0.01 * found.operators["seconds"].max()).all(axis=None)
 
 
+@pytest.mark.parametrize(("tp", "pp"), [(1, 16), (2, 32), (8, 16)])
+@pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback])
+def test_no_part_is_sooner_done_than_at_the_speed_of_light(serve, tp, pp):
+    """Waits in a pipeline, too, of which the ideal times of its stages may leave more."""
+    at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
+    points = serve(at, ds.Mapping(tp_attn=tp, tp_ffn=tp, pp=pp), ds.lengths(4096, 512)).iloc[::3].head(30)
+    parts = ds.breakdown(points).operators
+    assert "waiting" in set(parts["kind"])
+    assert (parts["ideal_s"] <= parts["seconds"] * (1.0 + 1e-9)).all()
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["disaggregated", "colocated", "piggyback"])
 def test_parts_add_up_to_the_memory_of_both_phases(case, mode):
