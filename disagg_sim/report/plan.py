@@ -211,7 +211,7 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     >>> import disagg_sim as ds
     >>> found = plan_json(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
     >>> found["schema"], found["status"], found["best"]["pools"][0]["system"]
-    ('disagg-sim/plan/1', 'feasible', 'h100_sxm')
+    ('disagg-sim/plan/2', 'feasible', 'h100_sxm')
     """
     work, size = plan.work, plan.size
     question: QuestionJson = {
@@ -274,7 +274,7 @@ def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
         "watts_p90": found.band[1],
         "facility_watts": plain(found.facility),
         "joules_per_request": found.watts / rate,
-        "output_tokens_per_joule": tokens / found.watts,
+        "output_tokens_per_drawn_joule": tokens / found.watts,
         "rests_on": str(Trust.INHERITED if found.inherited else Trust.FITTED),
     }
 

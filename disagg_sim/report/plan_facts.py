@@ -24,6 +24,9 @@ from disagg_sim.sweep.wires import HandedOver
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
 
+#: Share of time from which a stretch that is shorter is not told. [1]
+LEAST_SHORT = 1e-5
+
 
 def price_of(plan: Plan, design: Design) -> tuple[float, float]:
     """Price of a design and of a million of its output tokens. [USD/h], [USD]; NaN where a price is not known."""
@@ -224,7 +227,7 @@ def spares_rows(
     >>> spot = Blast(own=0.02 / 0.98, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1.0)
     >>> found = spares_for([Need(instances=10, cost=8.0, blast=spot)], 0.99)
     >>> next(spares_rows(found, [("decode", 8)], "spot"))[1]
-    '99.846 % of the time at full capacity with 2 decode spare, 81.7 % without'
+    '99.8 % of the time at full capacity with 2 decode spare, 82 % without'
     """
     if found is None:
         return
@@ -243,11 +246,14 @@ def spares_rows(
 
 
 def _share(value: float) -> str:
-    """``99.95 %``: as many digits as tell it from 100 %."""
-    if 1.0 - value < 1e-8:
-        return "more than 99.999999 %"
-    digits = max(2 - math.floor(math.log10(1.0 - value)), 3)
-    return f"{100 * value:.{digits}g} %"
+    """``99.95 %``: one digit of what is missing, as rates of failure and restarts are known no better.
+
+    Shorter than ``LEAST_SHORT`` are failures that the rates leave out: of sites, networks and people.
+    """
+    missing = 1.0 - value
+    if missing < LEAST_SHORT:
+        return f"more than {100 * (1.0 - LEAST_SHORT):g} %"
+    return f"{100 * value:.{max(-math.floor(math.log10(missing)) - 2, 0)}f} %"
 
 
 def price_rows(prices: TokenPrices | None) -> Iterator[tuple[str, str, str]]:

@@ -21,7 +21,7 @@ Shares = Annotated[dict[str, float], Field(description="label of certainty.trust
 Percentiles = Annotated[dict[str, float | None], Field(description="p50, p90, p99 [s]")]
 Band = Annotated[list[float | None], Field(description="80 % of the samples lie between them [1]")]
 Row = Annotated[dict[str, Any], Field(description="a row of a table by column; units end the names of columns")]
-PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/1", "disagg-sim/explain/1", "disagg-sim/sweep/1"
+PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/2", "disagg-sim/explain/1", "disagg-sim/sweep/1"
 POOLS = "disagg-sim/pools/1"
 COMPARE, SIMULATE = "disagg-sim/compare/1", "disagg-sim/simulate/1"
 _Schema = Annotated[str, Field(pattern=r"^disagg-sim/[a-z]+/[0-9]+$", description="name and version of this JSON")]
@@ -109,7 +109,7 @@ class DesignJson(TypedDict):
     kv_bytes_per_s_per_gpu: float
     usd_per_hour: float | None
     usd_per_million_output_tokens: float | None
-    output_tokens_per_joule: float
+    output_tokens_per_joule: Annotated[float, Field(description="at the TDP of the GPUs [token/J]")]
     spares: NotRequired[SparesJson]
     pools: list[PoolJson]
 
@@ -153,7 +153,7 @@ class DrawnJson(TypedDict):
     watts_p90: float
     facility_watts: Annotated[float | None, Field(description="with hosts, network, supplies and PUE; null = unknown")]
     joules_per_request: float
-    output_tokens_per_joule: float
+    output_tokens_per_drawn_joule: float
     rests_on: Annotated[str, Field(description="fitted, or inherited from another system")]
 
 
@@ -517,7 +517,7 @@ def json_schema(command: str) -> dict[str, Any]:
     Examples
     --------
     >>> json_schema("plan")["$id"], json_schema("sweep")["required"]
-    ('disagg-sim/plan/1', ['schema', 'labels', 'name', 'results', 'cases'])
+    ('disagg-sim/plan/2', ['schema', 'labels', 'name', 'results', 'cases'])
     """
     if command not in SCHEMAS:
         said = f"no JSON of a command {quoted(command)}{nearest(command, SCHEMAS)}"

@@ -13,7 +13,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_failures, load_system
 from disagg_sim.planning.spares import Availability
 from disagg_sim.report.plan import plan_json, screen
-from disagg_sim.serving.availability import Blast, Need, blast_of, expected_share, spares_for
+from disagg_sim.report.plan_facts import spares_rows
+from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, expected_share, spares_for
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.run import RunOptions
 
@@ -204,3 +205,24 @@ def test_faults_name_the_value():
             [Need(instances=1, cost=1.0, blast=Blast(own=0, per_node=1, node=0, per_domain=9999, domain=1, restart=1))],
             0.9,
         )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.3, "30 %"),
+        (0.817, "82 %"),
+        (0.99, "99 %"),
+        (0.99846, "99.8 %"),
+        (0.9999515, "99.995 %"),
+        (0.9999999557, "more than 99.999 %"),
+        (1.0, "more than 99.999 %"),
+    ],
+)
+def test_shares_of_time_are_told_to_what_failure_rates_can_carry(value, text):
+    spares = Spares(
+        target=0.2, counts=(1,), availability=value, without=value, capacity=value, mtbf=(1e6,), together=(1,)
+    )
+    (_, told, _), (_, stops, _) = spares_rows(spares, [("decode", 1)], "mine")
+    assert told == f"{text} of the time at full capacity with 1 decode spare, {text} without"
+    assert stops.endswith(f"expected goodput {text}")

@@ -161,7 +161,7 @@ def test_the_command_prints_a_screen_and_json():
     assert shown.startswith("Llama 3.1 8B on NVIDIA H100")
     assert len(shown.splitlines()) < 45
     found = json.loads(command(*CASE, "--rate", "40", "--json").output)
-    assert found["schema"] == "disagg-sim/plan/1"
+    assert found["schema"] == "disagg-sim/plan/2"
     assert found["best"]["gpus"] == sum(pool["gpus"] for pool in found["best"]["pools"])
 
 

@@ -56,6 +56,10 @@ def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
     assert answer["rests_on"] == "fitted"
     assert answer["joules_per_request"] == pytest.approx(found.watts / 40)
     assert answer["facility_watts"] > answer["watts"]
+    assert answer["output_tokens_per_drawn_joule"] == pytest.approx(40 * 256 / found.watts)
+    at_tdp = plan_json(plan, Told(drawn=found))["best"]["output_tokens_per_joule"]
+    assert at_tdp == pytest.approx(40 * 256 / (700 * plan.best.gpus))
+    assert not answer.keys() & plan_json(plan)["best"].keys()  # one name, one number
 
 
 def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():

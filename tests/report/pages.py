@@ -45,7 +45,7 @@ def plan_directory(root: Path) -> Path:
     best["spares"] |= {"mtbf": [1e6], "together": [2]}
     question = {"model": SPOILT, "systems": [SPOILT], "mean_isl": 1024.0, "mean_osl": 128.0, "rate_per_s": 10.0}
     question |= {"ttft": {"seconds": 1.0, "share": 0.9}, "tpot": {"seconds": 0.4, "share": 0.9}, "objective": "gpus"}
-    plan = {"schema": "disagg-sim/plan/1", "status": "feasible", "binds": "", "question": question, "best": best}
+    plan = {"schema": "disagg-sim/plan/2", "status": "feasible", "binds": "", "question": question, "best": best}
     plan |= {"gain": None, "runners_up": [], "assurance": None, "flips": None, "simulated": None, "left_out": [SPOILT]}
     plan["tiers"] = [{"name": SPOILT, "share": 0.5, "holds": None, "load": 0.1, "recomputed": 0.05, "loads": False}]
     plan["rebalancing"] = [{"role": "colocated", "period": None, "passes": None, "loss": 0.05, "usual": None}]

@@ -88,7 +88,7 @@ def test_simulations_keep_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_schema_refuses_other_json(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in ({}, {"schema": "disagg-sim/plan/1"}, {"schema": 1}):
+    for wrong in ({}, {"schema": "disagg-sim/plan/2"}, {"schema": 1}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, json_schema("plan"))
     assert run(["specs", "schema", "plann"]) == 2

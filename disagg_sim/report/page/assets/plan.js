@@ -60,7 +60,7 @@ function planTiles({ best, assurance: sure, drawn, usd_per_million_tokens: token
     ),
     drawn
       ? tile(
-          plain(drawn.output_tokens_per_joule),
+          plain(drawn.output_tokens_per_drawn_joule),
           `output tokens/J of GPUs that draw ${plain(drawn.watts)} W (${plain(drawn.watts_p10)} to ${plain(drawn.watts_p90)}), ${drawn.rests_on}`,
         )
       : tile(plain(best.output_tokens_per_joule), "output tokens/J, GPUs at TDP"),
