@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from disagg_sim.errors import InputError, as_float, quoted
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.traffic import Reuse
+from disagg_sim.units import asked_quantity
 from disagg_sim.workload.lengths import reuse_of
 
 SHARES_ROUNDING = 1e-9  # of their sum
@@ -49,9 +50,9 @@ def _tiers(text: str) -> tuple[tuple[str, float], ...]:
     for part in filter(None, text.split(",")):
         name, _, number = part.strip().partition("=")
         try:
-            found[name] = as_float(float(number or 1.0))
-        except ValueError:
-            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=0.5,dram=0.5") from None
+            found[name] = asked_quantity(number or 1.0, "share", "--tiers")
+        except InputError:
+            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=50%,dram=0.5") from None
     if found and abs(sum(found.values()) - 1.0) > SHARES_ROUNDING:
         raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
     return tuple(sorted(found.items()))

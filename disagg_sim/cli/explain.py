@@ -20,6 +20,7 @@ from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.explain_pools import MORE_PHASES, explain_pool, refused
+from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
@@ -135,7 +136,7 @@ def explain(
             help="Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.",
         ),
     ] = "",
-    cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
+    cached: Annotated[float, typer.Option(parser=share, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     tiers: Annotated[
         str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
     ] = "",
@@ -152,7 +153,9 @@ def explain(
     energy: Annotated[bool, typer.Option("--energy", help="Tell watts and joules of the passes, too.")] = False,
     availability: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Tell what a failure stops, and the spares for so much of the time."),
+        typer.Option(
+            parser=reader("share"), metavar="SHARE", help="Tell what a failure stops, and the spares for so much time."
+        ),
     ] = None,
     failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

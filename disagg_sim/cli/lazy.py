@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from disagg_sim.cli.aliases import AliasedCommand
 from disagg_sim.cli.completion import Word, completing, outline
 
 
@@ -83,7 +84,7 @@ def _load(name: str, entry: Entry) -> Any:
     if isinstance(found, type):
         return found(name=name, help=found.__doc__, rich_markup_mode=None)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, short_help=entry.said, epilog=f"Example: disagg-sim {entry.example}")(found)
+    app.command(name, cls=AliasedCommand, short_help=entry.said, epilog=f"Example: disagg-sim {entry.example}")(found)
     return typer.main.get_command(app)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from disagg_sim.certainty.rows import Origin
@@ -52,7 +52,7 @@ from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.compare import compare_frontiers, read_frontier
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
-from disagg_sim.units import GB
+from disagg_sim.units import GB, asked_quantity
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
@@ -74,7 +74,7 @@ measured, fitted, inherited, assumed; the meaning is under "labels"). Layouts th
 #: Requests of a simulation at most. [request]
 MOST_REQUESTS = 20_000
 #: Design points of a sweep at most: some seconds on a core or two. [1]
-MOST_POINTS = 5_000_000
+MOST_POINTS = 2_000_000
 
 Model = Annotated[str, Field(description="name of a model, or a file of one")]
 System = Annotated[str, Field(description="name of a GPU system")]
@@ -86,12 +86,32 @@ Speculate = Annotated[str, Field(description="draft tokens of a decode step: aut
 Acceptance = Annotated[
     str, Field(description="of drafts: a shipped curve, 'mtp 0.8 0.6' by position, or 'draft_model MODEL 0.8 0.6'")
 ]
-Cached = Annotated[float, Field(ge=0, le=1, description="share of every prompt that caches hold [1]")]
+
+
+def _as(what: str, unit: float = 1.0) -> BeforeValidator:
+    """Read a text or a number as the command does, with its units; None stays."""
+
+    def read(value: object) -> object:
+        try:
+            return value if value is None else asked_quantity(value, what, "") / unit
+        except InputError as error:
+            raise ValueError(str(error).strip()) from None
+
+    return BeforeValidator(read)
+
+
+#: Limits of latency: seconds as a number, or a text with a unit.
+Latency = str | float | None
+Rate = Annotated[float | None, _as("rate"), Field(description="serve so many requests a second with the least")]
+Used = Annotated[float | None, _as("share"), Field(description="price tokens at this share of used hours [1]")]
+Cached = Annotated[float, _as("share"), Field(ge=0, le=1, description="share of every prompt that caches hold [1]")]
 Tiers = Annotated[str, Field(description="where that lies: 'dram', or shares such as 'hbm=0.5,dram=0.5'; empty = hbm")]
 Ranks = Annotated[
     str, Field(description=f"DP ranks that wait for each other, by routing: {', '.join(RANK_IMBALANCES)}")
 ]
-Full = Annotated[float | None, Field(gt=0, lt=1, description="share of time with full capacity, by spares [1]")]
+Full = Annotated[
+    float | None, _as("share"), Field(gt=0, lt=1, description="share of time with full capacity, by spares [1]")
+]
 Failing = Annotated[str, Field(description="failure rates behind the spares: a shipped name, or a file")]
 
 
@@ -124,15 +144,17 @@ def plan(
     isl: Annotated[int | None, Field(description="input tokens of a request; with osl")] = None,
     osl: Annotated[int | None, Field(description="output tokens of a request; with isl")] = None,
     traffic: Annotated[str, Field(description="lengths of a shipped traffic, in place of isl and osl")] = "",
-    ttft: Annotated[str | None, Field(description=f"{LIMIT}2 s")] = None,
-    tpot: Annotated[str | None, Field(description=f"{LIMIT}50 ms")] = None,
-    rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
+    ttft: Annotated[Latency, Field(description=f"{LIMIT}2 s")] = None,
+    tpot: Annotated[Latency, Field(description=f"{LIMIT}50 ms")] = None,
+    rate_per_s: Rate = None,
     gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
     users: Annotated[int | None, Field(description="serve so many users, a request each in flight")] = None,
     objective: Annotated[str, Field(description="gpus, throughput, usd, watt or joule")] = "gpus",
     precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
     engine: Annotated[str, Field(description="vllm, sglang or trtllm; empty = the usual one of the system")] = "",
-    max_nic_gb_per_s: Annotated[float | None, Field(description="most KV bandwidth of a GPU, each way")] = None,
+    max_nic_gb_per_s: Annotated[
+        float | None, _as("nic", GB), Field(description="most KV bandwidth of a GPU, each way; or '400 Gbit/s'")
+    ] = None,
     prefill_system: Annotated[str, Field(description="another system for the prefill pool")] = "",
     speculate: Speculate = "off",
     acceptance: Acceptance = "",
@@ -144,7 +166,7 @@ def plan(
     availability: Full = None,
     failures: Failing = FAILURES,
     prices: Annotated[dict[str, float] | None, Field(description="of a GPU by system [USD/h]")] = None,
-    utilisation: Annotated[float | None, Field(description="price tokens at this share of used hours [1]")] = None,
+    utilisation: Used = None,
     energy: Annotated[bool, Field(description="say what GPUs and building draw")] = False,
 ) -> PlanJson:
     """Answer what to deploy: disaggregated or co-located, pools, mappings, counts, latencies, price, bands, flips."""
@@ -166,7 +188,7 @@ def plan(
     )
 
     def of(lengths: Lengths | Trace | TrafficCase) -> Plan:
-        limits = {"ttft": ttft or TTFT, "tpot": tpot or TPOT}
+        limits = {"ttft": TTFT if ttft in (None, "") else ttft, "tpot": TPOT if tpot in (None, "") else tpot}
         return planned(model, system, lengths, **limits, rate=rate_per_s, gpus=gpus, options=options)
 
     found = of(cached_work(work, cached, tiers)) if memory is None else plan_turns(traffic, memory, of).plan
@@ -183,9 +205,9 @@ def plan_pools(
     isl: Tokens,
     osl: Tokens,
     images: Annotated[str, Field(description="of a request: '2x1120x1120', '@0.5' where half is kept")] = "",
-    ttft: Annotated[str | None, Field(description="limit of TTFT, encoding and queues included: '2 s@p99'")] = None,
-    tpot: Annotated[str | None, Field(description="limit of TPOT: '50 ms', p90 unless said")] = None,
-    rate_per_s: Annotated[float | None, Field(description="serve so many requests a second with the least")] = None,
+    ttft: Annotated[Latency, Field(description="limit of TTFT, encoding and queues included: '2 s@p99'")] = None,
+    tpot: Annotated[Latency, Field(description="limit of TPOT: '50 ms', p90 unless said")] = None,
+    rate_per_s: Rate = None,
     gpus: Annotated[int | None, Field(description="serve the most with so many GPUs")] = None,
     objective: Annotated[str, Field(description="gpus, usd or watt")] = "gpus",
     precision: Annotated[str, Field(description="recipe; empty = the usual one of model and system")] = "",
@@ -196,7 +218,7 @@ def plan_pools(
     cached: Cached = 0.0,
     tiers: Tiers = "",
     prices: Annotated[dict[str, float] | None, Field(description="of a GPU by system [USD/h]")] = None,
-    utilisation: Annotated[float | None, Field(description="price tokens at this share of used hours [1]")] = None,
+    utilisation: Used = None,
     energy: Annotated[bool, Field(description="say what GPUs and building draw")] = False,
 ) -> PoolsJson:
     """Plan encode, attention and feed-forward pools beside prefill and decode: counts, rates, what binds each pool."""
@@ -283,7 +305,7 @@ def simulate(
     model: Model,
     system: System,
     precision: Annotated[str, Field(description="recipe, such as fp8")],
-    rate_per_s: Annotated[float, Field(gt=0, description="of Poisson arrivals [request/s]")],
+    rate_per_s: Annotated[float, _as("rate"), Field(gt=0, description="of Poisson arrivals [request/s]")],
     isl: Tokens,
     osl: Tokens,
     colocated: Annotated[int, Field(ge=0, description="co-located instances; 0 with two pools")] = 0,
@@ -291,8 +313,8 @@ def simulate(
     decode: Annotated[int, Field(ge=0, description="decode instances; 0 where co-located")] = 0,
     tp: Annotated[int, Field(ge=1, description="GPUs of each instance, tensor parallel")] = 1,
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] = 2000,
-    ttft_s: Annotated[float, Field(gt=0, description="limit that attainment counts [s]")] = 2.0,
-    tpot_s: Annotated[float, Field(gt=0, description="limit that attainment counts [s]")] = 0.05,
+    ttft_s: Annotated[float, _as("ttft"), Field(gt=0, description="limit that attainment counts [s]")] = 2.0,
+    tpot_s: Annotated[float, _as("tpot"), Field(gt=0, description="limit that attainment counts [s]")] = 0.05,
 ) -> SimulateJson:
     """Replay Poisson arrivals of equal requests through a small deployment: latencies, attainment, utilisation."""
     from disagg_sim.simulation.simulate import simulate as simulated  # needs the extra of the simulator

@@ -12,6 +12,7 @@ import typer
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
+from disagg_sim.cli.quantities import gb_per_s, per_s, reader, seconds, share
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
@@ -58,7 +59,7 @@ def plan(
         typer.Option(metavar="NxHxW[@SHARE]", help="Images of a request, 2x1120x1120; share whose encoding is kept."),
     ] = "",
     ffn_system: Annotated[str, typer.Option(metavar="F", help="Another system for the ffn pool.")] = "",
-    cached: Annotated[float, typer.Option(min=0.0, max=1.0, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
+    cached: Annotated[float, typer.Option(parser=share, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
     tiers: Annotated[
         str,
         typer.Option(
@@ -84,7 +85,9 @@ def plan(
         str | None, typer.Option(metavar="LIMIT", help="TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Serve the most with so many GPUs.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Serve so many requests a second with the least.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(parser=per_s, metavar="RATE", help="Serve so many requests/s with the least.")
+    ] = None,
     users: Annotated[int | None, typer.Option(min=1, help="Serve so many users, a request each in flight.")] = None,
     objective: Annotated[str, typer.Option(help=f"{', '.join(OBJECTIVES)}.")] = "gpus",
     engine: Annotated[str, typer.Option(help="vllm, sglang, trtllm; default: the system's.")] = "",
@@ -96,23 +99,34 @@ def plan(
         float, typer.Option(min=0.0, max=MOST_SKEW, help="Variation of the popularity of experts over its mean.")
     ] = 0.0,
     popularity_drift: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Time constant with which other experts become popular.")
+        float | None,
+        typer.Option(parser=seconds, metavar="TIME", help="Time constant with which other experts become popular."),
     ] = None,
     hold_prompts: Annotated[
         str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait until every rank has one.")
     ] = HELD,
     headroom: Annotated[
         float,
-        typer.Option(min=0.0, max=MOST_HEADROOM, metavar="SHARE", help="Of the rate that pools could serve beside it."),
+        typer.Option(
+            parser=reader("share", high=MOST_HEADROOM),
+            metavar="SHARE",
+            help="Of the rate that pools could serve beside it.",
+        ),
     ] = HEADROOM,
-    max_nic: Annotated[float | None, typer.Option(metavar="GB/s", help="Most KV bandwidth of a GPU, each way.")] = None,
+    max_nic: Annotated[
+        float | None, typer.Option(parser=gb_per_s, metavar="GB/s", help="Most KV bandwidth of a GPU, each way.")
+    ] = None,
     price: Annotated[list[str] | None, typer.Option(metavar="SYSTEM=USD", help="Price of a GPU hour.")] = None,
     utilisation: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Price tokens in and out; share of the hours that are used.")
+        float | None,
+        typer.Option(parser=reader("share"), metavar="SHARE", help="Price tokens; share of the hours that are used."),
     ] = None,
     energy: Annotated[bool, typer.Option("--energy", help="Say what GPUs and building draw at this rate.")] = False,
     availability: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Add spares: full capacity for so much of the time.")
+        float | None,
+        typer.Option(
+            parser=reader("share"), metavar="SHARE", help="Add spares: full capacity for so much of the time."
+        ),
     ] = None,
     failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
     emit: Annotated[
@@ -317,7 +331,7 @@ def _prices(given: list[str]) -> dict[str, float]:
     for text in given:
         name, _, number = text.partition("=")
         try:
-            found[name] = as_float(float(number))
+            found[name] = as_float(float(number.strip().removeprefix("$").removesuffix("/h")))
         except ValueError:
             raise InputError(
                 f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"

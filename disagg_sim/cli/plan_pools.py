@@ -48,7 +48,7 @@ def refused(given: Mapping[str, object]) -> None:
 
 
 def pools_question(
-    pools: str, images: str, ffn_system: str, limits: tuple[str | None, str | None], size: Size
+    pools: str, images: str, ffn_system: str, limits: tuple[str | float | None, str | float | None], size: Size
 ) -> PoolsQuestion:
     """What ``--pools`` and the options beside it ask."""
     names = _names(pools)
@@ -58,8 +58,8 @@ def pools_question(
         pools=names,
         size=size,
         images=images_of(images) if images else None,
-        ttft=limit_of(TTFT if limits[0] is None else limits[0], "--ttft"),
-        tpot=limit_of(TPOT if limits[1] is None else limits[1], "--tpot"),
+        ttft=limit_of(TTFT if limits[0] in (None, "") else limits[0], "ttft"),
+        tpot=limit_of(TPOT if limits[1] in (None, "") else limits[1], "tpot"),
         ffn_system=ffn_system or None,
     )
 

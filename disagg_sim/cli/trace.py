@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.cli.quantities import per_s
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError
@@ -28,7 +29,9 @@ def stats(
     ] = "auto",
     rate: Annotated[
         float | None,
-        typer.Option("--rate", help="rate of Poisson arrivals for a table without arrival times [requests/s]"),
+        typer.Option(
+            "--rate", parser=per_s, help="rate of Poisson arrivals for a table without arrival times [requests/s]"
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,

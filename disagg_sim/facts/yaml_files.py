@@ -44,6 +44,8 @@ DIRECTORIES = {
 #: What a person calls them.
 NOUNS = {"hardware": "system", "efficiency": "efficiency file", "power": "power file", "precision": "precision recipe"}
 
+#: Canonical spellings of names that others use, and ours.
+ALIASES = {"tensorrt_llm": "trtllm", "trt_llm": "trtllm", "tensorrt": "trtllm"}
 #: A message names no more than so many; there are more models. [1]
 MOST_NAMED = 40
 
@@ -51,7 +53,7 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def canonical_name(text: str) -> str:
-    """Bring a name into its canonical spelling: lower case, every other character ``_``.
+    """Bring a name into its canonical spelling: lower case, every other character ``_``; of ``ALIASES`` the own one.
 
     Parameters
     ----------
@@ -65,10 +67,11 @@ def canonical_name(text: str) -> str:
 
     Examples
     --------
-    >>> canonical_name("Llama-3.1-70B")
-    'llama_3_1_70b'
+    >>> canonical_name("Llama-3.1-70B"), canonical_name("TensorRT-LLM")
+    ('llama_3_1_70b', 'trtllm')
     """
-    return re.sub(r"[^a-z0-9]", "_", text.lower())
+    name = re.sub(r"[^a-z0-9]", "_", text.lower())
+    return ALIASES.get(name, name)
 
 
 def spec_roots() -> tuple[Path, ...]:

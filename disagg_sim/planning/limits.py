@@ -7,12 +7,14 @@ import re
 from dataclasses import dataclass, field
 
 from disagg_sim.errors import InputError, above_zero, quoted
-from disagg_sim.units import MS
+from disagg_sim.units import BARE, asked_quantity
 from disagg_sim.workload.lengths import Lengths
 
 #: Percentiles that a limit may name, those that a simulation reports.
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_LIMIT = re.compile(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*(ms|s|)\s*(?:[@:, ]\s*(\w+))?\s*")
+_LIMIT = re.compile(
+    r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*[a-zA-Z\u00b5\u03bc]*?)\s*(?:[@:, ]\s*([pP][0-9]+))?\s*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def limit_of(text: object, name: str) -> Limit:
     text
         A number [s], ``"500 ms"``, ``"2 s@p99"``, or a ``Limit``. Without a percentile p90 is meant.
     name
-        What errors call it.
+        What errors call it; of ``units.BARE`` it says how large a number without a unit may be.
 
     Returns
     -------
@@ -60,21 +62,22 @@ def limit_of(text: object, name: str) -> Limit:
     --------
     >>> limit_of("500ms@p99", "ttft"), limit_of(0.05, "tpot")
     (Limit(seconds=0.5, share=0.99), Limit(seconds=0.05, share=0.9))
+    >>> limit_of("30", "tpot")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: tpot 30 has no unit, and nobody means 30s; say 30ms or 30s
     """
     if isinstance(text, Limit):
         return text
-    found = _LIMIT.fullmatch(str(text))
-    share = (found.group(3) or "p90") if found else ""
-    try:
-        number = float(found.group(1)) if found else 0.0
-    except ValueError:
-        number = 0.0
-    if found is None or share not in SHARES or not number > 0:
+    found = _LIMIT.fullmatch(str(text).removesuffix(".0"))
+    share = (found.group(2) or "p90").lower() if found else ""
+    what = name.strip("-").removesuffix("_s")
+    number = asked_quantity(found.group(1), what if what in BARE else "seconds", name) if found else 0.0
+    if share not in SHARES or not number > 0:
         raise InputError(
             f"{name} {quoted(text)} is no limit of latency; allowed: seconds above 0 or '500 ms', and @p50, @p90 or "
             "@p99 behind it (p90 where none is said), such as '2 s@p99'"
         )
-    return Limit(above_zero(name, number * (MS if found.group(2) == "ms" else 1.0), "s"), SHARES[share])
+    return Limit(above_zero(name, number, "s"), SHARES[share])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,6 +104,25 @@ def test_infeasible_limits_are_an_answer_and_bad_input_is_a_line() -> None:
     assert called("list_names", kind="gpu").is_error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"backend": "vllm"}, "plan has no argument 'backend', did you mean 'engine'?; allowed: model, system, "),
+        ({"max_nic": 50}, "plan has no argument 'max_nic', did you mean 'max_nic_gb_per_s'?"),
+        ({"ttft": 500}, "ttft 500 has no unit, and nobody means 500s; say 500ms or 500s"),
+        ({"tpot": "30"}, "tpot 30 has no unit, and nobody means 30s; say 30ms or 30s"),
+        ({"max_nic_gb_per_s": 400}, "max_nic_gb_per_s: 400 has no unit, and nobody means 400GB/s; say 400Gbit/s or"),
+        ({"cached": 90}, "cached: 90 is more than 1; say 90% or 0.9"),
+        ({"gpus": "many"}, "gpus 'many': Input should be a valid integer"),
+    ],
+)
+def test_an_argument_that_cannot_be_meant_is_refused_in_a_line(arguments: dict[str, Any], line: str) -> None:
+    found = called("plan", **CASE, rate_per_s=10.0, **arguments)
+    assert found.is_error
+    assert line in found.content[0].text
+    assert len(found.content[0].text.splitlines()) == 1
+
+
 def test_an_instance_is_explained_and_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape = {"tp": 2, "batch": 16, "isl": 1024, "osl": 128}
     found = called("explain", model="llama_3_1_8b", system="h100_sxm", precision="fp8", **shape).structured_content

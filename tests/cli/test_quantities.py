@@ -1,0 +1,84 @@
+"""What people write for a quantity: units, percentages, and numbers that nobody can mean."""
+
+import pytest
+from typer.testing import CliRunner
+
+from disagg_sim.cli.aliases import own_name
+from disagg_sim.cli.main import app, run
+from disagg_sim.errors import InputError
+from disagg_sim.planning.limits import limit_of
+from disagg_sim.units import GB, asked_quantity, parse_quantity
+
+PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "10"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "value"),
+    [
+        ("2", "ttft", 2.0),
+        (0.05, "tpot", 0.05),
+        ("500ms", "ttft", 0.5),
+        ("100 s", "ttft", 100.0),
+        ("1.5 sec", "tpot", 1.5),
+        ("20 min", "seconds", 1200.0),
+        ("50", "nic", 50 * GB),
+        ("400 Gbit/s", "nic", 50 * GB),
+        ("400Gbps", "nic", 50 * GB),
+        ("300 GB/s", "nic", 300 * GB),
+        ("90 %", "share", 0.9),
+        ("99.9%", "share", 0.999),
+        (0.9, "share", 0.9),
+        ("600/min", "rate", 10.0),
+        ("10 req/s", "rate", 10.0),
+    ],
+)
+def test_a_quantity_is_read_with_and_without_its_unit(text, what, value):
+    assert asked_quantity(text, what, "x") == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "line"),
+    [
+        ("--ttft", "500", "ttft 500 has no unit, and nobody means 500s; say 500ms or 500s"),
+        ("--tpot", "30", "tpot 30 has no unit, and nobody means 30s; say 30ms or 30s"),
+        ("--max-nic", "400", "'--max-nic': 400 has no unit, and nobody means 400GB/s; say 400Gbit/s or 400GB/s"),
+        ("--cached", "90", "'--cached': 90 is more than 1; say 90% or 0.9"),
+        ("--availability", "99.9", "'--availability': 99.9 is more than 1; say 99.9% or 0.999"),
+        ("--cached", "-0.5", "'--cached': -0.5 is out of range; allowed: from 0 to 1"),
+    ],
+)
+def test_a_number_that_nobody_can_mean_is_refused_with_both_spellings(option, text, line, capsys):
+    assert run([*PLAN, f"{option}={text}"]) == 2
+    said = capsys.readouterr()
+    assert line in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not said.out
+
+
+@pytest.mark.parametrize("number", [500, 500.0, "500"])
+def test_it_is_refused_as_a_number_too(number):
+    with pytest.raises(InputError, match="say 500ms or 500s"):
+        limit_of(number, "ttft")
+
+
+def test_gigabits_that_could_be_gigabytes_are_refused():
+    with pytest.raises(ValueError, match=r"unit 'Gb/s'; allowed: .* GB/s, .* Gbit/s"):
+        parse_quantity("400 Gb/s", "B/s")
+
+
+def test_names_of_other_tools_and_units_that_stand_apart_are_taken():
+    """The same JSON under either name."""
+    own = ["--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "10/s", "--engine", "trtllm"]
+    others = ["--hardware", "h100_sxm", "--input-len=1024", "--output-len", "128", "--request-rate", "600/min"]
+    model = ["plan", "--model", "llama_3_1_8b", "--json"]
+    one = CliRunner().invoke(app, [*model, *own, "--ttft", "500 ms@p99", "--max-nic", "50"])
+    two = CliRunner().invoke(
+        app, [*model, *others, "--backend", "TensorRT-LLM", "--ttft", "500", "ms@p99", "--max-nic", "400", "Gbit/s"]
+    )
+    assert one.exit_code == two.exit_code == 0
+    assert one.output == two.output
+
+
+def test_a_name_that_a_command_has_itself_is_no_alias():
+    assert own_name("backend", {"backend", "engine"}) == "backend"
+    assert own_name("backend", {"address"}) == "backend"
