@@ -8,20 +8,30 @@ Past 400 lines: the frames of a breakdown share their private forms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import SCORES, Contribution
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.certainty.contributions import SCORES, Contribution, place_of_prompt
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.elasticity import CAPACITY, PARAMETERS, elasticities_of
 from disagg_sim.certainty.extrapolation import SIZE_WORDS, breaches
 from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.passes import RESOURCES, Pass, Spent, Summand, at_light, passes_of, spent_of, summands_of
+from disagg_sim.certainty.passes import (
+    LATENCIES,
+    RESOURCES,
+    Pass,
+    Spent,
+    Summand,
+    passes_together,
+    spent_of,
+    summands_of,
+    weights_of,
+)
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.certainty.trust import Trust, labels_of, trust_of, trust_of_host
 from disagg_sim.domain import SHARDING
@@ -87,6 +97,8 @@ _EXTENSIVE = ["calls", "seconds", *(f"{name}_s" for name in RESOURCES), "ideal_s
 _PARTS = ["row", "latency", "step", "operator", "kind", "form"]
 #: Sizes beyond the range of a fit are told where the part takes this share of its time at such lengths. [1]
 _OUTSIDE_FROM = 0.01
+#: Place of what belongs to no pass, behind all passes. [1]
+_LAST = 10**6
 #: Columns of ``Breakdown.fits`` after ``row``.
 FIT_COLUMNS = ["step", "operator", "trust", "engine", "version", "points", "median_error", "p90_error", "range"]
 FIT_COLUMNS += ["inherited_from", "file", "line", "entry"]
@@ -174,81 +186,148 @@ def breakdown(
         groups = designs_of(table, origin)
     if not len(table):
         raise InputError("no points: a breakdown needs one or more")
-    operators: list[pd.DataFrame] = []
-    fits: list[pd.DataFrame] = []
-    memory: list[pd.DataFrame] = []
-    elasticities: list[pd.DataFrame] = []
-    for designs in groups:
-        labels = table.index[designs.rows]
-        parts, of_fits = _latencies(designs, labels)
-        operators.append(parts if len(designs.prompts) <= 1 else _over_prompts(parts))
-        fits.append(of_fits)
-        memory += _memory(designs, labels)
-        elasticities.append(_elasticities(designs, labels))
-    index = {label: place for place, label in enumerate(table.index)}
+    designs = list(groups)
+    operators, fits, memory = _parts(table, designs, fits=True)
+    elasticities = pd.concat([_elasticities(each) for each in designs], ignore_index=True)
     return Breakdown(
-        points=table,
-        operators=_joined(operators, index).drop(columns="form"),
-        fits=_joined(fits, index),
-        memory=_joined(memory, index),
-        elasticities=_joined(elasticities, index),
+        points=table, operators=operators, fits=fits, memory=memory, elasticities=_labelled(elasticities, table)
     )
 
 
-def _latencies(designs: Designs, labels: pd.Index[Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Parts of the passes in every latency, as rows of ``Breakdown.operators`` with ``form``; the fits behind them."""
-    times = times_of(designs)
-    scores = scores_of(designs, times)
-    operators: list[pd.DataFrame] = []
-    fits: dict[tuple[str, ...], pd.DataFrame] = {}
-    for one, light in zip(passes_of(designs), passes_of(at_light(designs)), strict=True):
-        weights, ideal = one.weights(times), {each.key: each.seconds for each in summands_of(light)}
+def parts_of(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Take designs apart as ``breakdown`` does, without fits and elasticities, in less time.
+
+    Parameters
+    ----------
+    points
+        A table of points or a frontier, any modes and cases.
+    origin
+        What the rows were made with.
+
+    Returns
+    -------
+    tuple of DataFrame
+        ``Breakdown.operators`` [s] and ``Breakdown.memory`` [B].
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(4096, 512)
+    >>> options = ds.Colocation(batch=(32,), prefill_batch=(1,))
+    >>> points = ds.colocated(at, ds.Mapping(), lengths, options=options)
+    >>> operators, memory = parts_of(points)
+    >>> operators.equals(ds.breakdown(points).operators), memory["phase"].unique().tolist()
+    (True, ['both'])
+    """
+    operators, _, memory = _parts(points, list(designs_of(points, origin)), fits=False)
+    return operators, memory
+
+
+def _parts(
+    table: pd.DataFrame, designs: Sequence[Designs], *, fits: bool
+) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Operators, the fits behind them where these are asked for, and memory of the designs of a table."""
+    operators, of_fits = _latencies(designs, fits=fits)
+    memory = pd.concat([frame for each in designs for frame in _memory(each)], ignore_index=True)
+    return _labelled(operators, table), _labelled(of_fits, table), _labelled(memory, table)
+
+
+def _labelled(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a design together, places in the table as its labels."""
+    whole = frame.sort_values("row", kind="stable", ignore_index=True)
+    return whole.assign(row=table.index.take(whole["row"].to_numpy(dtype=np.int64)))
+
+
+#: Columns of parts, by name: arrays of one length.
+_Columns = dict[str, Any]
+
+
+def _latencies(designs: Sequence[Designs], *, fits: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Parts of the passes in every latency, and the fits behind them; rows are places in the table.
+
+    Passes of one kind are taken apart in one, whichever designs they are of.
+    """
+    times = [times_of(each) for each in designs]
+    scores = [scores_of(each, own) for each, own in zip(designs, times, strict=True)]
+    found: list[_Columns] = []
+    of_fits: list[pd.DataFrame] = []
+    known: set[tuple[Any, ...]] = set()
+    for unit, one, light in passes_together(designs):
+        members = [(member, designs[member.place], scores[member.place]) for member in unit.members]
+        rows = np.concatenate([own.rows for _, own, _ in members])
+        orders = [[place_of_prompt(own.prompts, member.prompt)] * own.rows.size for member, own, _ in members]
+        common = {"row": rows, "order": np.concatenate(orders)}
+        weights = [weights_of(member, own, times[member.place]) for member, own, _ in members]
+        counted = {
+            name: (
+                np.concatenate([weight[name] for weight in weights]),
+                np.concatenate([getattr(score, name) + np.zeros(own.rows.size) for _, own, score in members]),
+            )
+            for name in LATENCIES
+        }
+        ideal = {each.key: each.seconds for each in summands_of(light)}
         summands = summands_of(one)
         spent = spent_of(summands, one)
         for each in summands:
             bound = ideal.get(each.key, 0.0)
             if each.key[1] == "waiting":  # unlike stages may differ more at the speed of light, where a wait is none
                 bound = np.minimum(bound, each.seconds)
-            columns = _columns(each, one, labels, spent.get(each.key)) | {"ideal_s": bound}
-            operators += _weighted(columns, weights, scores)
-            fits.setdefault((one.name, *each.key), _fit_rows(each, one, labels))
-    if np.any(times.load):
-        operators.append(_loads(designs, labels, times.load + np.zeros(len(labels)), scores))
-    if math.isfinite(designs.drift):
-        fresh = scores_of(replace(designs, drift=math.inf), times)
-        for latency, step in (("ttl", "decode step"), ("ftl", "prefill pass")):
-            whole = getattr(scores, latency)
-            operators.append(_ages(labels, latency, step, whole - getattr(fresh, latency), whole))
-    return pd.concat(operators, ignore_index=True), pd.concat(fits.values(), ignore_index=True)
+            columns = common | _columns(each, one, spent.get(each.key)) | {"ideal_s": bound}
+            found += _weighted(columns, counted)
+            if fits:
+                timed = rows[np.flatnonzero(each.seconds)].tolist()
+                new = [row for row in dict.fromkeys(timed) if (one.name, *each.key, row) not in known]
+                known |= {(one.name, *each.key, row) for row in new}
+                of_fits.append(_fit_rows(each, one, np.array(new, dtype=np.int64)))
+    for mine, taken, score in zip(designs, times, scores, strict=True):
+        if np.any(taken.load):
+            found.append(_loads(mine, taken.load + np.zeros(mine.rows.size), score))
+        if math.isfinite(mine.drift):
+            fresh = scores_of(replace(mine, drift=math.inf), taken)
+            for latency, step in (("ttl", "decode step"), ("ftl", "prefill pass")):
+                whole = getattr(score, latency)
+                found.append(_ages(mine, latency, step, whole - getattr(fresh, latency), whole))
+    mixes = [row for mine in designs if len(mine.prompts) > 1 for row in mine.rows.tolist()]
+    nothing = pd.DataFrame(columns=["row", *FIT_COLUMNS])
+    return _framed(found, mixes), pd.concat(of_fits, ignore_index=True) if of_fits else nothing
 
 
-def _ages(labels: pd.Index[Any], latency: str, step: str, seconds: Floats, whole: Floats) -> pd.DataFrame:
-    """What a latency is longer as placements of experts age and are moved, as rows of ``Breakdown.operators``."""
-    columns: dict[str, Any] = {"row": labels, "latency": latency, "step": step, "operator": "age and moves of experts"}
-    columns |= {"kind": "waiting", "form": "", "calls": 1.0, "seconds": seconds, "share": seconds / whole}
+def _framed(found: Sequence[_Columns], mixes: Sequence[int]) -> pd.DataFrame:
+    """Columns below one another; parts of ``mixes``, rows with prompts of several lengths, added up over them."""
+    columns: dict[str, list[Any]] = {name: [] for name in found[0]}
+    for each in found:
+        for name, values in each.items():
+            whole = np.asarray(values, dtype=object) if isinstance(values, str) else values
+            columns[name].append(np.broadcast_to(whole, len(each["row"])))
+    table = pd.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
+    table = table[table["seconds"] != 0.0].sort_values(["row", "order"], kind="stable", ignore_index=True)
+    table = table.drop(columns="order")
+    several = table["row"].isin(mixes)
+    if several.any():
+        table = pd.concat([table[~several], _over_prompts(table[several])], ignore_index=True)
+    return table.drop(columns="form")
+
+
+def _ages(designs: Designs, latency: str, step: str, seconds: Floats, whole: Floats) -> _Columns:
+    """What a latency is longer as placements of experts age and are moved, as columns of ``Breakdown.operators``."""
+    columns: _Columns = {"row": designs.rows, "order": _LAST, "latency": latency, "step": step}
+    columns |= {"operator": "age and moves of experts", "kind": "waiting", "form": "", "calls": 1.0}
+    seconds = np.maximum(seconds, 0.0)
+    columns |= {"seconds": seconds, "share": seconds / whole}
     columns |= {f"{resource}_s": seconds * (resource == "waiting") for resource in RESOURCES}
-    columns |= {
-        "ideal_s": 0.0,
-        "flops": 0.0,
-        "hbm_bytes": 0.0,
-        "trust": str(Trust.ASSUMED),
-        "outside": "",
-        "source": "",
-    }
-    columns["equation"] = f"{rebalancing.__module__}.{rebalancing.__name__}"
-    found = pd.DataFrame(columns)
-    return found[found["seconds"] > 0.0]
+    columns |= {"ideal_s": 0.0, "flops": 0.0, "hbm_bytes": 0.0, "trust": str(Trust.ASSUMED), "outside": ""}
+    return columns | {"source": "", "equation": f"{rebalancing.__module__}.{rebalancing.__name__}"}
 
 
-def _loads(designs: Designs, labels: pd.Index[Any], seconds: Floats, scores: Scores) -> pd.DataFrame:
-    """What FTL waits for cached pasts from below HBM, as rows of ``Breakdown.operators``."""
-    columns: dict[str, Any] = {"row": labels, "latency": "ftl", "step": "prefill pass", "operator": "load of the past"}
-    columns |= {"kind": "waiting", "form": "", "calls": 1.0, "seconds": seconds, "share": seconds / scores.ftl}
+def _loads(designs: Designs, seconds: Floats, scores: Scores) -> _Columns:
+    """What FTL waits for cached pasts from below HBM, as columns of ``Breakdown.operators``."""
+    columns: _Columns = {"row": designs.rows, "order": _LAST, "latency": "ftl", "step": "prefill pass"}
+    columns |= {"operator": "load of the past", "kind": "waiting", "form": "", "calls": 1.0}
+    columns |= {"seconds": seconds, "share": seconds / scores.ftl}
     columns |= {f"{resource}_s": seconds * (resource == "waiting") for resource in RESOURCES}
     columns |= {"ideal_s": seconds, "flops": 0.0, "hbm_bytes": 0.0, "trust": str(Trust.ASSUMED), "outside": ""}
     columns["source"] = str(place_of_key("hardware", designs.prefill_at.system.name, "kv_tiers"))
-    columns["equation"] = f"{load_time.__module__}.{load_time.__name__}"
-    return pd.DataFrame(columns)
+    return columns | {"equation": f"{load_time.__module__}.{load_time.__name__}"}
 
 
 def _over_prompts(parts: pd.DataFrame) -> pd.DataFrame:
@@ -280,52 +359,38 @@ def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
     return pd.DataFrame([values | {"prefill_chunk_tokens": mapping.chunk_tokens}])
 
 
-def _joined(frames: list[pd.DataFrame], index: Mapping[Any, int]) -> pd.DataFrame:
-    """The frames below one another, rows of a design together."""
-    whole = pd.concat(frames, ignore_index=True)
-    return whole.sort_values("row", key=lambda labels: labels.map(index), kind="stable", ignore_index=True)
-
-
-def _columns(each: Summand, one: Pass, labels: pd.Index[Any], spent: Spent | None) -> dict[str, Any]:
+def _columns(each: Summand, one: Pass, spent: Spent | None) -> _Columns:
     """A part of a pass of every design, as columns of ``Breakdown.operators`` but for the latency that it serves."""
     name, kind, form = each.key
-    nothing = np.zeros(len(labels))
+    nothing = np.zeros(one.rows)
     if spent is None:
         spent = Spent({"host" if kind == "host" else "waiting": each.seconds}, nothing + 1.0, nothing, nothing)
     by = dict.fromkeys(RESOURCES, nothing) | spent.by
-    outside = _outside(each.operator[0]) if each.operator else [""] * len(labels)
-    columns: dict[str, Any] = {"row": labels, "latency": "", "step": one.name, "operator": name, "kind": kind}
-    columns |= {"form": form}
+    equation = EQUATIONS[kind]
+    columns: _Columns = {"latency": "", "step": one.name, "operator": name, "kind": kind, "form": form}
     columns |= {"calls": spent.calls, "seconds": each.seconds, "share": nothing}
     columns |= {f"{resource}_s": by[resource] for resource in RESOURCES}
     columns |= {"ideal_s": nothing, "flops": spent.flops, "hbm_bytes": spent.hbm_bytes}
-    equation = EQUATIONS[kind]
-    columns |= {
-        "trust": _trust(each, one),
-        "outside": outside,
-        "source": _source(each, one),
-        "equation": f"{equation.__module__}.{equation.__name__}",
-    }
-    return columns
+    columns |= {"trust": _trust(each, one), "outside": _outside(each.operator[0]) if each.operator else ""}
+    return columns | {"source": _source(each, one), "equation": f"{equation.__module__}.{equation.__name__}"}
 
 
-def _weighted(columns: dict[str, Any], weights: Mapping[str, Floats], scores: Scores) -> Iterator[pd.DataFrame]:
-    """The part in every latency that holds such passes, as often as it does."""
-    for latency, weight in weights.items():
+def _weighted(columns: _Columns, counted: Mapping[str, tuple[Floats, Floats]]) -> Iterator[_Columns]:
+    """The part in every latency that holds such passes, as often as it does; behind it what the latency is."""
+    for latency, (weight, whole) in counted.items():
         if np.any(weight):
             found = columns | {"latency": latency} | {name: columns[name] * weight for name in _EXTENSIVE}
-            found["share"] = found["seconds"] / getattr(scores, latency)
-            yield pd.DataFrame(found)[found["seconds"] != 0.0]
+            yield found | {"share": found["seconds"] / whole}
 
 
-def _outside(operator: Contribution) -> list[str]:
+def _outside(operator: Contribution) -> Any:
     """Ends of ranges that an operator passes, in words, row by row."""
     told: list[list[str]] = [[] for _ in range(operator.rows)]
     for breach in breaches(operator):
         size, side = SIZE_WORDS.get(breach.size, breach.size), "above" if breach.above else "below"
         for row in np.flatnonzero(breach.where):
             told[row].append(f"{size} {_counted(breach.value[row])} {side} {_counted(breach.end)}")
-    return ["; ".join(each) for each in told]
+    return np.array(["; ".join(each) for each in told], dtype=object)
 
 
 def _counted(value: float) -> str:
@@ -361,7 +426,7 @@ def _engine_keys(each: Summand, one: Pass) -> list[str]:
     kind = each.key[1]
     if engine is None:
         return []
-    prefills = one.phase == "prefill" or bool(np.any(one.designs.mixed_chunk > 0))
+    prefills = one.phase == "prefill"  # mixed steps are
     if kind == "host":
         used = ["step_host", "rank_host", "sequence_host"] if one.phase == "decode" else ["step_host", "rank_host"]
         return [key for key in used if getattr(engine, key)] + (["kernel_launch"] if prefills else [])
@@ -371,8 +436,8 @@ def _engine_keys(each: Summand, one: Pass) -> list[str]:
     return keys + (["prefill_stretch"] if prefills and not scores and engine.prefill_stretch != 1.0 else [])
 
 
-def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
-    """Fits behind an operator, as rows of ``Breakdown.fits``."""
+def _fit_rows(each: Summand, one: Pass, places: Ints) -> pd.DataFrame:
+    """Fits behind an operator of some designs, as rows of ``Breakdown.fits``."""
     rows: list[dict[str, Any]] = []
     for fit in each.operator[0].fits if each.operator else ():
         place = place_of_fit(fit, one.at.system.name)
@@ -393,12 +458,12 @@ def _fit_rows(each: Summand, one: Pass, labels: pd.Index[Any]) -> pd.DataFrame:
                 "entry": place.entry,
             }
         )
-    told = pd.DataFrame(rows * len(labels), columns=FIT_COLUMNS)
-    told.insert(0, "row", labels.repeat(len(rows)))
+    told = pd.DataFrame(rows * len(places), columns=FIT_COLUMNS)
+    told.insert(0, "row", places.repeat(len(rows)))
     return told
 
 
-def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
+def _memory(designs: Designs) -> Iterator[pd.DataFrame]:
     """What fills the fullest GPU of every instance, as rows of ``Breakdown.memory``."""
     cached, prompt = designs.lengths.resident, designs.lengths.prompt
     at, prefill_at, chunk = designs.at, designs.prefill_at, designs.chunk_tokens
@@ -409,11 +474,11 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
             prefill_at, prefill_mapping, designs.prefill_batch, prompt=prompt, chunk_tokens=chunk, mla_form=kept
         )
         filled = instance_parts(prefill_at, prefill_mapping, residents, prefill_at.profile.prefill_imbalance)
-        yield _memory_rows("prefill", filled, prefill_at, labels)
+        yield _memory_rows("prefill", filled, prefill_at, designs.rows)
     if not designs.shared and "decode" in designs.phases:
         residents = decode_load(at, mapping, designs.batch, cached=cached)
         filled = instance_parts(at, mapping, residents, at.profile.decode_imbalance)
-        yield _memory_rows("decode", filled, at, labels)
+        yield _memory_rows("decode", filled, at, designs.rows)
     if not designs.shared:
         return
     beside = designs.mapping, designs.prefill_batch, prompt
@@ -423,12 +488,12 @@ def _memory(designs: Designs, labels: pd.Index[Any]) -> Iterator[pd.DataFrame]:
         prefilling = prefilling_in_passes(*beside, chunk, at.profile.resident_deviations)
     residents = colocated_load(at, designs.mapping, designs.batch, cached=cached, prefilling=prefilling, mla_form=kept)
     filled = instance_parts(at, designs.mapping, residents, at.profile.prefill_imbalance)
-    yield _memory_rows("both", filled, at, labels)
+    yield _memory_rows("both", filled, at, designs.rows)
 
 
-def _memory_rows(phase: str, filled: MemoryParts, at: Setup, labels: pd.Index[Any]) -> pd.DataFrame:
+def _memory_rows(phase: str, filled: MemoryParts, at: Setup, places: Ints) -> pd.DataFrame:
     frames = [
-        pd.DataFrame({"row": labels, "phase": phase, "part": name, "bytes": held + np.zeros(len(labels))})
+        pd.DataFrame({"row": places, "phase": phase, "part": name, "bytes": held + np.zeros(places.size)})
         for name, held in filled._asdict().items()
     ]
     whole = pd.concat(frames, ignore_index=True)
@@ -437,10 +502,10 @@ def _memory_rows(phase: str, filled: MemoryParts, at: Setup, labels: pd.Index[An
     return whole.assign(share=share, limit_bytes=at.memory_limit, graphs_bytes=graphs, context_bytes=context)
 
 
-def _elasticities(designs: Designs, labels: pd.Index[Any]) -> pd.DataFrame:
+def _elasticities(designs: Designs) -> pd.DataFrame:
     """Elasticities to every number of the hardware, as rows of ``Breakdown.elasticities``."""
     frames = [
-        pd.DataFrame({"row": labels, "parameter": parameter, **elasticities_of(designs, parameter)._asdict()})
+        pd.DataFrame({"row": designs.rows, "parameter": parameter, **elasticities_of(designs, parameter)._asdict()})
         for parameter in PARAMETERS
         if parameter != CAPACITY
     ]

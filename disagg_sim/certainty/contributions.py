@@ -148,14 +148,15 @@ def timed_contributions(
             mine = judged[alike.start]
             own = [replace(each.of_rows(member.rows), seconds=member.times(each.seconds)) for each in mine]
             found[place] = added(found[place], member.times(times))
-            order = 0 if member.prompt is None else 1 + _index(designs[place].prompts, member.prompt)
+            order = place_of_prompt(designs[place].prompts, member.prompt)
             parts[place].append((order, [each for each in own if any(map(np.any, each.seconds))]))
     in_order = [[each for _, some in sorted(mine, key=lambda pair: pair[0]) for each in some] for mine in parts]
     return list(zip(found, in_order, strict=True))
 
 
-def _index(prompts: Sequence[Prompt], prompt: Prompt) -> int:
-    return next(number for number, each in enumerate(prompts) if each is prompt)
+def place_of_prompt(prompts: Sequence[Prompt], prompt: Prompt | None) -> int:
+    """Place of a pass among those of designs: 0 of a decode step, then those of prefill in order of their prompts."""
+    return 0 if prompt is None else 1 + next(number for number, each in enumerate(prompts) if each is prompt)
 
 
 def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:

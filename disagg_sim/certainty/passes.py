@@ -44,6 +44,7 @@ from disagg_sim.certainty.contributions import (
 )
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
+from disagg_sim.certainty.together import Member, Together, together
 from disagg_sim.facts.load import load_profile
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
@@ -77,8 +78,6 @@ class Pass:
     designs: Designs  # timed at prompts of one length; in a decode step at none
     field: int  # of ``Times``: its time
     routes: tuple[Route, ...]
-    whole: Designs  # timed at all of their prompts
-    counts: Times  # passes of this kind in each of ``Times`` of ``whole`` [1]
 
     @property
     def at(self) -> Setup:
@@ -100,16 +99,21 @@ class Pass:
         """The designs on hosts that take no time."""
         return _unhosted(self.designs)
 
-    def weights(self, times: Times) -> dict[str, Floats]:
-        """Passes of this kind in each latency, (rows,), from the times of ``whole``. [1]"""
-        marked = [part + STEP * 1j * count for part, count in zip(times, self.counts, strict=True)]
-        scores = scores_of(self.whole, Times(*marked))
-        return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(self.rows) for name in LATENCIES}
-
     @cached_property
     def faster(self) -> dict[str, Setup]:
         """The setup with the step of a derivative on each rate of the hardware, by resource."""
         return {resource: scaled(self.at, parameter, FACTOR) for resource, parameter in _RATES.items()}
+
+
+def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats]:
+    """Passes of a kind in each latency of some designs, (rows,), from their times. [1]"""
+    prompt = member.prompt
+    counts = Times(1.0, 0.0, 0.0)
+    if prompt is not None:
+        counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long)
+    marked = [part + STEP * 1j * count for part, count in zip(times, counts, strict=True)]
+    scores = scores_of(whole, Times(*marked))
+    return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(whole.rows.size) for name in LATENCIES}
 
 
 def without_host(at: Setup) -> Setup:
@@ -135,6 +139,17 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
         yield _decode_step(designs)
     if "prefill" in designs.phases:
         yield from (_prefill(designs, prompt) for prompt in designs.prompts)
+
+
+def passes_together(designs: Sequence[Designs]) -> Iterator[tuple[Together, Pass, Pass]]:
+    """Kinds of passes of several designs, as ``passes_of``, those of one kind in one; the members say whose it is.
+
+    The second pass is the first at the speed of light.
+    """
+    for unit in together([replace(one, drift=math.inf) for one in designs]):
+        same = unit.designs, at_light(unit.designs)
+        one, light = (_decode_step(each) if unit.phase == "decode" else _prefill(each, *each.prompts) for each in same)
+        yield unit, one, light
 
 
 def _apart(designs: Designs) -> Designs:
@@ -163,8 +178,6 @@ def _decode_step(whole: Designs) -> Pass:
         designs=designs,
         field=0,
         routes=(Route(timed(_apart(designs)), 0, hops=False), Route(timed(designs), 0, hops=True)),
-        whole=whole,
-        counts=Times(1.0, 0.0, 0.0),
     )
 
 
@@ -197,8 +210,6 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         designs=designs,
         field=1,
         routes=(Route(timed(apart), field, hops=False), Route(timed(designs), 1, hops=True)),
-        whole=whole,
-        counts=Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long),
     )
 
 

@@ -69,8 +69,11 @@ def together(designs: Sequence[Designs]) -> list[Together]:
         kinds.setdefault(kind, {}).setdefault(lengths, []).append((place, prompt))
 
     for place, one in enumerate(designs):
-        ask(place, None, ("decode", _setup_of(one.at), one.load.batch is None), (one.lengths,))
+        if "decode" in one.phases:
+            ask(place, None, ("decode", _setup_of(one.at), one.load.batch is None), (one.lengths,))
     for place, one in enumerate(designs):
+        if "prefill" not in one.phases:
+            continue
         mixed = (one.interference, _setup_of(one.at), one.load.batch is None) if one.mode == "piggyback" else None
         shared = _setup_of(one.prefill_at), one.form, mixed
         chunk = one.chunk_tokens[0] > 0 if one.lengths.constant else one.chunk_tokens[0]

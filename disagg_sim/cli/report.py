@@ -22,13 +22,13 @@ def report(
     ] = None,
     points: Annotated[int, typer.Option(min=0, help="Sweep: points to show beside the frontiers.")] = BESIDE,
     no_breakdowns: Annotated[
-        bool, typer.Option("--no-breakdowns", help="Sweep: leave out what each latency is made of; much faster.")
+        bool, typer.Option("--no-breakdowns", help="Sweep: leave out what each latency is made of; faster.")
     ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
 ) -> None:
     """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
     if not no_breakdowns and (results / MANIFEST).is_file():
-        listener().note("note: taking designs apart, half a second a case and mode; --no-breakdowns leaves that out")
+        listener().note("note: taking designs apart, most of the time; --no-breakdowns leaves that out")
     content = content_of(results, beside=points, jobs=jobs or cores(), breakdowns=not no_breakdowns)
     path = out or results / "report.html"
     size = write_page(content, path)

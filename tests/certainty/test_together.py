@@ -8,6 +8,7 @@ import pandas as pd
 import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.extrapolation import outside_calibration
+from disagg_sim.certainty.passes import passes_together
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.said import said_of
 from disagg_sim.certainty.together import times_together, together
@@ -77,3 +78,38 @@ def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
     assert both["rests_on"].tolist() == rests_on(points).tolist()
     assert both["outside_calibration"].tolist() == outside_calibration(points).tolist()
     assert both.nunique().min() > 1
+
+
+def test_designs_are_taken_apart_together_as_they_are_one_by_one() -> None:
+    """Two pools, co-located and piggybacked instances, whole prompts and chunks, two lengths and a mix of lengths."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
+    mappings = [ds.Mapping(dp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, pp=2)]
+    given = {name: ds.lengths(*map(int, name.split("/"))) for name in ("1024/128", "16384/64")}
+    given["log_normal_4096_512"] = ds.lengths("log_normal_4096_512")
+    options = ds.Colocation(batch=(64,), prefill_batch=(8,))
+    tables = []
+    for name, lengths in given.items():
+        pools = ds.disaggregated(
+            ds.prefill_grid(at, mappings, lengths, batch=[8]), ds.decode_grid(at, mappings, lengths, batch=[64])
+        )
+        shared = [serve(at, mappings, lengths, options=options) for serve in (ds.colocated, ds.piggyback)]
+        tables += [table.assign(traffic=name) for table in (pools, *shared)]
+    points = pd.concat(tables, ignore_index=True)
+    origin = Origin(lengths=given)
+    whole = ds.breakdown(points, origin=origin)
+    assert len(passes_of_all := list(passes_together(list(designs_of(points, origin))))) < len(points)
+    assert any(len(unit.members) > 3 for unit, *_ in passes_of_all)
+    alone = [ds.breakdown(points.iloc[[row]], origin=origin) for row in range(len(points))]
+    for name in ("operators", "fits", "memory", "elasticities"):
+        keys = [
+            key
+            for key in ("row", "latency", "step", "operator", "kind", "phase", "part", "parameter", "entry")
+            if key in getattr(whole, name)
+        ]
+        one, other = (
+            frame.sort_values(keys, kind="stable", ignore_index=True)
+            for frame in (getattr(whole, name), pd.concat([getattr(each, name) for each in alone], ignore_index=True))
+        )
+        pd.testing.assert_frame_equal(one, other, rtol=1e-9, atol=1e-15, check_dtype=False)
+    ttl = whole.operators[whole.operators["latency"] == "ttl"].groupby("row")["seconds"].sum()
+    np.testing.assert_allclose(ttl, points["ttl_s"], rtol=1e-9)

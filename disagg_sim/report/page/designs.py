@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from disagg_sim.certainty.breakdown import breakdown
+from disagg_sim.certainty.breakdown import parts_of
 from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import SHARDING, UNSAID
@@ -182,8 +182,8 @@ def taken_apart(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, p
     >>> f"{parts[parts['latency'] == 'ttl']['seconds'].sum() / found['ttl_s'][0]:.9f}"
     '1.000000000'
     """
-    keys = [name for name in ("case", "mode") if name in points]
-    groups = [group for _, group in points.groupby(keys, sort=False, observed=True)]
+    keys = [points[name].astype(str) for name in ("model", "system")]  # whose passes are timed together
+    groups = [group for _, group in points.groupby(keys, sort=False)] if len(points) else []
     found = run_tasks(_apart, groups, jobs=min(jobs, len(groups) or 1))
     both = [*zip(*found, strict=True)]
     if not both:
@@ -193,8 +193,7 @@ def taken_apart(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, p
 
 
 def _apart(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    found = breakdown(points)
-    parts = found.operators
+    parts, memory = parts_of(points)
     several = parts.groupby(["row", "latency"])["step"].transform("nunique") > 1
     names = parts["operator"].where(~several, parts["operator"] + " (" + parts["step"] + ")")
     small = parts["share"] < LEAST_SHARE
@@ -206,5 +205,5 @@ def _apart(points: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     entries = {source: entries_of(source) if source else "" for source in told["source"].unique()}
     told = told.assign(source=told["source"].map(entries), last=told["part"] == OTHERS)
     told = told.sort_values(["row", "latency", "last", "seconds"], ascending=[True, True, True, False])
-    memory = found.memory[found.memory["bytes"] > 0]
+    memory = memory[memory["bytes"] > 0]
     return told.drop(columns="last"), memory[["row", "phase", "part", "bytes", "limit_bytes"]]
