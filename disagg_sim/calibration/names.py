@@ -90,7 +90,7 @@ def recipe_of(weights: str, cache: str, model: str) -> str:
         return "nvfp4_fp8kv" if cache == "fp8" else "nvfp4_bf16kv"
     if "fp8" in kind:
         block = "fp8_block" if "block" in kind else "fp8"
-        return block if cache == "fp8" else f"{block}_bf16kv"
+        return kind if kind == "fp8_tensor" and cache == "fp8" else block if cache == "fp8" else f"{block}_bf16kv"
     return "bf16_fp8kv" if cache == "fp8" else "bf16"
 
 

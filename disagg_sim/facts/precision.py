@@ -51,8 +51,10 @@ MXFP4 = Format(name="mxfp4", bytes=0.53125, arithmetic="bf16", block_scaled="fp8
 #: Kind of attention under which a recipe gives the format of all kinds that it does not name.
 ANY_KIND = "any"
 FORMATS = {f.name: f for f in (BF16, FP8, FP8_BLOCK, NVFP4, INT8, MXFP4)}
+#: What a recipe may name: ``fp8`` is that of the model's checkpoints, ``fp8_tensor`` has no block scales in any model.
+_NAMED = FORMATS | {"fp8_tensor": FP8}
 
-_Format = Annotated[str, OneOf(FORMATS)]
+_Format = Annotated[str, OneOf(_NAMED)]
 _Arithmetic = Annotated[str, OneOf(("bf16", "fp8"))]
 _Bytes = Annotated[float, Quantity("B", 0.5, 4.0)]
 _Kind = Annotated[str, OneOf(lambda: (*ATTENTION_KINDS, ANY_KIND))]
@@ -130,7 +132,7 @@ class PrecisionRecipe(Shown):
         """
 
         def weight(name: str) -> Format:
-            return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else FORMATS[name]
+            return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else _NAMED[name]
 
         def projection(kind: str) -> Format:
             wanted = (kind, ATTENTION_KINDS[kind].projected_as, ANY_KIND)

@@ -15,7 +15,8 @@ from disagg_sim.calibration.served.read import ServingDataError, read_rows
 from disagg_sim.calibration.served.rows import ServingRow, Workers
 from disagg_sim.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
 from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import list_specs, load_engine
+from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
+from disagg_sim.planning.question import usual_precision
 
 #: Published serving measurements, each row of which is read.
 MEASURED = (
@@ -187,6 +188,10 @@ def test_names_of_boards_and_recipes():
     assert recipe_of("fp4", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
     assert recipe_of("fp8_block", "bf16", "llama_3_1_8b") == "fp8_block_bf16kv"
     assert recipe_of("", "bf16", "llama_2_7b") == "bf16"
+    assert [recipe_of("fp8_tensor", cache, "qwen3_235b_a22b") for cache in ("fp8", "bf16")] == [
+        "fp8_tensor",
+        "fp8_bf16kv",
+    ]
 
 
 def test_every_name_of_the_tables_is_shipped():
@@ -305,3 +310,30 @@ def test_every_measured_file_is_read_and_every_row_kept(name):
     with path.open(encoding="utf-8") as stream:
         lines = sum(1 for _ in csv.DictReader(stream))
     assert len(read_rows(path)) == (0 if name in WITHOUT_RUNS else lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "count"),
+    [
+        ("measured/nvidia_gap_runs", "qwen3_235b_a22b", 106),
+        ("measured_2026/inferencex_newmodels_runs", "minimax_m2_5", 47),
+    ],
+)
+def test_published_runs_on_hopper_are_judged_with_the_weights_that_plans_take(file, model, count):
+    """The cache differs where an engine keeps that of an fp8 checkpoint in bf16 by default, and plans do not."""
+    spec = load_model(model)
+    rows = [row for row in read_rows(shared_file(f"{file}.csv")) if row.model == model]
+    rows = [row for row in rows if load_system(row.system).architecture == "Hopper"]
+    assert len(rows) == count
+
+    def weights(name: str) -> tuple[object, ...]:
+        found = load_precision(name).resolve(spec)
+        return found.attention_projection, found.ffn, found.expert, found.embedding, found.head, found.router
+
+    assert all(weights(row.recipe) == weights(usual_precision(spec, load_system(row.system))) for row in rows)
+
+
+def test_pages_of_tensorrt_llm_run_the_fp8_checkpoints_of_nvidia():
+    found = {(row.model, row.recipe) for row in read_rows(shared_file("measured/trtllm_docs_throughput.csv"))}
+    assert {recipe for model, recipe in found if model == "qwen3_235b_a22b"} == {"fp8_tensor", "nvfp4_fp8kv"}
+    assert {model for model, recipe in found if recipe == "fp8_tensor"} == {"qwen3_235b_a22b"}

@@ -86,6 +86,7 @@ def test_list_of_one_kind(capsys):
         "fp8_bf16kv",
         "fp8_block",
         "fp8_block_bf16kv",
+        "fp8_tensor",
         "mxfp4",
         "mxfp4_fp8_block",
         "mxfp4_fp8kv",
@@ -169,7 +170,7 @@ def test_check_names_the_faults_of_every_file(capsys, tmp_path):
         (
             ["show", "precision", "fp9"],
             "unknown precision recipe 'fp9', did you mean 'fp8'?; known: "
-            "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8_block, "
+            "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
             "mxfp4_fp8kv, nvfp4_bf16kv, "
             "nvfp4_fp8kv, nvfp4_fp8kv_bf16_attention, nvfp4_fp8kv_bf16_projections",
         ),

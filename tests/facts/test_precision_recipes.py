@@ -12,6 +12,7 @@ TABLE = {
     ("fp8", "deepseek_r1"): ("fp8_block", "fp8_block", "fp8_block", "fp8", "fp8"),
     ("fp8", "kimi_k2"): ("fp8_block", "fp8_block", "fp8_block", "fp8", "fp8"),
     ("fp8", "qwen3_235b_a22b"): ("fp8_block", "fp8_block", "fp8_block", "fp8", "fp8"),
+    ("fp8_tensor", "qwen3_235b_a22b"): ("fp8", "fp8", "fp8", "fp8", "fp8"),
     ("fp8", "llama_4_maverick"): ("fp8", "fp8", "fp8", "fp8", "fp8"),
     ("fp8_bf16kv", "llama_3_1_70b"): ("fp8", "fp8", "fp8", "bf16", "bf16"),
     ("nvfp4_fp8kv", "llama_3_1_70b"): ("nvfp4", "nvfp4", "nvfp4", "fp8", "fp8"),
@@ -42,13 +43,15 @@ REFUSED = [
         "nvfp4_fp8kv",
         "h100_sxm",
         "nvfp4",
-        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv",
+        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
+        "mxfp4_fp8kv",
     ),
     (
         "nvfp4_fp8kv",
         "mi300x",
         "nvfp4",
-        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv",
+        "bf16, bf16_fp8kv, fp8, fp8_bf16kv, fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, "
+        "mxfp4_fp8kv",
     ),
 ]
 
@@ -73,6 +76,6 @@ def test_an_unknown_recipe_names_the_nearest():
         resolve_precision("nvfp4", load_model("deepseek_r1"), load_system("b200_sxm"))
     assert str(refusal.value) == (
         "unknown precision recipe 'nvfp4', did you mean 'nvfp4_fp8kv'?; known: bf16, bf16_fp8kv, fp8, fp8_bf16kv, "
-        "fp8_block, fp8_block_bf16kv, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv, nvfp4_bf16kv, nvfp4_fp8kv, "
+        "fp8_block, fp8_block_bf16kv, fp8_tensor, mxfp4, mxfp4_fp8_block, mxfp4_fp8kv, nvfp4_bf16kv, nvfp4_fp8kv, "
         "nvfp4_fp8kv_bf16_attention, nvfp4_fp8kv_bf16_projections"
     )

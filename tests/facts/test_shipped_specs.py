@@ -76,6 +76,7 @@ def test_the_shipped_names():
         "fp8_bf16kv",
         "fp8_block",
         "fp8_block_bf16kv",
+        "fp8_tensor",
         "mxfp4",
         "mxfp4_fp8_block",
         "mxfp4_fp8kv",
@@ -145,12 +146,14 @@ def test_deepseek_begins_with_three_dense_layers():
     assert model.block_scaled_fp8
 
 
-def test_fp8_weights_have_block_scales_where_every_published_fp8_checkpoint_has():
+def test_fp8_weights_have_block_scales_where_the_fp8_checkpoint_of_the_publisher_has():
+    """Of Qwen3-32B there are both; of Qwen3-235B NVIDIA has one with scales of tensors: recipe ``fp8_tensor``."""
     published = load_checkpoints().models
     for name in list_specs("model"):
-        known = published.get(name, {})
-        if known.keys() & {"fp8", "fp8_block"}:
-            assert load_model(name).block_scaled_fp8 == ("fp8" not in known), name
+        publisher = {form: config.partition("/")[0] for form, config in published.get(name, {}).items()}
+        if publisher.keys() & {"fp8", "fp8_block"}:
+            blocks = publisher.get("fp8_block")
+            assert load_model(name).block_scaled_fp8 == (blocks not in (None, publisher.get("fp8"))), name
     scaled = {name for name in list_specs("model") if load_model(name).block_scaled_fp8}
     assert scaled - published.keys() == {"deepseek_v3"}  # as DeepSeek-R1, which was trained from it
 

@@ -132,7 +132,7 @@ FAULTS = [
         "fp8",
         "ffn: fp8",
         "ffn: fp9",
-        ["ffn: 'fp9' is unknown, did you mean 'fp8'?; allowed: bf16, fp8, fp8_block, nvfp4, int8, mxfp4"],
+        ["ffn: 'fp9' is unknown, did you mean 'fp8'?; allowed: bf16, fp8, fp8_block, nvfp4, int8, mxfp4, fp8_tensor"],
     ),
     ("precision", "fp8", "cache: fp8", "cache: int4", ["cache: 'int4' is unknown; allowed: bf16, fp8"]),
     # models

@@ -29,7 +29,7 @@ from disagg_sim.calibration.served.cells import (
     yes,
 )
 from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
-from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.load import load_checkpoints, load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.units import MS
 
@@ -251,13 +251,17 @@ def nvidia_gap(line: Any) -> ServingRow:
 
 
 def trtllm_docs(line: Any) -> ServingRow:
-    """A cell of a TensorRT-LLM performance table: everything queued, a static batch, or one prompt."""
+    """A cell of a TensorRT-LLM performance table: everything queued, a static batch, or one prompt.
+
+    The pages run NVIDIA's fp8 checkpoints where there are such (ModelOpt, a scale for each tensor, an fp8 cache).
+    """
     static = "static" in text(line, "framework")
+    weights = text(line, "precision_weights")
+    known = load_checkpoints().models.get(model_named(text(line, "model")), {})
+    if weights == "fp8" and "fp8_block" in known and known.get("fp8", "").startswith("nvidia/"):
+        weights = "fp8_tensor"
     names = names_of(
-        line,
-        weights=text(line, "precision_weights"),
-        cache=text(line, "precision_kv"),
-        engine=old_engine("trtllm") if static else "trtllm",
+        line, weights=weights, cache=text(line, "precision_kv"), engine=old_engine("trtllm") if static else "trtllm"
     )
     gpus, scenario, metric = count(line, "gpus_total"), text(line, "scenario"), text(line, "metric")
     if metric == "first_token_latency":
