@@ -27,7 +27,7 @@ def test_help_is_whole(
     assert shown(words, "-h", capsys) == text
     assert max(map(len, text.splitlines())) <= width
     assert "\u2026" not in text
-    assert not re.search(r"[\w,]\.\.\.$", text, flags=re.MULTILINE), text  # a line that was cut
+    assert not re.search(r"^(?!Usage: ).*[\w,]\.\.\.$", text, flags=re.MULTILINE), text  # a line that was cut
 
 
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
