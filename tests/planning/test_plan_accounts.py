@@ -1,0 +1,274 @@
+"""Accounts of a plan, counted again from its pools: caches over NICs, prices, joules, and which mode is the better."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import disagg_sim as ds
+from disagg_sim.certainty.energy import step_and_pass
+from disagg_sim.certainty.grid_points import design_of
+from disagg_sim.cli.main import app
+from disagg_sim.domain import Mode
+from disagg_sim.facts.load import load_power
+from disagg_sim.planning.energy import decode_design, drawn, prefill_design
+from disagg_sim.planning.prices import planned_prices
+from disagg_sim.planning.prove import deployed, proven
+from disagg_sim.planning.question import MOST_GPUS, PlanOptions
+from disagg_sim.planning.replayed import policy_of, requests_of, run_options
+from disagg_sim.planning.sizing import cost_of, designs_at, fewest
+from disagg_sim.report.plan import Told, design_json, plan_json, screen
+
+#: Cache of a token: layers, K and V of all heads, width; of MLA one latent with its rope. One byte each. [B]
+KV = {
+    "llama_3_1_8b": 32 * 2 * 8 * 128,
+    "llama_3_1_70b": 80 * 2 * 8 * 128,
+    "qwen3_30b_a3b": 48 * 2 * 4 * 128,
+    "deepseek_r1": 61 * (512 + 64),
+}
+HEADS = {"llama_3_1_8b": 8, "llama_3_1_70b": 8, "qwen3_30b_a3b": 4, "deepseek_r1": 1}
+#: Prices of two systems. [USD/h]
+PRICES = {"h100_sxm": 2.0, "h200_sxm": 3.5}
+
+
+def shown(found):
+    return [each for each in (found.best, found.other, *found.runners_up) if each is not None]
+
+
+def of_mode(found, mode):
+    return next(each for each in shown(found) if each.mode == mode)
+
+
+def counted(design):
+    """GPUs of each system."""
+    gpus = {}
+    for pool in design.pools:
+        degrees = pool.mapping
+        one = int(degrees.tp_attn) * int(degrees.dp_attn) * int(degrees.pp) * int(degrees.pcp)
+        gpus[pool.setup.system.name] = gpus.get(pool.setup.system.name, 0) + one * (pool.instances + pool.spares)
+    return gpus
+
+
+def with_parts_of_their_own(pool, model):
+    """GPUs of an instance that hold parts of a cache which no other does: ranks beyond the KV heads hold copies."""
+    degrees = pool.mapping
+    return min(int(degrees.tp_attn), HEADS[model]) * int(degrees.dp_attn) * int(degrees.pp)
+
+
+# KV caches over NICs.
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "isl", "rate"),
+    [
+        ("llama_3_1_8b", "h100_sxm", 2048, 40.0),
+        ("llama_3_1_70b", "h200_sxm", 4096, 20.0),
+        ("qwen3_30b_a3b", "h100_sxm", 2048, 100.0),
+        ("deepseek_r1", "h200_sxm", 4096, 10.0),
+    ],
+)
+def test_the_promised_nic_rate_is_that_of_the_mapping(model, system, isl, rate):
+    found = ds.plan(model, system, ds.lengths(isl, 256), rate=rate)
+    designs = [each for each in shown(found) if each.mode == Mode.DISAGGREGATED]
+    assert designs
+    for design in designs:
+        moved = rate * isl * KV[model]
+        busiest = max(moved / (pool.instances * with_parts_of_their_own(pool, model)) for pool in design.pools)
+        assert design.kv_rate == pytest.approx(busiest, rel=1e-9)
+
+
+@pytest.mark.parametrize("limit", [0.25, 0.5, 2.0])
+def test_a_nic_limit_is_in_gigabytes_a_second(limit):
+    """A prompt of 2,048 tokens has 134.2 MB: each pool of one-GPU instances needs 44 * 0.1342 / limit of them."""
+    command = "plan --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 44 --tpot 20ms --json --max-nic"
+    told = json.loads(CliRunner().invoke(app, [*command.split(), str(limit)]).stdout)
+    fewest_gpus = math.ceil(44 * 2048 * KV["llama_3_1_8b"] / (limit * 1e9))
+    designs = [each for each in (told["best"], *told["runners_up"]) if each["mode"] == "disaggregated"]
+    for design in designs:
+        assert design["kv_bytes_per_s_per_gpu"] <= limit * 1e9
+        assert all(pool["gpus"] >= fewest_gpus for pool in design["pools"])
+    if limit < 2.0:  # NICs bind, nothing else
+        assert min(design["gpus"] for design in designs) == 2 * fewest_gpus
+
+
+# Prices.
+
+
+@pytest.fixture(scope="module", params=[PRICES, {"h100_sxm": 3.5, "h200_sxm": 2.0}], ids=["dearer", "cheaper"])
+def priced(request):
+    options = PlanOptions(objective="usd", prices=request.param, prefill_system="h100_sxm")
+    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), tpot="30 ms", rate=20, options=options)
+    return request.param, found
+
+
+def test_each_pool_has_the_price_of_its_system(priced):
+    prices, found = priced
+    mixed = next(each for each in shown(found) if len(counted(each)) == 2)
+    for design in (mixed, *shown(found)):
+        assert design.gpus == sum(counted(design).values())
+        hour = sum(prices[name] * gpus for name, gpus in counted(design).items())
+        assert design.cost == pytest.approx(hour)
+        assert cost_of(found.case_of(design), design) == pytest.approx(hour)
+        own = design_json(found, design)
+        assert own["usd_per_hour"] == pytest.approx(hour)
+        assert own["usd_per_million_output_tokens"] == pytest.approx(hour / 3600 / (20 * 512) * 1e6)
+    assert found.best.cost == min(each.cost for each in shown(found))
+
+
+def test_tokens_in_pay_for_prefill_and_tokens_out_for_decode(priced):
+    prices, found = priced
+    mixed = next(each for each in shown(found) if len(counted(each)) == 2)
+    told = planned_prices(mixed, prices, 1.0)
+    prefill, decode = (prices[pool.setup.system.name] * pool.gpus for pool in mixed.pools)
+    assert [pool.role for pool in mixed.pools] == ["prefill", "decode"]
+    assert float(told.new) == pytest.approx(prefill / 3600 / (20 * 4096) * 1e6)
+    assert float(told.output) == pytest.approx(decode / 3600 / (20 * 512) * 1e6)
+
+
+def test_two_prices_swapped_are_another_answer():
+    """Decode has most of the GPUs: the system that decodes decides what a deployment costs."""
+    costs = []
+    for prices in (PRICES, {"h100_sxm": 3.5, "h200_sxm": 2.0}):
+        options = PlanOptions(objective="usd", prices=prices)
+        found = ds.plan("llama_3_1_8b", "h100_sxm,h200_sxm", ds.lengths(512, 1024), rate=40, options=options)
+        (name,) = counted(found.best)
+        costs.append((name, sum(prices[each] * count for each, count in counted(found.best).items())))
+        assert found.best.cost == pytest.approx(costs[-1][1])
+    assert [name for name, _ in costs] == ["h100_sxm", "h200_sxm"]
+
+
+@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+def test_the_fewest_of_a_mode_is_the_cheapest_that_is_listed(priced, mode):
+    """Both walk the same choices in ways of their own."""
+    prices, found = priced
+    for case in found.cases:
+        listed = [each for each in designs_at(case, 20.0) if each.mode == mode]
+        if listed:
+            least = min(sum(prices[name] * gpus for name, gpus in counted(each).items()) for each in listed)
+            assert fewest(case, mode, 20.0, MOST_GPUS) == pytest.approx(least)
+
+
+# The better mode.
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "isl", "osl", "limits"),
+    [
+        ("llama_3_1_8b", "h100_sxm", 2048, 256, {"tpot": "20 ms"}),
+        ("llama_3_1_8b", "h100_sxm", 512, 64, {"tpot": "50 ms"}),
+        ("llama_3_1_8b", "h100_sxm", 8192, 64, {"tpot": "10 ms"}),
+        ("llama_3_1_70b", "h200_sxm", 4096, 512, {"tpot": "25 ms"}),
+        ("qwen3_30b_a3b", "h100_sxm", 8192, 512, {"tpot": "8 ms"}),
+    ],
+)
+@pytest.mark.parametrize("size", [{"rate": 40}, {"gpus": 24}])
+def test_the_better_mode_is_the_one_that_is_told(model, system, isl, osl, limits, size):
+    found = ds.plan(model, system, ds.lengths(isl, osl), **limits, **size)
+    gpus = {design.mode: sum(counted(design).values()) for design in (found.best, found.other)}
+    each = {design.mode: design.rate for design in (found.best, found.other)}
+    assert len(each) == 2
+    if "gpus" in size:
+        assert max(gpus.values()) <= 24
+    else:
+        each = {mode: 40 / count for mode, count in gpus.items()}
+    better = max(each, key=each.__getitem__)
+    assert each[found.best.mode] >= each[found.other.mode] * (1 - 1e-9)
+    assert found.gain == pytest.approx(each[better] / min(each.values()), rel=1e-9)
+    assert plan_json(found)["best"]["mode"] == found.best.mode.value
+
+
+def test_modes_win_by_the_question():
+    """Long prompts beside a tight TPOT split the phases; short ones with time do not."""
+    split = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(8192, 256), tpot="20 ms", rate=10)
+    joint = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(256, 512), tpot="50 ms", rate=40)
+    assert split.best.mode == Mode.DISAGGREGATED
+    assert joint.best.mode == Mode.COLOCATED
+
+
+def test_a_proof_of_both_modes_keeps_the_better_one():
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="20 ms", rate=40)
+    after, _ = proven(found)
+    each = [design.rate / sum(counted(design).values()) for design in (after.best, after.other)]
+    assert each[0] >= each[1]
+    for design in (after.best, after.other):
+        assert design.ttft["p90"] <= 2.0
+        assert design.tpot["p90"] <= 0.02
+
+
+# Energy.
+
+
+@pytest.fixture(scope="module")
+def at_work():
+    return ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=60)
+
+
+@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+def test_the_energy_of_a_plan_is_that_of_its_simulated_pools(at_work, mode):
+    """Every instance of the run is counted by what it did, at the same rate."""
+    design = of_mode(at_work, mode)
+    trace, _ = requests_of(at_work, design, 0)
+    result = ds.simulate(deployed(design), trace, policy_of(design), options=run_options(design, None))
+    spent = ds.run_energy(result)
+    assert spent["gpus"].sum() == design.gpus
+    assert spent["watts"].to_numpy() == pytest.approx((spent["joules"] / spent["held_s"]).to_numpy())
+    assert drawn(design).watts == pytest.approx(spent["joules"].sum() / spent["held_s"].max(), rel=0.06)
+
+
+@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+def test_every_joule_of_a_plan_is_counted_once(at_work, mode):
+    """Waiting GPUs, prompts at the rate, and steps while there are sequences; pools add up."""
+    design, idle = of_mode(at_work, mode), 700 * load_power("h200_sxm").idle
+    lengths, total = at_work.work.lengths, 0.0
+    first, last = design.pools[0], design.pools[-1]
+    fill, step = prefill_design(first, lengths), decode_design(last, lengths)
+    (_, passed), (stepped, _) = step_and_pass(fill), step_and_pass(step)
+    prompts, width = float(fill.prefill_batch[0]), int(first.mapping.gpus)
+    busy = 60 / prompts * float(passed.seconds[0])  # instances' worth of passes
+    total += first.gpus * idle + width * busy * (float(passed.joules[0] / passed.seconds[0]) - idle)
+    left = 1.0 - busy / last.instances if mode == Mode.COLOCATED else 1.0
+    awake = (1.0 - math.exp(-last.sequences)) * left
+    total += last.gpus * idle * (mode == Mode.DISAGGREGATED)
+    total += last.gpus * awake * (float(stepped.joules[0] / stepped.seconds[0]) - idle)
+    assert drawn(design).watts == pytest.approx(total, rel=1e-9)
+    told = plan_json(at_work, Told(drawn=drawn(design)))["drawn"]
+    assert told["watts"] == pytest.approx(total)
+    assert told["joules_per_request"] * 60 == pytest.approx(total)
+
+
+@pytest.mark.parametrize("serve", ["disaggregated", "colocated", "piggyback"])
+def test_watts_are_joules_a_request_times_requests_a_second(serve):
+    """In tables of all modes; and no GPU draws more than its limit or less than it does when it waits."""
+    at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.lengths(2048, 256)
+    if serve == "disaggregated":
+        grids = ds.prefill_grid(at, ds.Mapping(), lengths), ds.decode_grid(at, ds.Mapping(), lengths)
+        points = ds.disaggregated(*grids, gpu_cap=8)
+    else:
+        points = getattr(ds, serve)(at, ds.Mapping(), lengths)
+    table = ds.with_energy(points)
+    rate = table["tokens_per_s_per_gpu"] * table["total_gpus"] / 256
+    idle = 700 * load_power("h200_sxm").idle
+    assert np.allclose(table["drawn_watts"], table["joules_per_request"] * rate, rtol=1e-9)
+    assert np.allclose(table["tokens_per_drawn_joule"] * table["drawn_watts"], rate * 256, rtol=1e-9)
+    assert (table["drawn_watts"] >= table["total_gpus"] * idle * (1 - 1e-9)).all()
+    assert (table["drawn_watts"] <= table["total_gpus"] * 700 * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_no_pass_or_step_draws_more_than_the_gpus_may(batch):
+    at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.lengths(2048, 256)
+    grids = (
+        ds.prefill_grid(at, ds.Mapping(), lengths, batch=[4]),
+        ds.decode_grid(at, ds.Mapping(), lengths, batch=[batch]),
+    )
+    idle = 700 * load_power("h200_sxm").idle
+    for spent in (step_and_pass(design_of(grid, 0, 0))[1 - place] for place, grid in enumerate(grids)):
+        assert idle < float(np.squeeze(spent.joules / spent.seconds)) <= 700
+
+
+def test_the_screen_says_the_power_that_was_counted(at_work):
+    found = drawn(at_work.best)
+    rows = {row[0]: row[1] for block in screen(at_work, Told(drawn=found)) for row in block.rows if len(row) > 1}
+    assert f"{found.watts:,.0f} W" in " ".join([*rows, *rows.values()])
