@@ -20,6 +20,7 @@ from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.explain_pools import MORE_PHASES, explain_pool, refused
+from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping, Mode
@@ -47,6 +48,7 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
+from disagg_sim.report.memory import held_of, too_full
 from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, held_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
@@ -193,11 +195,14 @@ def explain(
         asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch, hold_prompts)
     apart = taken_apart(design, Origin(lengths=asked), energy=energy, wanted=wanted)
+    full = too_full(held_of(apart.found, chosen))
     if figure is not None:
         draw_breakdown(apart.found, figure, row=chosen)
     if as_json:
         typer.echo(json.dumps(apart.json(), indent=2))
-        return
+        raise typer.Exit(INFEASIBLE if full else 0)
+    if full:
+        typer.echo(f"{full}; the times below are those of GPUs with room for it\n")
     _print(apart.found, chosen, traffic, apart.watts)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
@@ -206,6 +211,8 @@ def explain(
     if facts:
         typer.echo("\nas it is served")
         print_table(facts, header=("what", "", "rests on"))
+    if full:
+        raise typer.Exit(INFEASIBLE)
 
 
 class Apart(NamedTuple):

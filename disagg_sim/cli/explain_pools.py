@@ -10,7 +10,7 @@ import typer
 
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
-from disagg_sim.cli.plan_pools import images_of
+from disagg_sim.cli.plan_pools import INFEASIBLE, images_of
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
@@ -18,6 +18,7 @@ from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
 from disagg_sim.report.breakdown import time_text
+from disagg_sim.report.memory import too_full
 from disagg_sim.report.sources import entries_of
 from disagg_sim.report.words import records, text_of
 from disagg_sim.search.splits import ffn_mapping
@@ -63,6 +64,8 @@ def explain_pool(
     found = split_parts(at, Split(attention, ffn, micro), lengths, float(sequences))
     step = found.step
     experts = text_of(replace(ffn, dp_attn=1)) if at.model.is_moe else text_of(ffn)
+    if full := too_full(dict(zip(("attention", "FFN"), found.memory, strict=True))):
+        typer.echo(f"{full}; the times below are those of GPUs with room for it\n")
     name = f"attention {text_of(replace(attention, ep=1))}, FFN {experts}"
     typer.echo(
         f"{at.model.name} on {at.system.name}, {at.precision.name} ({at.profile.name}): decode over {name}, {micro} "
@@ -98,6 +101,8 @@ def explain_pool(
         step_j = sum(int(pool.gpus) * float(one.joules) for pool, one in zip((attention, ffn), spent, strict=True))
         typer.echo(f"\nenergy of a step: {step_j:,.3g} J of all GPUs, {step_j / batch:.3g} J an output token")
         print_table(rows, header=("a GPU", "power", "energy"), numeric=(1, 2))
+    if full:
+        raise typer.Exit(INFEASIBLE)
 
 
 def _explain_encode(at: Setup, text: str, *, energy: bool) -> None:

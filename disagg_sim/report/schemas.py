@@ -369,6 +369,10 @@ class ExplainJson(TypedDict):
     """Answer of ``disagg-sim explain --json``: the frames of ``ds.breakdown``."""
 
     schema: _Schema
+    status: Annotated[str, Field(pattern="^(feasible|infeasible)$")]
+    binds: Annotated[
+        str, Field(description="of an infeasible design: the GPU that is too full, by how much; else empty")
+    ]
     labels: Annotated[dict[str, str], Field(description="what the labels of shares mean")]
     points: list[Row]
     operators: list[Row]

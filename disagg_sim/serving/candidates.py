@@ -16,6 +16,7 @@ from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid
+from disagg_sim.units import GB
 
 
 def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
@@ -228,7 +229,8 @@ class PrefillCandidates:
             return
         if not self.feasible:
             raise InfeasibleError(
-                f"{where}: no prefill mapping fits in memory; the closest lacks {self.least_shortfall:.4g} B per GPU"
+                f"{where}: no prefill mapping fits in memory; "
+                f"the closest lacks {self.least_shortfall / GB:.4g} GB per GPU"
             )
         if self.best_ftl > self.ftl_limit:
             raise InfeasibleError(

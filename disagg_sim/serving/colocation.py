@@ -34,6 +34,7 @@ from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.prefixes import taken_up
 from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
+from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
 #: What ``ttl_s`` means: the mean over the tokens of a request, as engines report TPOT; that over the time of a slot,
@@ -336,7 +337,7 @@ class Found:
         if not tally.feasible:
             raise InfeasibleError(
                 f"{where}: no co-located mapping fits in memory; "
-                f"the closest lacks {tally.least_shortfall:.4g} B per GPU"
+                f"the closest lacks {tally.least_shortfall / GB:.4g} GB per GPU"
             )
         if tally.feasible == tally.above_ftl_limit:
             raise InfeasibleError(

@@ -53,6 +53,37 @@ def test_printed_parts_add_up_to_the_printed_latency(
         assert filled == pytest.approx(table[f"{phase}_memory_bytes"][row], rel=1e-9)
 
 
+@pytest.mark.parametrize(("options", "pool"), [(["--phase", "decode"], "decode"), (["--phase", "prefill"], "prefill")])
+def test_a_design_that_does_not_fit_says_so_first(
+    options: list[str], pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """406 billion parameters in bf16 are 203 GB on each of four GPUs of 80 GB; eight of them hold them in fp8."""
+    asked = ["explain", "--model", "llama_3_1_405b", "--system", "h100_sxm", "--batch", "8", *options]
+    assert run([*asked, "--precision", "bf16", "--tp", "4"]) == 2
+    first = capsys.readouterr().out.splitlines()[0]
+    found = re.match(
+        rf"does not fit: one {pool} GPU would hold ([\d.]+) of ([\d.]+) GB \((\d+)%\), ([\d.]+) GB too", first
+    )
+    assert found, first
+    held, limit, share, over = map(float, found.groups())
+    assert held > 203.0
+    assert share == pytest.approx(100 * held / limit, abs=1)
+    assert over == pytest.approx(held - limit, abs=0.2)
+    assert run([*asked, "--precision", "bf16", "--tp", "4", "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["status"], first.startswith(told["binds"])) == ("infeasible", True)
+    assert run([*asked, "--precision", "fp8", "--tp", "8", "--json"]) == 0
+    fits = json.loads(capsys.readouterr().out)
+    assert (fits["status"], fits["binds"]) == ("feasible", "")
+
+
+def test_halves_of_split_instances_that_do_not_fit_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    split = ["--phase", "attention_ffn", "--tp", "4", "--ffn-gpus", "4", "--batch", "12"]
+    asked = ["explain", "--model", "llama_3_1_405b", "--system", "h100_sxm", "--precision", "bf16", *split]
+    assert run(asked) == 2
+    assert capsys.readouterr().out.startswith("does not fit: one FFN GPU would hold ")
+
+
 def test_the_best_row_is_told_in_words_and_bars(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pd.read_csv(results / "frontier.csv")
     best = table.loc[table["tokens_per_s_per_gpu"].idxmax()]
