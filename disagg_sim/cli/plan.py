@@ -286,7 +286,10 @@ def work_of(isl: int | None, osl: int | None, traffic: str, trace: str) -> Lengt
     if traffic:
         return traffic_case(traffic)
     if trace:
-        return load_trace(trace)
+        found = load_trace(trace)
+        for note in found.notes:
+            typer.echo(f"{trace}: {note}", err=True)
+        return found
     if isl is None or osl is None:
         raise InputError("--isl and --osl go together: tokens of a prompt and of its answer")
     return lengths(isl, osl)

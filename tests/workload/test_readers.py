@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 
@@ -141,6 +142,93 @@ def test_a_faulty_table_is_one_line_with_its_number(tmp_path, text, said):
     with pytest.raises(TraceError) as error:
         load_trace(path)
     assert str(error.value).startswith(str(path))
+    assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+OPENAI = {"created": 1_700_000_000, "model": "small", "usage": {"prompt_tokens": 512, "completion_tokens": 16}}
+LANGFUSE = {"startTime": "2026-05-29T13:46:19.500Z", "type": "GENERATION", "input": "Why?", "output": "So."}
+HALF_A_SECOND_ON = {"startTime": "2026-05-29T13:46:20.000Z", "promptTokens": 64, "completionTokens": 20}
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (
+            "timestamp,prompt_tokens,completion_tokens\n7,512,16\n7.5,64,20\n",
+            "timestamp prompt_tokens completion_tokens",
+        ),
+        ("ts,input_length,output_length\n7,512,16\n7.5,64,20\n", "ts input_length output_length"),
+        ("start_ms,ISL,OSL\n7000,512,16\n7500,64,20\n", "start_ms ISL OSL"),
+        ("requestTimestampMs,isl,osl\n7000,512,16\n7500,64,20\n", "requestTimestampMs isl osl"),
+        ("arrival_s,prompt_len,output_tokens\n7,512,16\n7.5,64,20\n", "arrival_s prompt_len output_tokens"),
+        (
+            "id,Start Time,Input Tokens,Output Tokens\na,2026-05-29T13:46:19.5Z,512,16\nb,2026-05-29T13:46:20Z,64,20\n",
+            "Start Time Input Tokens Output Tokens",
+        ),
+        (
+            "start_time,type,input,usage_details\n"
+            '2026-05-29 13:46:19.500000,GENERATION,Why?,"{""input"":512,""output"":16}"\n'
+            '2026-05-29 13:46:20.000000,GENERATION,How?,"{""input"":64,""output"":20}"\n',
+            "start_time usage_details.input usage_details.output",
+        ),
+        (
+            "gen_ai.usage.input_tokens,gen_ai.usage.output_tokens,timestamp\n512,16,1\n64,20,1.5\n",
+            "timestamp gen_ai.usage.input_tokens gen_ai.usage.output_tokens",
+        ),
+        (
+            json.dumps([LANGFUSE | {"promptTokens": 512, "completionTokens": 16}, HALF_A_SECOND_ON], indent=1),
+            "startTime promptTokens completionTokens",
+        ),
+        (
+            json.dumps(OPENAI)
+            + "\n"
+            + json.dumps(
+                OPENAI | {"created": 1_700_000_000.5, "usage": {"prompt_tokens": 64, "completion_tokens": 20}}
+            ),
+            "created usage.prompt_tokens usage.completion_tokens",
+        ),
+    ],
+)
+def test_columns_of_other_tools_are_taken_and_said(tmp_path, text, taken):
+    """Two requests, half a second apart."""
+    trace = load_trace(write(tmp_path, text, "log.txt"))
+    assert trace.arrival.tolist() == [0.0, 0.5]
+    assert trace.input_tokens.tolist() == [512, 64]
+    assert trace.output_tokens.tolist() == [16, 20]
+    assert trace.models is None
+    (line,) = [note for note in trace.notes if note.startswith("columns: ")]
+    places = [line.index(f"{name!r} as") for name in re.findall(r"Start Time|Input Tokens|Output Tokens|\S+", taken)]
+    assert places == sorted(places)
+
+
+def test_lengths_of_other_tools_without_times_get_drawn_ones(tmp_path):
+    path = write(tmp_path, "prompt_tokens,completion_tokens\n512,16\n64,20\n")
+    with pytest.raises(TraceError, match="no arrival times in the file"):
+        load_trace(path)
+    assert load_trace(path, rate=2.0).input_tokens.tolist() == [512, 64]
+
+
+def test_a_time_unit_that_is_named_counts_before_that_of_a_header(tmp_path):
+    path = write(tmp_path, "start_ms,isl,osl\n7,512,16\n8,64,20\n")
+    assert load_trace(path, time_unit="s").arrival.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"ts": 1, "isl": 5, "osl": 6}, 7]', ":2: malformed: expected a JSON object"),
+        ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 1, "isl": 5', ":2: malformed JSON at column 19"),
+        ('{"ts": 1, "isl": 5, "osl": 6}\n{"ts": 2, "isl": 5}', ":2: no value of 'osl'"),
+        ('{"ts": 1, "isl": 5, "osl": 6.5}', ":1: osl '6.5' is not a whole number"),
+        ("[]", "the array is empty"),
+        ("[1, 2", ":1: malformed JSON"),
+        ('[{"a": 1}]', "no column 'arrival_s'"),
+    ],
+)
+def test_faulty_objects_are_one_line_with_their_place(tmp_path, text, said):
+    with pytest.raises(TraceError) as error:
+        load_trace(write(tmp_path, text, "log.json"))
     assert said in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 

@@ -7,7 +7,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +111,23 @@ class Table:
         self.rows: pd.DataFrame = rows.iloc[places] if blank else rows.iloc[1:]
         if not self.lines.size:
             raise TraceError(f"{path}: no line below the header; allowed: one request or more")
+
+    @classmethod
+    def of_objects(cls, path: Path, objects: Sequence[tuple[int, Mapping[str, str]]]) -> Table:
+        """A table of flat JSON objects with their lines; a key that one lacks is an empty cell."""
+        made = cls.__new__(cls)
+        made.path = path
+        made.lines = np.array([line for line, _ in objects])
+        made.header = tuple(dict.fromkeys(name for _, record in objects for name in record))[:MOST_COLUMNS]
+        made.rows = pd.DataFrame([[record.get(name, "") for name in made.header] for _, record in objects], dtype=str)
+        return made
+
+    def widened(self, more: Mapping[str, Sequence[str]]) -> Table:
+        """The table with more columns."""
+        wide = copy.copy(self)
+        wide.header = (*self.header, *more)
+        wide.rows = pd.concat([self.rows, pd.DataFrame(more, index=self.rows.index, dtype=str)], axis=1)
+        return wide
 
     def part(self, rows: NDArray[np.intp]) -> Table:
         """Some rows of the same file."""

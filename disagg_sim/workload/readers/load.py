@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
+from disagg_sim.workload.readers.aliases import columns_by_alias, read_objects, with_usage
 from disagg_sim.workload.readers.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
 from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
@@ -57,7 +58,8 @@ def load_trace(
         ``"azure"``, ``"burstgpt"``, ``"mooncake"``, ``"servegen"``, ``"csv"`` (arrival_s, input_tokens,
         output_tokens) or ``"lengths"`` (a table without arrivals); ``"auto"`` tells them by the first line.
     columns
-        Of a table with other headers: ``{"arrival": "ts", "input_tokens": "prompt_len", "output_tokens": "gen_len"}``;
+        Of a table with headers that are not known (``aliases.NAMES``):
+        ``{"arrival": "when", "input_tokens": "asked", "output_tokens": "answered"}``;
         what is left out keeps the name of its kind, ``"csv"`` where none is given.
     time_unit
         ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``: what the times count in, where they are numbers; by default
@@ -105,31 +107,44 @@ def load_trace(
         note = f"drawn from a pool of clients with seed {seed}; inputs and outputs are independent"
         return assemble(path, *draw_pool(path, seed), notes=(note,))
     content = read_bytes(path)
-    if kind == "mooncake" or (kind == "auto" and content.lstrip()[:1] == b"{"):
+    first = content.lstrip()[:1]
+    objects = read_objects(path, content) if kind == "auto" and first in (b"{", b"[") else None
+    if kind == "mooncake" or (kind == "auto" and first == b"{" and objects is None):
         _without(path, "a trace of JSON lines", columns=columns)
         return _mooncake(path, content, spread, time_unit)
-    table = Table(path, content)
+    table = Table(path, content) if objects is None else objects
+    notes: tuple[str, ...] = ()
     if kind == "auto":
         kind = "csv" if columns else _kind_of(table)
+        known = _length_names(table) if kind == "lengths" else COLUMNS[kind]
+        if not columns and not set(known) <= set(table.header):
+            table = with_usage(table)
+            if (found := columns_by_alias(table.header)) is not None:
+                columns, notes = found.columns, (found.note,)
+                kind = "csv" if columns["arrival"] else "lengths"
+                time_unit = time_unit or found.unit
     names = _names(kind, columns)
     if kind == "lengths" and not names[0]:
         _without(path, "a table without arrivals", time_unit=time_unit)
-        return _without_arrivals(table, names[1:] if columns else (), rate, seed)
+        return _without_arrivals(table, names[1:] if columns else (), rate, seed, notes)
     table.require(names)
     inputs, outputs = table.tokens(names[1]), table.tokens(names[2])
     if sessions and SESSION in table.header:
         times, turns = with_turns(table, names[0], time_unit)
-        return assemble(path, times, inputs, outputs, sessions=turns, labels=_labels(table))
+        return assemble(path, times, inputs, outputs, sessions=turns, labels=_labels(table, notes), notes=notes)
     times = from_column(table, names[0], time_unit)
     recorded = of_burstgpt(table, times.seconds) if sessions else None
-    return assemble(path, times, inputs, outputs, sessions=recorded, labels=_labels(table))
+    return assemble(path, times, inputs, outputs, sessions=recorded, labels=_labels(table, notes), notes=notes)
 
 
-def _labels(table: Table) -> dict[str, Labels]:
-    """Classes of service and models by columns of that name, in the order in which they first stand in the file."""
+def _labels(table: Table, others: Sequence[str]) -> dict[str, Labels]:
+    """Classes of service and models by columns of that name, in the order in which they first stand in the file.
+
+    Where its columns have names of other tools, ``model`` is what answered there, and none of a scenario's models.
+    """
     found = {}
     for kind, column in LABELS.items():
-        if column in table.header:
+        if column in table.header and not (others and column == "model"):
             text = table.text(column)
             table.refuse((text == "").to_numpy(), column, "is empty")
             number, names = pd.factorize(text)
@@ -172,7 +187,9 @@ def _length_columns(table: Table, names: Sequence[str] = ()) -> tuple[Tokens, To
     return table.tokens(first), table.tokens(second)
 
 
-def _without_arrivals(table: Table, names: Sequence[str], rate: float | None, seed: int) -> Trace:
+def _without_arrivals(
+    table: Table, names: Sequence[str], rate: float | None, seed: int, notes: tuple[str, ...]
+) -> Trace:
     """The rows in their order with Poisson arrivals."""
     if rate is None:
         raise TraceError(
@@ -181,7 +198,7 @@ def _without_arrivals(table: Table, names: Sequence[str], rate: float | None, se
     inputs, outputs = _length_columns(table, names)
     times = arrivals(Poisson(), named_rng(seed, "arrivals"), above_zero("rate", rate), requests=inputs.size)
     note = f"no arrival times in the file: Poisson arrivals at {rate:g} requests/s with seed {seed}"
-    return assemble(table.path, times, inputs, outputs, notes=(note,))
+    return assemble(table.path, times, inputs, outputs, notes=(*notes, note))
 
 
 def _mooncake(path: Path, content: bytes, spread: bool, time_unit: str) -> Trace:

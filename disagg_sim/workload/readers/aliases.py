@@ -1,0 +1,193 @@
+"""Columns of traces under the names that other tools give them: logs of engines, OpenTelemetry, Langfuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from disagg_sim.errors import TraceError
+from disagg_sim.workload.readers.columns import Table
+from disagg_sim.workload.readers.mooncake import FIELDS
+
+#: What a column is for -> its names, in lower case without what is neither letter nor digit, the first that is there
+#: counts. OpenAI: usage.prompt_tokens; OpenTelemetry: gen_ai.usage.input_tokens; Langfuse: startTime, promptTokens,
+#: inputUsage, usageDetails.input (langfuse.com/docs, "Blob Storage Export Field Reference").
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "arrival": (
+        *("arrivals", "arrival", "arrivaltime", "arrivedat", "arrivaltimestamp", "requesttimestamp", "requesttime"),
+        *("requeststarttime", "timestamp", "starttime", "startedat", "starttimestamp", "start", "createdat", "created"),
+        *("receivedat", "submittedat", "submittime", "sendtime", "time", "ts", "datetime", "date"),
+    ),
+    "input_tokens": (
+        *("inputtokens", "prompttokens", "inputlength", "inputlen", "promptlength", "promptlen", "isl"),
+        *("numinputtokens", "numprompttokens", "numprefilltokens", "prefilltokens", "contexttokens", "requesttokens"),
+        *("inputtokencount", "prompttokencount", "tokensin", "inputusage", "usageinputtokens", "usageprompttokens"),
+        *("usageinput", "usagedetailsinput", "genaiusageinputtokens", "genaiusageprompttokens"),
+    ),
+    "output_tokens": (
+        *("outputtokens", "completiontokens", "outputlength", "outputlen", "completionlength", "completionlen", "osl"),
+        *("numoutputtokens", "numcompletiontokens", "numdecodetokens", "numgeneratedtokens", "decodetokens"),
+        *("generatedtokens", "responsetokens", "generationtokens", "genlen", "gentokens", "outputtokencount"),
+        *("completiontokencount", "tokensout", "outputusage", "usageoutputtokens", "usagecompletiontokens"),
+        *("usageoutput", "usagedetailsoutput", "genaiusageoutputtokens", "genaiusagecompletiontokens"),
+    ),
+}
+#: Columns that may hold a JSON object with token counts: of Langfuse and OpenAI.
+USAGE = ("usage", "usage_details", "usageDetails")
+_UNIT = re.compile(r"(.+?)(?:[ _.(\[-]+(s|ms|us|ns)[)\]]?|(?<=[a-z])(Ms|Us|Ns))")
+
+
+class Found(NamedTuple):
+    """Columns of a table by what they are for; "" where there is none."""
+
+    columns: Mapping[str, str]  # of the roles of ``NAMES``
+    unit: str  # of times, where the name of their column says it; "" = it does not
+
+    @property
+    def note(self) -> str:
+        """What was taken as what, in a line."""
+        said = ", ".join(f"{column!r} as {role}" for role, column in self.columns.items() if column)
+        return f"columns: {said}{f' in {self.unit}' if self.unit else ''}"
+
+
+def columns_by_alias(header: Sequence[str]) -> Found | None:
+    """Find the columns of a table that are meant.
+
+    Parameters
+    ----------
+    header
+        Names of its columns.
+
+    Returns
+    -------
+    Found or None
+        None where one of both lengths is missing.
+
+    Examples
+    --------
+    >>> columns_by_alias(["id", "startTime", "promptTokens", "completionTokens"]).columns["arrival"]
+    'startTime'
+    >>> columns_by_alias(["timestamp_ms", "input_length", "output_length"]).unit
+    'ms'
+    """
+    plain = {_plain(name): name for name in reversed(header)}
+    timed: dict[str, tuple[str, str]] = {}
+    for name in reversed(header):
+        if (found := _UNIT.fullmatch(name)) is not None:
+            timed.setdefault(_plain(found[1]), (name, (found[2] or found[3]).lower()))
+    columns, unit = {}, ""
+    for role, names in NAMES.items():
+        for each in names:
+            if each in plain or (role == "arrival" and each in timed):
+                columns[role], unit_here = (plain[each], "") if each in plain else timed[each]
+                unit = unit_here or unit
+                break
+        else:
+            columns[role] = ""
+    return Found(columns, unit) if columns["input_tokens"] and columns["output_tokens"] else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Name and text of each plain value of an object; of objects within, down to two levels, with a dot between names.
+
+    Examples
+    --------
+    >>> dict(flat({"created": 5, "usage": {"prompt_tokens": 9}, "messages": [1]}))
+    {'created': '5', 'usage.prompt_tokens': '9'}
+    """
+    for name, value in record.items():
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", str(value)
+        elif isinstance(value, dict) and before.count(".") < 2:
+            yield from flat(value, f"{before}{name}.")
+
+
+def read_objects(path: Path, content: bytes) -> Table | None:
+    """Read a file of JSON objects, an array or one a line, whose keys are known under other names.
+
+    Parameters
+    ----------
+    path, content
+        File and its text.
+
+    Returns
+    -------
+    Table or None
+        A column a key, of objects within with a dot between names; None of another form, or of Mooncake's keys.
+
+    Raises
+    ------
+    TraceError
+        A line that is no JSON object.
+    """
+    array = content.lstrip()[:1] == b"["
+    if array:
+        found = _parsed(path, 1, content)
+        records = list(enumerate(found if isinstance(found, list) else [], start=1))
+    else:
+        lines = [(line, text) for line, text in enumerate(content.splitlines(), start=1) if text.strip()]
+        if not _by_alias(lines[0][1]):
+            return None
+        records = [(line, _parsed(path, line, text)) for line, text in lines]
+    if not records:
+        raise TraceError(f"{path}: the array is empty; allowed: one request or more")
+    for line, record in records:
+        if not isinstance(record, dict):
+            raise TraceError(f"{path}:{line}: malformed: expected a JSON object")
+    return Table.of_objects(path, [(line, dict(flat(record))) for line, record in records])
+
+
+def _by_alias(first: bytes) -> bool:
+    """Whether the first line is an object with lengths under other names than Mooncake's."""
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(record, dict) or set(FIELDS) <= set(record):
+        return False
+    return columns_by_alias([name for name, _ in flat(record)]) is not None
+
+
+def _parsed(path: Path, line: int, text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = line + error.lineno - 1
+        raise TraceError(f"{path}:{where}: malformed JSON at column {error.colno}: {error.msg}") from None
+    except ValueError as error:  # no UTF-8, or a number of thousands of digits
+        raise TraceError(f"{path}:{line}: malformed JSON: {str(error).split(';')[0]}") from None
+    except RecursionError:
+        raise TraceError(f"{path}:{line}: malformed: nested too deeply; allowed: objects with lists") from None
+
+
+def with_usage(table: Table) -> Table:
+    """Add the columns that JSON objects in the cells of ``USAGE`` make: ``usage_details.input`` and the like.
+
+    Parameters
+    ----------
+    table
+        Of a CSV file.
+
+    Returns
+    -------
+    Table
+        A cell is empty where an object lacks the key, or a cell holds no object.
+    """
+    made: dict[str, list[str]] = {}
+    for name in (each for each in USAGE if each in table.header):
+        cells = table.text(name).tolist()
+        for row, text in enumerate(cells):
+            try:
+                found = json.loads(text) if text.startswith("{") else {}
+            except (ValueError, RecursionError):
+                continue
+            for key, value in flat(found, f"{name}."):
+                made.setdefault(key, [""] * len(cells))[row] = value
+    return table.widened(made) if made else table
