@@ -6,11 +6,15 @@ One file a launcher in ``hw_specs/launchers/``, every option with its source; pu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from pydantic import AfterValidator
+
+from disagg_sim.errors import quoted
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
@@ -81,13 +85,50 @@ class LauncherSpec(Shown):
     options: Annotated[Mapping[str, LauncherOption], NotEmpty]
 
 
+def checkpoint_name(text: str) -> str:
+    """Check a name of a checkpoint on the hub, or its path; it goes into scripts and manifests.
+
+    Parameters
+    ----------
+    text
+        As it stands in a file or behind an option.
+
+    Returns
+    -------
+    str
+        The same.
+
+    Raises
+    ------
+    ValueError
+        For signs that a shell reads, and a dash in front, which engines would read as an option.
+
+    Examples
+    --------
+    >>> checkpoint_name("meta-llama/Llama-3.1-8B-Instruct")
+    'meta-llama/Llama-3.1-8B-Instruct'
+    >>> checkpoint_name("a/model; reboot")
+    Traceback (most recent call last):
+    ValueError: 'a/model; reboot' is no name of a checkpoint; allowed: letters, digits, spaces, and / . _ - ~ @ : + = ,
+    """
+    if not re.fullmatch(r"[\w./~][\w ./~@:+=,-]{0,1023}", text):
+        raise ValueError(
+            f"{quoted(text)} is no name of a checkpoint; allowed: letters, digits, spaces, and / . _ - ~ @ : + = ,"
+        )
+    return text
+
+
+#: Name or path of a checkpoint.
+Checkpoint = Annotated[str, AfterValidator(checkpoint_name)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec(Shown):
     """Names of published checkpoints: model -> format of its weights -> name on the Hugging Face hub."""
 
     name: Annotated[str, NOT_IN_FILE]
     title: Line
-    models: Annotated[Mapping[str, Mapping[str, str]], NotEmpty]
+    models: Annotated[Mapping[str, Mapping[str, Checkpoint]], NotEmpty]
     source: Line
 
 

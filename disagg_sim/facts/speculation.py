@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.kinds import Count
+from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, NONE, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, keys_of, validate
@@ -83,6 +84,8 @@ class Speculation(Shown):
             )
         if len(self.acceptance) > MOST_DRAFTS:
             raise ValueError(f"acceptance has {len(self.acceptance)} positions; allowed: up to {MOST_DRAFTS}")
+        if self.checkpoint:
+            checkpoint_name(self.checkpoint)
         if self.checkpoint and self.method == MTP:
             raise ValueError("method mtp has no key 'checkpoint': its module lies in that of the model")
         for key, method, given in (

@@ -11,9 +11,19 @@ from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
-from disagg_sim.launch.engines import CACHE_DIRECTORY, ENGINES, lacking, tier_bytes
+from disagg_sim.launch.engines import (
+    BOOTSTRAP_PORT,
+    CACHE_DIRECTORY,
+    ENGINES,
+    HEAD_PORT,
+    NIXL_PORT,
+    ROUTER_PORT,
+    SERVE_PORT,
+    lacking,
+    tier_bytes,
+)
 from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, expressible
-from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
+from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
 from disagg_sim.launch.workers import Workers, longest_of, node_gpus_of, workers_of
@@ -108,7 +118,7 @@ def launch(
     else:
         files = scripts_of(own, workers, weights, spec.version, node_gpus)
     version = spec.version if name == own else f"{spec.version}, {serves.title} {serves.version}"
-    notes = dict.fromkeys(_notes(workers, weights, own, node_gpus))
+    notes = dict.fromkeys(_notes(workers, weights, own, name, node_gpus))
     said = f"options of {spec.title} {version}; other versions may name them differently"
     return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
 
@@ -138,7 +148,9 @@ def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
         yield f"\n# --- {name}\n{text.rstrip()}" if directory is None else str(directory / name)
 
 
-def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, node_gpus: int | None) -> Iterator[str]:
+def _notes(
+    workers: Sequence[Workers], weights: Sequence[Weights], engine: str, launcher: str, node_gpus: int | None
+) -> Iterator[str]:
     title = ENGINES[engine].title
     for each, own in zip(workers, weights, strict=True):
         nodes = each.nodes(node_gpus)
@@ -167,6 +179,7 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
         if each.mapping.ep > 1 and each.mapping.dp_attn > 1:
             yield from _exchange(each, engine)
     yield _accepted(workers)
+    yield from _reached(workers, engine, launcher, node_gpus)
     most = node_gpus or node_gpus_of(workers[0].setup)
     yield f"nodes of {most} GPUs {'as given' if node_gpus else 'are assumed'}"
 
@@ -190,3 +203,35 @@ def _accepted(workers: Sequence[Workers]) -> str:
         return f"no lengths are known: requests are accepted up to the model's own limit, {most:,} tokens"
     longest = min(longest_of(last.lengths), last.setup.model.max_context)
     return f"requests are accepted up to {last.context:,} tokens, input and output; the longest planned: {longest:,.0f}"
+
+
+#: Who asks for a key; the routers were tried.
+_KEYS = {
+    "vllm": "API_KEY: instances ask for it, the router asks nobody: put a proxy before it that does",
+    "sglang": "API_KEY: instances and the router ask for it",
+    "trtllm": "nothing asks for a key: put a proxy before it that does",
+}
+
+
+def _reached(workers: Sequence[Workers], engine: str, launcher: str, node_gpus: int | None) -> Iterator[str]:
+    """Which ports are opened, and what keeps others from them."""
+    scripts = launcher == engine
+    apart = any(each.role in ("prefill", "decode") for each in workers)
+    several = any(each.nodes(node_gpus) > 1 for each in workers)
+    ports = [f"{SERVE_PORT} and up: instances"] if scripts else []
+    ports += [f"{MODEL_PORT}: decode behind its sidecar"] if apart and launcher == "llm_d" else []
+    if apart or engine != "trtllm" or not scripts:
+        ports.append(f"{ROUTER_PORT}: clients")
+    if apart and engine == "vllm":
+        ports.append(f"{NIXL_PORT} and up: side channel of NIXL")
+    if apart and engine == "sglang":
+        ports.append(f"{BOOTSTRAP_PORT} and up: bootstrap of prefill")
+    if several and engine != "trtllm":
+        ports.append(f"{HEAD_PORT}: nodes of an instance")
+    yield f"ports: {'; '.join(ports)}; and those that NIXL and NCCL choose"
+    if apart or several:
+        yield "caches, and what nodes of an instance exchange, travel unencrypted and unasked: use a private network"
+    if scripts:
+        yield f"HOST: address on which an instance listens; ROUTER_HOST: of the router, 127.0.0.1; {_KEYS[engine]}"
+    else:
+        yield "pods listen on all of their addresses and ask for no key: keep others out with a NetworkPolicy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,18 +157,20 @@ def _group(
 
 def _pod(weights: Weights, image: str, flags: dict[str, Any], gpus: int, port: int | None) -> dict[str, Any]:
     token = {"valueFrom": {"secretKeyRef": {"name": LLM_D_SECRET, "key": "HF_TOKEN"}}}
-    address = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    address, sends = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}, "--kv-transfer-config" in flags
+    side = [{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", **address}] if sends else []
     main: dict[str, Any] = {
         "name": "modelserver",
         "image": image,
         "command": ["vllm", "serve"],
         "args": [weights.checkpoint, *arguments(flags)],
-        "env": [{"name": "HF_TOKEN", **token}, {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", **address}],
+        "env": [{"name": "HF_TOKEN", **token}, *side],
         "resources": _gpus(gpus),
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     if port is not None:
-        main["ports"] = [{"name": "modelserver", "containerPort": port}, {"name": "nixl", "containerPort": NIXL_PORT}]
+        main["ports"] = [{"name": "modelserver", "containerPort": port}]
+        main["ports"] += [{"name": "nixl", "containerPort": NIXL_PORT}] if sends else []
         main["readinessProbe"] = {"httpGet": {"path": "/v1/models", "port": "modelserver"}, "periodSeconds": 10}
     return {"containers": [main], "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}]}
 
@@ -214,7 +217,8 @@ def _gpus(count: int) -> dict[str, Any]:
 
 
 def _name(pools: Pools, engine: str) -> str:
-    return f"{pools[0][0].setup.model.name}-{engine}".replace("_", "-")
+    plain = re.sub("[^a-z0-9]+", "-", pools[0][0].setup.model.name.lower()).strip("-") or "model"
+    return f"{plain[:40]}-{engine}"
 
 
 class _Dumper(yaml.SafeDumper):

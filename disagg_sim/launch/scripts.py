@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from disagg_sim.launch.engines import (
 from disagg_sim.launch.expressible import degrees_of
 from disagg_sim.launch.flags import Shell, lines
 from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers
+from disagg_sim.launch.workers import Workers, node_gpus_of
 
 #: First words of the command that starts a worker.
 COMMANDS = {
@@ -64,17 +65,22 @@ def scripts_of(
     ['colocated.sh', 'colocated.yaml']
     """
     files, exports = {}, environment_of(engine, workers)
+    alone = on_one_node(workers, node_gpus)
     for each, own in zip(workers, weights, strict=True):
         nodes = each.nodes(node_gpus)
         settings = ENGINES[engine].settings(each, own)
-        parts = [_heading(engine, each, nodes, version), _variables(engine, each, own, nodes)]
+        parts = [_heading(engine, each, nodes, version), _variables(engine, each, own, nodes, alone=alone)]
         parts += [f"export {name}={value}" for name, value in exports.items()]
+        if engine == "vllm":
+            parts.append('export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty')
         if engine == "vllm" and each.role != "colocated":
             parts += ['export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"']
             parts += [f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + SLOT * {each.gpus}))"]
         if engine == "trtllm":
             files[f"{each.label}.yaml"] = yaml.safe_dump(settings, sort_keys=False)
         command = _command(engine, each, settings, nodes)
+        if engine == "sglang":
+            command += f" \\\n  {_KEY}"
         if each.role == "prefill" and any(one.role == "encode" for one in workers):
             parts.append(f': "${{ENCODE_URLS:?addresses of all encoders, such as http://HOST:{SERVE_PORT}}}"')
             command = f"{lines(command, _LANGUAGE_ONLY)} \\\n  --encoder-urls $ENCODE_URLS"
@@ -82,6 +88,35 @@ def scripts_of(
         files[f"{each.label}.sh"] = "\n".join(parts) + "\n"
     router = _router(engine, workers)
     return files | ({"router.sh": router} if router else {})
+
+
+#: Asks for a key, or sends it, where there is one.
+_KEY = '${API_KEY:+--api-key "$API_KEY"}'
+
+
+def on_one_node(workers: Sequence[Workers], node_gpus: int | None) -> bool:
+    """Whether one node holds a whole deployment, so that nothing of it has to be reached from another one.
+
+    Parameters
+    ----------
+    workers
+        All pools.
+    node_gpus
+        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.physics.setup import setup
+    >>> one = Workers(role="colocated", mapping=Mapping(), instances=8, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
+    >>> on_one_node([one], None), on_one_node([one], 4)
+    (True, False)
+    """
+    return sum(each.gpus * each.instances for each in workers) <= (node_gpus or node_gpus_of(workers[0].setup))
 
 
 def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
@@ -100,10 +135,12 @@ def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
     )
 
 
-def _variables(engine: str, workers: Workers, weights: Weights, nodes: int) -> str:
-    rows = [f'MODEL="${{MODEL:-{weights.checkpoint}}}"']
-    if engine == "vllm" and workers.role != "colocated":
-        rows.append('HOST="${HOST:-$(hostname -I | cut -d" " -f1)}"  # address of this node that the others reach')
+def _variables(engine: str, workers: Workers, weights: Weights, nodes: int, *, alone: bool) -> str:
+    rows = [f"CHECKPOINT={shlex.quote(weights.checkpoint)}", 'MODEL="${MODEL:-$CHECKPOINT}"']
+    if alone:
+        rows.append('HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node')
+    else:
+        rows.append('HOST="${HOST:?address of this node in a private network, where it listens}"')
     if nodes > 1 and engine == "trtllm":
         rows.append("SLOT=0")
     elif nodes > 1:
@@ -119,7 +156,7 @@ def _variables(engine: str, workers: Workers, weights: Weights, nodes: int) -> s
 
 def _command(engine: str, workers: Workers, settings: dict[str, Any], nodes: int) -> str:
     port = Shell(f"$(({SERVE_PORT} + SLOT))")
-    ends: dict[str, Any] = {"--host": "0.0.0.0", "--port": port}
+    ends: dict[str, Any] = {"--host": Shell("$HOST"), "--port": port}
     if engine == "trtllm":
         flags = {"--config": Shell(f'$(dirname "$0")/{workers.label}.yaml'), **ends}
         if nodes == 1:
@@ -153,27 +190,40 @@ def _router(engine: str, workers: Sequence[Workers]) -> str:
         return _TRTLLM_ROUTER if apart else ""
     sides = ("prefill", "decode") if apart else ("worker",)
     rows = ["#!/usr/bin/env bash", "# Answers clients, and sends their requests to the instances.", "set -euo pipefail"]
+    rows.append('ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens')
+    rows.append(_ASKED[engine])
     ports = f"http://HOST:{SERVE_PORT}"
     rows += [f': "${{{side.upper()}_URLS:?addresses of all {side} instances, such as {ports}}}"' for side in sides]
-    flags: dict[str, Any] = {"--host": "0.0.0.0", "--port": ROUTER_PORT}
+    flags: dict[str, Any] = {"--host": Shell("$ROUTER_HOST"), "--port": ROUTER_PORT, "--prometheus-host": "127.0.0.1"}
     start = "exec vllm-router" if engine == "vllm" else "exec python3 -m sglang_router.launch_router"
     if not apart:
-        rows.append(lines(start, flags) + " \\\n  --worker-urls $WORKER_URLS")
+        rows.append(f"{lines(start, flags)} \\\n  {_KEY} \\\n  --worker-urls $WORKER_URLS")
         return "\n".join(rows) + "\n"
     rows.append("ARGUMENTS=()")
     behind = f' "$(({BOOTSTRAP_PORT} + ${{url##*:}} - {SERVE_PORT}))"' if engine == "sglang" else ""  # as by its slot
     rows.append(f'for url in $PREFILL_URLS; do ARGUMENTS+=(--prefill "$url"{behind}); done')
     rows.append('for url in $DECODE_URLS; do ARGUMENTS+=(--decode "$url"); done')
     mode = {"--vllm-pd-disaggregation": True, "--kv-connector": "nixl"}
-    rows.append(
-        lines(start, flags | (mode if engine == "vllm" else {"--pd-disaggregation": True})) + ' \\\n  "${ARGUMENTS[@]}"'
-    )
+    command = lines(start, flags | (mode if engine == "vllm" else {"--pd-disaggregation": True}))
+    rows.append(f'{command} \\\n  {_KEY} \\\n  "${{ARGUMENTS[@]}}"')
     return "\n".join(rows) + "\n"
 
 
+#: What each router does with a key. Tried with sglang-router 0.3.2 and vllm-router 0.1.17: the first answers clients
+#: without it with 401 and hands it on; the second never asks, and sends what is in OPENAI_API_KEY to the two pools.
+_ASKED = {
+    "sglang": """if [ -z "${API_KEY:-}" ] && [ "$ROUTER_HOST" != 127.0.0.1 ]; then
+  echo "API_KEY: a key that clients must send, as others reach $ROUTER_HOST" >&2
+  exit 1
+fi""",
+    "vllm": """# This router asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
+export OPENAI_API_KEY="${API_KEY:-}"  # for its instances""",
+}
 _TRTLLM_ROUTER = f"""#!/usr/bin/env bash
 # Answers clients, and sends their requests to the instances.
 set -euo pipefail
+# It asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
+ROUTER_HOST="${{ROUTER_HOST:-127.0.0.1}}"  # where it listens
 : "${{PREFILL_URLS:?addresses of all prefill instances, such as HOST:{SERVE_PORT}}}"
 : "${{DECODE_URLS:?addresses of all decode instances, such as HOST:{SERVE_PORT}}}"
 CONFIG="$(mktemp --suffix .yaml)"
@@ -182,7 +232,7 @@ servers() {{
   printf '    - "%s"\\n' "${{@:2}}"
 }}
 {{
-  printf 'hostname: 0.0.0.0\\nport: {ROUTER_PORT}\\n'
+  printf 'hostname: "%s"\\nport: {ROUTER_PORT}\\n' "$ROUTER_HOST"
   servers context_servers $PREFILL_URLS
   servers generation_servers $DECODE_URLS
 }} > "$CONFIG"

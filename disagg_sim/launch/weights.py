@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from disagg_sim.errors import InputError
+from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.load import load_checkpoints
 from disagg_sim.facts.speculation import MTP
 from disagg_sim.physics.drafting import draft_model_of
@@ -40,6 +42,11 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
     Weights
         ``UNKNOWN`` with a note where none is known; with those of a head or a draft model, by the same rules.
 
+    Raises
+    ------
+    InputError
+        A checkpoint whose name has signs that a shell reads.
+
     Examples
     --------
     >>> from disagg_sim.physics.setup import setup
@@ -48,6 +55,11 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
     >>> weights_of(setup("qwen2_5_7b", "h200_sxm", "fp8")).quantised
     'fp8'
     """
+    if checkpoint:
+        try:
+            checkpoint_name(checkpoint)
+        except ValueError as error:
+            raise InputError(f"checkpoint {error}") from None
     own = replace(at, speculation=None)
     return replace(_of_model(own, checkpoint, quantises=quantises), drafter=_of_drafter(at, quantises=quantises))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,7 @@ import pandas as pd
 from disagg_sim.certainty.designs import Designs, cycle_of, times_of
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
-from disagg_sim.errors import InputError, check_kinds, quoted, whole_number
+from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import moves_of
@@ -53,9 +54,15 @@ class Workers:
     lengths: Lengths | None = field(default=None, compare=False, repr=False)  # that were planned; None = not known
 
     def __post_init__(self) -> None:
-        """``InputError`` for a value of another kind, or no instance."""
+        """``InputError`` for a value of another kind, an odd name, or no instance."""
         check_kinds(self)
         whole_number("instances", self.instances)
+        if self.role not in ROLES:
+            raise InputError(f"role {quoted(self.role)}{nearest(self.role, ROLES)}; allowed: {', '.join(ROLES)}")
+        if not re.fullmatch("(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?", self.name):
+            raise InputError(
+                f"name {quoted(self.name)} of workers; allowed: up to 63 of a to z, 0 to 9, dashes inside, as of pods"
+            )
 
     @property
     def label(self) -> str:

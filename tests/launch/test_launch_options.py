@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,6 @@ from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import backend_of
 from tests.launch.deployments import CASES, PAIRS
 
-PROGRAMS = ("vllm", "python3", "trtllm-serve", "srun", "vllm-router")
-RECORDER = (
-    f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]))\n"
-)
 OUTSIDE = {
     "NODE_RANK": "1",
     "HEAD": "10.0.0.1",
@@ -40,15 +35,6 @@ OUTSIDE = {
 
 def made_of(case: str, engine: str, **options: Any) -> ds.Launch:
     return ds.launch(CASES[case][0](), engine=engine, **options)
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("bin")
-    for name in PROGRAMS:
-        (where / name).write_text(RECORDER)
-        (where / name).chmod(0o755)
-    return where
 
 
 def started(made: ds.Launch, name: str, programs: Path, where: Path, **outside: str) -> list[str]:

@@ -2,12 +2,14 @@
 # decode: 2 instances of DP8 EP8, 8 GPUs on 1 node each. SGLang 0.5.21.
 # Run it once for each instance, on its node.
 set -euo pipefail
-MODEL="${MODEL:-deepseek-ai/DeepSeek-R1}"
+CHECKPOINT=deepseek-ai/DeepSeek-R1
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 SLOT="${SLOT:-0}"  # number of the instance on this node, from 0
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$(seq -s, $((SLOT * 8)) $((SLOT * 8 + 7)))}"
 exec python3 -m sglang.launch_server \
   --model-path "$MODEL" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tp-size 8 \
   --dp-size 8 \
@@ -20,4 +22,5 @@ exec python3 -m sglang.launch_server \
   --mem-fraction-static 0.9 \
   --kv-cache-dtype fp8_e4m3 \
   --disaggregation-mode decode \
-  --disaggregation-transfer-backend nixl
+  --disaggregation-transfer-backend nixl \
+  ${API_KEY:+--api-key "$API_KEY"}

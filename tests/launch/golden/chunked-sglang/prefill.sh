@@ -2,13 +2,15 @@
 # prefill: 1 instance of TP8 PP4, 32 GPUs on 4 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -euo pipefail
-MODEL="${MODEL:-deepseek-ai/DeepSeek-R1}"
+CHECKPOINT=deepseek-ai/DeepSeek-R1
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
 HEAD="${HEAD:?address of node 0 of the instance}"
 SLOT=0
 exec python3 -m sglang.launch_server \
   --model-path "$MODEL" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tp-size 8 \
   --pp-size 4 \
@@ -22,4 +24,5 @@ exec python3 -m sglang.launch_server \
   --disaggregation-bootstrap-port "$((8998 + SLOT))" \
   --nnodes 4 \
   --node-rank "$NODE_RANK" \
-  --dist-init-addr "$HEAD:29500"
+  --dist-init-addr "$HEAD:29500" \
+  ${API_KEY:+--api-key "$API_KEY"}

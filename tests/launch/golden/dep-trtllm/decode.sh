@@ -2,9 +2,11 @@
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 2 nodes.
 set -euo pipefail
-MODEL="${MODEL:-deepseek-ai/DeepSeek-R1}"
+CHECKPOINT=deepseek-ai/DeepSeek-R1
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 SLOT=0
 exec srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --mpi pmix trtllm-llmapi-launch trtllm-serve "$MODEL" \
   --config "$(dirname "$0")/decode.yaml" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Answers clients, and sends their requests to the instances.
 set -euo pipefail
+# It asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
+ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens
 : "${PREFILL_URLS:?addresses of all prefill instances, such as HOST:8100}"
 : "${DECODE_URLS:?addresses of all decode instances, such as HOST:8100}"
 CONFIG="$(mktemp --suffix .yaml)"
@@ -9,7 +11,7 @@ servers() {
   printf '    - "%s"\n' "${@:2}"
 }
 {
-  printf 'hostname: 0.0.0.0\nport: 8000\n'
+  printf 'hostname: "%s"\nport: 8000\n' "$ROUTER_HOST"
   servers context_servers $PREFILL_URLS
   servers generation_servers $DECODE_URLS
 } > "$CONFIG"

@@ -2,17 +2,19 @@
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. vLLM 0.31.0.
 # Run it on every node of each instance.
 set -euo pipefail
-MODEL="${MODEL:-deepseek-ai/DeepSeek-R1}"
-HOST="${HOST:-$(hostname -I | cut -d" " -f1)}"  # address of this node that the others reach
+CHECKPOINT=deepseek-ai/DeepSeek-R1
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
 HEAD="${HEAD:?address of node 0 of the instance}"
 SLOT=0
+export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty
 export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"
 export VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + SLOT * 16))
 FOLLOWER=()
 if [ "$NODE_RANK" -gt 0 ]; then FOLLOWER=(--headless); fi
 exec vllm serve "$MODEL" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tensor-parallel-size 1 \
   --data-parallel-size 16 \

@@ -2,10 +2,12 @@
 # colocated: 4 instances of TP2, 2 GPUs on 1 node each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, on its node.
 set -euo pipefail
-MODEL="${MODEL:-Qwen/Qwen3-32B}"
+CHECKPOINT=Qwen/Qwen3-32B
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node
 SLOT="${SLOT:-0}"  # number of the instance on this node, from 0
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$(seq -s, $((SLOT * 2)) $((SLOT * 2 + 1)))}"
 exec trtllm-serve "$MODEL" \
   --config "$(dirname "$0")/colocated.yaml" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))"

@@ -2,11 +2,14 @@
 # colocated: 4 instances of TP2, 2 GPUs on 1 node each. vLLM 0.31.0.
 # Run it once for each instance, on its node.
 set -euo pipefail
-MODEL="${MODEL:-Qwen/Qwen3-32B}"
+CHECKPOINT=Qwen/Qwen3-32B
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node
 SLOT="${SLOT:-0}"  # number of the instance on this node, from 0
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$(seq -s, $((SLOT * 2)) $((SLOT * 2 + 1)))}"
+export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty
 exec vllm serve "$MODEL" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tensor-parallel-size 2 \
   --max-num-seqs 128 \

@@ -2,13 +2,15 @@
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -euo pipefail
-MODEL="${MODEL:-nvidia/DeepSeek-R1-NVFP4}"
+CHECKPOINT=nvidia/DeepSeek-R1-NVFP4
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
 HEAD="${HEAD:?address of node 0 of the instance}"
 SLOT=0
 exec python3 -m sglang.launch_server \
   --model-path "$MODEL" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tp-size 48 \
   --dp-size 48 \
@@ -26,4 +28,5 @@ exec python3 -m sglang.launch_server \
   --disaggregation-transfer-backend nixl \
   --nnodes 12 \
   --node-rank "$NODE_RANK" \
-  --dist-init-addr "$HEAD:29500"
+  --dist-init-addr "$HEAD:29500" \
+  ${API_KEY:+--api-key "$API_KEY"}

@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
 # Answers clients, and sends their requests to the instances.
 set -euo pipefail
+ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens
+if [ -z "${API_KEY:-}" ] && [ "$ROUTER_HOST" != 127.0.0.1 ]; then
+  echo "API_KEY: a key that clients must send, as others reach $ROUTER_HOST" >&2
+  exit 1
+fi
 : "${PREFILL_URLS:?addresses of all prefill instances, such as http://HOST:8100}"
 : "${DECODE_URLS:?addresses of all decode instances, such as http://HOST:8100}"
 ARGUMENTS=()
 for url in $PREFILL_URLS; do ARGUMENTS+=(--prefill "$url" "$((8998 + ${url##*:} - 8100))"); done
 for url in $DECODE_URLS; do ARGUMENTS+=(--decode "$url"); done
 exec python3 -m sglang_router.launch_router \
-  --host 0.0.0.0 \
+  --host "$ROUTER_HOST" \
   --port 8000 \
+  --prometheus-host 127.0.0.1 \
   --pd-disaggregation \
+  ${API_KEY:+--api-key "$API_KEY"} \
   "${ARGUMENTS[@]}"

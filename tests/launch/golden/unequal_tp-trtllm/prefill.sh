@@ -2,10 +2,12 @@
 # prefill: 3 instances of TP2, 2 GPUs on 1 node each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, on its node.
 set -euo pipefail
-MODEL="${MODEL:-nvidia/Llama-3.1-70B-Instruct-FP8}"
+CHECKPOINT=nvidia/Llama-3.1-70B-Instruct-FP8
+MODEL="${MODEL:-$CHECKPOINT}"
+HOST="${HOST:?address of this node in a private network, where it listens}"
 SLOT="${SLOT:-0}"  # number of the instance on this node, from 0
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$(seq -s, $((SLOT * 2)) $((SLOT * 2 + 1)))}"
 exec trtllm-serve "$MODEL" \
   --config "$(dirname "$0")/prefill.yaml" \
-  --host 0.0.0.0 \
+  --host "$HOST" \
   --port "$((8100 + SLOT))"

@@ -1,0 +1,22 @@
+"""Programs that print their arguments, in the place of those that scripts start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("vllm", "python3", "trtllm-serve", "srun", "vllm-router")
+RECORDER = (
+    f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]))\n"
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("bin")
+    for name in PROGRAMS:
+        (where / name).write_text(RECORDER)
+        (where / name).chmod(0o755)
+    return where

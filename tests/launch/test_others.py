@@ -1,0 +1,182 @@
+"""What others could do to a machine by files that are emitted: no text runs as code, nothing listens unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import disagg_sim as ds
+from disagg_sim.errors import InputError, SpecError
+from disagg_sim.facts.launcher import checkpoint_name
+from disagg_sim.facts.load import load_checkpoints, load_launcher
+from disagg_sim.launch.engines import ENGINES
+from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
+from disagg_sim.launch.scripts import scripts_of
+from disagg_sim.launch.weights import Weights
+from tests.launch.deployments import CASES, PAIRS, tp, workers
+from tests.launch.test_launch_options import OUTSIDE, containers
+
+#: Words that a shell takes for more than text; each would leave a file named ``owned``, or end its quotes.
+WORDS = (
+    *("$(touch owned)", "`touch owned`", "; touch owned;", "' ; touch owned #", '" ; touch owned #', "}; touch owned"),
+    *("\n touch owned \n", "|| touch owned", "${IFS}", "\\", "'", '"', "&", "*", "~", "--model", " ", "é", "a/model"),
+)
+TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map("".join)
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+DRAFTING = ds.setup("kimi_k2_5", "h200_sxm", "fp8", speculation="kimi_k2_5_eagle3_thinking")
+
+
+def started(
+    files: dict[str, str], name: str, programs: Path, where: Path, **outside: str
+) -> subprocess.CompletedProcess:
+    for each, text in files.items():
+        (where / each).write_text(text)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **OUTSIDE, **outside}
+    return subprocess.run(
+        ["bash", str(where / name)], cwd=where, capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@SLOW
+@given(name=TEXTS, drafter=TEXTS, version=TEXTS)
+def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
+    engine: str, name: str, drafter: str, version: str, programs: Path, tmp_path: Path
+) -> None:
+    """Whatever the schema lets through: here the names come in without it."""
+    mapping = ds.Mapping(tp_attn=8, tp_ffn=8, draft_tokens=2)
+    pool = [workers("colocated", DRAFTING, mapping, batch=8)]
+    own = Weights(checkpoint=name, drafter=Weights(checkpoint=drafter))
+    files = scripts_of(engine, pool, [own], version.replace("\n", " "), None)
+    ran = started(files, "colocated.sh", programs, tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert name in told
+    if engine == "trtllm":
+        assert yaml.safe_load(files["colocated.yaml"])["speculative_config"]["speculative_model"] == drafter
+    elif engine == "sglang":
+        assert told[told.index("--speculative-draft-model-path") + 1] == drafter
+    else:
+        assert json.loads(told[told.index("--speculative-config") + 1])["model"] == drafter
+    assert not (tmp_path / "owned").exists()
+
+
+@SLOW
+@given(name=TEXTS)
+def test_every_text_of_a_manifest_is_told_as_it_is(name: str) -> None:
+    pool = CASES["one_pool"][0]()[0]
+    pairs = [(pool, Weights(checkpoint=name))]
+    made = [dynamo_manifest("vllm", pairs, load_launcher("dynamo"), None)]
+    made += llm_d_manifests(pairs, load_launcher("llm_d"), "image:1", None).values()
+    told = [each["args"] for text in made for each in containers(yaml.safe_load(text)) if "args" in each]
+    assert told
+    assert all(name in args for args in told)
+
+
+@given(text=st.one_of(TEXTS, st.text(max_size=20)))
+def test_a_name_with_signs_of_a_shell_is_refused_in_one_line(text: str) -> None:
+    odd = not text or text.startswith(("-", " ")) or any(sign in text for sign in "$`;'\"\n\\&*|<>(){}!?#[]")
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="vllm")
+    try:
+        checkpoint_name(text)
+    except ValueError:
+        if text:
+            with pytest.raises(InputError, match="is no name of a checkpoint; allowed") as refused:
+                ds.launch([workers("colocated", at, tp(1))], engine="vllm", checkpoint=text)
+            assert "\n" not in str(refused.value)
+    else:
+        assert not odd
+
+
+def test_every_published_checkpoint_has_such_a_name() -> None:
+    for kinds in load_checkpoints().models.values():
+        assert all(checkpoint_name(name) == name for name in kinds.values())
+
+
+def test_a_file_of_ones_own_with_such_a_name_is_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text('title: mine\nmodels: {llama_3_1_8b: {bf16: "a/$(touch owned)"}}\nsource: me\n')
+    with pytest.raises(SpecError, match=r"mine.yaml: models.llama_3_1_8b.bf16: .* is no name of a checkpoint"):
+        load_checkpoints(mine)
+
+
+def test_workers_have_names_that_pods_may_have() -> None:
+    for name in ("Prefill", "a b", "a;b", "-a", "a" * 64, "../a"):
+        with pytest.raises(InputError, match="of workers; allowed"):
+            workers("decode", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1), name=name)
+    with pytest.raises(InputError, match="role 'decod', did you mean 'decode'"):
+        workers("decod", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1))
+
+
+SCRIPTS = [(case, engine) for case, engine in PAIRS if engine in ENGINES]
+
+
+def host_of(ran: subprocess.CompletedProcess) -> str:
+    """The address that a program is told to listen on."""
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    if "--host" in told:
+        return told[told.index("--host") + 1]
+    config = Path(told[told.index("--config") + 1])
+    address: str = yaml.safe_load(config.read_text())["hostname"]
+    config.unlink()
+    return address
+
+
+@pytest.mark.parametrize(("case", "engine"), SCRIPTS)
+def test_nothing_listens_on_all_addresses_unless_it_is_asked_to(
+    case: str, engine: str, programs: Path, tmp_path: Path
+) -> None:
+    pools = CASES[case][0]()
+    files = ds.launch(pools, engine=engine).files
+    assert not any("0.0.0.0" in text for text in files.values())
+    small = sum(each.gpus * each.instances for each in pools) <= 8
+    for name in (name for name in files if name.endswith(".sh")):
+        assert host_of(started(files, name, programs, tmp_path, ROUTER_HOST="", HOST="10.0.0.2")) == (
+            "127.0.0.1" if name == "router.sh" else "10.0.0.2"
+        )
+        if name != "router.sh":
+            bare = started(files, name, programs, tmp_path, HOST="")
+            assert (bare.returncode == 0) == small
+            assert small or "HOST: address of this node in a private network" in bare.stderr
+
+
+@pytest.mark.parametrize("case", ["unequal_tp", "one_pool"])
+def test_a_router_that_asks_for_a_key_has_one_where_others_reach_it(case: str, programs: Path, tmp_path: Path) -> None:
+    files = ds.launch(CASES[case][0](), engine="sglang").files
+    bare = started(files, "router.sh", programs, tmp_path, ROUTER_HOST="10.0.0.9")
+    assert (bare.returncode, bare.stdout) == (1, "")
+    assert "API_KEY: a key that clients must send" in bare.stderr
+    told = json.loads(
+        started(files, "router.sh", programs, tmp_path, ROUTER_HOST="10.0.0.9", API_KEY="a b'$(touch owned)").stdout
+    )
+    assert told[told.index("--api-key") + 1] == "a b'$(touch owned)"
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(("case", "engine"), [pair for pair in PAIRS if pair[0] in ("dep", "one_pool")])
+def test_notes_name_every_port_and_the_private_network(case: str, engine: str) -> None:
+    made = ds.launch(CASES[case][0](), engine=engine)
+    (ports,) = [line for line in made.notes if line.startswith("ports: ")]
+    named: dict[str, Any] = {
+        "8998": ("--disaggregation-bootstrap-port",),
+        "5600": ("NIXL_SIDE_CHANNEL", "containerPort: 5600"),
+        "29500": ("29500",),
+        "8100": ("8100 + SLOT",),
+    }
+    text = "\n".join(made.files.values())
+    for port, signs in named.items():
+        assert (port in ports) == any(sign in text for sign in signs) or (
+            engine == "dynamo" and port in ("5600", "29500")
+        )
+    assert any("private network" in line for line in made.notes) == (case == "dep")
