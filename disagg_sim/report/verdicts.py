@@ -125,5 +125,4 @@ def _times(ratio: float) -> str:
 
 def _percent(share: float) -> str:
     """A probability of finitely many samples: never 0 or 100 %."""
-    percent = round(100 * share)
-    return "> 99 %" if percent > 99 else "< 1 %" if percent < 1 else f"{percent} %"
+    return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"

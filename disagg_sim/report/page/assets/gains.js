@@ -8,6 +8,9 @@ function gainText(gain) {
   return Number.isNaN(gain) ? "–" : `${plain(gain, 3)}×`;
 }
 
+/** A probability of finitely many samples: never 0 or 100 %. */
+const likely = (share) => (share > 0.99 ? "> 99 %" : share < 0.01 ? "< 1 %" : percent(share));
+
 function gainMap(data, titles) {
   const { gains } = data.tables,
     at = data.facts.at;
@@ -26,7 +29,7 @@ function gainMap(data, titles) {
     if (!row || Number.isNaN(row.gain)) return el("td", { class: "gain nothing" }, "–");
     const strength = Math.max(-1, Math.min(1, Math.log2(row.gain || 1e-9) / 1.5));
     const sure = known(row.probability)
-      ? `, better with ${percent(row.probability)} probability (80 % band ${plain(row.gain_p10)} to ${plain(row.gain_p90)})`
+      ? `, better with ${likely(row.probability)} probability (80 % band ${plain(row.gain_p10)} to ${plain(row.gain_p90)})`
       : "";
     const words =
       row.gain === Infinity
@@ -43,7 +46,7 @@ function gainMap(data, titles) {
       },
       gainText(row.gain),
       known(row.probability) && Number.isFinite(row.gain) && row.gain > 0
-        ? el("small", {}, percent(row.probability))
+        ? el("small", {}, likely(row.probability))
         : null,
     );
   };
