@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import SHARES, Work
+from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.serving.availability import Spares
 from disagg_sim.simulation.deployment import Replicas
@@ -133,4 +134,6 @@ class Design:
         first, last = self.pools[0], self.pools[-1]
         assert isinstance(first.choice, PrefillChoice | ColocatedChoice)
         waiting = self.rate * first.choice.mean_ttft(self.rate, first.instances)
+        if isinstance(last.choice, OneByOne):  # whose seat is taken by prefill, too
+            return waiting + self.rate * self.work.lengths.gaps * self.tpot["p50"]
         return waiting + last.instances * last.sequences

@@ -76,6 +76,10 @@ class OneByOne(ColocatedChoice):
         """TTFT that a share of the requests does not exceed. [s]"""
         return self.delay(rate, instances).at(share)
 
+    def mean_ttft(self, rate: float, instances: int) -> float:
+        """Mean TTFT of all requests. [s]"""
+        return self.delay(rate, instances).mean
+
     def tpot(self, rate: float, instances: int, share: float) -> float:  # noqa: ARG002 - the same for all requests
         """TPOT that a share of the requests does not exceed. [s]"""
         return self._step if rate * self.service.mean < instances else math.inf

@@ -40,6 +40,17 @@ def test_tokens_take_a_step_of_one_request_and_the_seat_is_taken_for_prefill_and
     assert not choice.holds(1.01 / choice.service.mean, 1)
 
 
+def test_requests_in_flight_wait_for_their_first_token_or_decode(long_prompts):
+    """Little's law; the seat is taken by prefill and decode, and prefill is before the first token."""
+    design = alone(long_prompts)
+    pool = design.pools[0]
+    delay = pool.choice.delay(RATE, pool.instances)
+    waits = RATE * sum(delay.at((place + 0.5) / 2000) for place in range(2000)) / 2000
+    assert RATE * pool.choice.mean_ttft(RATE, pool.instances) == pytest.approx(waits, rel=0.02)
+    assert design.in_flight == pytest.approx(waits + RATE * (OSL - 1) * design.tpot["p50"], rel=0.02)
+    assert design.in_flight < waits + pool.instances * pool.sequences
+
+
 def test_prompts_of_one_step_are_served_as_before():
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(16_384, 256), tpot="20 ms", rate=5)
     assert not any(isinstance(choice, OneByOne) for choice in found.cases[0].colocated)
