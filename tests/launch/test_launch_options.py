@@ -20,7 +20,8 @@ import disagg_sim as ds
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.expressible import backend_of
-from tests.launch.deployments import CASES, PAIRS
+from disagg_sim.launch.weights import Weights
+from tests.launch.deployments import CASES, CHAT, PAIRS, R1_ON_H200, workers
 
 OUTSIDE = {
     "NODE_RANK": "1",
@@ -91,6 +92,29 @@ def test_every_option_of_a_script_is_sourced_and_takes_its_value(case, engine, p
             words = words[words.index("trtllm-serve") :]
         for flag, value in options_in(words, table, router):
             assert not table[flag].refuses(value), (flag, value)
+
+
+R1 = ds.setup(*R1_ON_H200, speculation="mtp 0.8 0.6")
+RARER = {
+    "shared tokens": workers("decode", R1, ds.Mapping(tp_attn=8, ep=8, dcp=8, draft_tokens=2), batch=64),
+    "shared prompts": workers("prefill", R1, ds.Mapping(tp_attn=4, ep=8, pcp=2), batch=1),
+    "prompts held back": workers("colocated", R1, ds.Mapping(dp_attn=8, ep=8), batch=64, hold_steps=7),
+    "copies that move": workers(
+        "decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8, draft_tokens=1), batch=64, moved_after=300
+    ),
+    "copies that stay": workers("decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8), batch=64, moved_after=0),
+    "tiers": workers("prefill", R1, ds.Mapping(dp_attn=8, ep=8), batch=8, tiers=("dram", "ssd"), lengths=CHAT),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pool", RARER.values(), ids=RARER)
+def test_options_of_rarer_pools_are_sourced(pool: ds.Workers, engine: str) -> None:
+    table = load_launcher(engine).options
+    settings = ENGINES[engine].settings(pool, Weights(checkpoint="a/model"))
+    for path, value in leaves(settings, "", {path for path, option in table.items() if option.takes == "json"}):
+        assert path in table, f"{path} has no source"
+        assert not table[path].refuses(value), (path, value)
 
 
 MANIFESTS = [(case, "dynamo", engine) for case, engine in PAIRS if engine in ENGINES]
