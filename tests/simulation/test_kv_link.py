@@ -159,7 +159,7 @@ def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
     inside, across = (LinkSpec().wire(small, gpus).bandwidth for gpus in (8, 9))
     ratio = small.system.nvlink_bandwidth / small.system.nic_bandwidth
     assert np.isclose(inside / across, ratio)
-    assert LinkSpec(bandwidth=3.0, latency_s=0.25).wire(small, 8) == (3.0, 0.25, 0.0)
+    assert LinkSpec(bandwidth=3.0, latency_s=0.25).wire(small, 8) == (3.0, 0.25, 0.0, False)
 
 
 def test_a_transfer_pays_for_its_descriptors_as_published():
@@ -184,7 +184,7 @@ def test_a_transfer_pays_for_its_descriptors_as_published():
 def test_a_link_of_ones_own_costs_what_is_stated():
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     assert LinkSpec(bandwidth=1e9).wire(at, 8).descriptor_s == 0.0
-    assert LinkSpec(latency_s=0.015).wire(at, 8) == (450e9, 0.015, 0.0)
+    assert LinkSpec(latency_s=0.015).wire(at, 8) == (450e9, 0.015, 0.0, True)
     assert LinkSpec(bandwidth=1e9, descriptor_s=1e-6).wire(at, 8).descriptor_s == 1e-6
 
 
