@@ -15,7 +15,7 @@ MARKS = {
     "precision": {"attention_projection", "cache", "dispatch_bytes", "combine_bytes"},
     "profile": {"fitted", "gemm_t0", "host", "elementwise_efficiency"},
     "engine": {"step_host", "request_host", "chunk_tokens", "mixed_steps"},
-    "scheduler": {"admission", "watermark", "keeps_preempted", "budget_per_rank", "rank_choice"},
+    "scheduler": {"admission", "watermark", "prefix_found", "keeps_preempted", "budget_per_rank", "rank_choice"},
     "model": {"hidden", "vocab", "layers", "max_context"},
     "traffic": {"cases"},
     "speculation": {"method", "acceptance", "measured_lengths"},

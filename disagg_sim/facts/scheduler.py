@@ -29,6 +29,10 @@ ADMISSIONS = ("prompt", "first_chunk", "prompt_fits", "output_fits")
 RANK_CHOICES = ("least_waiting", "in_turn", "fewest_tokens")
 
 
+#: When a prompt finds the blocks of another: once these are taken for a step, or once the step has computed them.
+PREFIX_FOUND = ("taken", "computed")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDefaults:
     """What a step holds where the operator says nothing, on GPUs of some memory and more."""
@@ -46,6 +50,7 @@ class SchedulerSpec(Shown):
     title: Line
     admission: Annotated[str, OneOf(ADMISSIONS)]
     watermark: Annotated[float, Range(0.0, 0.5)]  # share of the blocks that an admission leaves free [1]
+    prefix_found: Annotated[str, OneOf(PREFIX_FOUND)]  # what a prompt finds of those before it
     keeps_preempted: bool  # blocks of a preempted request stay in the prefix cache until others take them
     defaults: tuple[StepDefaults, ...]  # by memory, from 0 B on
     least_on: tuple[str, ...]  # words in names of systems whose defaults are the first ones, whatever their memory

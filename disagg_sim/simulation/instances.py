@@ -34,16 +34,16 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: 
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
     limits, scheduler = _limits_of(policy, steps, mapping, role), site.scheduler
     most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
-    blocks = site.blocks(mapping, limits)  # first: steps too large for the memory would fill the host's with a table
     return InstanceSpec(
+        blocks=site.blocks(mapping, limits),  # first: steps too large for the memory would fill the host's with a table
         table=site.table(mapping, most),
-        blocks=blocks,
         max_sequences=most,
         hold_steps=limits.hold_steps,
         admission=Admission[scheduler.admission.upper()],
         watermark=scheduler.watermark,
         scheduling=site.scheduling,
         keeps_preempted=scheduler.keeps_preempted,
+        finds_computed=scheduler.prefix_found == "computed",
         rank_choice=RankChoice[scheduler.rank_choice.upper()],
     )
 

@@ -10,13 +10,11 @@ from disagg_sim.arrays import Ints
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
-from disagg_sim.simulation.prefix_index import GONE, BlockIndex
+from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks
+from disagg_sim.simulation.prefix_index import BlockIndex
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
-
-#: Value of a block that an instance holds beside its memory.
-HELD = 0
 
 
 class Checkpoints(NamedTuple):
@@ -52,8 +50,8 @@ class PrefixMemory(Protocol):
         """The blocks of a prompt, by numbers of their own."""
         ...
 
-    def keep(self, instance: int, request: int, segment: int) -> None:
-        """An instance computes a prompt, as this segment of its kernel."""
+    def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:
+        """An instance gets a prompt, as this segment of its kernel; the first tokens were loaded for it. [token]"""
         ...
 
     def again(self, request: int, number: int) -> None:
@@ -83,7 +81,7 @@ class PrefixCache:
     step = 1
 
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet, tokens: int, checkpoints: Checkpoints = ANYWHERE) -> None:
-        self._index, self._fleet = BlockIndex(prefix, in_memory=False), fleet
+        self._index, self._fleet = BlockIndex(prefix), fleet
         self._most, self._block_tokens, self._checkpoints = tokens, prefix.block_tokens, checkpoints
         self._kept: dict[int, OrderedDict[int, int]] = {}  # by instance: of a block what it takes [token]
         self._held: dict[int, int] = {}  # by instance: what all take [token]
@@ -104,9 +102,9 @@ class PrefixCache:
 
     def found_everywhere(self, request: int) -> Ints:
         """See ``PrefixMemory``."""
-        return self._index.tokens(self._fleet.home, request, len(self._fleet))
+        return self._index.tokens(request, len(self._fleet))
 
-    def keep(self, instance: int, request: int, segment: int) -> None:  # noqa: ARG002  its memory is its own
+    def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:  # noqa: ARG002  of its own
         """The blocks of a prompt are the newest, the first of them last to be forgotten."""
         kept, held = self._kept.setdefault(instance, OrderedDict()), self._held.get(instance, 0)
         blocks = self._index.blocks_of(request)
@@ -117,11 +115,11 @@ class PrefixCache:
             else:
                 kept[block] = size = self._size(place)
                 held += size
-                self._index.hold(instance, 0, block, HELD)
+                self._index.hold(instance, block)
         while held > self._most:
             block, size = kept.popitem(last=False)
             held -= size
-            self._index.drop(instance, 0, block)
+            self._index.drop(instance, block)
             if self.forgotten is not None:
                 self.forgotten(instance, block)
         self._held[instance] = held
@@ -142,9 +140,11 @@ class PrefixCache:
 class FreeMemory:
     """Prompt blocks in the KV memory of each instance: of requests that it has, and in what it has free.
 
-    As in vLLM: free blocks keep what they held until they are taken, in the order in which they became free. A request
-    that shares blocks with another that still runs is counted with blocks of its own. Of several attention ranks each
-    has its own memory, and the rank that a request gets is chosen without regard to it.
+    As in engines: a prompt is looked up when its instance takes it into a step, and shares the blocks that it finds.
+    Its own blocks are found from when they are taken for a step, or have been computed
+    (``SchedulerSpec.prefix_found``), or have come from another instance. Free ones keep what they held until they are
+    taken, in the order in which they became free. What is asked here is what a router knows when a request comes. Of
+    several attention ranks each has its own memory, and the rank that a request gets is chosen without regard to it.
 
     Parameters
     ----------
@@ -152,38 +152,34 @@ class FreeMemory:
         Ids of the blocks of every prompt.
     fleet : Fleet
         Instances with their blocks.
+    step : int
+        From one place at which a prompt is taken up to the next. [token]
     """
 
-    step = 1
-
-    def __init__(self, prefix: PrefixBlocks, fleet: Fleet) -> None:
-        self._index = BlockIndex(prefix, in_memory=True)  # a block is in the memory of the segment that used it last
-        self._fleet, self._block_tokens = fleet, prefix.block_tokens
-        fleet.share_blocks()
-        self.again, self.forget, self.blocks_of = self._index.again, self._index.forget, self._index.blocks_of
+    def __init__(self, prefix: PrefixBlocks, fleet: Fleet, step: int = BLOCK_TOKENS) -> None:
+        self._fleet, self.step = fleet, step
+        self._shared = SharedBlocks(prefix, step)
+        fleet.share_blocks(self._shared)
+        self.again, self.blocks_of = self._shared.again, self._shared.blocks_of
 
     def found(self, instance: int, request: int) -> int:
         """See ``PrefixMemory``."""
-        rank = self._fleet.next_rank(instance)
-        tokens, there = 0, {GONE: 0}  # segment -> tokens of its start that are there
-        for block in self._index.blocks_of(request):
-            segment = self._index.value(instance, rank, block)
-            if segment not in there:
-                there[segment] = self._fleet.remembered(segment) * BLOCK_TOKENS
-            if there[segment] < tokens + self._block_tokens:
-                break
-            tokens += self._block_tokens
-        return tokens
+        return self._shared.found(self._fleet.home, instance, request)
 
     def found_everywhere(self, request: int) -> Ints:
         """See ``PrefixMemory``."""
-        return self._index.tokens(self._fleet.home, request, len(self._fleet))
+        return self._shared.found_everywhere(self._fleet.home, request, len(self._fleet))
 
-    def keep(self, instance: int, request: int, segment: int) -> None:
+    def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:  # noqa: ARG002  the kernel does
         """See ``PrefixMemory``."""
-        rank = self._fleet.rank_of(segment)
-        for block in self._index.blocks_of(request):
-            self._index.hold(instance, rank, block, segment)
+        self._fleet.ready(segment, loaded)
+
+    def begun(self) -> list[tuple[int, int]]:
+        """Instances, and the prompts that they have taken up since the last call, in order."""
+        return [self._fleet.whose(segment)[::-1] for segment in self._shared.begun()]
+
+    def forget(self, instance: int) -> None:
+        """See ``PrefixMemory``; its memory went with it."""
 
 
 class Checkpointed:
@@ -225,5 +221,8 @@ def prefix_memory(
         key = f"prefix_cache_tokens {tokens}" if tokens else "prefix_cache true"
         raise InputError(f"{key}: trace {trace.name} has no block ids")
     memory: PrefixMemory
-    memory = PrefixCache(trace.prefix, fleet, tokens, checkpoints) if tokens else FreeMemory(trace.prefix, fleet)
+    if tokens:
+        memory = PrefixCache(trace.prefix, fleet, tokens, checkpoints)
+    else:
+        memory = FreeMemory(trace.prefix, fleet, BLOCK_TOKENS if checkpoints.tokens == 1 else checkpoints.tokens)
     return memory if checkpoints.tokens == 1 else Checkpointed(memory, checkpoints.tokens)

@@ -30,7 +30,7 @@ from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, t
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.placed import bare
-from disagg_sim.simulation.prefix_cache import Checkpointed, PrefixCache, PrefixMemory
+from disagg_sim.simulation.prefix_cache import Checkpointed, FreeMemory, PrefixCache, PrefixMemory
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.stated_pasts import StatedPasts, StatedStores
 
@@ -202,6 +202,8 @@ class Tiers:
         Of each instance.
     block_tokens : int
         Of a block. [token]
+    begun : callable, optional
+        Instances and prompts that they have taken up since the last call: stored from then on. None = when they come.
     """
 
     def __init__(
@@ -211,7 +213,9 @@ class Tiers:
         *,
         loaders: Callable[[int], Loader],
         block_tokens: int,
+        begun: Callable[[], list[tuple[int, int]]] | None = None,
     ) -> None:
+        self._begun = begun
         self._memory, self._stores, self._loader, self._block_tokens = memory, stores, loaders, block_tokens
         self._ready: dict[tuple[int, int], int] = {}  # by instance and request: past that has been loaded [token]
         self._free: dict[tuple[int, int], list[float]] = {}  # by tier and instance: when a rank's link is free [s]
@@ -236,6 +240,7 @@ class Tiers:
         float
             When it is in HBM; ``now`` where nothing is loaded. [s]
         """
+        self._store()
         held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
         ends = self._ends(instance, request, held, prompt)
         if ends[-1] == held:
@@ -292,11 +297,17 @@ class Tiers:
         """See ``PrefixMemory``: in HBM, or loaded into it for this request. [token]"""
         return max(self._memory.found(instance, request), self._ready.get((instance, request), 0))
 
-    def keep(self, instance: int, request: int, segment: int) -> None:
+    def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:  # noqa: ARG002  known here
         """See ``PrefixMemory``."""
-        self._ready.pop((instance, request), None)
-        self._stores.used(instance, self.blocks_of(request))
-        self._memory.keep(instance, request, segment)
+        ready = self._ready.pop((instance, request), 0)
+        if self._begun is None:
+            self._stores.used(instance, self.blocks_of(request))
+        self._memory.keep(instance, request, segment, ready)
+
+    def _store(self) -> None:
+        """The blocks of prompts that instances have taken up since the last look are in tiers, too."""
+        for instance, request in () if self._begun is None else self._begun():
+            self._stores.used(instance, self.blocks_of(request))
 
     def forget(self, instance: int) -> None:
         """See ``PrefixMemory``."""
@@ -354,7 +365,8 @@ def tiered(
     stores = Stores(shared, tokens, block_tokens=block_tokens, back=back)
     if back and isinstance(inner, PrefixCache):
         inner.forgotten = stores.forgotten
-    return Tiers(memory, stores, loaders=of, block_tokens=block_tokens)
+    begun = inner.begun if isinstance(inner, FreeMemory) else None
+    return Tiers(memory, stores, loaders=of, block_tokens=block_tokens, begun=begun)
 
 
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:

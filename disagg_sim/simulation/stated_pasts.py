@@ -73,7 +73,7 @@ class StatedPasts:
         """Tokens that decode holds already. [token]"""
         return int(self._in_decode[self._row.get(request, request)])
 
-    def keep(self, instance: int, request: int, segment: int) -> None:
+    def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:
         """Nothing is remembered."""
 
     def again(self, request: int, number: int) -> None:

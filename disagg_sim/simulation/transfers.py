@@ -291,23 +291,23 @@ class Transfers:
 
     def _needs(self, instance: int) -> set[int] | None:
         """Instances that have to act before an idle one has room; None: it will have room anyway."""
-        inst, segments = self.fleet.views, self.fleet.segments
+        inst = self.fleet.views
         if inst.run_kind[instance] != IDLE or self.roster.mode[instance] == MANUAL:
             return None
-        needs, blocks = set(), 0
+        needs, held = set(), []
         for pull in self.fleet.wires.pulls(WAITS):
             if pull.sender == instance:
                 needs.add(pull.receiver)
-                blocks += int(segments.blocks[pull.held])
+                held.append(pull.held)
         for handed in self._waiting.values():
             if handed.origin == instance and handed.held != AT_WORK:
                 needs.add(handed.leg.instance)
-                blocks += int(segments.blocks[handed.held])
+                held.append(handed.held)
             elif self._keeps(handed, instance):
                 needs.add(handed.origin)
-                blocks += int(segments.blocks[handed.segment])
+                held.append(handed.segment)
         used = int(inst.total_blocks[instance] - inst.free_blocks[instance])
-        return needs if needs and blocks == used else None
+        return needs if needs and self.fleet.blocks_of(held) == used else None
 
     def _tokens(self, request: int, have: int) -> int:
         """Tokens of the cache that moves: neither the token emitted last nor what the receiver holds are in it."""

@@ -136,9 +136,12 @@ class Reference:
     def __init__(self, requests, routes, specs, bandwidths, options, cache, ids, priorities, saves, stream=0):
         self.priorities, (self.step, self.weight) = priorities, saves
         self.ids, self.most_remembered = ids, options.prefix_cache_tokens
+        self.shares = options.prefix_cache  # blocks of prompts in the memory of instances
         self.remembers: list[list[int]] = [[] for _ in specs]  # blocks of prompts, the newest last
         self.requests, self.routes = requests, [list(route) for route in routes]
         self.instances = [Instance(spec, stream) for spec in specs]
+        for rank in (rank for each in self.instances for rank in each.ranks):
+            rank.shares, rank.step = self.shares, max(self.step, BLOCK)
         self.network = Network(options.link, bandwidths, cache)
         self.way, self.late_token = options.transfer, options.first_token == "decode"
         self.now = 0.0
@@ -206,6 +209,7 @@ class Reference:
         """A rank of its instance takes a turn."""
         self.turns.append(turn)
         turn.priority = self.priorities[turn.request]
+        turn.names = self.ids[turn.request] if self.shares else []
         turn.rank = self.instances[turn.instance].choose()
         turn.drafts = len(self.rank_of(turn).acceptance)
         self.rank_of(turn).given.append(turn)
@@ -217,7 +221,7 @@ class Reference:
         if turn is None:
             self.rejected.append(request)
             return
-        if turn.context == 0 and turn.prompt > 0:
+        if turn.context == 0 and turn.prompt > 0 and not self.shares:
             self.remember(turn)
         rank = self.give(turn)
         rank.line_up(turn, rank.waiting if turn.left > 0 else rank.coming)
@@ -369,6 +373,7 @@ class Reference:
             return
         turn.context_elsewhere = False
         rank = self.rank_of(turn)
+        rank.name(turn, turn.cached)
         rank.line_up(turn, rank.landed)
         if len(rank.landed) == 1:
             self.wake(transfer.receiver)
@@ -378,17 +383,17 @@ class Reference:
 
     def waits_for(self, number: int) -> set[int] | None:
         """Instances that have to act before an idle one, whose blocks all wait for them, has room; None: others."""
-        instance, needs, blocks = self.instances[number], set(), 0
+        instance, needs, blocks = self.instances[number], set(), set()
         if not instance.idle:
             return None
         for each in self.pending:
             if each.origin == number and each.sender is not None:
                 needs.add(each.receiver)
-                blocks += len(each.sender.blocks)
+                blocks |= {(each.sender.rank, block) for block in each.sender.blocks}
             elif each.receiver == number and each.sender is None and each.reserved_s <= self.now:
                 needs.add(each.origin)
-                blocks += len(each.turn.blocks)
-        return needs if needs and blocks == instance.used else None
+                blocks |= {(each.turn.rank, block) for block in each.turn.blocks}
+        return needs if needs and len(blocks) == instance.used else None
 
     def break_circle(self, number: int) -> None:
         """Work waits on an instance where nothing runs: in a circle of such, the youngest cache is dropped."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from reference_rank import MIXED, Rank, Turn, mean_context
+from reference_rank import BLOCK, MIXED, Rank, Turn, mean_context
 
 from disagg_sim.simulation.kernel import times
 from disagg_sim.simulation.kernel.compiled import entry
@@ -53,6 +53,11 @@ class Instance:
     def used(self) -> int:
         """Blocks that turns hold."""
         return sum(rank.blocks - len(rank.free) for rank in self.ranks)
+
+    def past(self, rank: Rank) -> int:
+        """Tokens before the next piece of a rank's next prompt."""
+        turn = rank.prompts()[0]
+        return turn.cached or (len(rank.found(turn)[0]) * BLOCK if rank.shares else 0)
 
     def form(self, now: float, news: list[Turn]) -> None:
         """Form the next step of all ranks; ``news`` gets the turns whose blocks are reserved."""
@@ -117,7 +122,7 @@ class Instance:
         most = max((rank.token_budget - len(rank.decoding) * rank.verified for rank in waiting), default=0)
         if most <= 0:
             return 0
-        past = max(rank.prompts()[0].cached for rank in waiting)
+        past = max(self.past(rank) for rank in waiting)
         loads = [(len(rank.decoding) * count, mean_context(rank.decoding)) for rank in self.ranks if rank.decoding]
         context = max(loads, key=lambda load: spec.table.step_time(*load))[1] if loads else 0.0
         decodes = max((load[0] for load in loads), default=0)
@@ -152,6 +157,8 @@ class Instance:
                 self.prefill_tokens += turn.piece
                 turn.cached += turn.piece
                 turn.left -= turn.piece
+                if self.spec.finds_computed:
+                    rank.name(turn, turn.cached)
                 if turn.left == 0:
                     rank.prefilling.remove(turn)
                     if self.emits_at > now:

@@ -39,6 +39,8 @@ class Turn:
     rank: int = 0  # of its instance
     priority: int = 0  # higher ones go first, where the scheduler goes by it
     hit: int = 0  # prompt tokens found in the prefix cache
+    names: list[int] = field(default_factory=list)  # of the blocks of its prompt, where turns share them
+    named: int = 0  # of its first blocks, those that have names
     context_elsewhere: bool = False  # blocks are reserved before its cache moves
     sender_at_work: bool = False  # and the turn before it has not ended
     withdrawn: bool = False  # a reservation that was given up
@@ -48,6 +50,7 @@ class Turn:
     piece: int = 0  # prompt tokens of it in this step
     blocks: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # full blocks when it was preempted
+    kept_from: int = 0  # place of the first of them in the prompt, where turns share blocks
     drafts: int = 0  # that a step of its instance verifies
     joined: int = 0  # decode steps of its instance when it began to decode
     preemptions: int = 0
@@ -108,6 +111,9 @@ class Rank:
         self.pieces: list[Turn] = []  # of the step in progress
         self.preempted = False  # in the step that is formed
         self.decode_steps = 0
+        self.shares = False  # blocks of prompts are found by their names
+        self.step = BLOCK  # tokens from one place at which a prompt is taken up to the next
+        self.by_name: dict[int, int] = {}  # block of each name that is there
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -115,6 +121,7 @@ class Rank:
         """The blocks that have been free for longest; what was cached in them is lost."""
         for _ in range(count):
             block = self.free.pop(0)
+            self.by_name = {name: other for name, other in self.by_name.items() if other != block}
             self.holds[block] = turn
             turn.blocks.append(block)
         if turn not in self.holding:
@@ -122,10 +129,61 @@ class Rank:
 
     def give_back(self, turn: Turn) -> None:
         """Free all blocks of a turn, the last first; their content stays until they are taken."""
-        self.free += reversed(turn.blocks)
-        turn.blocks = []
         if turn in self.holding:
             self.holding.remove(turn)
+        held = self.held()
+        self.free += [block for block in reversed(turn.blocks) if block not in held]
+        turn.blocks, turn.named = [], 0
+
+    def held(self) -> set[int]:
+        """Blocks that turns hold."""
+        return {block for turn in self.holding for block in turn.blocks}
+
+    def found(self, turn: Turn) -> tuple[list[int], int]:
+        """Blocks from which a turn that waits begins, of which one token is computed at least; of them the named ones.
+
+        A turn that was preempted knows its own blocks, behind those that have names, as long as nobody took them.
+        """
+        if not self.shares:
+            return self.still_cached(turn), 0
+        if turn.cached or turn.context_elsewhere or not turn.left:
+            return [], 0
+        named: list[int] = []
+        for name in turn.names:
+            if name not in self.by_name:
+                break
+            named.append(self.by_name[name])
+        blocks = named + self.own(turn, len(named))
+        blocks = blocks[: min(len(blocks) * BLOCK, turn.left - 1) // self.step * self.step // BLOCK]
+        return blocks, min(len(named), len(blocks))
+
+    def own(self, turn: Turn, named: int) -> list[int]:
+        """What a turn has computed itself before it was preempted, behind its first ``named`` blocks."""
+        first = turn.kept_from
+        if first > named:
+            return []
+        held = self.held()
+        kept = []
+        for block in turn.kept:
+            if block in held or self.holds.get(block) is not turn or block in self.by_name.values():
+                break
+            kept.append(block)
+        return kept[named - first :]
+
+    def name(self, turn: Turn, tokens: int) -> None:
+        """Others find the full blocks of the first tokens of a prompt; of two with one name one is given back."""
+        if not self.shares:
+            return
+        tokens = min(tokens, turn.context + turn.prompt)
+        while turn.named < min(tokens // BLOCK, len(turn.names)):
+            place = turn.named
+            other = self.by_name.setdefault(turn.names[place], turn.blocks[place])
+            if other != turn.blocks[place]:
+                if other in self.free:
+                    self.free.remove(other)
+                self.free.insert(0, turn.blocks[place])
+                turn.blocks[place] = other
+            turn.named += 1
 
     def still_cached(self, turn: Turn) -> list[int]:
         """The first of its blocks at preemption that nobody has taken since."""
@@ -146,7 +204,7 @@ class Rank:
 
     def admit(self, turn: Turn, piece: int) -> bool:
         """Take the blocks that a turn needs to begin with ``piece`` tokens, if the admission rule finds them free."""
-        rule, found = self.spec.admission, self.still_cached(turn)
+        rule, (found, named) = self.spec.admission, self.found(turn)
         tokens = turn.cached + turn.left
         decodes_only = turn.left == 0
         if decodes_only and turn.context_elsewhere:
@@ -164,13 +222,18 @@ class Rank:
             asked += self.growth()
             if decodes_only and not turn.context_elsewhere:
                 asked += blocks_of(tokens + self.verified) - whole
+        asked -= len(self.held() & set(found[:named]))  # those that others hold need no room
         spare = int(self.spec.watermark * self.blocks)
         if whole == 0 or len(self.free) == self.blocks:  # it takes nothing yet, or nobody else holds any
             spare = 0
         if asked > len(self.free) - spare:
             return False
         for block in found:
-            self.free.remove(block)
+            if block in self.free:
+                self.free.remove(block)
+        if self.shares and turn.preemptions == 0:
+            turn.hit = len(found) * BLOCK
+        turn.named = named
         turn.cached += len(found) * BLOCK
         turn.left -= len(found) * BLOCK
         turn.blocks, turn.kept = found, []
@@ -202,7 +265,8 @@ class Rank:
             if turn in group:
                 group.remove(turn)
         if self.spec.keeps_preempted:
-            turn.kept = turn.blocks[: turn.cached // BLOCK]
+            turn.kept_from = turn.named
+            turn.kept = turn.blocks[turn.named : turn.cached // BLOCK]
         self.give_back(turn)
         turn.left += turn.cached + (turn.left == 0)  # and the token that was emitted last, if it decodes
         turn.cached = 0
@@ -274,6 +338,7 @@ class Rank:
                 news.append(turn)
             else:
                 turn.start_s = now if turn.start_s is None else turn.start_s
+                self.name(turn, turn.cached)
                 self.decode(turn)
 
     def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
@@ -317,18 +382,27 @@ class Rank:
             if not self.begin(turn, left if turn in self.waiting else min(turn.left, left), now):
                 break
             turn.piece = min(turn.left, left)  # less is left where blocks were still cached
-            self.pieces.append(turn)
+            self.take_piece(turn)
 
     def whole_prompts(self, now: float) -> None:
         """Whole prompts of one pass, while decodes wait."""
         spec = self.spec
         for turn in self.candidates():
             left = self.token_budget - sum(each.piece for each in self.pieces)
+            rest = turn.left
+            if self.shares and turn in self.waiting:
+                rest -= len(self.found(turn)[0]) * BLOCK
             if len(self.pieces) == (1 if spec.mode == Mode.ONE_PROMPT else self.max_prompts):
                 break
-            if spec.mode == Mode.PREFILL_FIRST and self.pieces and turn.left > left:
+            if spec.mode == Mode.PREFILL_FIRST and self.pieces and rest > left:
                 break
-            if not self.begin(turn, turn.left, now):
+            if not self.begin(turn, rest, now):
                 break
             turn.piece = turn.left
-            self.pieces.append(turn)
+            self.take_piece(turn)
+
+    def take_piece(self, turn: Turn) -> None:
+        """A piece of a prompt is in the step, and has its blocks."""
+        self.pieces.append(turn)
+        if not self.spec.finds_computed:
+            self.name(turn, turn.cached + turn.piece)

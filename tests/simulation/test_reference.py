@@ -98,6 +98,7 @@ def by_kernel(requests, routes, specs, options, ids, priorities, at):
         watermark=specs[0].watermark,
         keeps_preempted=specs[0].keeps_preempted,
         rank_choice=specs[0].rank_choice.name.lower(),
+        prefix_found="computed" if specs[0].finds_computed else "taken",
     )
     part = Replicas(mapping=mappings[0], instances=len(specs))
     site = Site(
@@ -175,6 +176,7 @@ def case(seed, most, drafts):
         "admission": draw.choice([*Admission]),
         "watermark": draw.choice([0.0, 0.01, 0.1]),
         "keeps_preempted": draw.choice([False, True]),
+        "finds_computed": draw.choice([False, True]),
         "rank_choice": draw.choice([*RankChoice]),
         "scheduling": draw.choice([*Scheduling]),
     }
@@ -196,8 +198,10 @@ def case(seed, most, drafts):
         )
         for each in tables
     ]
+    beside = draw.choice([0, 0, 320, 10_000])
     options = RunOptions(
-        prefix_cache_tokens=draw.choice([0, 0, 320, 10_000]),
+        prefix_cache_tokens=beside,
+        prefix_cache=beside == 0 and draw.choice([False, True]),
         transfer=draw.choice(WAYS),
         first_token=draw.choice(FIRST_TOKENS),
         link=LinkSpec(
@@ -247,6 +251,8 @@ def hold(seeds, most=4, drafts=(0,), **model):
         seen["waits for blocks"] += sum(wait > 0 for _, _, _, wait, _ in reference.moved)
         seen["leaves early"] += sum(whole > exposed + 1e-9 for _, exposed, whole, _, _ in reference.moved)
         seen["remembered"] += sum(turn.hit > 0 for turn in reference.turns)
+        seen["shared"] += sum(turn.hit > 0 for turn in reference.turns if reference.shares)
+        seen["shared and preempted"] += sum(turn.preemptions > 0 for turn in reference.turns if reference.shares)
         seen["rejected"] += len(reference.rejected)
         seen["circle"] += reference.circles
         seen["tied"] += reference.network.tied
@@ -260,6 +266,7 @@ def test_one_instance_does_what_the_reference_does():
 def test_instances_that_hand_over_do_what_the_reference_does():
     seen = hold(range(50))
     assert min(seen[name] for name in ("preempted", "waits for blocks", "leaves early", "remembered", "rejected")) > 0
+    assert min(seen[name] for name in ("shared", "shared and preempted")) > 10
 
 
 def test_steps_that_verify_drafts_do_what_the_reference_does():
@@ -283,6 +290,22 @@ def recurrent_setup():
 def test_a_memory_beside_the_caches_holds_the_states_that_it_saves():
     seen = hold(range(20), most=1, at=recurrent_setup(), saves=(48, 70))
     assert seen["remembered"] > 0
+
+
+def test_a_cache_from_another_instance_is_found_when_it_has_landed():
+    """Instance 1 gets the cache of the first prompt, then two prompts that are alike: one before it has landed."""
+    rules = {"admission": Admission.PROMPT_FITS, "max_sequences": 16, "token_budget": 512}
+    specs = [InstanceSpec(table=table(number, "formula"), blocks=200, **rules) for number in range(2)]
+    routes = [[Leg(0, 161), Leg(1)], [Leg(1)], [Leg(1)]]
+    requests = [(0.0, 160, 20), (0.003, 160, 1), (0.2, 160, 1)]
+    link = LinkSpec(bandwidth=3e8, latency_s=0.0, descriptor_s=0.0)  # 70 ms for 21 MB
+    ids = [list(range(10))] * 3
+    reference = compare(requests, routes, specs, RunOptions(prefix_cache=True, link=link), ids)
+    assert [turn.hit for turn in reference.turns if turn.prompt == 160] == [0, 0, 144]
+    late = compare(
+        requests[:1] + requests[2:], [routes[0], [Leg(1)]], specs, RunOptions(prefix_cache=True, link=link), ids[:2]
+    )
+    assert [turn.hit for turn in late.turns if turn.prompt == 160] == [0, 144]
 
 
 def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_next():

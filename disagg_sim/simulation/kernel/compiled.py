@@ -66,6 +66,8 @@ SOURCES = (
     "queue",
     "ranks",
     "runs",
+    "sharing",
+    "shared_blocks",
     "steps",
     "submission",
     "times",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Admission, Instance, Segment, State
+from disagg_sim.simulation.kernel.sharing import take_free
 
 OUTPUT_FITS = int(Admission.OUTPUT_FITS)
 
@@ -82,6 +83,8 @@ def count_drafted(st: State, i: int, duration: float) -> None:
     inst.growing = growing
     inst.free_blocks -= grown
     inst.taken += grown
+    if st.world[0].shared != 0:
+        take_free(st, i, grown)
     if inst.admission == OUTPUT_FITS:
         inst.promised -= grown
     inst.running_tokens += emitted

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.handover import cancel, recompute, release, sender_done
+from disagg_sim.simulation.kernel.handover import cancel, recompute, sender_done
 from disagg_sim.simulation.kernel.home import feed_at, next_due, queues_at, state_at
 from disagg_sim.simulation.kernel.layout import (
     COMING,
@@ -43,7 +43,7 @@ from disagg_sim.simulation.kernel.moving import (
     moved,
 )
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import check_drained, gone, remembered, unlink
+from disagg_sim.simulation.kernel.queue import check_drained, gone, release, unlink
 from disagg_sim.simulation.kernel.ranks import choose_rank, count_together
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
@@ -175,7 +175,7 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
             st.seg[before].closes = 1
             inst.closed += 1
     inst.queued_requests -= 1
-    inst.queued_prompt_tokens -= one.left
+    inst.queued_prompt_tokens -= one.left - one.expected
     inst.queued_context_tokens -= one.context
     one.status = WITHDRAWN
     gone(st, row, s)
@@ -278,12 +278,6 @@ def drop(home: Ints, k: int) -> None:
 def next_rank(home: Ints, i: int) -> int:
     """The rank of an instance that would take a request now."""
     return choose_rank(queues_at(home), i)
-
-
-@entry
-def remembers(home: Ints, s: int) -> int:
-    """Tokens at the start of a segment that its instance still has in its memory, in whole blocks. [token]"""
-    return remembered(state_at(home), s)
 
 
 @entry

@@ -39,6 +39,7 @@ from disagg_sim.simulation.kernel.least import least_tree
 from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
 from disagg_sim.simulation.kernel.network import Wires
 from disagg_sim.simulation.kernel.runs import itl_bin
+from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, blocks_together
 from disagg_sim.simulation.kernel.step_table import pack_tables
 from disagg_sim.simulation.kernel.submission import LATE
 
@@ -78,6 +79,8 @@ class Fleet:
         Transfers to each instance that are not reported. [1]
     wires
         Links between the instances, which join by themselves.
+    shared
+        Blocks of prompts that segments share in the memory of their instance; None = none.
     itl_counts, itl_edges
         Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
     """
@@ -94,6 +97,7 @@ class Fleet:
         self._specs: list[InstanceSpec] = []
         self._count = 0
         self._feed: Feed | None = None
+        self.shared: SharedBlocks | None = None
         self._ranks: list[int] = []  # of each instance [1]
         self._inst: Columns = np.zeros(0, INSTANCE)
         self._seg: Columns = np.zeros(capacity, SEGMENT)
@@ -150,37 +154,6 @@ class Fleet:
         """Where a segment is in its life."""
         return SegmentStatus(int(self._status[segment]))
 
-    def remembered(self, segment: int) -> int:
-        """Count the first blocks of a segment that its instance still has in its memory.
-
-        Parameters
-        ----------
-        segment
-            Its number.
-
-        Returns
-        -------
-        int
-            All of one that waits or works; of one that has ended, those that no other has taken since: free blocks are
-            taken in the order in which they became free, of one segment the last first. [block]
-
-        Examples
-        --------
-        100 tokens and 3 of 4 outputs are in 7 of 10 blocks, which stay until 60 new tokens take the other 3 and one:
-
-        >>> from disagg_sim.simulation.kernel.step_table import StepTable
-        >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10, watermark=0.0)])
-        >>> first = fleet.submit(0, 0, (0, 100, 4), 0.0)
-        >>> _ = fleet.run_until(np.inf)
-        >>> fleet.remembered(first)
-        7
-        >>> _ = fleet.submit(0, 1, (0, 60, 1), 10.0)
-        >>> _ = fleet.run_until(np.inf)
-        >>> fleet.remembered(first)
-        6
-        """
-        return kernel.remembers(self.home, segment) // BLOCK_TOKENS
-
     def submit(
         self,
         instance: int,
@@ -207,7 +180,8 @@ class Fleet:
         last_token_s
             When the request's previous token was emitted elsewhere; nan = this one emits the first. [s]
         cached
-            Tokens of the prompt found in the prefix cache, fewer than the prompt. [token]
+            Tokens of the prompt found in the prefix cache, fewer than the prompt; where segments share blocks, those
+            that its load takes it to find: it is looked up when it begins. [token]
 
         Raises
         ------
@@ -228,6 +202,8 @@ class Fleet:
         segment = self._count
         if segment == len(self._seg):
             self._grow()
+        if self.shared is not None:
+            self.shared.expect(self.home, request, segment)
         context, prompt, generate = lengths
         wanted = (instance, request, context, prompt, generate, cached, flags)
         error = kernel.submit(self.home, segment, wanted, last_token_s, float(now))
@@ -257,6 +233,8 @@ class Fleet:
         segment = self._count
         if segment == len(self._seg):
             self._grow()
+        if self.shared is not None:
+            self.shared.expect(self.home, request, segment)
         wanted = (instance, request, *lengths, 0, flags | RESERVE)
         error = kernel.ask(self.home, segment, wanted, last_token_s, cache, now)
         if error == NO_ROOM:
@@ -456,6 +434,8 @@ class Fleet:
             row["free_blocks"] = row["total_blocks"]
         place(self._inst[instance], 0.0, now)
         self._bind()
+        if self.shared is not None:
+            self.shared.empty(self.home, instance, self._rows_of(instance))
         return lost
 
     def forget(self, keep: Mask) -> Ints:
@@ -465,9 +445,28 @@ class Fleet:
         self._count = int(keep.sum())
         return number
 
-    def share_blocks(self) -> None:
-        """What ``submit`` is told to be ``cached`` of a prompt is in blocks that the instance has, not beside them."""
-        self._world["shares_blocks"] = 1
+    def share_blocks(self, shared: SharedBlocks) -> None:
+        """Segments whose prompts begin alike share blocks, as long as these are in the memory of their instance."""
+        self.shared = shared
+        self._bind()
+        self._share(0)
+
+    def _share(self, first: int) -> None:
+        """The memories of instances from the ``first`` on are empty."""
+        if self.shared is not None:
+            for instance in range(first, len(self._specs)):
+                blocks = int(self._inst["rank_blocks"][instance])
+                self.shared.begin(self.home, instance, self._rows_of(instance), blocks)
+
+    def ready(self, segment: int, tokens: int) -> None:
+        """So many tokens of a prompt that waits have been loaded: they need no prefill. [token]"""
+        self._seg["ready"][segment] = tokens
+
+    def blocks_of(self, segments: Sequence[int]) -> int:
+        """Count the KV blocks that some segments hold, each once. [block]"""
+        if self.shared is None:
+            return int(self._seg["blocks"][list(segments)].sum())
+        return blocks_together(self.home, np.array(segments, np.int64))
 
     def begin_again(self, requests: Ints, numbers: Sequence[int]) -> None:
         """Requests go on under new numbers, those after the last, with the priority that they have."""
@@ -548,6 +547,7 @@ class Fleet:
             place(self._inst[instance], 0.0 if there else (0.5 + GOLDEN * instance) % 1.0, now)
         self._world["instances"] = len(self._specs)
         self._bind()
+        self._share(there)
 
     def _rows_of(self, instance: int) -> range:
         """Rows of the attention ranks of an instance: its own if it has one."""
@@ -562,7 +562,7 @@ class Fleet:
             row["ranks"], row["rank_blocks"] = ranks if each == instance else 1, spec.blocks // ranks
             row["total_blocks"] = row["free_blocks"] = row["rank_blocks"] * row["ranks"]
             row["watermark"] = int(spec.watermark * row["rank_blocks"])
-            row["admission"], row["keeps"] = spec.admission, spec.keeps_preempted
+            row["admission"], row["keeps"], row["late"] = spec.admission, spec.keeps_preempted, spec.finds_computed
             row["scheduling"], row["rank_choice"], row["active"] = spec.scheduling, spec.rank_choice, spec.active
             row["run_start_s"] = now
             let_idle(row)
@@ -585,6 +585,7 @@ class Fleet:
         self._log = np.zeros(count, dtype=np.int64)
         self._world["changes"] += self._log.size + 1  # all may have
         self._world["network"], self._world["home"] = self.wires.row.ctypes.data, self.home.ctypes.data
+        self._world["shared"] = 0 if self.shared is None else self.shared.row.ctypes.data
         arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
         home_of((*arrays, self._soon, self._due, self._log, self._priority), self.home)
         self.views: Columns = self._inst[:count].view(np.recarray)

@@ -11,7 +11,8 @@ import math
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
 from disagg_sim.simulation.kernel.preemption import insert
-from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, lost_from, report, unlink
+from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, release, report, unlink
+from disagg_sim.simulation.kernel.sharing import add_free, enlist, memory_of
 
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
@@ -24,17 +25,8 @@ def count(st: State | Queues, i: int, s: int, sign: int) -> None:
     """Count a segment among those that wait on its instance (1), or no longer (-1)."""
     inst, seg = st.inst[i], st.seg[s]
     inst.queued_requests += sign
-    inst.queued_prompt_tokens += sign * seg.left
+    inst.queued_prompt_tokens += sign * (seg.left - seg.expected)
     inst.queued_context_tokens += sign * seg.context
-
-
-@inner
-def release(st: State | Queues, i: int, s: int) -> None:
-    """Free all blocks of a segment: they are taken last."""
-    inst, seg = st.inst[i], st.seg[s]
-    seg.lost_from = lost_from(st, i, s)
-    inst.free_blocks += seg.blocks
-    seg.blocks = 0
 
 
 @inner
@@ -44,6 +36,8 @@ def put_back(st: State, i: int, s: int, keep: int) -> None:
     over = seg.blocks - keep
     inst.free_blocks += over
     inst.taken -= over
+    if st.world[0].shared != 0:
+        add_free(st, i, memory_of(st, s), over, -1)
     if inst.admission == OUTPUT_FITS:
         inst.promised += over
     seg.blocks = keep
@@ -65,6 +59,8 @@ def land(st: Queues, i: int, s: int) -> None:
     seg = st.seg[s]
     seg.status = QUEUED
     seg.reserve = 0
+    if st.world[0].shared != 0:
+        enlist(st, i, s, seg.cached)
     count(st, i, s, 1)
     enqueue(st, i, s, LANDED)
 

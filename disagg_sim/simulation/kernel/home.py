@@ -23,7 +23,9 @@ from disagg_sim.simulation.kernel.layout import (
     Network,
     Port,
     Queues,
+    Run,
     Segment,
+    Shared,
     State,
     Transfer,
     World,
@@ -37,7 +39,7 @@ with extra("simulate"):
 
 INSTANCE, SEGMENT, WORLD, FEED = (dtype_of(record) for record in (Instance, Segment, World, Feed))
 ARRAYS = len(State._fields)
-TRANSFER, PORT, NETWORK = (dtype_of(record) for record in (Transfer, Port, Network))
+TRANSFER, PORT, NETWORK, RUN, SHARED = (dtype_of(record) for record in (Transfer, Port, Network, Run, Shared))
 _ir: Any = cast(Any, cgutils).ir
 _numba: Any = numba  # its stubs know neither ``carray`` nor that the first argument of an intrinsic is not passed
 carray = _numba.carray

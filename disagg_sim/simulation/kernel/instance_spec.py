@@ -30,6 +30,7 @@ class InstanceSpec:
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
     scheduling: Scheduling = Scheduling.FCFS  # the order of what waits, and what gives way where blocks lack
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
+    finds_computed: bool = False  # prompts find what others have computed, else what they have blocks for
     rank_choice: RankChoice = RankChoice.LEAST_WAITING  # which attention rank takes a request
     active: bool = True
 

@@ -2,6 +2,8 @@
 
 Each class is the layout of one row of an array: ``dtype_of`` makes its numpy type, the compiled kernel reads and
 writes the fields of ``inst[i]`` and ``seg[s]`` by name, and ``inst["free_blocks"]`` is a column, at no cost.
+
+Past 400 lines: every record of the kernel stands here, each field with its meaning and unit.
 """
 
 from __future__ import annotations
@@ -152,6 +154,7 @@ class Instance:
     admission: int  # what a prompt needs to be admitted, see ``Admission``
     scheduling: int  # the order of its queues, and what gives way, see ``Scheduling``
     keeps: int  # 1 = blocks of a preempted segment stay cached until others take them
+    late: int  # 1 = others find the blocks of a prompt when they are computed, 0 = when they are taken
     taken: int  # blocks taken so far, the clock of what is still cached [block]
     promised: int  # blocks that those admitted will still take, where admission counts outputs [block]
     preempted: int  # 1 = a segment was preempted in this step: no prompt is admitted
@@ -170,6 +173,8 @@ class Instance:
     request_tokens: int  # their contexts and prompts [token]
     first: Annotated[MutableSequence[int], 4]  # ends of its queues, by PROMPTS, COMING, AWAY, LANDED; -1 = empty
     last: Annotated[MutableSequence[int], 4]
+    first_free: int  # run that is taken first, where blocks are shared; -1 = none
+    last_free: int
     closed: int  # batches of the queue that a policy has closed (manual mode)
     counter: int  # decode steps since the start, the clock of the running set
     residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
@@ -221,8 +226,13 @@ class Segment:
     next: int  # in its queue, -1 = last
     preemptions: int
     hit: int  # prompt tokens found in the prefix cache [token]
+    expected: int  # of it while it waits, as its load counts them: looked up when it came [token]
+    ready: int  # tokens that were loaded for it from tiers below HBM [token]
+    shared: int  # names of its prompt whose runs it holds [1]
+    lent: int  # KV blocks in them [block]
+    tail: int  # free run of what it had computed when it was preempted; -1 = none
     piece: int  # tokens of it in the current step [token]
-    kept: int  # tokens whose blocks were cached when it was preempted [token]
+    kept: int  # tokens whose blocks were cached when it was preempted; those before ``tail`` where it shares [token]
     lost_from: int  # blocks taken (``taken``) from which on those that it gave back are overwritten, the last first
     handed: int  # its place among ``Transfer`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
     moved: int  # what left for the next instance when it had ended [token]
@@ -247,7 +257,7 @@ class World:
     pending_tail: int
     notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
     reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
-    shares_blocks: int  # 1 = what is found of a prompt is in blocks that the instance has, not beside them
+    shared: int  # address of the ``Shared``; 0 = what is found of a prompt is not in the blocks of its instance
     step_by_step: int  # 1 = every decode step is an event of its own
     changes: int  # entries in the log so far
     stream: int  # that drafts are accepted by: each request and place in it has a draw of its own
@@ -356,6 +366,42 @@ class Network:
     share_s: float  # when rates are shared anew; inf = nothing has changed [s]
     first_changed: Annotated[MutableSequence[int], 2]  # ends of links, by OUT and IN, in the order of their changes
     last_changed: Annotated[MutableSequence[int], 2]
+
+
+class Run:
+    """KV blocks that go together, see ``sharing``."""
+
+    memory: int  # of a rank of an instance
+    name: int  # of a prompt's block; or ``NAMELESS``, ``UNUSED``
+    size: int  # [block]
+    holders: int  # segments; 0 = it is free [1]
+    owner: int  # preempted segment that computed it; -1 = none
+    before: int  # neighbours among the free runs of its memory; -1 = none
+    next: int  # and of those not in use
+    chain: int  # next in its bucket
+    newer: int  # of the same name in other memories; -1 = none
+    older: int
+
+
+class Shared:
+    """Blocks of prompts that segments share."""
+
+    runs_at: int
+    room: int  # runs [1]
+    unused: int  # the next, linked by ``next``
+    buckets_at: int
+    buckets: int  # a power of two [1]
+    named_at: int  # (names) newest run; -1 = none
+    named: int  # [1]
+    starts_at: int  # (requests) into the names of all
+    counts_at: int  # (requests) [1]
+    requests: int
+    names_at: int
+    names: int  # [1]
+    block_tokens: int  # of a name [token]
+    step: int  # from one place at which a prompt is taken up to the next [token]
+    begun_at: int  # (segments) those whose prompt was admitted, in order
+    begun: int  # [1]
 
 
 class State(NamedTuple):

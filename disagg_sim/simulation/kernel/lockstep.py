@@ -28,7 +28,15 @@ from disagg_sim.simulation.kernel.layout import (
     State,
 )
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
-from disagg_sim.simulation.kernel.queue import blocks_to_begin, complete_prompt, finish_complete, still_cached, unlink
+from disagg_sim.simulation.kernel.queue import (
+    blocks_to_begin,
+    complete_prompt,
+    finish_complete,
+    left_of,
+    past_of,
+    to_find,
+    unlink,
+)
 from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time, run_within
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
@@ -167,7 +175,7 @@ def even_budget(st: State, i: int) -> int:
         s = rank.first[PROMPTS]
         if s >= 0:
             most = max(most, rank.token_budget - n * (1 + head.drafts))
-            past = max(past, st.seg[s].cached)
+            past = max(past, past_of(st, s))
         if n > 0:
             mean = (rank.running_tokens + n) / n
             time = decode_time(head, st.values, n * inst.ranks, mean)
@@ -184,7 +192,7 @@ def can_take(st: State, row: int) -> bool:
     s = st.inst[row].first[PROMPTS]
     if s < 0 or not may_admit(st, row, s):
         return False
-    need: int = blocks_to_begin(st, row, s, st.seg[s].left, still_cached(st, row, s))
+    need: int = blocks_to_begin(st, row, s, left_of(st, s), to_find(st, row, s))
     return need >= 0
 
 

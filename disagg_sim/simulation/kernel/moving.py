@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.handover import land, release
+from disagg_sim.simulation.kernel.handover import land
 from disagg_sim.simulation.kernel.home import chosen, next_ranking_at, post_s, whole_numbers
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -25,7 +25,7 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.links import Links, give_place, send, take_place
 from disagg_sim.simulation.kernel.progress import wake
-from disagg_sim.simulation.kernel.queue import check_drained
+from disagg_sim.simulation.kernel.queue import check_drained, release
 from disagg_sim.simulation.kernel.ranking import least_loaded
 from disagg_sim.simulation.kernel.submission import changed, row_of, submitted
 

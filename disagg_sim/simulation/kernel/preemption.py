@@ -20,6 +20,7 @@ from disagg_sim.simulation.kernel.queue import (
     unlink,
 )
 from disagg_sim.simulation.kernel.runs import growth_of
+from disagg_sim.simulation.kernel.sharing import give_shared, take_free
 
 QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(Admission.OUTPUT_FITS)
 
@@ -41,7 +42,8 @@ def _give_back(st: State, i: int, s: int, kept: int) -> None:
     """
     inst, seg = st.inst[i], st.seg[s]
     inst.preempted = 1
-    if inst.keeps == 1:
+    shares = st.world[0].shared != 0
+    if inst.keeps == 1 and not shares:
         seg.kept = kept
         seg.lost_from = inst.taken + inst.free_blocks + seg.blocks - kept // BLOCK_TOKENS
     seg.status = QUEUED
@@ -50,8 +52,11 @@ def _give_back(st: State, i: int, s: int, kept: int) -> None:
     seg.cached = 0
     seg.preemptions += 1
     inst.preemptions += 1
-    inst.free_blocks += seg.blocks
-    seg.blocks = 0
+    if shares:
+        give_shared(st, i, s, kept if inst.keeps == 1 else 0)
+    else:
+        inst.free_blocks += seg.blocks
+        seg.blocks = 0
 
 
 @inner
@@ -170,6 +175,8 @@ def extend_blocks(st: State, i: int, s: int, piece: int) -> bool:
             return False
     inst.free_blocks -= need
     inst.taken += need
+    if st.world[0].shared != 0:
+        take_free(st, i, need)
     if inst.admission == OUTPUT_FITS:
         inst.promised -= need
     seg.blocks += need

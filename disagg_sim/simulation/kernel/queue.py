@@ -25,9 +25,9 @@ from disagg_sim.simulation.kernel.layout import (
     State,
 )
 from disagg_sim.simulation.kernel.runs import growth_of, itl_bin
+from disagg_sim.simulation.kernel.sharing import begin_shared, found_of, give_shared, held_of
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
-WITHDRAWN, LOST = int(SegmentStatus.WITHDRAWN), int(SegmentStatus.LOST)
 
 MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
 PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in Admission)
@@ -187,18 +187,6 @@ def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
 
 
 @inner
-def remembered(st: State, s: int) -> int:
-    """Tokens at the start of a segment that its instance still has in its memory, in whole blocks. [token]"""
-    seg = st.seg[s]
-    if seg.status == DONE:
-        taken = st.inst[st.inst[seg.instance].rank_at + seg.rank].taken - seg.lost_from
-        return max(blocks_of(seg.cached) - max(taken, 0), 0) * BLOCK_TOKENS
-    if seg.status in (WITHDRAWN, LOST):
-        return 0
-    return blocks_of(seg.context + seg.prompt) * BLOCK_TOKENS
-
-
-@inner
 def still_cached(st: State, i: int, s: int) -> int:
     """Tokens of a preempted segment whose blocks nobody has taken since; one is computed at least. [token]"""
     seg = st.seg[s]
@@ -220,12 +208,37 @@ def _close_up(st: State, i: int, s: int, blocks: int) -> None:
 
 
 @inner
-def blocks_to_begin(st: State, i: int, s: int, piece: int, found: int) -> int:
-    """Blocks that a segment takes to begin, ``found`` tokens of it being still cached; -1 where there is no room.
+def to_find(st: State, i: int, s: int) -> tuple[int, int]:
+    """Tokens of a segment that waits which need no prefill if it begins now; of them those in blocks that it shares.
+
+    [token], [token]
+    """
+    return found_of(st, s) if st.world[0].shared != 0 else (still_cached(st, i, s), 0)
+
+
+@inner
+def past_of(st: State, s: int) -> int:
+    """Tokens before the next piece of a prompt, which may wait and share some of them. [token]"""
+    seg = st.seg[s]
+    past: int = seg.cached
+    return found_of(st, s)[0] if st.world[0].shared != 0 and past == 0 else past
+
+
+@inner
+def left_of(st: State, s: int) -> int:
+    """Tokens of a prompt that a step computes if it takes all of it. [token]"""
+    seg = st.seg[s]
+    left: int = seg.left
+    return left - found_of(st, s)[0] if st.world[0].shared != 0 else left
+
+
+@inner
+def blocks_to_begin(st: State, i: int, s: int, piece: int, found: tuple[int, int]) -> int:
+    """Blocks that a segment takes to begin, where ``to_find`` says what is there; -1 where there is no room.
 
     ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
     that running segments can grow. One whose context comes from elsewhere takes all its blocks, with that of its next
-    token.
+    token. Blocks that others hold need no room.
     """
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
@@ -236,7 +249,7 @@ def blocks_to_begin(st: State, i: int, s: int, piece: int, found: int) -> int:
     whole = blocks_of(tokens)
     need = whole
     if admission != PROMPT and seg.left > 0 and seg.reserve == 0:
-        need = blocks_of(min(seg.cached + found + piece, tokens))
+        need = blocks_of(min(seg.cached + found[0] + piece, tokens))
     free = inst.free_blocks
     growth = growth_of(inst)
     if seg.reserve == 0 and seg.left == 0:
@@ -244,6 +257,8 @@ def blocks_to_begin(st: State, i: int, s: int, piece: int, found: int) -> int:
     wanted = (need if admission == FIRST_CHUNK else whole) + growth
     if admission == OUTPUT_FITS:
         wanted = at_most(st, s) + inst.promised
+    if found[1] > 0:
+        wanted -= held_of(st, s, found[1])
     spare = 0 if whole == 0 or free == inst.total_blocks else inst.watermark
     return -1 if wanted > free - spare else need
 
@@ -253,22 +268,27 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
     """Take the blocks that a segment needs to begin, see ``blocks_to_begin``; whether it was admitted."""
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
-    found = still_cached(st, i, s)
-    need = blocks_to_begin(st, i, s, piece, found)
+    there = to_find(st, i, s)
+    found = there[0]
+    need = blocks_to_begin(st, i, s, piece, there)
     if need < 0:
         return False
-    inst.free_blocks -= need
-    hit = seg.hit if seg.preemptions == 0 and st.world[0].shares_blocks == 1 else 0
-    inst.taken += need - (found + hit) // BLOCK_TOKENS
-    if found > 0 and by_priority(inst):
-        _close_up(st, i, s, found // BLOCK_TOKENS)
+    if st.world[0].shared != 0:
+        begin_shared(st, i, s, need, there[1])
+        if seg.preemptions == 0:
+            seg.hit = found
+    else:
+        inst.free_blocks -= need
+        inst.taken += need - found // BLOCK_TOKENS
+        if found > 0 and by_priority(inst):
+            _close_up(st, i, s, found // BLOCK_TOKENS)
     if admission == OUTPUT_FITS:
         inst.promised += at_most(st, s) - need
     seg.blocks = need
     seg.cached += found
     seg.left -= found
-    inst.queued_prompt_tokens -= found
-    seg.kept = 0
+    inst.queued_prompt_tokens -= found - seg.expected
+    seg.kept = seg.expected = 0
     return True
 
 
@@ -280,14 +300,13 @@ def gone(st: State | Queues, i: int, s: int) -> None:
 
 
 @inner
-def lost_from(st: State | Queues, i: int, s: int) -> int:
-    """Blocks taken (``taken``) from which on a segment that gives its blocks back loses what is cached in them.
-
-    Those without a cached token, for drafts, are taken first.
-    """
-    seg = st.seg[s]
-    found: int = st.inst[i].taken + st.inst[i].free_blocks + seg.blocks - blocks_of(seg.cached)
-    return found
+def release(st: State | Queues, i: int, s: int) -> None:
+    """Free all blocks of a segment: they are taken last."""
+    if st.world[0].shared != 0:
+        give_shared(st, i, s, 0)
+    else:
+        st.inst[i].free_blocks += st.seg[s].blocks
+        st.seg[s].blocks = 0
 
 
 @inner
@@ -302,9 +321,7 @@ def finish(st: State, i: int, s: int, time: float) -> None:
         seg.status = HELD
     else:
         seg.status = DONE
-        seg.lost_from = lost_from(st, i, s)
-        st.inst[i].free_blocks += seg.blocks
-        seg.blocks = 0
+        release(st, i, s)
     if seg.notify == 1:
         report(st, s)
 

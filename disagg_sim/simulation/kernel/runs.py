@@ -22,6 +22,7 @@ from disagg_sim.simulation.kernel.layout import (
     State,
     Table,
 )
+from disagg_sim.simulation.kernel.sharing import take_free
 from disagg_sim.simulation.kernel.times import decode_time, knot_of, step_line
 
 OUTPUT_FITS = int(Admission.OUTPUT_FITS)
@@ -180,6 +181,8 @@ def count_steps(st: State, i: int, steps: int, duration: float) -> None:
     grown = blocks_for(st, i, steps)
     inst.free_blocks -= grown
     inst.taken += grown
+    if st.world[0].shared != 0:
+        take_free(st, i, grown)
     if inst.admission == OUTPUT_FITS:
         inst.promised -= grown
     contexts = steps * inst.running_tokens + running * (steps * (steps + 1) // 2)

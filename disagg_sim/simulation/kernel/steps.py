@@ -2,6 +2,8 @@
 
 A step is formed at the end of the one before: running segments grow by a block where they need one (the newest are
 preempted when there is none), what has come with its context joins, then prompts are taken as the mode says.
+
+Past 400 lines: whole prompts, pieces of them and decodes meet in one step, whose parts are timed together.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
-from disagg_sim.simulation.kernel.queue import append, complete_prompt, finish_complete, join, take_blocks, unlink
+from disagg_sim.simulation.kernel.queue import (
+    append,
+    complete_prompt,
+    finish_complete,
+    join,
+    left_of,
+    past_of,
+    take_blocks,
+    unlink,
+)
 from disagg_sim.simulation.kernel.runs import (
     count_gaps,
     count_run,
@@ -38,6 +49,7 @@ from disagg_sim.simulation.kernel.runs import (
     steps_time,
     steps_within,
 )
+from disagg_sim.simulation.kernel.sharing import enlist, note_begun
 from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
 
 WHOLE_PROMPT = int(Admission.PROMPT)
@@ -61,6 +73,8 @@ def admit_coming(st: State, i: int, now: float) -> None:
             inst.queued_context_tokens -= st.seg[s].context
             if math.isnan(st.seg[s].start_s):
                 st.seg[s].start_s = now
+            if st.world[0].shared != 0:
+                enlist(st, i, s, st.seg[s].cached)
             join(st, i, s)
         s = inst.first[COMING]
 
@@ -88,7 +102,18 @@ def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
     inst.last_admitted = s
     if math.isnan(seg.start_s):
         seg.start_s = now
+        if st.world[0].shared != 0:
+            note_begun(st, s)
     return True
+
+
+@inner
+def set_piece(st: State, i: int, s: int, piece: int) -> None:
+    """A step takes so many tokens of a prompt, which has blocks for them."""
+    seg = st.seg[s]
+    seg.piece = piece
+    if st.world[0].shared != 0 and st.inst[i].late == 0:
+        enlist(st, i, s, seg.cached + piece)
 
 
 @inner
@@ -102,7 +127,7 @@ def chunk_budget(st: State, i: int, head: Table) -> int:
         return 0
     if inst.mode == SLO_AWARE:
         context = (inst.running_tokens + running) / running if running > 0 else 0.0
-        budget = aware_prefill(head, st.values, inst, running, context, st.seg[s].cached, budget)
+        budget = aware_prefill(head, st.values, inst, running, context, past_of(st, s), budget)
     return budget
 
 
@@ -119,7 +144,7 @@ def take_chunks(st: State, i: int, now: float, budget: int) -> int:
         elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, min(st.seg[s].left, budget)):
             break
         piece = min(st.seg[s].left, budget)
-        st.seg[s].piece = piece
+        set_piece(st, i, s, piece)
         budget -= piece
         pieces += 1
         s = st.seg[s].next
@@ -138,7 +163,7 @@ def take_prompts(st: State, i: int, now: float) -> int:
     pieces = 0
     s = inst.first[PROMPTS]
     while s >= 0 and pieces < most:
-        left = st.seg[s].left
+        left = st.seg[s].left if pieces < inst.admitted else left_of(st, s)
         if mode == PREFILL_FIRST and pieces > 0 and left > budget:
             break
         if pieces >= inst.admitted:
@@ -147,7 +172,7 @@ def take_prompts(st: State, i: int, now: float) -> int:
             left = st.seg[s].left
         elif inst.admission != WHOLE_PROMPT and not extend_blocks(st, i, s, left):
             break
-        st.seg[s].piece = left
+        set_piece(st, i, s, left)
         budget -= left
         pieces += 1
         if mode == MANUAL and st.seg[s].closes == 1:
@@ -324,6 +349,8 @@ def end_pieces(st: State, i: int, now: float, emitted: float) -> None:
         after = st.seg[s].next
         st.seg[s].cached += st.seg[s].piece
         st.seg[s].left -= st.seg[s].piece
+        if inst.late == 1 and st.world[0].shared != 0:
+            enlist(st, i, s, st.seg[s].cached)
         if st.seg[s].left > 0:
             before = s
         else:

@@ -100,12 +100,15 @@ def submitted(
     one.request, one.instance, one.rank, one.handed = request, i, rank, NOT_HANDED
     ranked = inst[i].scheduling == PRIORITY and request < len(st.priority)
     one.priority = st.priority[request] if ranked else 0
-    one.context, one.prompt, one.generate, one.hit = context, prompt, generate, hit
+    one.context, one.prompt, one.generate = context, prompt, generate
+    one.hit, one.expected = (0, hit) if world[0].shared != 0 else (hit, 0)
     one.notify, one.hold, one.closes = (flags & NOTIFY) != 0, (flags & HOLD) != 0, (flags & CLOSES) != 0
     one.reserve = ((flags & RESERVE) != 0) + ((flags & AHEAD) != 0)
     if one.reserve > 0:
         world[0].reserves = 1
-    one.status, one.left, one.cached = QUEUED, prompt - hit, context + hit
+    one.status, one.left, one.cached = QUEUED, prompt - one.hit, context + one.hit
+    one.ready = one.shared = one.lent = 0
+    one.tail = -1
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
     one.submit_s, one.last_s = now, last_token_s
     one.start_s = one.first_token_s = one.finish_s = math.nan
