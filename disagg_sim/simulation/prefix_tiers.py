@@ -299,10 +299,9 @@ class Tiers:
 
     def keep(self, instance: int, request: int, segment: int, loaded: int = 0) -> None:  # noqa: ARG002  known here
         """See ``PrefixMemory``."""
-        ready = self._ready.pop((instance, request), 0)
         if self._begun is None:
             self._stores.used(instance, self.blocks_of(request))
-        self._memory.keep(instance, request, segment, ready)
+        self._memory.keep(instance, request, segment, self._ready.pop((instance, request), 0))
 
     def _store(self) -> None:
         """The blocks of prompts that instances have taken up since the last look are in tiers, too."""
