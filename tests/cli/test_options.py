@@ -1,0 +1,344 @@
+"""Every option of ``plan``: the value that reaches the planner, and what it changes in the answer, as ``--json``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from disagg_sim.cli import mcp_tools, plan_pools
+from disagg_sim.cli import plan as plan_room
+from disagg_sim.cli.main import run
+from disagg_sim.cli.plan import plan
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InputError
+from disagg_sim.planning.limits import limit_of
+from disagg_sim.units import GB
+from disagg_sim.workload.named import traffic_case
+
+OPTIONS = set(inspect.signature(plan).parameters)
+SMALL = "--model llama_3_1_8b --system h100_sxm"
+LENGTHS = f"{SMALL} --isl 1024 --osl 128"
+RATE = f"{LENGTHS} --rate 40"
+#: Disaggregated.
+LARGE = "--model llama_3_1_70b --system h100_sxm --isl 4096 --osl 256 --rate 20"
+LONG = "--model llama_3_1_70b --system h100_sxm --isl 32768 --osl 256 --rate 2 --ttft 1500ms"
+#: Experts; DP attention in runners-up.
+EXPERTS = "--model mixtral_8x7b --system h100_sxm --isl 1024 --osl 128 --rate 40"
+POOLS = "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 16 --tpot 30ms"
+ENCODE = f"{POOLS} --pools encode,prefill,decode --images 1x1120x1120"
+SPLIT = "--model qwen3_30b_a3b --system h200_sxm --isl 4096 --osl 256 --gpus 32 --pools prefill,attention,ffn"
+TRACE = "timestamp,prompt_tokens,completion_tokens\n" + "".join(
+    f"{place / 8},{400 + 37 * place % 500},{20 + 11 * place % 40}\n" for place in range(400)
+)
+
+
+class Reached(NamedTuple):
+    """What a planner was given."""
+
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def of(self, field: str) -> Any:
+        """The value under a name: an argument, an option, a length, or a limit."""
+        options = self.named.get("options") or self.args[-1]
+        if field in ("ttft", "tpot"):
+            limit = limit_of(self.named[field], field)
+            return limit.seconds, limit.share
+        if field in ("rate", "gpus"):
+            return self.named[field]
+        if field in ("model", "system"):
+            return self.args[("model", "system").index(field)]
+        if field.startswith("lengths."):
+            return getattr(self.args[2], field.partition(".")[2])
+        if field.startswith("asked."):
+            return getattr(self.args[3], field.partition(".")[2])
+        return getattr(options, field)
+
+
+@pytest.fixture
+def reached(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
+    """What planners are given, which do nothing."""
+    found: list[Reached] = []
+
+    def caught(*args: Any, **named: Any) -> Any:
+        found.append(Reached(args, named))
+        raise InputError("caught")
+
+    monkeypatch.setattr(plan_room, "planned", caught)
+    monkeypatch.setattr(mcp_tools, "planned", caught)
+    monkeypatch.setattr(plan_pools, "plan_more_pools", caught)
+    return found
+
+
+class Row(NamedTuple):
+    """An option, what is said, and what has to reach the planner."""
+
+    option: str
+    said: str  # beside the base
+    field: str
+    value: Any
+    base: str = RATE
+    tool: tuple[str, Any] | None = None  # argument of the tool for agents, and what is said there; None = as the option
+
+
+REACHED = [
+    Row("model", "", "model", "llama_3_1_8b"),
+    Row("system", "", "system", "h100_sxm"),
+    Row("prefill_system", "--prefill-system b200_sxm", "prefill_system", "b200_sxm"),
+    Row("isl", "", "lengths.mean_isl", 1024.0),
+    Row("osl", "", "lengths.mean_osl", 128.0),
+    Row("cached", "--cached 90%", "lengths.mean_new", 1024 - 912.0, tool=("cached", "90%")),
+    Row("cached", "--cached 0.5", "lengths.mean_new", 512.0, tool=("cached", 0.5)),
+    Row("rank_imbalance", "--rank-imbalance random", "rank_imbalance", "random", tool=("rank_imbalance", "random")),
+    Row("ttft", "--ttft '500 ms@p99'", "ttft", (0.5, 0.99), tool=("ttft", "500 ms@p99")),
+    Row("ttft", "--ttft 1.5", "ttft", (1.5, 0.9), tool=("ttft", 1.5)),
+    Row("ttft", "", "ttft", (2.0, 0.9), tool=("ttft", None)),
+    Row("tpot", "--tpot 20ms", "tpot", (0.02, 0.9), tool=("tpot", "20ms")),
+    Row("tpot", "--tpot 0.03", "tpot", (0.03, 0.9), tool=("tpot", 0.03)),
+    Row("tpot", "", "tpot", (0.05, 0.9), tool=("tpot", None)),
+    Row("rate", "--rate 600/min", "rate", 10.0, LENGTHS, tool=("rate_per_s", "600/min")),
+    Row("rate", "--rate 7.5", "rate", 7.5, LENGTHS, tool=("rate_per_s", 7.5)),
+    Row("gpus", "--gpus 8", "gpus", 8, LENGTHS, tool=("gpus", 8)),
+    Row("users", "--users 50", "users", 50, LENGTHS, tool=("users", 50)),
+    Row("objective", "--objective watt", "objective", "watt", tool=("objective", "watt")),
+    Row("engine", "--engine sglang", "engine", "sglang", tool=("engine", "sglang")),
+    Row("precision", "--precision bf16", "precision", "bf16", tool=("precision", "bf16")),
+    Row("max_dcp", "--max-dcp 4", "max_dcp", 4),
+    Row("max_pcp", "--max-pcp 2", "max_pcp", 2),
+    Row("max_redundant_experts", "--max-redundant-experts 8 --expert-skew 0.4", "max_redundant_experts", 8, EXPERTS),
+    Row("expert_skew", "--expert-skew 0.4", "expert_skew", 0.4, EXPERTS),
+    Row(
+        "popularity_drift",
+        "--popularity-drift '10 min' --max-redundant-experts 8 --expert-skew 0.4",
+        "popularity_drift",
+        600.0,
+        EXPERTS,
+    ),
+    Row("hold_prompts", "--hold-prompts none", "hold_prompts", "none"),
+    Row("headroom", "--headroom 20%", "headroom", 0.2),
+    Row("max_nic", "--max-nic 25", "max_nic", 25 * GB, tool=("max_nic_gb_per_s", 25)),
+    Row("max_nic", "--max-nic '400 Gbit/s'", "max_nic", 50 * GB, tool=("max_nic_gb_per_s", "400 Gbit/s")),
+    Row("price", "--price h100_sxm=2.5", "prices", {"h100_sxm": 2.5}, tool=("prices", {"h100_sxm": 2.5})),
+    Row("availability", "--availability 99.9%", "availability", 0.999, tool=("availability", "99.9%")),
+    Row("failures", "--failures rsc_1", "failures", "rsc_1", tool=("failures", "rsc_1")),
+    Row("emit", "--emit vllm", "engine", "vllm"),
+    Row("emit", "--emit vllm", "within", "own"),
+    Row("pools", "", "asked.pools", ("encode", "prefill", "decode"), ENCODE),
+    Row("ffn_system", "--ffn-system h100_sxm", "asked.ffn_system", "h100_sxm", SPLIT),
+]
+
+
+def words(said: str) -> list[str]:
+    """Words of a command line."""
+    return [part.strip("'") for part in re.findall(r"'[^']*'|\S+", said)]
+
+
+@pytest.mark.parametrize("row", REACHED, ids=lambda row: f"{row.option} {row.said}")
+def test_a_value_reaches_the_planner_in_si_units(row: Row, reached: list[Reached]) -> None:
+    assert run(["plan", *words(f"{row.base} {row.said}")]) == 2
+    assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
+
+
+@pytest.mark.parametrize("row", [row for row in REACHED if row.tool], ids=lambda row: f"{row.tool}")
+def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row: Row, reached: list[Reached]) -> None:
+    pytest.importorskip("mcp")
+    from test_mcp import called
+
+    assert row.tool is not None
+    size = {} if row.tool[0] in ("rate_per_s", "gpus", "users") else {"rate_per_s": 40.0}
+    shape = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
+    assert called("plan", **shape, **size, **dict([row.tool])).is_error
+    assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
+
+
+def test_images_of_further_pools_reach_the_planner(reached: list[Reached]) -> None:
+    assert run(["plan", *words(ENCODE.replace("1x1120x1120", "2x560x1120@25%".replace("25%", "0.25")))]) == 2
+    images = reached[0].of("asked.images")
+    assert (images.images, images.height, images.width, images.cached) == (2, 560, 1120, 0.25)
+
+
+def test_drafts_and_tiers_reach_the_planner(reached: list[Reached]) -> None:
+    said = "--speculate 2 --acceptance 'mtp 0.8 0.6' --cached 0.5 --tiers hbm=25%,dram=0.75"
+    assert run(["plan", *words(f"{RATE} {said}")]) == 2
+    drafter = reached[0].of("speculation")
+    assert (drafter.acceptance, drafter.choices) == ((0.8, 0.6), (2,))
+    assert dict(reached[0].of("lengths.cached").reuse.tiers) == {"hbm": 0.25, "dram": 0.75}
+
+
+def test_a_trace_and_a_traffic_reach_the_planner(reached: list[Reached], tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(TRACE)
+    assert run(["plan", *words(f"{SMALL} --trace {tmp_path / 'log.csv'}")]) == 2
+    assert reached[0].args[2].input_tokens[:2].tolist() == [400, 437]
+    assert reached[0].of("rate") == pytest.approx(8.0, rel=0.01)
+    assert np.array_equal(reached[0].of("trace").arrival, np.arange(400) / 8)
+    assert run(["plan", *words(f"{SMALL} --traffic azure_2023_code --rate 40")]) == 2
+    assert reached[1].args[2] == traffic_case("azure_2023_code")
+
+
+# ---- what an option changes in the answer ----
+
+
+class Change(NamedTuple):
+    """An option, a question, the same with the option, and what of the answer has to be another."""
+
+    option: str
+    base: str
+    changed: str
+    where: str  # keys and places of the JSON, with dots
+
+
+def _with(option: str, base: str, said: str, where: str) -> Change:
+    return Change(option, base, f"{base} {said}", where)
+
+
+CHANGES = [
+    Change("model", RATE, RATE.replace("llama_3_1_8b", "llama_3_2_1b"), "best.tpot_s.p90"),
+    Change("system", RATE, RATE.replace("h100", "h200"), "best.pools.0.system"),
+    _with("prefill_system", LARGE, "--prefill-system b200_sxm", "best.pools.0.system"),
+    Change("isl", RATE, RATE.replace("--isl 1024", "--isl 2048"), "best.ttft_s.p90"),
+    Change("osl", RATE, RATE.replace("--osl 128", "--osl 512"), "best.gpus"),
+    Change("traffic", RATE, f"{SMALL} --rate 40 --traffic azure_2023_code", "best.ttft_s.p90"),
+    Change("trace", RATE, f"{SMALL} --rate 40 --trace TRACE", "best.ttft_s.p90"),
+    _with("cached", RATE, "--cached 50%", "best.ttft_s.p90"),
+    _with("tiers", f"{RATE} --cached 0.9", "--tiers dram", "best.ttft_s.p90"),
+    _with("speculate", RATE, "--speculate 2 --acceptance 'mtp 0.8 0.6'", "best.pools.0.draft_tokens"),
+    Change(
+        "acceptance",
+        f"{RATE} --speculate 2 --acceptance 'mtp 0.8 0.6'",
+        f"{RATE} --speculate 2 --acceptance 'mtp 0.4 0.1'",
+        "best.tpot_s.p90",
+    ),
+    _with("ttft", LARGE, "--ttft 400ms", "best.gpus"),
+    _with("tpot", RATE, "--tpot '6 ms@p99'", "best.gpus"),
+    Change("gpus", f"{LENGTHS} --gpus 1", f"{LENGTHS} --gpus 8", "best.rate_per_s"),
+    Change("rate", RATE, f"{LENGTHS} --rate 160", "best.gpus"),
+    Change("users", f"{LENGTHS} --users 50", f"{LENGTHS} --users 500", "best.rate_per_s"),
+    _with(
+        "objective", RATE.replace("h100_sxm", "h100_sxm,h200_sxm").replace("40", "400"), "--objective usd", "best.gpus"
+    ),
+    _with("engine", RATE, "--engine vllm", "best.pools.0.engine"),
+    _with("precision", RATE, "--precision bf16", "best.pools.0.precision"),
+    _with("max_pcp", LONG, "--max-pcp 4", "best.pools.0.pcp"),
+    _with("headroom", RATE, "--headroom 50%", "best.gpus"),
+    _with("max_nic", LARGE, "--max-nic 0.2", "best.mode"),
+    _with("price", f"{RATE} --objective usd", "--price h100_sxm=7", "best.usd_per_hour"),
+    _with("utilisation", RATE, "--utilisation 50%", "usd_per_million_tokens"),
+    _with("energy", RATE, "--energy", "drawn"),
+    _with("availability", RATE, "--availability 99.9%", "best.spares"),
+    _with("failures", f"{RATE} --availability 99.9%", "--failures rsc_1", "best.spares"),
+    _with("emit", RATE, "--emit vllm", "start"),
+]
+#: Models with experts, further pools, simulations: half a second and more each.
+SLOW = [
+    Change("images", ENCODE, ENCODE.replace("1x1120", "1x560"), "pools.0"),
+    _with("ffn_system", SPLIT, "--ffn-system h100_sxm", "pools"),
+    Change("pools", ENCODE, ENCODE.replace("encode,prefill,decode", "encode,prefill,attention,ffn"), "pools"),
+    _with("rank_imbalance", EXPERTS, "--rank-imbalance random", "runners_up"),
+    _with("expert_skew", EXPERTS, "--expert-skew 0.5", "best.tpot_s.p90"),
+    _with("max_redundant_experts", f"{EXPERTS} --expert-skew 0.5", "--max-redundant-experts 8", "runners_up"),
+    _with(
+        "popularity_drift",
+        f"{EXPERTS} --expert-skew 0.5 --max-redundant-experts 8",
+        "--popularity-drift 60",
+        "runners_up",
+    ),
+    _with(
+        "max_dcp",
+        "--model deepseek_r1 --system gb200_nvl72 --isl 100000 --osl 512 --rate 2 --ttft 10s --tpot 10ms",
+        "--max-dcp 8",
+        "best.gpus",
+    ),
+    _with(
+        "hold_prompts",
+        "--model kimi_k2 --system h200_sxm --isl 2048 --osl 512 --rate 40 --engine sglang --ttft 3s",
+        "--hold-prompts none",
+        "runners_up",
+    ),
+    _with("proof", RATE, "--simulate", "best.simulated"),
+    _with("seed", f"{RATE} --simulate", "--seed 7", "best.ttft_s"),
+]
+#: Told apart below.
+OTHERS = {"out", "as_json"}
+
+
+def test_no_option_of_plan_lacks_a_row() -> None:
+    assert {row.option for row in (*CHANGES, *SLOW)} | OTHERS == OPTIONS
+    reaching = {row.option for row in REACHED} | {"images", "speculate", "acceptance", "tiers", "trace", "traffic"}
+    assert OPTIONS - reaching == OTHERS | {"utilisation", "energy", "proof", "seed"}  # of the answer alone
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("traces") / "log.csv"
+    path.write_text(TRACE)
+    return path
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans without what comes behind their answer, which takes most of the time."""
+    monkeypatch.setattr(plan_room, "flips", lambda _: ())
+    monkeypatch.setattr(plan_room, "assurance", lambda *_, **__: None)
+
+
+@cache
+def _base(said: str) -> Any:
+    """The answer to a question that several rows have, asked once."""
+    return told(said)
+
+
+def told(said: str) -> Any:
+    """The JSON of a plan."""
+    from typer.testing import CliRunner
+
+    from disagg_sim.cli.main import app
+
+    done = CliRunner().invoke(app, ["plan", *words(said), "--json"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def at(answer: Any, where: str) -> Any:
+    """What stands at a place of an answer; None where there is nothing."""
+    for key in where.split("."):
+        answer = answer[int(key)] if isinstance(answer, list) else answer.get(key)
+        if answer is None:
+            return None
+    return answer
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.option)
+def test_an_option_changes_the_answer(change: Change, log: Path) -> None:
+    before, after = _base(change.base), told(change.changed.replace("TRACE", str(log)))
+    assert at(before, change.where) != at(after, change.where)
+    assert at(after, change.where) is not None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", [*CHANGES, *SLOW], ids=lambda change: change.option)
+def test_an_option_changes_the_answer_with_all_that_comes_behind_it(change: Change, log: Path) -> None:
+    after = told(change.changed.replace("TRACE", str(log)))
+    assert at(told(change.base), change.where) != at(after, change.where)
+    assert "changes" not in after or isinstance(after["changes"], list)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_plan_is_written_and_printed_as_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *words(RATE), "--out", str(tmp_path / "out"), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    (file,) = (tmp_path / "out").glob("*.json")
+    assert json.loads(file.read_text()) == answer
+    assert run(["plan", *words(RATE)]) == 0
+    text = capsys.readouterr().out
+    assert Mode(answer["best"]["mode"]) == Mode.COLOCATED
+    assert "CO-LOCATE: 1 GPU serves 40 requests/s" in text
+    assert math.isclose(answer["question"]["rate_per_s"], 40.0)
