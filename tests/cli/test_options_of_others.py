@@ -1,0 +1,225 @@
+"""Options of ``explain``, ``sweep``, ``simulate`` and ``launch``: what they change, or the value that arrives."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from disagg_sim.cli import launch as launch_room
+from disagg_sim.cli import simulate as simulate_room
+from disagg_sim.cli import sweep as sweep_room
+from disagg_sim.cli.explain import explain
+from disagg_sim.cli.main import app, run
+from disagg_sim.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+BY_HAND = "--model llama_3_1_8b --system h100_sxm --precision fp8"
+PREFILL = f"{BY_HAND} --phase prefill"
+MIXED = f"{BY_HAND} --phase colocated --batch 16"
+EXPERTS = "--model mixtral_8x7b --system h100_sxm --precision fp8 --tp 1 --dp 8 --batch 64"
+SHARED = "--model qwen3_30b_a3b --system h200_sxm --precision bf16 --tp 8 --isl 30000 --batch 8"
+
+#: Option, a design, the same with the option, and what of the JSON has to be another.
+CHANGES = [
+    ("model", BY_HAND, BY_HAND.replace("llama_3_1_8b", "llama_3_2_1b"), "points.0.ttl_s"),
+    ("system", BY_HAND, BY_HAND.replace("h100", "h200"), "points.0.ttl_s"),
+    ("precision", BY_HAND, BY_HAND.replace("fp8", "bf16"), "points.0.ttl_s"),
+    ("profile", BY_HAND, f"{BY_HAND} --profile ideal", "points.0.ttl_s"),
+    ("engine", BY_HAND, f"{BY_HAND} --engine vllm", "points.0.ttl_s"),
+    ("phase", BY_HAND, PREFILL, "points.0.ftl_s"),
+    ("tp", BY_HAND, f"{BY_HAND} --tp 2", "points.0.ttl_s"),
+    ("dp", f"{EXPERTS.replace('--dp 8', '--dp 4')} --ep 4", f"{EXPERTS} --ep 8", "points.0.ttl_s"),
+    ("ep", EXPERTS, f"{EXPERTS} --ep 8", "points.0.ttl_s"),
+    ("pp", f"{BY_HAND} --batch 8", f"{BY_HAND} --batch 8 --pp 2", "points.0.ttl_s"),
+    ("dcp", SHARED, f"{SHARED} --dcp 2", "points.0.ttl_s"),
+    ("pcp", f"{PREFILL} --isl 32768", f"{PREFILL} --isl 32768 --pcp 2", "points.0.ftl_s"),
+    ("speculate", BY_HAND, f"{BY_HAND} --speculate 2 --acceptance 'mtp 0.8 0.6'", "points.0.ttl_s"),
+    (
+        "acceptance",
+        f"{BY_HAND} --speculate 2 --acceptance 'mtp 0.8 0.6'",
+        f"{BY_HAND} --speculate 2 --acceptance 'mtp 0.4 0.1'",
+        "points.0.ttl_s",
+    ),
+    ("batch", BY_HAND, f"{BY_HAND} --batch 64", "points.0.ttl_s"),
+    ("isl", BY_HAND, f"{BY_HAND} --isl 8192", "points.0.ttl_s"),
+    ("osl", f"{BY_HAND} --batch 64", f"{BY_HAND} --batch 64 --osl 2048", "points.0.ttl_s"),
+    ("traffic", BY_HAND, f"{BY_HAND} --traffic azure_2023_code", "points.0.ttl_s"),
+    ("cached", PREFILL, f"{PREFILL} --cached 50%", "points.0.ftl_s"),
+    ("tiers", f"{PREFILL} --cached 0.9", f"{PREFILL} --cached 0.9 --tiers dram", "tiers"),
+    (
+        "rank_imbalance",
+        f"{EXPERTS} --ep 8 --traffic azure_2023_code",
+        f"{EXPERTS} --ep 8 --traffic azure_2023_code --rank-imbalance random",
+        "points.0.ttl_s",
+    ),
+    (
+        "hold_prompts",
+        f"{EXPERTS} --ep 8 --phase colocated --engine sglang",
+        f"{EXPERTS} --ep 8 --phase colocated --engine sglang --hold-prompts 8",
+        "held_prompts",
+    ),
+    ("energy", BY_HAND, f"{BY_HAND} --energy", "energy"),
+    ("availability", MIXED, f"{MIXED} --availability 99.9%", "spares"),
+    ("failures", f"{MIXED} --availability 0.999", f"{MIXED} --availability 0.999 --failures rsc_1", "spares"),
+]
+#: Of rows of a table, of pools that have no JSON, and of files: in ``test_explain``.
+ELSEWHERE = {
+    *("results", "row", "case", "best", "at_interactivity", "figure", "as_json"),
+    *("ffn_gpus", "microbatches", "images"),
+}
+
+
+def words(said: str) -> list[str]:
+    """Words of a command line."""
+    return [part.strip("'") for part in re.findall(r"'[^']*'|\S+", said)]
+
+
+@cache
+def told(said: str) -> Any:
+    """The JSON of a design."""
+    done = CliRunner().invoke(app, ["explain", *words(said), "--json"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+def at(answer: Any, where: str) -> Any:
+    """What stands at a place of an answer; None where there is nothing."""
+    for key in where.split("."):
+        answer = answer[int(key)] if isinstance(answer, list) else answer.get(key)
+        if answer is None:
+            return None
+    return answer
+
+
+@pytest.mark.parametrize(("option", "base", "changed", "where"), CHANGES, ids=[each[0] for each in CHANGES])
+def test_an_option_of_explain_changes_the_answer(option: str, base: str, changed: str, where: str) -> None:
+    before, after = told(base), told(changed)
+    assert at(after, where) is not None, option
+    assert at(before, where) != at(after, where)
+
+
+def test_no_option_of_explain_lacks_a_row() -> None:
+    assert {each[0] for each in CHANGES} | ELSEWHERE == set(inspect.signature(explain).parameters)
+
+
+@pytest.mark.parametrize(
+    ("option", "less", "more"),
+    [
+        (
+            "--ffn-gpus",
+            "--phase attention_ffn --batch 24 --ffn-gpus 4",
+            "--phase attention_ffn --batch 24 --ffn-gpus 8",
+        ),
+        (
+            "--microbatches",
+            "--phase attention_ffn --batch 24 --ffn-gpus 4",
+            "--phase attention_ffn --batch 24 --ffn-gpus 4 --microbatches 2",
+        ),
+        ("--images", "--phase encode --images 1x560x560", "--phase encode --images 2x1120x1120"),
+    ],
+)
+def test_an_option_of_further_pools_changes_what_is_printed(
+    option: str, less: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8"
+    found = []
+    for said in (less, more):
+        assert run(["explain", *words(f"{model} {said}")]) == 0, option
+        found.append(re.search(r"(?:TTL|added to FTL:) ([\d.]+ \w+)", capsys.readouterr().out))
+    assert None not in found
+    assert found[0][1] != found[1][1]
+
+
+# ---- sweep, simulate, launch: the value that arrives ----
+
+
+@pytest.fixture
+def caught(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """What a function of a room is given, in place of what it does."""
+
+    def catch(room: Any, name: str, *said: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        names = list(inspect.signature(getattr(room, name)).parameters)
+
+        def instead(*args: Any, **named: Any) -> Any:
+            found.update(zip(names, args, strict=False), **named)
+            raise InputError("caught")
+
+        monkeypatch.setattr(room, name, instead)
+        assert run(list(said)) == 2
+        return found
+
+    return catch
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [
+        (["--profile", "ideal"], "profile", "ideal"),
+        (["--engine", "sglang"], "engine", "sglang"),
+        (["--price", "h100_sxm=2.5"], "prices", {"h100_sxm": 2.5}),
+    ],
+)
+def test_an_option_of_sweep_reaches_its_spec(said: list[str], field: str, value: Any, caught: Any) -> None:
+    assert caught(sweep_room, "load_sweep", "sweep", "smoke", "--dry-run", *said)[field] == value
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [
+        (["--uncertainty"], "error_bars", True),
+        ([], "error_bars", False),
+        (["--no-figures"], "figures", False),
+        (["--overwrite"], "overwrite", True),
+        (["--jobs", "3"], "workers", 3),
+    ],
+)
+def test_an_option_of_sweep_reaches_its_run(
+    said: list[str], field: str, value: Any, caught: Any, tmp_path: Path
+) -> None:
+    found = caught(sweep_room, "compute", "sweep", "smoke", "--out", str(tmp_path / "out"), *said)[field]
+    assert getattr(found, "jobs", found) == value
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [(["--trace", "own.csv"], "trace", "own.csv"), (["--seed", "7"], "seed", 7), ([], "seed", None)],
+)
+def test_an_option_of_simulate_reaches_its_scenario(
+    said: list[str], field: str, value: Any, caught: Any, tmp_path: Path
+) -> None:
+    given = ["simulate", "azure_conv_on_h100", "--out", str(tmp_path / "out"), *said]
+    assert caught(simulate_room, "load_scenario", *given)[field] == value
+
+
+def test_requests_of_simulate_reach_every_trace(caught: Any, tmp_path: Path) -> None:
+    (tmp_path / "short.csv").write_text("arrival_s,input_tokens,output_tokens\n0,512,10\n1,64,20\n2,64,20\n")
+    given = ["simulate", "azure_conv_on_h100", "--out", str(tmp_path / "out"), "--trace", str(tmp_path / "short.csv")]
+    found = caught(simulate_room, "plan_scenario", *given, "--requests", "2")
+    assert {each.requests for each in found["scenario"].traces} == {2}
+
+
+@pytest.mark.parametrize(
+    ("said", "field", "value"),
+    [
+        (["--engine", "sglang"], "engine", "sglang"),
+        (["--engine", "dynamo", "--backend", "vllm"], "backend", "vllm"),
+        (["--engine", "vllm", "--checkpoint", "own/model"], "checkpoint", "own/model"),
+        (["--engine", "vllm", "--node-gpus", "4"], "node_gpus", 4),
+    ],
+)
+def test_an_option_of_launch_arrives(said: list[str], field: str, value: Any, caught: Any, tmp_path: Path) -> None:
+    text = (ROOT / "scenarios" / "azure_conv_on_h100.yaml").read_text()
+    two = re.sub(r"deployments:\n  eight: (.*)\n", r"deployments:\n  eight: \1\n  other: \1\n", text)
+    (tmp_path / "two.yaml").write_text(two)
+    found = caught(launch_room, "launched", "launch", str(tmp_path / "two.yaml"), "--deployment", "other", *said)
+    assert found["deployment"].name == "other"
+    assert found[field] == value
