@@ -230,7 +230,7 @@ CHANGES = [
     _with("headroom", RATE, "--headroom 50%", "best.gpus"),
     _with("max_nic", LARGE, "--max-nic 0.2", "best.mode"),
     _with("price", f"{RATE} --objective usd", "--price h100_sxm=7", "best.usd_per_hour"),
-    _with("utilisation", RATE, "--utilisation 50%", "usd_per_million_tokens"),
+    Change("utilisation", f"{RATE} --utilisation 50%", f"{RATE} --utilisation 0.25", "usd_per_million_tokens"),
     _with("energy", RATE, "--energy", "drawn"),
     _with("availability", RATE, "--availability 99.9%", "best.spares"),
     _with("failures", f"{RATE} --availability 99.9%", "--failures rsc_1", "best.spares"),
