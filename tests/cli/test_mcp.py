@@ -177,7 +177,8 @@ def test_standard_output_carries_nothing_else() -> None:
     mcp = pytest.importorskip("mcp")
     code = "from disagg_sim.cli.main import main; main()"
     command = mcp.StdioServerParameters(command=sys.executable, args=["-c", code, "mcp"])
-    found = asked(lambda client: client.call_tool("list_names", {"kind": "hardware"}), to=command)
+    started = mcp.stdio_client(command, errlog=sys.__stderr__)  # of its own, that of the import may be captured
+    found = asked(lambda client: client.call_tool("list_names", {"kind": "hardware"}), to=started)
     assert "h100_sxm" in found.structured_content["names"]
 
 
