@@ -373,7 +373,6 @@ class Reference:
             return
         turn.context_elsewhere = False
         rank = self.rank_of(turn)
-        rank.name(turn, turn.cached)
         rank.line_up(turn, rank.landed)
         if len(rank.landed) == 1:
             self.wake(transfer.receiver)

@@ -50,6 +50,7 @@ class Turn:
     piece: int = 0  # prompt tokens of it in this step
     blocks: list[int] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)  # full blocks when it was preempted
+    reached: int = 0  # tokens that it had in the cache when it was preempted
     kept_from: int = 0  # place of the first of them in the prompt, where turns share blocks
     drafts: int = 0  # that a step of its instance verifies
     joined: int = 0  # decode steps of its instance when it began to decode
@@ -231,8 +232,8 @@ class Rank:
         for block in found:
             if block in self.free:
                 self.free.remove(block)
-        if self.shares and turn.preemptions == 0:
-            turn.hit = len(found) * BLOCK
+        if self.shares:
+            turn.hit += max(min(len(found) * BLOCK, turn.context + turn.prompt) - turn.reached, 0)
         turn.named = named
         turn.cached += len(found) * BLOCK
         turn.left -= len(found) * BLOCK
@@ -267,6 +268,7 @@ class Rank:
         if self.spec.keeps_preempted:
             turn.kept_from = turn.named
             turn.kept = turn.blocks[turn.named : turn.cached // BLOCK]
+        turn.reached = max(turn.reached, turn.cached)
         self.give_back(turn)
         turn.left += turn.cached + (turn.left == 0)  # and the token that was emitted last, if it decodes
         turn.cached = 0
@@ -325,6 +327,7 @@ class Rank:
         """Caches that have landed join; then what comes with its context takes blocks, and joins or is reserved."""
         while self.landed and not self.full():
             turn = self.landed.pop(0)
+            self.name(turn, turn.cached)
             turn.start_s = now if turn.start_s is None else turn.start_s
             if turn.left > 0:
                 self.prefilling.append(turn)

@@ -59,8 +59,6 @@ def land(st: Queues, i: int, s: int) -> None:
     seg = st.seg[s]
     seg.status = QUEUED
     seg.reserve = 0
-    if st.world[0].shared != 0:
-        enlist(st, i, s, seg.cached)
     count(st, i, s, 1)
     enqueue(st, i, s, LANDED)
 
@@ -73,6 +71,8 @@ def admit_landed(st: State, i: int, now: float) -> None:
     while s >= 0 and inst.running_requests + inst.admitted < inst.max_sequences:
         seg = st.seg[s]
         unlink(st, i, s, -1, LANDED)
+        if st.world[0].shared != 0:
+            enlist(st, i, s, seg.cached)
         if math.isnan(seg.start_s):
             seg.start_s = now
         if seg.left > 0:

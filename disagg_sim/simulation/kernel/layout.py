@@ -225,7 +225,8 @@ class Segment:
     blocks: int  # held; while it runs, those that it held when it joined, unless its instance drafts
     next: int  # in its queue, -1 = last
     preemptions: int
-    hit: int  # prompt tokens found in the prefix cache [token]
+    hit: int  # prompt tokens found in the prefix cache, and never computed by it [token]
+    reached: int  # tokens that it had in the cache when it was preempted, where it shares blocks [token]
     expected: int  # of it while it waits, as its load counts them: looked up when it came [token]
     ready: int  # tokens that were loaded for it from tiers below HBM [token]
     shared: int  # names of its prompt whose runs it holds [1]

@@ -53,6 +53,7 @@ def _give_back(st: State, i: int, s: int, kept: int) -> None:
     seg.preemptions += 1
     inst.preemptions += 1
     if shares:
+        seg.reached = max(seg.reached, kept)
         give_shared(st, i, s, kept if inst.keeps == 1 else 0)
     else:
         inst.free_blocks += seg.blocks

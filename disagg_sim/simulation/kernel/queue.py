@@ -275,8 +275,7 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
         return False
     if st.world[0].shared != 0:
         begin_shared(st, i, s, need, there[1])
-        if seg.preemptions == 0:
-            seg.hit = found
+        seg.hit += max(min(found, seg.context + seg.prompt) - seg.reached, 0)
     else:
         inst.free_blocks -= need
         inst.taken += need - found // BLOCK_TOKENS

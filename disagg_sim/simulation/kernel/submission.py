@@ -107,7 +107,7 @@ def submitted(
     if one.reserve > 0:
         world[0].reserves = 1
     one.status, one.left, one.cached = QUEUED, prompt - one.hit, context + one.hit
-    one.ready = one.shared = one.lent = 0
+    one.ready = one.shared = one.lent = one.reached = 0
     one.tail = -1
     one.emitted = one.joined = one.blocks = one.preemptions = one.piece = one.kept = one.moved = 0
     one.submit_s, one.last_s = now, last_token_s
