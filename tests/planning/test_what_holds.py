@@ -271,3 +271,41 @@ def test_both_limits_bound_every_design_that_is_shown():
             for each in (found.best, found.other, *found.runners_up):
                 assert each.ttft[names[found.work.ttft.share]] <= found.work.ttft.seconds
                 assert each.tpot[names[found.work.tpot.share]] <= found.work.tpot.seconds
+
+
+@pytest.fixture(scope="module")
+def joint():
+    """A design of one co-located instance."""
+    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="50 ms", rate=30)
+    design = next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
+    return replace(design, pools=(replace(design.pools[0], instances=1),))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+def test_a_co_located_pool_keeps_both_limits_at_3_percent_above_its_rate(joint, share):
+    """A limit just above the latency holds, and one just below does not; the other limit is far."""
+    choice, rate = joint.pools[0].choice, 0.7 * joint.pools[0].choice.most
+    for name, far in (("ttft", "tpot"), ("tpot", "ttft")):
+        latency = getattr(choice, name)(1.03 * rate, 1, share)
+        for factor, holds in ((1.02, True), (0.98, False)):
+            limits = {name: Limit(latency * factor, share), far: Limit(100.0, share)}
+            assert replace(choice, work=replace(choice.work, **limits)).holds(rate, 1) is holds
+
+
+@pytest.mark.parametrize("load", [1 / 3, 2 / 3])
+def test_co_located_prompts_wait_as_long_as_in_a_simulation_and_longer_in_bursts(joint, load):
+    """Gaps of gamma law: of a squared variation of 1, and of 4."""
+    rate, count = load * joint.pools[0].choice.most, 6000
+    one = replace(joint, pools=(replace(joint.pools[0], rate=rate),), rate=rate)
+    played, planned = [], []
+    for spread in (1.0, 4.0):
+        times = np.cumsum(np.random.default_rng(3).gamma(1 / spread, spread / rate, count))
+        trace = ds.Trace(
+            arrival=times, input_tokens=np.full(count, 2048), output_tokens=np.full(count, 64), name="gamma"
+        )
+        table = simulate(deployed(one), trace, policy_of(one), options=run_options(one, None)).frame()
+        played.append(float((table["first_token_s"] - table["arrival_s"])[300:].mean()))
+        choice = replace(joint.pools[0].choice, work=replace(one.work, dispersion=spread))
+        planned.append(choice.mean_ttft(rate, 1))
+    assert planned[0] == pytest.approx(played[0], rel=0.08)
+    assert 0.35 * (played[1] - played[0]) < planned[1] - planned[0] < 1.2 * (played[1] - played[0])
