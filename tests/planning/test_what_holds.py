@@ -15,6 +15,8 @@ from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.prove import deployed, judged, prove
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
+from disagg_sim.planning.wires import Cache, linked
+from disagg_sim.simulation.kv_link import Wire
 from disagg_sim.simulation.simulate import simulate
 
 #: Of ten requests: arrival, first token, end [s] and output tokens. TTFT is 0.1 to 1.0 s. TPOT is 10 ms of eight, and
@@ -309,3 +311,19 @@ def test_co_located_prompts_wait_as_long_as_in_a_simulation_and_longer_in_bursts
         planned.append(choice.mean_ttft(rate, 1))
     assert planned[0] == pytest.approx(played[0], rel=0.08)
     assert 0.35 * (played[1] - played[0]) < planned[1] - planned[0] < 1.2 * (played[1] - played[0])
+
+
+@pytest.mark.parametrize(("sends", "takes", "slower"), [(1, 2, 1), (2, 1, 1), (2, 4, 2), (4, 4, 4)])
+def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower):
+    """Of 0.2 GB over links of 0.5 GB/s of each GPU; what is left of a step of 64 sequences, and a step."""
+    at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
+    sender = replace(prefill_of(work), at=at, mapping=ds.Mapping(tp_attn=sends, tp_ffn=sends))
+    taker = replace(decode_of(work), at=at, mapping=ds.Mapping(tp_attn=takes, tp_ffn=takes))
+    wire = Wire(bandwidth=0.5e9, latency_s=0.003, descriptor_s=0.0, inside=False)
+    (made,), (taken,) = linked([sender], [taker], Cache(0.2e9, 0.0), wire)
+    assert made.hand_over == pytest.approx(0.003 + 0.4 / slower + 1.5 * (0.02 + 0.0002 * 64))
+    assert made.link_rate == pytest.approx(2.5 * sends)
+    assert taken.link_rate == pytest.approx(2.5 * takes)
+    assert not replace(made, batch=np.ones(1), busy=np.array([1e-6])).holds(2.6 * sends, 1)
+    assert taken.holds(2.4, 1)
+    assert not replace(taken, link_rate=2.3).holds(2.4, 1)
