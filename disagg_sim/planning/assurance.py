@@ -234,7 +234,7 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
     return PoolEvidence(
         role=pool.role,
-        layout=str(evidence(at, pool.mapping)[0]),
+        layout=str(evidence(at, pool.mapping, prefill=pool.role == "prefill")[0]),
         points=kind.points if kind else 0,
         error=kind.error if kind else None,
         ttft=ttft,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -29,16 +30,20 @@ from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.aging import in_a_stage
 from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
 
-#: Shares of the TTFT limit that a pass may take; the rest is for the queue. [1]
-PASS_SHARES = (0.35, 0.6, 0.8, 0.95)
-#: The same at the mean lengths, where the limit is one of long prompts. [1]
-SHORT_SHARES = (0.1, 0.2, 0.35, 0.6, 0.95)
+#: Most of the TTFT limit that a pass may take; the rest is for the queue. [1]
+PASS_SHARE = 0.95
+#: Least times of a pass below which the fastest is looked for, over the limit, and two such times over each other: they
+#: are the same whatever the limit is, so that a looser one leaves out no pass that a tighter one takes. [1]
+SHORT_PASS, PASS_STEP = 0.25, math.sqrt(2.0)
+#: The least at the mean lengths, where the limit is one of long prompts. [1]
+SHORT_PASS_OF_MEANS = 0.1
 #: Configurations of one size that are sized, of decode and of both phases. [1]
 OF_A_SIZE = 2
 
@@ -91,7 +96,7 @@ def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], wor
 
 def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], Axes]:
     """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
-    points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_SHARES)
+    points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_PASS_OF_MEANS)
     whole = int(np.count_nonzero(grids.prefill.mappings.chunk_tokens == 0))
     table = grids.prefill.mappings
     degrees = {degrees_of(table, row) for row, _ in points}
@@ -117,16 +122,82 @@ def degrees_of(table: Mapping, row: int) -> tuple[int, ...]:
     return tuple(int(getattr(table, name)[row]) for name in SHARDING)
 
 
-def _fastest_passes(grid: PhaseGrid, limit: float, shares: tuple[float, ...]) -> list[tuple[int, int]]:
-    """Rows and columns of the fastest prefill points of each size whose pass takes some share of a limit [s]."""
+def pass_times(limit: float, short: float) -> list[float]:
+    """Times of a pass below which the fastest are looked for: most of a limit, and a ladder below it. [s]
+
+    Parameters
+    ----------
+    limit
+        Of TTFT. [s]
+    short
+        Least of them over the limit. [1]
+
+    Returns
+    -------
+    list of float
+        Powers of ``PASS_STEP`` between ``short`` and ``PASS_SHARE`` times the limit, the latter, too. [s]
+
+    Examples
+    --------
+    >>> [round(each, 3) for each in pass_times(2.0, 0.25)]
+    [1.9, 0.5, 0.707, 1.0, 1.414]
+    """
+    low, high = (math.log(share * limit, PASS_STEP) for share in (short, PASS_SHARE))
+    rungs = range(math.ceil(low - 1e-9), math.floor(high) + 1)
+    return [PASS_SHARE * limit, *(PASS_STEP**rung for rung in rungs)]
+
+
+def _fastest_passes(grid: PhaseGrid, limit: float, short: float) -> list[tuple[int, int]]:
+    """Rows and columns of the fastest prefill points of each size whose pass takes no longer than some times. [s]"""
     found: dict[tuple[int, int], None] = {}
     host = host_of(grid.setup)
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
-    for share in shares:
-        usable = alone & grid.feasible & (grid.latency + host <= share * limit)
+    for view, time in product(_views(grid), pass_times(limit, short)):
+        usable = view[:, None] & alone & grid.feasible & (grid.latency + host <= time)
         rows, columns = fastest_points(grid, grid.request_rate, usable)
         found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))
     return list(found)
+
+
+def _views(grid: PhaseGrid) -> list[Mask]:
+    """Rows among which the fastest are looked for: all; those that no option has added; those that were run.
+
+    So what a wider search adds takes no other's place, and a layout that was run is there to be preferred.
+    """
+    views: list[Mask] = []
+    every = np.ones(len(grid.mappings), dtype=bool)
+    run = why_unserved(grid.setup, grid.mappings, prefill=grid.phase == "prefill") == ""
+    for rows in (plain_rows(grid.mappings), plain_rows(grid.mappings) & run, every):
+        if rows.any() and not any(np.array_equal(rows, other) for other in views):
+            views.append(rows)
+    return views
+
+
+def plain_rows(mappings: Mapping) -> Mask:
+    """Find the mappings that a search without further options has: no shared tokens, the fewest copies of experts.
+
+    Parameters
+    ----------
+    mappings
+        A table.
+
+    Returns
+    -------
+    ndarray of bool, shape (rows,)
+        Others are those of ``max_dcp``, ``max_pcp`` and ``max_redundant_experts``.
+
+    Examples
+    --------
+    >>> copies = [Mapping(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8, 16)]
+    >>> plain_rows(Mapping.stack([*copies, Mapping(tp_attn=8, ep=8, dcp=2)])).tolist()
+    [True, False, False, False]
+    """
+    others = np.stack([getattr(mappings, name) for name in SHARDING if name != "redundant_slots"])
+    alike = np.unique(others, axis=1, return_inverse=True)[1].ravel()
+    fewest = np.full(alike.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(fewest, alike, mappings.redundant_slots)
+    own = np.asarray(mappings.redundant_slots == fewest[alike])
+    return np.asarray(own & (mappings.dcp == 1) & (mappings.pcp == 1))
 
 
 def axes_of(choices: Sequence[PrefillChoice], batch: Ints) -> Axes:
@@ -145,7 +216,7 @@ def host_of(at: Setup) -> float:
 
 def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
     """The fastest prefill configurations of each size whose pass leaves room for a queue; links as wide as needed."""
-    points = _fastest_passes(grid, work.ttft.seconds, PASS_SHARES)
+    points = _fastest_passes(grid, work.ttft.seconds, SHORT_PASS)
     if not points:
         return []
     rows = sorted({row for row, _ in points})
@@ -230,13 +301,16 @@ def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
 def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) -> Iterator[tuple[int, int]]:
     """Rows and columns of the fastest points of each size; of mappings that differ in copies of experts one."""
     rates = grid.request_rate if rate is None else rate
-    left = usable.copy()
     degrees = np.stack([getattr(grid.mappings, name) for name in SHARDING if name != "redundant_slots"])
     alike = np.unique(degrees, axis=1, return_inverse=True)[1].ravel()
-    for _ in range(OF_A_SIZE):
-        rows, columns = fastest_points(grid, rates, left)
-        yield from zip(rows.tolist(), columns.tolist(), strict=True)
-        left[np.isin(alike, alike[rows])] = False
+    found: dict[tuple[int, int], None] = {}
+    for view in _views(grid):
+        left = usable & view[:, None]
+        for _ in range(OF_A_SIZE):
+            rows, columns = fastest_points(grid, rates, left)
+            found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))
+            left[np.isin(alike, alike[rows])] = False
+    yield from found
 
 
 def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:

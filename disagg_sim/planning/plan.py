@@ -23,7 +23,8 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
-from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_rate
+from disagg_sim.planning.ranking import NEAR, first_mode, ranked
+from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_of, most_rate, near_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.users import designs_of_users
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
@@ -34,6 +35,8 @@ from disagg_sim.workload.trace import Trace
 
 #: Designs that are told beside the best. [1]
 RUNNERS_UP = 3
+#: Rates below the most that GPUs serve, in its parts, at which other designs for as many GPUs are looked for. [1]
+FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
 #: Requests of a window over which arrivals are counted. [request]
 WINDOW = 20
 #: TTFT limits that a surge lasts, and requests that it has on average at least: the noise of fewer is no surge. [1]
@@ -51,7 +54,8 @@ class Plan(Shown):
     best: Design | None  # None where nothing keeps the limits
     runners_up: tuple[Design, ...]
     other: Design | None  # the best of the other mode, for as much work; None where there is none
-    gain: float  # of the better mode over the other: GPUs or cost of the other over its own; inf without another [1]
+    gain: float  # cost of the other mode over its own, or its rate over the other's; below 1 where the other is a
+    # little cheaper, and this one simpler; inf without another [1]
     infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
     cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
@@ -183,23 +187,15 @@ def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, flo
 
 def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
     """Choose among the designs of all cases; the rest of what ``plan`` does."""
-    designs, chosen = _of_gpus(cases, size.gpus) if size.gpus is not None else _of_rate(cases, size)
+    chosen = _of_gpus(cases, size.gpus) if size.gpus is not None else _of_rate(cases, size)
     parts: dict[str, Any] = {"size": size, "options": options, "work": cases[0].work, "cases": tuple(cases)}
     if chosen is None:
         said = "; ".join(why_infeasible(case, size, rebuilt(options)) for case in cases)
         return Plan(
             **parts, best=None, runners_up=(), other=None, gain=math.nan, infeasible=said, left_out=tuple(left_out)
         )
-    best, other, gain = chosen
-    return Plan(
-        **parts,
-        best=best,
-        runners_up=_runners_up(best, other, designs),
-        other=other,
-        gain=gain,
-        infeasible="",
-        left_out=tuple(left_out),
-    )
+    best, after, other, gain = chosen
+    return Plan(**parts, best=best, runners_up=after, other=other, gain=gain, infeasible="", left_out=tuple(left_out))
 
 
 def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
@@ -211,7 +207,7 @@ def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -
             if len(found) < RUNNERS_UP and alike(each) not in known:
                 found.append(each)
                 known.add(alike(each))
-    return tuple(sorted(found, key=lambda each: each.cost / each.rate))
+    return tuple(found)
 
 
 def _systems(design: Design) -> Any:
@@ -224,47 +220,62 @@ def _kind(design: Design) -> Any:
     return design.mode, _systems(design), design.pools[-1].mapping
 
 
-_Chosen = tuple[Design, Design | None, float]
+_Chosen = tuple[Design, tuple[Design, ...], Design | None, float]  # best, runners-up, best of the other mode, its cost
 
 
-def _of_rate(cases: Sequence[Candidates], size: Size) -> tuple[list[Design], _Chosen | None]:
-    """Designs for a rate or users, cheapest first; the best, that of the other mode, and its cost over the best's."""
+def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
+    """Designs for a rate or users: the best, those after it, that of the other mode, and its cost over the best's."""
     designs: list[Design] = []
     for case in cases:
         designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
-    designs.sort(key=lambda each: (each.cost, each.gpus))
+    designs = ranked(designs, near_of(cases[0]))
     if not designs:
-        return [], None
+        return None
     best = designs[0]
     other = next((each for each in designs if each.mode != best.mode), None)
-    return designs, (best, other, math.inf if other is None else other.cost / best.cost)
+    after = sorted(_runners_up(best, other, designs), key=lambda each: each.cost / each.rate)
+    return best, tuple(after), other, math.inf if other is None else other.cost / best.cost
 
 
-def _of_gpus(cases: Sequence[Candidates], gpus: int) -> tuple[list[Design], _Chosen | None]:
-    """As ``_of_rate``, for the most that some GPUs serve; designs stand for the rate of the best."""
-    best_of: dict[Mode, tuple[float, float, Candidates]] = {}
-    for case in cases:
-        for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
-            rate = most_rate(case, gpus, mode)
-            if rate > 0:
-                own = next(each for each in designs_at(case, rate, gpus) if each.mode == mode)
-                value = rate / own.cost * own.gpus
-                if mode not in best_of or value > best_of[mode][0]:
-                    best_of[mode] = (value, rate, case)
-    if not best_of:
-        return [], None
-    mode = max(best_of, key=lambda each: best_of[each][0])
-    value, rate, case = best_of[mode]
-    best = next(each for each in designs_at(case, rate, gpus) if each.mode == mode)
-    designs = sorted((each for one in cases for each in designs_at(one, rate)), key=lambda each: each.cost)
-    same = next((each for each in designs if each == best), best)
-    designs = [best if each is same else each for each in designs]
-    second = next((each for each in best_of if each != mode), None)
-    if second is None:
-        return designs, (best, None, math.inf)
-    low, its_rate, its_case = best_of[second]
-    other = next(each for each in designs_at(its_case, its_rate, gpus) if each.mode == second)
-    return designs, (best, other, value / low)
+def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
+    """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
+    heads: dict[Mode, tuple[float, Design]] = {}  # value and design
+    for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
+        for case in cases:
+            if (most := most_rate(case, gpus, mode)) > 0:
+                own = next(each for each in ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf))
+                made = most_of(case, own, gpus)
+                if mode not in heads or _value(made) > heads[mode][0]:
+                    heads[mode] = _value(made), made
+    if not heads:
+        return None
+    mode = first_mode({each: 1.0 / value for each, (value, _) in heads.items()})
+    best, other = heads[mode][1], next((design for each, (_, design) in heads.items() if each != mode), None)
+    found = [design for _, design in heads.values()]
+    for factor in FEWER:
+        if len({*map(_kind, found)}) > RUNNERS_UP:
+            break
+        slower = best.rate / factor
+        designs = ranked(each for case in cases for each in designs_at(case, slower, gpus))
+        for each in designs:
+            if len({*map(_kind, found)}) <= RUNNERS_UP and _kind(each) not in {*map(_kind, found)}:
+                found.append(most_of(next(case for case in cases if _made_by(case, each)), each, gpus))
+    designs = sorted(found, key=_value, reverse=True)
+    after = sorted(_runners_up(best, other, designs), key=_value, reverse=True)
+    return best, tuple(after), other, math.inf if other is None else _value(best) / _value(other)
+
+
+def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:
+    return [each for each in designs_at(case, rate, gpus) if each.mode == mode]
+
+
+def _made_by(case: Candidates, design: Design) -> bool:
+    return case.at is design.pools[-1].setup and case.prefill_at is design.pools[0].setup
+
+
+def _value(design: Design) -> float:
+    """Requests over cost, by what a GPU costs on average. [request/s]"""
+    return design.rate / design.cost * design.gpus
 
 
 def rebuilt(options: PlanOptions) -> Rebuild:

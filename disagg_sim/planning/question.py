@@ -59,7 +59,7 @@ class PlanOptions:
     precision: str | None = None  # recipe; None = the usual one of model and system
     engine: str | None = None  # None = each system's
     profile: str = "measured"
-    layouts: str = "launchable"  # as ``enumerate_mappings``
+    layouts: str = "supported"  # as ``enumerate_mappings``
     max_dcp: int = 1  # most GPUs that share the cached tokens of a KV head, of instances that decode [1]
     max_pcp: int = 1  # most attention ranks that share a prompt, of prefill pools [1]
     max_redundant_experts: int = 0  # most slots for copies of experts, over all EP ranks [1]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,14 +22,15 @@ from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
+from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.staged import staged_choices
 from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 
-#: Sizes of each pool that make a design beside the cheapest. [1]
-BEST = 3
+#: Layouts of each pool that make designs: of those that take nearly the fewest GPUs, and of the others. [1]
+CLOSE, BEST = 8, 3
 #: Designs dearer than the cheapest of their mode by more than this are not looked for. [1]
 FARTHEST = 2.0
 
@@ -148,6 +150,32 @@ def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[Sized
     return sorted(found, key=lambda each: (each.gpus, getattr(each.choice, "hold_steps", 0), gpus_of(each.choice)))
 
 
+def _worth_pairing(role: str, sized: list[SizedPool], rate: float) -> list[SizedPool]:
+    """Of each layout one pool: of the smallest the one that comes first; layouts of nearly the fewest GPUs, some more.
+
+    Prefill in chunks of any size, batches and budgets are of one layout.
+    """
+    if not sized:
+        return []
+    layouts: dict[Sharding, list[SizedPool]] = {}
+    for each in sized:  # by rising GPUs
+        of_layout = layouts.setdefault(replace(each.choice.mapping, chunk_tokens=0), [])
+        if not of_layout or each.gpus == of_layout[0].gpus:
+            of_layout.append(each)
+    close = [each for each in layouts.values() if each[0].gpus <= NEAR * sized[0].gpus]
+    far = [each for each in layouts.values() if each[0].gpus > NEAR * sized[0].gpus]
+
+    def first(alike: list[SizedPool]) -> tuple[Standing, SizedPool]:
+        return min(((_standing(role, each, rate), each) for each in alike), key=lambda pair: pair[0])
+
+    order = sorted(map(first, close), key=lambda pair: pair[0])[:CLOSE]
+    return [each for _, each in order] + [first(each)[1] for each in far[: max(BEST - len(order), 1)]]
+
+
+def _standing(role: str, sized: SizedPool, rate: float) -> Standing:
+    return standing_of_pool(PlannedPool(role=role, choice=sized.choice, instances=sized.instances, rate=rate))
+
+
 def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
     """GPUs of the smallest pool that serves a rate; inf where more than ``most`` would be needed. [1]"""
     found = pools(choices, rate, most + 1, lambda fewest: fewest - 1)
@@ -155,7 +183,7 @@ def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
 
 
 def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
-    """Find designs of both modes that serve a rate within the limits, cheapest first.
+    """Find designs of both modes that serve a rate within the limits, the answer first (``planning.ranking``).
 
     Parameters
     ----------
@@ -186,7 +214,12 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
     if case.availability is not None:
         spared = [case.availability.spared(design, case.costs) for design in found]
         found = [design for design in spared if design.gpus <= most]
-    return sorted(found, key=lambda design: (design.cost, design.gpus))
+    return ranked(found, near_of(case))
+
+
+def near_of(case: Candidates) -> float:
+    """Cost over the cheapest up to which other things than cost come first: what GPUs draw is what was asked for. [1]"""
+    return 1.0 if case.drawn else NEAR
 
 
 #: Pools of both phases, and pairs of pools, each behind its cost.
@@ -200,13 +233,16 @@ def _domain(case: Candidates) -> int:
 
 def _smallest(case: Candidates, rate: float, most: float) -> _Found:
     """Pools of both phases, and pairs of pools, of the fewest GPUs."""
-    prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.inside)
-    pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= min(_domain(case), most)]
-    if not pairs:
-        prefill, decode = (_distinct(_sized(choices, rate, most)) for choices in case.across)
-        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= most]
+    pairs: list[tuple[SizedPool, SizedPool]] = []
+    for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
+        prefill = _worth_pairing("prefill", _sized(senders, rate, limit), rate)
+        decode = _worth_pairing("decode", _sized(takers, rate, limit), rate)
+        pairs = [pair for pair in product(prefill, decode) if pair[0].gpus + pair[1].gpus <= limit]
+        if pairs:
+            break
     own, sends = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
-    alone = [(each.gpus * own, each) for each in _distinct(_sized(case.colocated, rate, most))]
+    both = _worth_pairing("colocated", _sized(case.colocated, rate, most), rate)
+    alone = [(each.gpus * own, each) for each in both]
     return alone, [(first.gpus * sends + second.gpus * own, first, second) for first, second in pairs]
 
 
@@ -233,14 +269,6 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     for place in np.argsort(watts, kind="stable"):
         least.setdefault(alone[place].choice.mapping, (float(watts[place]), alone[place]))
     return list(least.values())[:BEST], sorted(pairs, key=lambda pair: pair[0])[: BEST**2]
-
-
-def _distinct(sized: list[SizedPool]) -> list[SizedPool]:
-    """The cheapest of each mapping, a few."""
-    found: dict[Sharding, SizedPool] = {}
-    for each in sized:
-        found.setdefault(each.choice.mapping, each)
-    return list(found.values())[:BEST]
 
 
 def _disaggregated(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
@@ -320,3 +348,38 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
     per_gpu = [best_rate(choices) for choices in sides]
     high = gpus / sum(1.0 / each for each in per_gpu if each > 0)
     return highest(lambda rate: math.isfinite(fewest(case, mode, rate, gpus)), high)
+
+
+def most_of(case: Candidates, design: Design, gpus: int) -> Design:
+    """Give a design all of some GPUs: the counts of its layouts with which they serve the most.
+
+    Parameters
+    ----------
+    case
+        From ``candidates``, which has its layouts.
+    design
+        Of at most so many GPUs.
+    gpus
+        Of the deployment. [1]
+
+    Returns
+    -------
+    Design
+        At the highest rate that it serves within the limits. [request/s]
+    """
+    layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
+    first, last = layouts[0], layouts[-1]
+    both = _alike(case.colocated, first) if design.mode == Mode.COLOCATED else []
+    inside = _alike(case.inside[0], first), _alike(case.inside[1], last)
+    across = _alike(case.across[0], first), _alike(case.across[1], last)
+    own = replace(case, colocated=both, inside=inside, across=across)
+    rate = most_rate(own, gpus, design.mode)
+    return next(iter(designs_at(own, rate, gpus)), design) if rate > design.rate else design
+
+
+_Some = TypeVar("_Some", bound=AnyChoice)
+
+
+def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
+    """Those of one layout, whatever their chunks."""
+    return [each for each in choices if replace(each.mapping, chunk_tokens=0) == layout]

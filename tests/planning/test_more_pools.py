@@ -65,8 +65,8 @@ def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths):
     plain = ds.plan(MODEL, SYSTEM, lengths, rate=200.0)
     (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
     assert [pool.gpus for pool in found.design.pools] == [pool.gpus for pool in two.pools]
-    assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.05)
-    assert found.design.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.05)
+    assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)
+    assert found.design.tpot["p90"] == pytest.approx(two.tpot["p90"], rel=0.1)
 
 
 def test_the_queue_of_encoders_is_that_of_the_simulation():

@@ -1,0 +1,183 @@
+"""Put designs in the order in which an engineer would deploy them. The one place that ranks.
+
+Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
+the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper, then the
+faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from disagg_sim.domain import Mode
+from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.search.layouts import why_unserved
+
+#: Cost over that of the cheapest of its mode up to which a design costs nearly the same (chosen: forecasts of two
+#: designs are seldom told apart by less). [1]
+NEAR = 1.03
+#: Cost of co-located over disaggregated serving up to which the simpler mode comes first (chosen: below it the better
+#: mode is as often the other one, ``benchmarks/plan_outcomes.py``). [1]
+SIMPLER = 1.10
+
+
+class Standing(NamedTuple):
+    """What puts designs of nearly one cost in order; the smaller comes first."""
+
+    unknown: bool  # whether no run of a layout of its kind and size is known
+    hosts: int  # of its largest instance, in doublings: 0 = one host or a part of one, 1 = two ... [1]
+    cost: float  # in the unit of the objective, or GPUs
+    held: bool  # whether prompts are held back, which takes an option of the engine
+    late: float  # TTFT and TPOT at the percentiles of their limits, over these, multiplied [1]
+    gpus: int  # of its largest instance [1]
+
+
+def standing_of_pool(pool: PlannedPool) -> Standing:
+    """Find what puts a pool in order among those of nearly as many GPUs.
+
+    Parameters
+    ----------
+    pool
+        With its instances and its rate.
+
+    Returns
+    -------
+    Standing
+        ``cost`` in GPUs. [1]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
+    >>> found = standing_of_pool(best.pools[0])
+    >>> found.unknown, found.hosts, found.gpus, found.late < 1.0
+    (False, 0, 1, True)
+    """
+    at, mapping, work = pool.setup, pool.mapping, pool.choice.work
+    seen, late = pool.rate * work.surge, 1.0
+    for limit, name in ((work.ttft, "ttft"), (work.tpot, "tpot")):
+        if (latency := getattr(pool.choice, name, None)) is not None:  # a pool of one phase has one of the two
+            late *= latency(seen, pool.instances, limit.share) / limit.seconds
+    gpus = int(mapping.gpus)
+    return Standing(
+        unknown=bool(why_unserved(at, mapping, prefill=pool.role == "prefill")[0]),
+        hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
+        cost=float(pool.gpus),
+        held=bool(getattr(pool.choice, "hold_steps", 0)),
+        late=late,
+        gpus=gpus,
+    )
+
+
+def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:
+    """Find what puts a design in order among those of nearly its cost.
+
+    Parameters
+    ----------
+    design
+        Of a plan.
+    of_pool
+        Finds it for a pool; one that remembers saves time where designs share pools.
+
+    Returns
+    -------
+    Standing
+        The largest of its pools; of latencies the product.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
+    >>> standing(found).cost == found.gpus
+    True
+    """
+    pools = [of_pool(pool) for pool in design.pools]
+    return Standing(
+        unknown=any(each.unknown for each in pools),
+        hosts=max(each.hosts for each in pools),
+        cost=design.cost,
+        held=any(each.held for each in pools),
+        late=math.prod(each.late for each in pools),
+        gpus=max(each.gpus for each in pools),
+    )
+
+
+def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
+    """Put designs of one rate in order, the answer first.
+
+    Parameters
+    ----------
+    designs
+        Of both modes, any systems; each keeps the limits.
+    near
+        Cost over that of the cheapest of its mode up to which other things than cost come first. [1]
+
+    Returns
+    -------
+    list of Design
+        The answer; then by mode what costs nearly as much as the cheapest, in the order of their standing, and behind
+        these the others by cost.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
+    >>> ranked([*found.runners_up, found.best])[0] == found.best
+    True
+    """
+    known: dict[tuple[int, int], Standing] = {}
+
+    def of_pool(pool: PlannedPool) -> Standing:
+        key = id(pool.choice), pool.instances
+        if key not in known:
+            known[key] = standing_of_pool(pool)
+        return known[key]
+
+    every = list(designs)
+    least: dict[Mode, float] = {}
+    for each in every:
+        least[each.mode] = min(each.cost, least.get(each.mode, math.inf))
+    close = [each for each in every if each.cost <= near * least[each.mode]]
+    rest = sorted(
+        (each for each in every if each.cost > near * least[each.mode]), key=lambda each: (each.cost, each.gpus)
+    )
+    order = sorted(close, key=lambda each: standing(each, of_pool))
+    heads = {mode: next(each for each in order if each.mode == mode) for mode in least}
+    if heads:
+        first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, _systems(heads))]
+        order = [first, *(each for each in order if each is not first)]
+    return [*order, *rest]
+
+
+def _systems(heads: Mapping[Mode, Design]) -> Sequence[object]:
+    return [each.pools[-1].setup.system.name for each in heads.values()]
+
+
+def first_mode(costs: Mapping[Mode, float], systems: Sequence[object] = ()) -> Mode:
+    """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more.
+
+    Parameters
+    ----------
+    costs
+        Of the cheapest design of each mode, inf where there is none.
+    systems
+        That they run on; between two the cheaper comes first.
+
+    Returns
+    -------
+    Mode
+        Co-located up to ``SIMPLER`` times the cost of disaggregated.
+
+    Examples
+    --------
+    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 108.0}).value
+    'colocated'
+    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 112.0}).value
+    'disaggregated'
+    """
+    cheapest = min(costs, key=lambda mode: (costs[mode], mode != Mode.COLOCATED))
+    simple = costs.get(Mode.COLOCATED, math.inf)
+    alike = len(set(systems)) <= 1
+    return Mode.COLOCATED if alike and simple <= SIMPLER * costs[cheapest] else cheapest
