@@ -1,7 +1,8 @@
 """Find what would change the answer: the nearest change of a limit, a length, a link or a price at which another wins.
 
 Everything else stays as asked. Designs are sized again over the mappings that the plan kept, on the factors of a
-ladder, up and down; a flip lies between two of its rungs.
+ladder, up and down; a flip lies between two of its rungs. What is found so is asked again as the user asked, and told
+only if the answer is another one then.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.question import MOST_GPUS
+from disagg_sim.planning.ranking import SIMPLER, first_mode
 from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired
 from disagg_sim.planning.wires import wire_of
+from disagg_sim.search.layouts import Layouts
 
 #: Factors at which another answer is looked for, up and down. [1]
 LADDER = (1.25, 1.5, 2.0, 3.0, 4.0)
+#: Changes that are asked again, the nearest first, and rungs of each. [1]
+MOST_ASKED, RUNGS = 4, 2
+#: Factor by which a limit is loosened to say what it costs, and the share of the cost from which that is told. [1]
+LOOSER, TOLD = 1.5, 0.03
 #: Input and output tokens below which lengths are not taken. [token]
 LEAST_ISL, LEAST_OSL = 1, 2
 
@@ -65,12 +72,14 @@ def flips(plan: Plan) -> tuple[Flip, ...]:
         return ()
     cases = plan.cases
     now = (best.mode, best.pools[-1].setup.system.name)
-    found = [
-        flip
+    rungs = [
+        found
         for axis, change in _axes(plan, cases, best)
         for up in (True, False)
-        if (flip := _nearest(axis, change, now, best.rate, up=up)) is not None
+        if (found := _nearest(axis, change, now, best.rate, up=up))
     ]
+    rungs.sort(key=lambda each: abs(math.log(each[0].factor)))
+    found = [flip for each in rungs[:MOST_ASKED] if (flip := _verified(plan, each, now)) is not None]
     return tuple(sorted([*found, *_prices(plan, best)], key=lambda flip: abs(math.log(flip.factor))))
 
 
@@ -124,7 +133,7 @@ def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tup
         yield "isl", under(lambda f: _lengths(plan, cases, f, 1.0), lambda f: law.mean_isl * f)
         yield "osl", under(lambda f: _lengths(plan, cases, 1.0, f), lambda f: law.mean_osl * f)
     if best.mode == Mode.DISAGGREGATED:
-        reached = min(wire_of(case.at, case.prefill_at, MOST_GPUS, nic).bandwidth for case in cases)
+        reached = _reached(plan)
 
         def narrower(factor: float) -> tuple[Sequence[Candidates], float]:
             if factor > 1.0:
@@ -132,6 +141,11 @@ def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tup
             return tuple(_again(case, work, reached * factor) for case in cases), reached * factor
 
         yield "nic", narrower
+
+
+def _reached(plan: Plan) -> float:
+    """Bandwidth for caches that every case reaches, per GPU. [B/s]"""
+    return min(wire_of(case.at, case.prefill_at, MOST_GPUS, plan.options.max_nic).bandwidth for case in plan.cases)
 
 
 def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) -> Work | None:
@@ -151,11 +165,14 @@ def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     costs: dict[_Winner, float] = {}
     for case in cases:
         for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
-            most = _worth_counting(case, mode, min(costs.values(), default=math.inf))
+            most = _worth_counting(case, mode, SIMPLER * min(costs.values(), default=math.inf))
             cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name)
             costs[key] = min(cost, costs.get(key, math.inf))
     best = min(costs, key=lambda key: (costs[key], key != now))
-    return best if math.isfinite(costs[best]) else (None, "")
+    if math.isinf(costs[best]):
+        return None, ""
+    alike = {mode: costs.get((mode, best[1]), math.inf) for mode in (Mode.DISAGGREGATED, Mode.COLOCATED)}
+    return first_mode(alike), best[1]
 
 
 def _worth_counting(case: Candidates, mode: Mode, cost: float) -> int:
@@ -165,24 +182,128 @@ def _worth_counting(case: Candidates, mode: Mode, cost: float) -> int:
     return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
-def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> Flip | None:
-    """The first rung with another winner; none where the last has the same, so that most directions take one look."""
-    found, before = None, 1.0
+def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> list[Flip]:
+    """Rungs with another winner, the nearest first; none where the last has the same, so that most take one look."""
+    found, before = [], 1.0
     for rung in (LADDER[-1], *LADDER[:-1]):
         factor = rung if up else 1.0 / rung
         cases, value = change(factor)
         if not cases:
-            return found
+            continue
         other = _winner(cases, rate, now)
         if other != now:
-            found = Flip(axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1])
-            if rung != LADDER[-1]:
-                return found
+            found.append(Flip(axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1]))
         elif rung == LADDER[-1]:
-            return None
+            return []
         else:
             before = factor
-    return None if found is None else replace(found, before=before)
+    order = sorted(found, key=lambda flip: abs(math.log(flip.factor)))
+    return [
+        replace(flip, before=last)
+        for flip, last in zip(order, [before, *(each.factor for each in order)], strict=False)
+    ]
+
+
+def _verified(plan: Plan, found: list[Flip], now: _Winner) -> Flip | None:
+    """The nearest of some rungs at which the question, asked again, has another answer; None where none has."""
+    before = 0.0
+    for flip in found[:RUNGS]:
+        best = _asked_at(plan, flip.axis, flip.factor).best
+        other = (None, "") if best is None else (best.mode, best.pools[-1].setup.system.name)
+        if other != now:
+            return replace(flip, mode=other[0], system=other[1], before=before or flip.before)
+        before = flip.factor
+    return None
+
+
+def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
+    """The plan of the same question with one value changed."""
+    assert plan.ask is not None
+    work, law = plan.work, plan.work.lengths
+    if axis in ("ttft", "tpot"):
+        limit = getattr(work, axis)
+        return plan.ask(**{axis: replace(limit, seconds=limit.seconds * factor)})
+    if axis == "nic":
+        reached = min(
+            wire_of(case.at, case.prefill_at, MOST_GPUS, plan.options.max_nic).bandwidth for case in plan.cases
+        )
+        return plan.ask(options=replace(plan.options, max_nic=reached * factor))
+    isl, osl = (factor, 1.0) if axis == "isl" else (1.0, factor)
+    return plan.ask(lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitCost:
+    """What a limit costs: the answer to the same question under a looser one."""
+
+    axis: str  # "ttft" or "tpot"
+    value: float  # of the looser limit [s]
+    gpus: int  # of the answer under it [1]
+    rate: float  # that it serves [request/s]
+    cost: float  # over that of the plan, for as much work [1]
+
+
+def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
+    """Find what the limits of a plan cost: ask again with each loosened by ``LOOSER``.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design.
+
+    Returns
+    -------
+    tuple of LimitCost
+        Of limits that cost at least ``TOLD`` of the answer. [1]
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = limit_costs(ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), tpot="15 ms", rate=20))
+    >>> [(each.axis, each.cost < 1.0) for each in found]
+    [('tpot', True)]
+    """
+    if plan.best is None or plan.ask is None:
+        return ()
+    found = []
+    own = plan.best.cost / plan.best.rate
+    for axis in ("ttft", "tpot"):
+        best = _asked_at(plan, axis, LOOSER).best
+        if best is not None and best.cost / best.rate <= (1.0 - TOLD) * own:
+            value = getattr(plan.work, axis).seconds * LOOSER
+            found.append(
+                LimitCost(axis=axis, value=value, gpus=best.gpus, rate=best.rate, cost=best.cost / best.rate / own)
+            )
+    return tuple(found)
+
+
+def set_aside(plan: Plan) -> Design | None:
+    """Find the design that would cost least if no layout were set aside: of any count of GPUs, known or not.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design.
+
+    Returns
+    -------
+    Design or None
+        None where it costs no less than the best.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> set_aside(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)) is None
+    True
+    """
+    if plan.best is None or plan.ask is None:
+        return None
+    wide = plan
+    if plan.options.layouts == Layouts.SUPPORTED:
+        wide = plan.ask(options=replace(plan.options, layouts=Layouts.LAUNCHABLE.value))
+    found = wide.cheapest
+    cheaper = found is not None and found.cost / found.rate < (1.0 - 1e-9) * plan.best.cost / plan.best.rate
+    return found if cheaper else None
 
 
 def _prices(plan: Plan, best: Design) -> Iterator[Flip]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class Plan(Shown):
     infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
     cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
+    cheapest: Design | None = None  # of the least cost for as much work, whatever else speaks against it
+    ask: Callable[..., Plan] | None = field(default=None, repr=False)  # the question again, with other arguments
     fewest: Design | None = None  # of the fewest GPUs, or with the most rate, where joules are the objective
     source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
 
@@ -170,11 +173,25 @@ def plan(
         left_out.append(f"no {what} is known of {', '.join(unpriced)}")
     if not cases:
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
-    found = replace(answer(cases, size, options, left_out), source=source)
+    asked: dict[str, Any] = {
+        "lengths": lengths,
+        "ttft": ttft,
+        "tpot": tpot,
+        "rate": rate,
+        "gpus": gpus,
+        "options": options,
+    }
+    again = partial(_again, model, system, asked)
+    found = replace(answer(cases, size, options, left_out), source=source, ask=again)
     if options.objective != JOULE or found.best is None:
         return found
     plain = [replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases]
     return replace(found, fewest=answer(plain, size, options).best)
+
+
+def _again(model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
+    """The plan of the same question but for what is changed, lengths among it."""
+    return plan(model, system, **(asked | changed))
 
 
 def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, float]:
@@ -194,8 +211,17 @@ def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_o
         return Plan(
             **parts, best=None, runners_up=(), other=None, gain=math.nan, infeasible=said, left_out=tuple(left_out)
         )
-    best, after, other, gain = chosen
-    return Plan(**parts, best=best, runners_up=after, other=other, gain=gain, infeasible="", left_out=tuple(left_out))
+    best, after, other, gain, cheapest = chosen
+    return Plan(
+        **parts,
+        best=best,
+        runners_up=after,
+        other=other,
+        gain=gain,
+        cheapest=cheapest,
+        infeasible="",
+        left_out=tuple(left_out),
+    )
 
 
 def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
@@ -220,7 +246,8 @@ def _kind(design: Design) -> Any:
     return design.mode, _systems(design), design.pools[-1].mapping
 
 
-_Chosen = tuple[Design, tuple[Design, ...], Design | None, float]  # best, runners-up, best of the other mode, its cost
+#: Best, runners-up, best of the other mode, what that costs over the best, cheapest of all.
+_Chosen = tuple[Design, tuple[Design, ...], Design | None, float, Design]
 
 
 def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
@@ -234,7 +261,8 @@ def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
     best = designs[0]
     other = next((each for each in designs if each.mode != best.mode), None)
     after = sorted(_runners_up(best, other, designs), key=lambda each: each.cost / each.rate)
-    return best, tuple(after), other, math.inf if other is None else other.cost / best.cost
+    gain = math.inf if other is None else other.cost / best.cost
+    return best, tuple(after), other, gain, min(designs, key=lambda each: (each.cost, each is not best))
 
 
 def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
@@ -262,7 +290,8 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
                 found.append(most_of(next(case for case in cases if _made_by(case, each)), each, gpus))
     designs = sorted(found, key=_value, reverse=True)
     after = sorted(_runners_up(best, other, designs), key=_value, reverse=True)
-    return best, tuple(after), other, math.inf if other is None else _value(best) / _value(other)
+    gain = math.inf if other is None else _value(best) / _value(other)
+    return best, tuple(after), other, gain, max(found, key=lambda each: (_value(each), each is best))
 
 
 def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:

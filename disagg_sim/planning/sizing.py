@@ -218,7 +218,10 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
 
 
 def near_of(case: Candidates) -> float:
-    """Cost over the cheapest up to which other things than cost come first: what GPUs draw is what was asked for. [1]"""
+    """Cost over the cheapest up to which other things come first; 1 where the least that is drawn is asked for.
+
+    [1]
+    """
     return 1.0 if case.drawn else NEAR
 
 

@@ -82,9 +82,12 @@ def test_the_period_is_told_and_given_to_engines(plans):
 
 def test_copies_that_are_never_moved_stay_in_every_engine():
     """As the plan says: SGLang starts no balancer, vLLM comes to no move in a year, TensorRT-LLM updates no layer."""
-    options = ds.PlanOptions(expert_skew=1.0, max_redundant_experts=32, popularity_drift=60.0, engine="sglang")
+    options = ds.PlanOptions(
+        expert_skew=1.0, max_redundant_experts=32, popularity_drift=60.0, engine="sglang", hold_prompts="none"
+    )
     plan = ds.plan("deepseek_r1", "h200_sxm", ds.lengths(16384, 1024), rate=10, ttft=5.0, options=options)
-    copied = next(each for each in (plan.best, *plan.runners_up) if each.pools[0].mapping.redundant_slots)
+    sends = next(each for each in plan.cases[0].across[0] if each.mapping.redundant_slots)  # some size has copies
+    copied = replace(plan.best, pools=(replace(plan.best.pools[0], choice=sends), plan.best.pools[1]))
     moves = moves_of(copied)[0]
     assert moves.passes is None
     prefill = workers_of(copied)[0]

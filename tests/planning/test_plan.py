@@ -17,6 +17,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
+from disagg_sim.planning.ranking import SIMPLER, standing
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict
 
@@ -173,14 +174,53 @@ def test_the_command_exits_with_2_where_nothing_serves(capsys):
     assert "'h100' is not a system, did you mean 'h100_sxm'?" in capsys.readouterr().err
 
 
-def test_flips_change_the_answer():
-    """What a flip says holds where the question is asked again at its value."""
-    found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 512), gpus=8)
-    limits = [flip for flip in flips(found) if flip.axis == "tpot"]
-    assert limits
-    for flip in limits:
-        again = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(8192, 512), tpot=flip.value, rate=found.best.rate)
+@pytest.mark.parametrize(
+    ("model", "system", "lengths", "size"),
+    [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20}), ("llama_3_1_8b", "h100_sxm", (8192, 512), {"gpus": 8})],
+)
+def test_flips_change_the_answer(model, system, lengths, size):
+    """What a flip says holds where the question is asked again as the user asked it, for a rate as for GPUs."""
+    found = ds.plan(model, system, ds.lengths(*lengths), **size)
+    told = flips(found)
+    assert {flip.axis for flip in told} >= {"tpot", "isl"}
+    for flip in told:
+        isl, osl = lengths
+        changed = {"isl": (round(isl * flip.factor), osl), "osl": (isl, round(osl * flip.factor))}
+        limit = {flip.axis: f"{flip.value} s"} if flip.axis in ("ttft", "tpot") else {}
+        again = ds.plan(model, system, ds.lengths(*changed.get(flip.axis, lengths)), **size, **limit)
         assert again.best.mode == flip.mode != found.best.mode
+
+
+def test_runners_up_for_gpus_are_answers_for_these_gpus():
+    """Each runs on the GPUs of the question, at its own rate, and none is worth more than the best."""
+    found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16)
+    assert found.best.gpus <= 16
+    assert found.runners_up
+    for each in found.runners_up:
+        assert each.gpus <= 16
+        assert each.rate < found.best.rate * SIMPLER
+        for pool in each.pools:
+            assert pool.choice.holds(each.rate, pool.instances)
+
+
+def test_of_designs_of_one_cost_the_faster_is_the_answer():
+    """A looser TTFT limit makes no slower answer of as many GPUs: DeepSeek-R1 on H200, 32k/1k at 4 requests/s."""
+    loose, tight = (
+        ds.plan("deepseek_r1", "h200_sxm", ds.lengths(32_768, 1024), ttft=ttft, rate=4).best
+        for ttft in ("8 s", "4.5 s")
+    )
+    assert loose.gpus == tight.gpus
+    assert loose.ttft["p90"] <= tight.ttft["p90"]
+
+
+@pytest.mark.parametrize("option", [{"max_redundant_experts": 64}, {"max_dcp": 4}, {"max_pcp": 4}])
+def test_a_wider_search_is_never_worse(option):
+    """Copies of experts and shared tokens compete with what was there: GPUs fall, or latency, or nothing."""
+    lengths = ds.lengths(8192, 1024)
+    plain, wide = (
+        ds.plan("deepseek_r1", "h200_sxm", lengths, rate=4, options=PlanOptions(**each)) for each in ({}, option)
+    )
+    assert standing(wide.best) <= standing(plain.best)
 
 
 def test_a_plan_says_how_sure_it_is(twenty):
