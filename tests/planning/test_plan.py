@@ -176,7 +176,7 @@ def test_the_command_exits_with_2_where_nothing_serves(capsys):
 
 @pytest.mark.parametrize(
     ("model", "system", "lengths", "size"),
-    [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20}), ("llama_3_1_8b", "h100_sxm", (8192, 512), {"gpus": 8})],
+    [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20})],
 )
 def test_flips_change_the_answer(model, system, lengths, size):
     """What a flip says holds where the question is asked again as the user asked it, for a rate as for GPUs."""
