@@ -32,7 +32,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.setup import setup
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.flips import flips
+from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
@@ -194,7 +194,7 @@ def plan(
     found = of(cached_work(work, cached, tiers)) if memory is None else plan_turns(traffic, memory, of).plan
     if found.best is None:
         return plan_json(found, Told())
-    told = Told(sure=assurance(found), prices=token_prices_of(found, utilisation), changes=flips(found))
+    told = Told(sure=assurance(found), prices=token_prices_of(found, utilisation), changes=changes_of(found))
     return plan_json(found, replace(told, drawn=drawn(found.best) if energy or objective == JOULE else None))
 
 

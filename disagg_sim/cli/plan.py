@@ -22,9 +22,9 @@ from disagg_sim.facts.profile import MOST_SKEW
 from disagg_sim.facts.traffic import HBM, TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
-from disagg_sim.planning.assurance import assurance
+from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import Drawn, drawn
-from disagg_sim.planning.flips import flips
+from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.limits import HEADROOM, TPOT, TTFT
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
@@ -113,6 +113,14 @@ def plan(
             help="Of the rate that pools could serve beside it.",
         ),
     ] = HEADROOM,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            parser=reader("share", low=0.5, high=0.99),
+            metavar="SHARE",
+            help="Grow until the limits hold with this probability.",
+        ),
+    ] = None,
     max_nic: Annotated[
         float | None, typer.Option(parser=gb_per_s, metavar="GB/s", help="Most KV bandwidth of a GPU, each way.")
     ] = None,
@@ -199,6 +207,7 @@ def plan(
 
     found = of(work) if memory is None else plan_turns(played or traffic, memory, of).plan
     told, made = Told(), None
+    found = surer(found, confidence)
     if found.best is not None:
         if proof:
             found, told = _proven(found, seed)
@@ -209,7 +218,7 @@ def plan(
     if not as_json:
         typer.echo(text, nl=False)
     if found.best is not None:
-        told = replace(told, changes=flips(found))  # after the answer, which need not wait for it
+        told = replace(told, changes=changes_of(found))  # after the answer, which need not wait for it
         last = blocks_text([changes(found, told)])
         text += f"\n{last}"
         if not as_json:

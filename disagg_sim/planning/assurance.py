@@ -8,12 +8,22 @@ the plan to the frontiers at nominal times stays as it is:
 
 with the throughput D of disaggregated and C of co-located serving at the interactivity x of the limit, in a sample s or
 at nominal times, and the gain g of the plan.
+
+Closed forms of queues and whole instances err, too: the gain that simulation finds spreads about that of the plan with
+the s.d. ``GAIN_SPREAD`` of its logarithm, and the rate that a deployment holds with ``RATE_SPREAD``. So
+
+.. math:: P(\text{better}) = \operatorname{mean}_s \Phi\left(\frac{\ln g_s}{\sigma_g}\right), \qquad
+          P(\text{holds}) = \operatorname{mean}_s \Phi\left(\frac{\ln (q_s K/r)}{\sigma_r}\right)
+
+with the capacity K of the planned counts, the rate r, and what a sample leaves of the throughput, q_s.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -39,10 +49,19 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 SAMPLES = 400
 #: Ends of a band: 80 % of the samples lie between them. [1]
 ENDS = (0.1, 0.9)
+#: Shares at whose quantiles the factor of a forecast is taken. [1]
+FACTOR_SHARES = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+_NORMAL = NormalDist()
 #: Designs as slow and as fast as this, over the interactivity of the limit, may come to count. [1]
 NEAR = (0.75, 1.8)
 #: GPUs up to which whole instances of both pools are matched; the gain has its own counts. [1]
 MATCHED = 4096
+
+#: S.d. of the logarithm of simulated over planned gains, and of rates that hold over planned ones, of 120 questions
+#: (``benchmarks/plan_outcomes.py``, 2026-11-24). [1]
+GAIN_SPREAD, RATE_SPREAD = 0.15, 0.08
+#: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
+ROUNDS, NARROW = 3, 1e-3
 
 Band = tuple[float, float]
 
@@ -66,7 +85,9 @@ class Assurance:
 
     probability: float  # that the mode of the plan is the better one; NaN without another mode [1]
     gain: Band  # of the better mode over the other [1]
-    capacity: Band  # of what the same GPUs serve within the limits, over the plan's rate [1]
+    holds: float  # probability that the limits hold at the planned rate [1]
+    most: float  # that the same GPUs serve within the limits, as forecast, over the plan's rate [1]
+    capacity: Band  # the same with the error bars [1]
     ttft: Band  # time of a pass of prefill over its forecast [1]
     tpot: Band  # time of a step over its forecast [1]
     pools: tuple[PoolEvidence, ...]
@@ -84,7 +105,7 @@ def assurance(plan: Plan) -> Assurance:
     Returns
     -------
     Assurance
-        Probability [1], bands as factors [1], evidence of every pool.
+        Probabilities [1], bands as factors [1], evidence of every pool.
 
     Raises
     ------
@@ -107,7 +128,7 @@ def assurance(plan: Plan) -> Assurance:
     found = _sampled(plan, tables)
     chance, gain = _gain(plan, found, limit)
     mine = _is_split(found.points) == (best.mode == Mode.DISAGGREGATED)
-    sampled, nominal = _best(found, mine, limit)
+    most, left = best.capacity / best.rate, _left(found, mine, limit)
     slower = {
         name: np.quantile(_near(found, mine, limit, values, column), ENDS)
         for name, values, column in (("ttft", found.ftl, "ftl_s"), ("tpot", found.ttl, "ttl_s"))
@@ -116,7 +137,9 @@ def assurance(plan: Plan) -> Assurance:
     return Assurance(
         probability=chance,
         gain=gain,
-        capacity=_band(sampled / nominal) if nominal > 0 else (np.nan, np.nan),
+        holds=_chance(most * left, RATE_SPREAD),
+        most=most,
+        capacity=_band(most * _spread(left, RATE_SPREAD)) if left.size else (np.nan, np.nan),
         ttft=(float(slower["ttft"][0]), float(slower["ttft"][1])),
         tpot=(float(slower["tpot"][0]), float(slower["tpot"][1])),
         pools=pools,
@@ -190,7 +213,85 @@ def _gain(plan: Plan, found: Uncertainty, limit: float) -> tuple[float, Band]:
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = own / others * (plan.gain * nominal_other / nominal)
     gain = gain[~np.isnan(gain)]
-    return float(np.mean(gain > 1.0)), _band(gain)
+    return _chance(gain, GAIN_SPREAD), _band(_spread(gain, GAIN_SPREAD))
+
+
+def _left(found: Uncertainty, mine: Mask, limit: float) -> Floats:
+    """What every sample leaves of the nominal throughput at an interactivity; empty where there is none. [1]"""
+    sampled, nominal = _best(found, mine, limit)
+    return np.asarray(sampled / nominal) if nominal > 0 else np.zeros(0)
+
+
+def _chance(values: Floats, spread: float) -> float:
+    """Probability that a value is above 1, where each is spread by a log-normal factor; NaN without values. [1]"""
+    if not values.size:
+        return math.nan
+    with np.errstate(divide="ignore"):
+        return float(np.mean([_NORMAL.cdf(each) for each in np.log(values) / spread]))
+
+
+def _spread(values: Floats, spread: float) -> Floats:
+    """Values, each with evenly likely log-normal factors. [1]"""
+    factors = np.exp(spread * np.array([_NORMAL.inv_cdf(share) for share in FACTOR_SHARES]))
+    return np.outer(values, factors).ravel()
+
+
+def surer(plan: Plan, confidence: float | None) -> Plan:
+    """Give a plan the headroom with which its limits hold at its rate with some probability.
+
+    Parameters
+    ----------
+    plan : Plan
+        For a rate or users, with a design.
+    confidence : float, optional
+        Probability, below 1; None = whatever it is. [1]
+
+    Returns
+    -------
+    Plan
+        The same where it is sure enough; else asked again with more headroom.
+
+    Raises
+    ------
+    InputError
+        A plan for a number of GPUs, whose rate is what they serve at most.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)
+    >>> sure = surer(found, 0.9)
+    >>> sure.best.gpus > found.best.gpus, assurance(sure).holds >= 0.9
+    (True, True)
+    """
+    if confidence is None:
+        return plan
+    if plan.size.gpus is not None:
+        raise InputError("confidence is of a rate or of users; with gpus, --headroom leaves some of what they serve")
+    for _ in range(ROUNDS):
+        if plan.best is None or plan.ask is None:
+            return plan
+        left = _left_of(plan)
+        if not left.size or _chance(left * plan.best.capacity / plan.best.rate, RATE_SPREAD) >= confidence:
+            return plan
+        low, high = 1.0, 2.0
+        while _chance(left * high, RATE_SPREAD) < confidence:
+            high *= 2.0
+        while high - low > NARROW:
+            middle = (low + high) / 2
+            low, high = (low, middle) if _chance(left * middle, RATE_SPREAD) >= confidence else (middle, high)
+        plan = plan.ask(options=replace(plan.options, headroom=max(high - 1.0, plan.options.headroom + NARROW)))
+    return plan
+
+
+def _left_of(plan: Plan) -> Floats:
+    """What every sample leaves of the throughput of the mode of a plan; empty where no frontier is near. [1]"""
+    assert plan.best is not None
+    tables = list(_points(plan, plan.case_of(plan.best), plan.best.mode))
+    if not tables:
+        return np.zeros(0)
+    found = _sampled(plan, tables)
+    return _left(found, np.ones(len(found.points), dtype=bool), 1.0 / plan.work.tpot.seconds)
 
 
 def _band(values: Floats) -> Band:
@@ -229,7 +330,7 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     ('served', 'inherited')
     """
     at, plain = pool.setup, _mappings([pool.choice])[0]
-    kind = checked_kind(at, pool.mapping)
+    kind = checked_kind(at, pool.mapping, prefill=pool.role == "prefill")
     pass_s, ttft = _prefill(plan, pool, plain) if pool.role != "decode" else (0.0, {})
     step_s, tpot = _decode(plan, pool, plain) if pool.role != "prefill" else (0.0, {})
     return PoolEvidence(

@@ -116,7 +116,7 @@ def best_rate(choices: Sequence[AnyChoice]) -> float:
     return best
 
 
-def highest(serves: Callable[[float], bool], bound: float) -> float:
+def highest(serves: Callable[[float], bool], bound: float, least: float = 0.0) -> float:
     """Find the highest rate that is served, to a relative ``NARROW``.
 
     Parameters
@@ -125,18 +125,20 @@ def highest(serves: Callable[[float], bool], bound: float) -> float:
         Whether a rate is. [request/s]
     bound
         Rate above which none is. [request/s]
+    least
+        Rate below which nobody asks; 0 = a ten-thousandth of the bound. [request/s]
 
     Returns
     -------
     float
-        0 where a ten-thousandth of the bound is not. [request/s]
+        0 where the least is not. [request/s]
 
     Examples
     --------
     >>> abs(highest(lambda rate: rate <= 7.0, 40.0) / 7.0 - 1.0) < NARROW, highest(lambda rate: False, 40.0)
     (True, 0.0)
     """
-    low, high = bound * 1e-4, bound
+    low, high = least or bound * 1e-4, bound
     if not serves(low):
         return 0.0
     while high / low > 1.0 + NARROW:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.counts import highest
 from disagg_sim.planning.limits import SHARES, Work
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
@@ -125,6 +126,31 @@ class Design:
     def _seen(self, share: float) -> float:
         """Rate that counts for a percentile: of a median the mean, else that of the surges of a trace. [request/s]"""
         return self.rate * (self.work.surge if share > SHARES["p50"] else 1.0)
+
+    @property
+    def capacity(self) -> float:
+        """Highest rate at which these instances keep the limits; never below the planned rate. [request/s]"""
+        spare = self.work.spare
+
+        def serves(rate: float) -> bool:
+            return all(pool.choice.holds(rate / spare, pool.instances) for pool in self.pools)
+
+        bound = min(pool.choice.most * spare * pool.instances for pool in self.pools)
+        found = highest(serves, max(bound, self.rate), self.rate)
+        return max(found, self.rate)
+
+    @property
+    def hosts(self) -> dict[str, tuple[int, int]]:
+        """Hosts of each system that its instances fill, and GPUs of these that none of them has. [1]"""
+        sizes = {pool.setup.system.name: pool.setup.system.host_gpus for pool in self.pools}
+        used, taken = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0)
+        for pool in self.pools:
+            name, each = pool.setup.system.name, int(pool.mapping.gpus)
+            whole = sizes[name] * math.ceil(each / sizes[name]) if each > sizes[name] else each
+            used[name] += pool.gpus
+            taken[name] += whole * (pool.instances + pool.spares)  # an instance on several hosts fills them
+        counts = {name: math.ceil(taken[name] / sizes[name]) for name in sizes}
+        return {name: (count, count * sizes[name] - used[name]) for name, count in counts.items()}
 
     @property
     def in_flight(self) -> float:

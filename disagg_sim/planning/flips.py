@@ -44,6 +44,49 @@ class Flip:
     system: str  # that wins there
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitCost:
+    """What a limit costs: the answer to the same question under a looser one."""
+
+    axis: str  # "ttft" or "tpot"
+    value: float  # of the looser limit [s]
+    gpus: int  # of the answer under it [1]
+    rate: float  # that it serves [request/s]
+    cost: float  # over that of the plan, for as much work [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What would change an answer, what its limits cost, and what was set aside."""
+
+    flips: tuple[Flip, ...]
+    limits: tuple[LimitCost, ...]
+    aside: Design | None  # that would cost less; None where none does
+
+
+def changes_of(plan: Plan) -> Changes:
+    """Find what would change an answer, what its limits cost, and what was set aside.
+
+    Parameters
+    ----------
+    plan : Plan
+        With a design.
+
+    Returns
+    -------
+    Changes
+        The question is asked again some ten times for it.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = changes_of(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
+    >>> found.aside is None
+    True
+    """
+    return Changes(flips=flips(plan), limits=limit_costs(plan), aside=set_aside(plan))
+
+
 _Change = Callable[[float], tuple[Sequence[Candidates], float]]
 
 
@@ -230,17 +273,6 @@ def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
         return plan.ask(options=replace(plan.options, max_nic=reached * factor))
     isl, osl = (factor, 1.0) if axis == "isl" else (1.0, factor)
     return plan.ask(lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitCost:
-    """What a limit costs: the answer to the same question under a looser one."""
-
-    axis: str  # "ttft" or "tpot"
-    value: float  # of the looser limit [s]
-    gpus: int  # of the answer under it [1]
-    rate: float  # that it serves [request/s]
-    cost: float  # over that of the plan, for as much work [1]
 
 
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:

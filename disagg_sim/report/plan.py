@@ -17,7 +17,7 @@ from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
-from disagg_sim.planning.flips import Flip
+from disagg_sim.planning.flips import Changes
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.tiers import tier_uses
 from disagg_sim.report.plan_facts import drawn_rows, fact_rows, joules_of, price_of, price_rows
@@ -25,8 +25,8 @@ from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
+    change_lines,
     checked_rows,
-    flip_lines,
     latency_rows,
     pool_rows,
     proof_lines,
@@ -67,7 +67,7 @@ class Told:
     """What is told of a plan beside itself; None of what was not asked for."""
 
     sure: Assurance | None = None
-    changes: tuple[Flip, ...] | None = None
+    changes: Changes | None = None
     proof: Proof | None = None
     drawn: Drawn | None = None
     prices: TokenPrices | None = None
@@ -133,10 +133,13 @@ def changes(plan: Plan, told: Told) -> Block:
     --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
-    >>> print(changes(found, Told(changes=())).rows[1][0])
+    >>> from disagg_sim.planning.flips import Changes
+    >>> none = Changes(flips=(), limits=(), aside=None)
+    >>> print(changes(found, Told(changes=none)).rows[1][0])
     nothing within 4 times the limits and lengths changes the answer
     """
-    return _lines(flip_lines(plan, told.changes or ()), "what would change the answer")
+    lines = [] if told.changes is None else change_lines(plan, told.changes)
+    return _lines(lines, "what would change the answer")
 
 
 def _lines(lines: list[str], title: str = "") -> Block:
@@ -240,7 +243,9 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
         "best": None if plan.best is None else design_json(plan, plan.best),
         "runners_up": [design_json(plan, design) for design in plan.runners_up],
         "assurance": None if told.sure is None else plain(asdict(told.sure)),
-        "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes],
+        "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes.flips],
+        "limit_costs": None if told.changes is None else [plain(asdict(each)) for each in told.changes.limits],
+        "set_aside": _aside_json(plan, told),
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
         "said": _said(plan, told),
@@ -258,6 +263,12 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     if told.prices is not None:
         whole["usd_per_million_tokens"] = token_prices_json(told.prices)
     return whole
+
+
+def _aside_json(plan: Plan, told: Told) -> DesignJson | None:
+    """The design that would cost less; None where none does, or nobody asked."""
+    aside = None if told.changes is None else told.changes.aside
+    return None if aside is None else design_json(plan, aside)
 
 
 def token_prices_json(prices: TokenPrices) -> TokenPricesJson:
@@ -286,7 +297,7 @@ def _said(plan: Plan, told: Told) -> dict[str, Any]:
         "question": question_line(plan),
         "verdict": verdict(plan, told.sure),
         "why": why,
-        "changes": None if told.changes is None else flip_lines(plan, told.changes),
+        "changes": None if told.changes is None else change_lines(plan, told.changes),
     }
 
 
@@ -304,6 +315,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
         "usd_per_hour": plain(hour),
         "usd_per_million_output_tokens": plain(million),
         "output_tokens_per_joule": joules_of(design),
+        "hosts": {name: {"count": count, "idle_gpus": idle} for name, (count, idle) in design.hosts.items()},
         "pools": [
             {
                 "role": pool.role,

@@ -55,8 +55,9 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
     each = design.tokens_per_s / design.gpus
     yield "throughput", f"{design.tokens_per_s:,.0f} output tokens/s, {each:,.0f} a GPU", rests
     if sure is not None and all(map(math.isfinite, sure.capacity)):
-        low, high = (design.rate * each for each in sure.capacity)
-        yield "capacity", f"{low:.3g} to {high:.3g} requests/s on these GPUs (80 % band)", rests
+        most, low, high = (design.rate * each for each in (sure.most, *sure.capacity))
+        yield "capacity", f"{most:.3g} requests/s on these GPUs (80 % band: {low:.3g} to {high:.3g})", rests
+    yield "hosts", "; ".join(_hosts(design)), f"{Trust.MEASURED}: GPUs of a host"
     yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
     if design.mode == Mode.DISAGGREGATED:
         yield (
@@ -78,6 +79,14 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
     yield "energy", f"{joules_of(design):.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
     pools = [(role_text(pool), int(pool.mapping.gpus)) for pool in design.pools]
     yield from spares_rows(design.spares, pools, plan.options.failures)
+
+
+def _hosts(design: Design) -> Iterator[str]:
+    """Hosts that a design fills, with what is left of them."""
+    sizes = {pool.setup.system.name: pool.setup.system.host_gpus for pool in design.pools}
+    for name, (count, idle) in design.hosts.items():
+        more = f", {idle} of these GPUs left for others" if idle else ", all GPUs in use"
+        yield f"{count} of {sizes[name]} {name}{more}"
 
 
 def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:

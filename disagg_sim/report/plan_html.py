@@ -10,7 +10,7 @@ from functools import lru_cache
 from html import escape
 
 from disagg_sim.planning.assurance import Assurance, assurance
-from disagg_sim.planning.flips import flips
+from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import Plan
 from disagg_sim.report.plan import Told
 from disagg_sim.report.plan_facts import drawn_rows, fact_rows, price_rows
@@ -18,8 +18,8 @@ from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
     POOL_HEADER,
     RUNNER_HEADER,
+    change_lines,
     checked_rows,
-    flip_lines,
     latency_rows,
     pool_rows,
     question_line,
@@ -37,7 +37,7 @@ WIDTH, HEIGHT, AT_LIMIT = 150, 12, 0.75
 @lru_cache(maxsize=2)
 def told_of(plan: Plan) -> Told:
     """How sure a plan is and what would change it; kept for the plan that is shown again."""
-    return Told() if plan.best is None else Told(sure=assurance(plan), changes=flips(plan))
+    return Told() if plan.best is None else Told(sure=assurance(plan), changes=changes_of(plan))
 
 
 def plan_html(plan: Plan) -> str:
@@ -75,7 +75,7 @@ def plan_html(plan: Plan) -> str:
         if told.sure is not None:
             parts.append(_table("How far it was checked", ("pool", "layout", "time rests on"), checked_rows(told.sure)))
         if told.changes is not None:
-            lines = "".join(f"<li>{escape(line)}</li>" for line in flip_lines(plan, told.changes))
+            lines = "".join(f"<li>{escape(line)}</li>" for line in change_lines(plan, told.changes))
             parts.append(f'{_title("What would change the answer")}<ul style="margin:.2em 0">{lines}</ul>')
         if plan.runners_up:
             table = _table("", ("", *RUNNER_HEADER[1:]), runner_rows(plan))

@@ -12,12 +12,14 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.flips import LADDER, Flip
+from disagg_sim.planning.flips import LADDER, Changes, Flip
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
+from disagg_sim.planning.ranking import standing
+from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY
 from disagg_sim.report.words import beside_text, text_of
-from disagg_sim.search.layouts import SERVED
+from disagg_sim.search.layouts import SERVED, unsupported
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.lengths import Lengths
 
@@ -38,8 +40,6 @@ PLURAL = ("communication", "latency")
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
-#: Probability below which the other mode has the better odds. [1]
-EVEN = 0.5
 
 
 def mapping_words(pool: PlannedPool) -> str:
@@ -91,10 +91,11 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.other is None:
         return [f"{what}: {head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
-    either = plan.gain < 1.0 + SAME or (sure is not None and sure.probability < EVEN)
+    chance = math.nan if sure is None else sure.probability
+    either = not (plan.gain >= LEAST_GAIN and not chance < LEAST_PROBABILITY)
     head = f"EITHER WILL DO: {mode}, {head}" if either else f"{what}: {head}"
     other = MODE_TEXT[plan.other.mode]
-    if plan.gain < 1.0 + SAME:
+    if abs(plan.gain - 1.0) < SAME:
         said = f"{head}; {other} is as good, and needs {plan.other.gpus}"
     elif (unit := UNITS.get(plan.options.objective)) is None:
         if plan.size.gpus is not None:
@@ -107,18 +108,34 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
         said = f"{head}; {other} {'draws' if unit == 'joule' else 'costs'} {plan.gain:.2f} times as much"
     moved = [] if plan.fewest is None else [moved_line(best, plan.fewest)]
     first = [f"{mode} is named first: {_why_first(plan, best)}"] if either else []
-    if sure is None or math.isnan(sure.probability):
-        return [said, *first, *moved]
-    chance = min(max(round(100 * sure.probability), 1), 99)
-    odds = f"{mode} is the better one with a probability of {chance} % (80 % band: {_times(sure.gain)})"
-    return [said, *first, *moved, odds]
+    return [said, *first, *moved, *_odds(plan, sure, mode)]
+
+
+def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
+    """How sure it is that the mode is the better one, and that the limits hold."""
+    if sure is None:
+        return
+    if not math.isnan(sure.probability):
+        chance, band = _percent(sure.probability), _times(sure.gain)
+        yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
+    if not math.isnan(sure.holds):
+        more = plan.size.gpus is None and sure.holds < LEAST_PROBABILITY
+        told = "; --confidence 0.9 plans for 90 %" * more
+        yield f"the limits hold at this rate with a probability of {_percent(sure.holds)}{told}"
+
+
+def _percent(chance: float) -> str:
+    """A probability of finitely many samples: never 0 or 100 %."""
+    return f"{min(max(round(100 * chance), 1), 99)} %"
 
 
 def _why_first(plan: Plan, best: Design) -> str:
-    """Why the better one of two that are as good is named first."""
-    if plan.gain > 1.0:
-        return "its middle forecast is ahead, by less than the error bars tell apart"
-    return "one pool, and no caches to move" if best.mode == Mode.COLOCATED else "of equal forecasts it was found first"
+    """Why one of two modes that are as good is named first."""
+    if best.mode == Mode.COLOCATED and plan.gain < LEAST_GAIN:
+        return "one pool, and no caches to move"
+    if plan.gain < LEAST_GAIN:
+        return f"its forecast is ahead by less than {LEAST_GAIN - 1:.0%}"
+    return f"its forecast is ahead, with a probability below {LEAST_PROBABILITY:.0%}"
 
 
 def moved_line(best: Design, fewest: Design) -> str:
@@ -260,6 +277,40 @@ AXES: dict[str, tuple[str, Callable[[float], str]]] = {
     "nic": ("KV bandwidth of a GPU", lambda value: f"{value / GB:.2g} GB/s"),
     "price": ("price", lambda value: f"{value:.2f} USD a GPU hour"),
 }
+
+
+def change_lines(plan: Plan, changes: Changes) -> list[str]:
+    """Write what would change the answer, nearest first; what a looser limit would save; what was set aside."""
+    lines = flip_lines(plan, changes.flips)
+    best = plan.best
+    assert best is not None
+    for each in changes.limits:
+        name, text = AXES[each.axis]
+        own = text(getattr(plan.work, each.axis).seconds)
+        if plan.size.gpus is None:
+            saved = f"{each.gpus} GPUs in place of {best.gpus}"
+        else:
+            saved = f"{each.rate:.4g} requests/s in place of {best.rate:.4g}"
+        lines.append(f"{name} of {text(each.value)} in place of {own}: {saved}")
+    if (design := changes.aside) is not None:
+        saved = f"{design.gpus} GPUs in place of {best.gpus}"
+        if plan.size.gpus is not None:
+            saved = f"{design.rate:.4g} requests/s in place of {best.rate:.4g}"
+        lines.append(f"set aside: {_instances(design)} ({MODE_TEXT[design.mode]}), {saved}: {_why_aside(best, design)}")
+    return lines
+
+
+def _why_aside(best: Design, design: Design) -> str:
+    """Why a design that would cost less is not the answer."""
+    for pool in design.pools:
+        if (rule := unsupported(pool.setup, pool.mapping)[0]) != "":
+            return str(rule)
+    if design.mode != best.mode:
+        return "less than forecasts tell apart, and two pools"
+    mine, other = standing(best), standing(design)
+    if other.unknown and not mine.unknown:
+        return "less than forecasts tell apart, and nobody is known to have run its layouts"
+    return "less than forecasts tell apart, and larger instances"
 
 
 def flip_lines(plan: Plan, changes: tuple[Flip, ...]) -> list[str]:

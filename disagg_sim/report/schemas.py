@@ -96,6 +96,13 @@ class SparesJson(TypedDict):
     together: Annotated[list[int], Field(description="most instances of each pool that one failure stops [1]")]
 
 
+class HostsJson(TypedDict):
+    """Hosts of one system that a design fills."""
+
+    count: int
+    idle_gpus: Annotated[int, Field(description="of these hosts, that no instance of the design has [1]")]
+
+
 class DesignJson(TypedDict):
     """A deployment and what it does."""
 
@@ -110,6 +117,7 @@ class DesignJson(TypedDict):
     usd_per_hour: float | None
     usd_per_million_output_tokens: float | None
     output_tokens_per_joule: Annotated[float, Field(description="at the TDP of the GPUs [token/J]")]
+    hosts: NotRequired[Annotated[dict[str, HostsJson], Field(description="by system")]]
     spares: NotRequired[SparesJson]
     pools: list[PoolJson]
 
@@ -182,7 +190,9 @@ class AssuranceJson(TypedDict):
 
     probability: Annotated[float | None, Field(description="that the mode is the better one [1]")]
     gain: Band
-    capacity: Band
+    holds: Annotated[float | None, Field(description="probability that the limits hold at the planned rate [1]")]
+    most: Annotated[float | None, Field(description="rate that these GPUs serve within the limits, over its own [1]")]
+    capacity: Annotated[Band, Field(description="the same with its error bars")]
     ttft: Band
     tpot: Band
     pools: list[PoolEvidenceJson]
@@ -198,6 +208,16 @@ class FlipJson(TypedDict):
     value: Annotated[float | None, Field(description="of the axis there: [s], [token], [B/s] or [USD/h]")]
     mode: Annotated[str | None, Field(description="that wins there; null where nothing keeps the limits")]
     system: str
+
+
+class LimitCostJson(TypedDict):
+    """The answer under a looser limit."""
+
+    axis: Annotated[str, Field(description="ttft or tpot")]
+    value: Annotated[float, Field(description="of the looser limit [s]")]
+    gpus: int
+    rate: Annotated[float, Field(description="[request/s]")]
+    cost: Annotated[float, Field(description="over that of the best design, for as much work [1]")]
 
 
 class RunJson(TypedDict):
@@ -245,6 +265,8 @@ class PlanJson(TypedDict):
     runners_up: list[DesignJson]
     assurance: AssuranceJson | None
     flips: list[FlipJson] | None
+    limit_costs: NotRequired[list[LimitCostJson] | None]
+    set_aside: NotRequired[Annotated[DesignJson | None, Field(description="that would cost less; null = none does")]]
     simulated: ProofJson | None
     joules_per_output_token: NotRequired[Annotated[float, Field(description="plan --objective joule [J/token]")]]
     fewest_gpus: NotRequired[Annotated[FewestJson, Field(description="plan --objective joule")]]

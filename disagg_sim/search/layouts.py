@@ -152,7 +152,7 @@ def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
     return {**checked_kinds(CHECKED_PREFILL), **known} if prefill else known
 
 
-def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
+def checked_kind(at: Setup, mapping: Mapping, *, prefill: bool = False) -> CheckedKind | None:
     """Find the served runs of the kind of layout of one mapping.
 
     Parameters
@@ -161,6 +161,8 @@ def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
         Whose model on whose system.
     mapping
         One; its degrees may be larger than those of the runs.
+    prefill
+        Whether it is of a prefill pool, for which runs that only prefilled count, too.
 
     Returns
     -------
@@ -174,7 +176,7 @@ def checked_kind(at: Setup, mapping: Mapping) -> CheckedKind | None:
     True
     """
     (layout,) = layouts_of(mapping)
-    return checked_kinds().get((family_of(at.model), class_of(at.system), str(layout)))
+    return _known_kinds(prefill=prefill).get((family_of(at.model), class_of(at.system), str(layout)))
 
 
 def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
