@@ -132,9 +132,12 @@ def record(argv: list[str]) -> dict[str, Any]:
     if found["best"] is not None:
         kept["best"] = design(found["best"])
         kept["runners_up"] = [
-            {key: each[key] for key in ("mode", "gpus", "rate_per_s", "ttft_s", "tpot_s")} for each in found["runners_up"]
+            {key: each[key] for key in ("mode", "gpus", "rate_per_s", "ttft_s", "tpot_s")}
+            for each in found["runners_up"]
         ]
-        kept["assurance"] = {key: found["assurance"][key] for key in ("probability", "holds", "capacity", "gain", "tpot")}
+        kept["assurance"] = {
+            key: found["assurance"][key] for key in ("probability", "holds", "capacity", "gain", "tpot")
+        }
     return rounded(kept)
 
 

@@ -116,8 +116,8 @@ def assurance(plan: Plan) -> Assurance:
     --------
     >>> import disagg_sim as ds
     >>> found = assurance(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
-    >>> found.capacity[0] < 1 < found.capacity[1], found.pools[0].layout
-    (True, 'served')
+    >>> found.capacity[0] < found.most < found.capacity[1], 0.5 < found.holds < 1.0, found.pools[0].layout
+    (True, True, 'served')
     """
     best = plan.best
     if best is None:

@@ -175,8 +175,7 @@ def test_the_command_exits_with_2_where_nothing_serves(capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "system", "lengths", "size"),
-    [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20})],
+    ("model", "system", "lengths", "size"), [("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20})]
 )
 def test_flips_change_the_answer(model, system, lengths, size):
     """What a flip says holds where the question is asked again as the user asked it, for a rate as for GPUs."""
@@ -321,13 +320,18 @@ def test_a_proven_design_has_simulated_latencies(twenty):
 
 
 def test_modes_that_are_as_good_are_told_so(twenty):
-    odds = replace(assurance(twenty), probability=0.3)
+    """A verdict takes 10 % and a probability of 90 %; below 10 % the simpler mode comes first."""
+    odds = replace(assurance(twenty), probability=0.89, holds=0.61)
+    assert twenty.gain >= 1.1
     assert verdict(twenty, odds)[0].startswith("EITHER WILL DO: ")
-    assert "is named first: its middle forecast is ahead" in verdict(twenty, odds)[1]
-    assert "a probability of 30 %" in verdict(twenty, odds)[-1]
-    equal = verdict(replace(twenty, gain=1.0, best=twenty.other, other=twenty.best), None)
-    assert equal[-1] == "co-located is named first: one pool, and no caches to move"
-    assert "EITHER" not in verdict(twenty, replace(odds, probability=0.9))[0]
+    assert verdict(twenty, odds)[1].endswith("is named first: its forecast is ahead, with a probability below 90%")
+    assert "a probability of 89 %" in verdict(twenty, odds)[-2]
+    assert "the limits hold at this rate with a probability of 61 %; --confidence" in verdict(twenty, odds)[-1]
+    sure = replace(odds, probability=0.9)
+    assert "EITHER" not in verdict(twenty, sure)[0]
+    assert verdict(replace(twenty, gain=1.09), sure)[0].startswith("EITHER WILL DO: ")
+    dearer = verdict(replace(twenty, gain=0.95, best=twenty.other, other=twenty.best), None)
+    assert dearer[-1] == "co-located is named first: one pool, and no caches to move"
 
 
 def test_flips_are_asked_where_ranks_share_prompts():
