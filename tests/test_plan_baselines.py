@@ -79,6 +79,9 @@ QUESTIONS = {
     "simulated": f"{LLAMA} {CHAT} --rate 40 --simulate",
     "changes": f"{LLAMA_70B} --isl 4096 --osl 512 --rate 20",
 }
+#: What is recorded of runners-up, and of how sure a plan is.
+OF_OTHERS = ("mode", "gpus", "rate_per_s", "ttft_s", "tpot_s")
+OF_ASSURANCE = ("probability", "holds", "most", "capacity", "gain", "tpot")
 #: Questions whose changes are recorded; of the others they are not asked for.
 CHANGED = ("changes",)
 
@@ -131,13 +134,8 @@ def record(argv: list[str]) -> dict[str, Any]:
     }
     if found["best"] is not None:
         kept["best"] = design(found["best"])
-        kept["runners_up"] = [
-            {key: each[key] for key in ("mode", "gpus", "rate_per_s", "ttft_s", "tpot_s")}
-            for each in found["runners_up"]
-        ]
-        kept["assurance"] = {
-            key: found["assurance"][key] for key in ("probability", "holds", "capacity", "gain", "tpot")
-        }
+        kept["runners_up"] = [{key: each[key] for key in OF_OTHERS} for each in found["runners_up"]]
+        kept["assurance"] = {key: found["assurance"][key] for key in OF_ASSURANCE}
     return rounded(kept)
 
 

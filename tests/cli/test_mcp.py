@@ -147,7 +147,7 @@ def test_an_instance_is_explained_and_results_are_read(tmp_path: Path, capsys: p
     assert "no such file or directory" in missing.content[0].text
 
 
-def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path) -> None:
+def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "links.yaml"
     file.write_text(
         "name: links\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
@@ -158,6 +158,7 @@ def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path) -> None:
     jsonschema.validate(found, json_schema("sweep"))
     assert len(found["cases"]) == 2
     assert called("sweep_summary", results=str(out)).structured_content == found
+    monkeypatch.setattr("disagg_sim.cli.mcp_tools.MOST_POINTS", 1_000_000)
     large = called("sweep", file="demo", out=str(tmp_path / "demo"))
     assert large.is_error
     assert "run disagg-sim sweep in a shell" in large.content[0].text

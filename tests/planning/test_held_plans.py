@@ -100,12 +100,10 @@ def test_launch_files_have_the_wait(tuned):
 
 def test_engines_that_are_not_told_to_hold_prompts_back_do_not():
     found = asked("tuned", engine="vllm")
-    ranks = [
-        each for each in (found.best, *found.runners_up) if each.pools[0].mapping.dp_attn > 1 and len(each.pools) == 1
-    ]
     assert [pool.replicas.hold_steps for pool in found.other.pools] == [None]
-    for each in ranks:
-        assert "launch writes no option of vllm that holds prompts back" in next(iter(why_rows(found, each)))[1]
+    ranks = next(each for each in found.cases[0].colocated if each.mapping.dp_attn > 1)
+    of_ranks = replace(found.other, pools=(replace(found.other.pools[0], choice=ranks),))
+    assert "launch writes no option of vllm that holds prompts back" in next(iter(why_rows(found, of_ranks)))[1]
     with pytest.raises(InputError, match=r"launch writes no option of vllm .* allowed with it: none, tuned"):
         asked(30, engine="vllm")
 
