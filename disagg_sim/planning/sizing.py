@@ -377,7 +377,9 @@ def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     across = _alike(case.across[0], first), _alike(case.across[1], last)
     own = replace(case, colocated=both, inside=inside, across=across)
     rate = most_rate(own, gpus, design.mode)
-    return next(iter(designs_at(own, rate, gpus)), design) if rate > design.rate else design
+    if rate <= design.rate:
+        return design
+    return next((each for each in designs_at(own, rate, gpus) if each.mode == design.mode), design)
 
 
 _Some = TypeVar("_Some", bound=AnyChoice)

@@ -145,7 +145,7 @@ def test_what_binds_a_batch_is_what_a_looser_limit_moves():
     grid = ds.decode_grid(at, mapping, LENGTHS)
     places = [i for i, size in enumerate(grid.batch) if size > decode.batch]
     assert grid.latency[0, places[0]] > 0.004 >= decode.seconds
-    loose = asked(("encode", "prefill", "decode"), tpot=10.0)
+    loose = asked(("encode", "prefill", "decode"), tpot="10 s")
     assert {stage.held_by for stage in loose.stages if stage.pool == "decode"} <= {"memory", "kv_link", ""}
 
 
