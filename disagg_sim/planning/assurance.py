@@ -57,9 +57,9 @@ NEAR = (0.75, 1.8)
 #: GPUs up to which whole instances of both pools are matched; the gain has its own counts. [1]
 MATCHED = 4096
 
-#: S.d. of the logarithm of simulated over planned gains, and of rates that hold over planned ones, of 120 questions
-#: (``benchmarks/plan_outcomes.py``, 2026-11-24). [1]
-GAIN_SPREAD, RATE_SPREAD = 0.15, 0.08
+#: S.d. of the logarithm of simulated over planned gains, and of GPUs that hold over planned ones, of the first 64
+#: questions of ``benchmarks/plan_outcomes.py`` (2026-11-24; designs without attention DP, disaggregated ones). [1]
+GAIN_SPREAD, RATE_SPREAD = 0.25, 0.13
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
 ROUNDS, NARROW = 3, 1e-3
 

@@ -227,6 +227,7 @@ CHANGES = [
     _with("engine", RATE, "--engine vllm", "best.pools.0.engine"),
     _with("precision", RATE, "--precision bf16", "best.pools.0.precision"),
     _with("max_pcp", LONG, "--max-pcp 4", "best.pools.0.pcp"),
+    _with("confidence", f"{LARGE}", "--confidence 99%", "best.gpus"),
     _with("headroom", RATE, "--headroom 50%", "best.gpus"),
     _with("max_nic", LARGE, "--max-nic 0.2", "best.mode"),
     _with("price", f"{RATE} --objective usd", "--price h100_sxm=7", "best.usd_per_hour"),
@@ -272,7 +273,13 @@ OTHERS = {"out", "as_json"}
 def test_no_option_of_plan_lacks_a_row() -> None:
     assert {row.option for row in (*CHANGES, *SLOW)} | OTHERS == OPTIONS
     reaching = {row.option for row in REACHED} | {"images", "speculate", "acceptance", "tiers", "trace", "traffic"}
-    assert OPTIONS - reaching == OTHERS | {"utilisation", "energy", "proof", "seed"}  # of the answer alone
+    assert OPTIONS - reaching == OTHERS | {
+        "confidence",
+        "utilisation",
+        "energy",
+        "proof",
+        "seed",
+    }  # of the answer alone
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +292,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans without what comes behind their answer, which takes most of the time."""
-    monkeypatch.setattr(plan_room, "flips", lambda _: ())
+    monkeypatch.setattr(plan_room, "changes_of", lambda _: None)
     monkeypatch.setattr(plan_room, "assurance", lambda *_, **__: None)
 
 
