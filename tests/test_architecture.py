@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import disagg_sim
+from disagg_sim.errors import given_twice
 from disagg_sim.extras import EXTRAS
 
 ROOT = Path(disagg_sim.__file__).parent
@@ -324,6 +325,12 @@ def test_public_docstrings_name_every_parameter():
         parameters = inspect.signature(public).parameters if inspect.isfunction(public) else ()
         missing = [each for each in parameters if not re.search(rf"\b{each}\b", text)]
         assert not missing, f"the docstring of {name} is silent on {missing}"
+
+
+def test_no_two_test_files_have_one_name():
+    """Pytest imports them by their names alone: it could not collect both."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert not given_twice(names)
 
 
 #: The one test module that knows where public data lie; the others ask it for a file by name.
