@@ -70,7 +70,7 @@ SHAPES = (
     "8192 + 256",
     "16384 + 512",
     "azure_2023_conversation",
-    "log_normal_4096_512",
+    "azure_2023_code",
 )
 #: Limits of TTFT by shape, each over that of the next smaller column, and of TPOT.
 TTFT, TPOT = ("500 ms", "1 s", "2 s", "4 s", "8 s"), ("15 ms", "25 ms", "35 ms", "50 ms", "100 ms")
@@ -78,7 +78,7 @@ TTFT, TPOT = ("500 ms", "1 s", "2 s", "4 s", "8 s"), ("15 ms", "25 ms", "35 ms",
 CACHED, DRAFTS = 0.5, "mtp 0.8 0.6"
 DRAFTED = ("deepseek_r1", "kimi_k2", "glm_4_5", "qwen3_235b_a22b", "llama_3_1_70b")
 #: GPUs of a plan [1], and requests that its simulation may have at most.
-SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 15_000
+SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 8_000
 #: Rates beside the planned one, over it. [1]
 LESS, MORE = 0.8, 1.2
 #: GPUs of the mode that was said to be better over those of the other up to which that is no error. [1]

@@ -7,10 +7,11 @@ m steps of T, and :math:`k = \lambda m T` be under way on average. While the fir
 
 .. math:: h = \lambda E[H] = E[\min(N(wT_d),\ R - 1)]
 
-Steps with prefill then follow each other for :math:`(e^k - 1)/\lambda`, the busy period of M/D/:math:`\infty`, as
-prompts that start together end together. So a share of the time goes to them of
+A rank computes one prompt after the other, so no rank has one for as much of the time as R servers of one queue are
+idle, :math:`\pi_0` (M/M/R). Steps with prefill then follow each other for :math:`(1/\pi_0 - 1)/\lambda`, and a share
+of the time goes to them of
 
-.. math:: \varphi = \frac{e^k - 1}{e^k + h}
+.. math:: \varphi = \frac{1/\pi_0 - 1}{1/\pi_0 + h}
 
 In truth prompts that come during the last step do not go along: the next start is theirs. Ranks then have some of two
 prompts, whose steps take longer; both were seen to cancel in :math:`\varphi`, but not in the waits. With
@@ -22,7 +23,7 @@ the mean :math:`\lambda T`, and of those of a start that n wait for (one where n
 wait for longer than u: those that are there, and those that come s later, of which :math:`N(s) + N(u) < R - n - 1` is
 true. All are sums of Poisson probabilities.
 
-Source: L. Takacs, "Introduction to the Theory of Queues", 1962, chapter 3, for the busy period.
+Source: A. O. Allen, "Probability, Statistics and Queueing Theory", 2nd ed., 1990, section 5.3, for M/M/R.
 """
 
 from __future__ import annotations
@@ -63,13 +64,15 @@ def gathered(come: Floats, ranks: int) -> Floats:
     return _further(_below(come, ranks))[..., -1]
 
 
-def mixed_share(under_way: Floats, further: Floats | float) -> Floats:
+def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) -> Floats:
     """Find the share of the time in steps with prefill.
 
     Parameters
     ----------
     under_way
         k, prompts in progress on average, over all time. [request]
+    ranks
+        R: each has at most one in progress. [1]
     further
         h; 0 where nothing waits. [request]
 
@@ -80,12 +83,24 @@ def mixed_share(under_way: Floats, further: Floats | float) -> Floats:
 
     Examples
     --------
-    0.1 prompts under way are so for a seventh of the time where eight of them start together:
+    0.1 prompts under way are so for a seventh of the time where eight of them start together; two ranks that work for
+    four fifths of the time each are both without a prompt for a ninth:
 
-    >>> [mixed_share(np.array([0.1]), further).round(4).tolist() for further in (0.0, 7.0)]
+    >>> [mixed_share(np.array([0.1]), 8, further).round(4).tolist() for further in (0.0, 7.0)]
     [[0.0952], [0.013]]
+    >>> mixed_share(np.array([1.6]), 2).round(4).tolist()
+    [0.8889]
     """
-    return np.asarray(-np.expm1(-under_way) / (1.0 + further * np.exp(-under_way)))
+    idle = _idle(np.asarray(under_way), ranks)
+    return np.asarray((1.0 - idle) / (1.0 + further * idle))
+
+
+def _idle(load: Floats, ranks: int) -> Floats:
+    """Share of the time in which none of R servers of one queue works (M/M/R), as ``load``, their mean number. [1]"""
+    some = np.minimum(load, ranks)  # else their queue grows without end
+    below, left = _below(some, ranks), 1.0 - some / ranks
+    last = (below[..., -1] - below[..., -2]) * some / ranks
+    return np.asarray(np.exp(-some) * left / (below[..., -1] * left + last))
 
 
 def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:

@@ -2,9 +2,11 @@ r"""Time the steps of an instance of both phases, and find how often it makes th
 
 A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
 :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
-share k of the time goes to such steps; several ranks compute theirs in the same steps, and
-:math:`1 - e^{-k}` of the time does, less where prompts are held back (``planning.held_arrivals``). Scores and values of
-a step take as long as on the rank whose prompt has come furthest, of j ranks on average j/(j+1) of it.
+share k of the time goes to such steps; R ranks compute theirs in the same steps, and all of the time does but for that
+in which R servers of one queue are idle, less where prompts are held back (``planning.held_arrivals``). All ranks wait
+for the one with the largest piece: where the last of m pieces is short, none of j ranks has a full one with the
+probability :math:`m^{-j}`. Scores and values take as long as on the rank whose prompt has come furthest, of j ranks on
+average j/(j+1) of it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 HALVINGS = 20
 #: What a rate that is in time may exceed its bound by, as sums are rounded: far above a few of 2**-53. [1]
 ROUNDED = 1e-12
+#: Prompts under way that stand for none. [request]
+LEAST = 1e-9
 
 
 class Mixing(NamedTuple):
@@ -68,10 +72,11 @@ class MixedSteps:
         return np.maximum((self.budget - self.verified) / self.ranks, 1.0)
 
     @cached_property
-    def own(self) -> tuple[Floats, tuple[Floats, Floats, Floats]]:
+    def own(self) -> tuple[Floats, tuple[Floats, Floats, Floats, Floats]]:
         """Tokens of a step with a piece of a prompt, (batches,), and its time in each table: what delays decodes more.
 
-        Either the last piece of a prompt is a step of its own, or other prompts fill that up. [token], [s]
+        Either the last piece of a prompt is a step of its own, or other prompts fill that up. Behind the times, how
+        much longer a step with a full piece takes than one with the last. [token], [s]
         """
         prompt, room, decodes = self.prompt, self.room, self.verified / self.ranks
         pieces = np.ceil(prompt / room)
@@ -82,22 +87,28 @@ class MixedSteps:
         slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
         dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
         one, every, late = (np.where(dearer, b / pieces, a) for a, b in zip(full, alone, strict=True))
-        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), (one, every, late)
+        longer = np.where(dearer & (pieces > 1.0), full[0] - rest[0], 0.0)
+        return np.where(dearer, prompt / pieces, np.minimum(prompt, room)), (one, every, late, longer)
 
     @cached_property
     def full(self) -> Floats:
         """Time of a step whose budget is full, (batches,). [s]"""
         held, tables = self.room + self.verified / self.ranks, (self.single, self.mixed, self.late)
         one, every, late = (_between(self.tokens, each, held) for each in tables)
-        return self.beside((one, every, late), float(self.ranks))
+        return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
 
-    def beside(self, times: tuple[Floats, Floats, Floats], prompts: Floats | float) -> Floats:
-        """Time of a step in which so many ranks have a piece: the experts have those of all, the furthest counts."""
-        one, every, late = times
+    def beside(self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float) -> Floats:
+        """Time of a step in which so many ranks have a piece.
+
+        The experts have those of all, the largest piece and the furthest count.
+        """
+        one, every, late, longer = times
         if self.ranks == 1:
             return one
+        last = 1.0 / np.ceil(self.prompt / self.room)  # share of the pieces
+        largest = one + longer * (last - last**prompts)
         others = np.maximum(every - one, 0.0) * (prompts - 1.0) / (self.ranks - 1.0)
-        return np.asarray(one + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
+        return np.asarray(largest + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
 
     def mixing(self, rate: float | Floats, hold_steps: Floats | int) -> Mixing:
         """Find how often an instance makes steps of each kind.
@@ -123,11 +134,12 @@ class MixedSteps:
                 time = _between(self.tokens, self.mixed, held + self.verified)
         under_way = rate * prompt / held * time
         further = gathered(rate * hold_steps * self.step, ranks) if np.any(hold_steps) else 0.0
-        for _ in range(2 if ranks > 1 else 0):  # ranks with a prompt, where there is one
-            some = np.maximum(under_way, 1e-9) / mixed_share(np.maximum(under_way, 1e-9), further)
+        for _ in range(2 if ranks > 1 else 0):
+            under_way = np.maximum(under_way, LEAST)
+            some = under_way / mixed_share(under_way, ranks, further)  # ranks with a prompt, where there is one
             time = self.beside(times, np.clip(some, 1.0, ranks))
             under_way = rate * prompt / held * time
-        share = np.minimum(under_way, 1.0) if ranks == 1 else mixed_share(under_way, further)
+        share = mixed_share(under_way, ranks, further)
         used = rate * prompt / (room * ranks) * self.full
         return Mixing(held, time, share, share / time + (1.0 - share) / self.step, used)
 

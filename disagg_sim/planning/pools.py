@@ -27,6 +27,7 @@ from disagg_sim.planning.queueing import (
     Delay,
     Occupancy,
     Service,
+    busy_variance,
     mean_wait,
     occupancy,
     passes,
@@ -305,15 +306,18 @@ class ColocatedChoice:
         """Variance of the arrivals at an instance over that of Poisson ones. [1]"""
         return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
 
-    def _tpot(self, each: float, even: float, found: Occupancy, mixing: Mixing) -> tuple[float, float]:
+    def _tpot(self, even: float, found: Occupancy, mixing: Mixing) -> tuple[float, float]:
         """Mean and standard deviation of TPOT over requests. [s]"""
         each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
         mean, wide = found.moments(each_step / self._accepted)
-        time, share = (float(np.interp(found.mean, self.batch, values)) for values in (mixing.time, mixing.share))
-        alone = float(np.interp(found.mean, self.batch, self.step))
-        longer = share / time * mean * (time - alone)  # of a token, by prefill [s]
-        met = each * self.work.lengths.gaps * mean  # prompts while a request decodes [1]
-        return mean, math.hypot(wide, longer * math.sqrt(even / met))
+        held, time, share, alone = (
+            float(np.interp(found.mean, self.batch, values))
+            for values in (mixing.held, mixing.time, mixing.share, self.step)
+        )
+        longer = 1.0 - alone / time  # share of a step with prefill that decodes alone would not take [1]
+        uneven = busy_variance(share, self.steps.prompt / held * time, self.ranks)
+        met = self.work.lengths.gaps * mean  # while a request decodes [s]
+        return mean, math.hypot(wide, mean * longer / (1.0 - share * longer) * math.sqrt(even * uneven / met))
 
     def holds(self, rate: float, instances: int) -> bool:
         """See ``Choice``."""
@@ -321,7 +325,7 @@ class ColocatedChoice:
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:
             return False
-        mean, wide = self._tpot(rate / instances, self._evenness(instances), found, mixing)
+        mean, wide = self._tpot(self._evenness(instances), found, mixing)
         if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:
             return False
         return self._delay(rate, instances, found.mean, mixing).late(ttft.seconds) <= 1.0 - ttft.share
@@ -338,7 +342,7 @@ class ColocatedChoice:
 
     def tpot(self, rate: float, instances: int, share: float) -> float:
         """TPOT that a share of the requests does not exceed. [s]"""
-        mean, wide = self._tpot(rate / instances, self._evenness(instances), *self._state(rate, instances))
+        mean, wide = self._tpot(self._evenness(instances), *self._state(rate, instances))
         return mean + _NORMAL.inv_cdf(share) * wide
 
     def occupied(self, rate: float, instances: int) -> Occupancy:

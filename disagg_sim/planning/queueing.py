@@ -81,6 +81,40 @@ def share_that_waits(servers: int, utilisation: float) -> float:
     return blocked / (1.0 - utilisation * (1.0 - blocked))
 
 
+def busy_variance(share: float, service: float, servers: int) -> float:
+    r"""Variance of the time in which some server works, over the time in which it is counted, where that is long.
+
+    One server works for as long as its requests take: :math:`\rho s`. Of many servers, each with a request of its own,
+    none works at a moment with the probability :math:`\pi`, and after one at which none did with
+    :math:`e^{-\lambda \min(t, s)}` (M/D/:math:`\infty`), :math:`\lambda = -\ln(\pi)/s`.
+
+    Parameters
+    ----------
+    share
+        Of the time in which some server works. [1]
+    service
+        s, of a request. [s]
+    servers
+        Each with a queue of its own. [1]
+
+    Returns
+    -------
+    float
+        0 where some server always works. [s]
+
+    Examples
+    --------
+    >>> round(busy_variance(0.5, 1.0, 1), 3), round(busy_variance(0.5, 1.0, 8), 3)
+    (0.5, 0.221)
+    """
+    if servers == 1:
+        return min(share, 1.0) * service
+    if not 0.0 < share < 1.0:
+        return 0.0
+    none = 1.0 - share
+    return 2.0 * none * service * max(share / -math.log(none) - none, 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Delay:
     """Distribution of a latency: values with their probabilities, to some of which an exponential wait comes."""

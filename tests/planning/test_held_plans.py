@@ -50,14 +50,57 @@ def one_by_one(rate, ranks, longest, last):
     return busy / now, np.array(waited)
 
 
+def ranks_in_step(rate, ranks, longest, pieces):
+    """Play 20,000 prompts on ranks that step together, each of so many steps, 1 s in all, in the shortest queue.
+
+    Where none is in progress they wait until every rank has one, or for so long. Returns the share of the time in
+    which some rank has a prompt.
+    """
+    arrivals = np.cumsum(np.random.default_rng(3).exponential(1.0 / rate, 20_000)).tolist()
+    queued, left = np.zeros(ranks, dtype=int), np.zeros(ranks, dtype=int)
+    now, busy, came, opened = 0.0, 0.0, 0, None
+    while came < len(arrivals):
+        while came < len(arrivals) and arrivals[came] <= now:
+            queued[np.argmin(queued + (left > 0))] += 1
+            came += 1
+        if not left.any():
+            if not queued.any():
+                now, opened = (now if came == len(arrivals) else max(now, arrivals[came])), None
+                continue
+            opened = now if opened is None else opened
+            if not queued.all() and now - opened < longest - 1e-9:
+                now += 0.02  # a step of decodes
+                continue
+            opened = None
+        begin = (left == 0) & (queued > 0)
+        left, queued = np.where(begin, pieces, left), queued - begin
+        left = np.maximum(left - 1, 0)
+        now, busy = now + 1.0 / pieces, busy + 1.0 / pieces
+    return busy / now
+
+
+@pytest.mark.parametrize(
+    ("ranks", "used", "pieces"), [(2, 0.6, 4), (2, 0.85, 2), (4, 0.7, 2), (8, 0.3, 4), (16, 0.5, 2)]
+)
+def test_steps_with_prefill_are_those_of_ranks_that_step_together(ranks, used, pieces):
+    law = mixed_share(np.array([used * ranks]), ranks)[0]
+    assert law == pytest.approx(ranks_in_step(used * ranks, ranks, 0.0, pieces), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "used", "longest", "pieces"), [(2, 0.4, 1.0, 2), (2, 0.85, 3.0, 1), (4, 0.4, 0.3, 4), (16, 0.15, 0.3, 8)]
+)
+def test_steps_with_held_prompts_are_those_of_ranks_that_step_together(ranks, used, longest, pieces):
+    load = np.array([used * ranks])
+    law = mixed_share(load, ranks, gathered(load * longest, ranks))[0]
+    assert law == pytest.approx(ranks_in_step(used * ranks, ranks, longest, pieces), rel=0.06)
+
+
 @pytest.mark.parametrize(
     ("rate", "ranks", "longest", "pieces"),
     [(0.5, 8, 4.0, 1), (1.0, 4, 0.5, 4), (0.3, 16, 20.0, 2), (2.0, 4, 1.0, 8), (3.0, 2, 3.0, 1)],
 )
-def test_waits_and_steps_are_those_of_prompts_one_by_one(rate, ranks, longest, pieces):
-    share, _ = one_by_one(rate, ranks, longest, 0.0)
-    further = gathered(np.array([rate * longest]), ranks)
-    assert mixed_share(np.array([rate]), further)[0] == pytest.approx(share, rel=0.03)
+def test_waits_are_those_of_prompts_one_by_one(rate, ranks, longest, pieces):
     _, waited = one_by_one(rate, ranks, longest, 1.0 / pieces)
     values, shares = waits(rate, longest, 1.0 / pieces, rate, ranks)
     assert shares.sum() == pytest.approx(1.0)

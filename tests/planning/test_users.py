@@ -77,7 +77,7 @@ def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl
 def test_a_slower_design_is_asked_less_often():
     found = planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500)
     for design in (found.best, found.other, *found.runners_up):
-        assert design.in_flight == pytest.approx(500, rel=0.005)
+        assert design.in_flight == pytest.approx(500, rel=0.01)
         for pool in design.pools:
             assert pool.choice.holds(design.rate, pool.instances)
     by_rate = sorted((found.best, found.other), key=lambda each: each.rate)
