@@ -20,6 +20,7 @@ from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
+from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
@@ -34,7 +35,7 @@ from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.candidates import fastest_points
-from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.prefixes import Prompts
 
 #: Most of the TTFT limit that a pass may take; the rest is for the queue. [1]
@@ -87,16 +88,41 @@ def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], wo
 
 
 def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
-    share = None if work.lengths.constant else work.ttft.share
+    share, prompts = None if work.lengths.constant else work.ttft.share, prompts_of_ranks(work.lengths)
     return Grids(
-        prefill_grid(prefill_at, mappings[0], work.lengths, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
+        prefill_grid(prefill_at, mappings[0], prompts, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
         decode_grid(at, mappings[1], work.lengths),
     )
 
 
+def prompts_of_ranks(lengths: Lengths) -> Lengths:
+    """Let the DP ranks of a pass of prefill have the prompts that come to them: a pass ends with the longest of all.
+
+    Answers even out over the many sequences of a decode step; a pass has a few prompts, one a rank or none.
+
+    Parameters
+    ----------
+    lengths
+        Of requests.
+
+    Returns
+    -------
+    Lengths
+        With ranks that take requests as engines do by default, unless the lengths say how themselves.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> prompts_of_ranks(ds.lengths("log_normal_4096_512")).rank_imbalance
+    'least_load'
+    """
+    return lengths if lengths.rank_imbalance else uneven(lengths, LEAST_LOAD)
+
+
 def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], Axes]:
     """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
-    points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_PASS_OF_MEANS)
+    alone = grids.prefill.mappings.dp_attn == 1  # the others wait for their longest prompt, which means do not tell
+    points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_PASS_OF_MEANS, (alone,))
     whole = int(np.count_nonzero(grids.prefill.mappings.chunk_tokens == 0))
     table = grids.prefill.mappings
     degrees = {degrees_of(table, row) for row, _ in points}
@@ -147,12 +173,15 @@ def pass_times(limit: float, short: float) -> list[float]:
     return [PASS_SHARE * limit, *(PASS_STEP**rung for rung in rungs)]
 
 
-def _fastest_passes(grid: PhaseGrid, limit: float, short: float) -> list[tuple[int, int]]:
-    """Rows and columns of the fastest prefill points of each size whose pass takes no longer than some times. [s]"""
+def _fastest_passes(grid: PhaseGrid, limit: float, short: float, among: tuple[Mask, ...] = ()) -> list[tuple[int, int]]:
+    """Rows and columns of the fastest prefill points of each size whose pass takes no longer than some times. [s]
+
+    Those ``among`` further rows, too.
+    """
     found: dict[tuple[int, int], None] = {}
     host = host_of(grid.setup)
     alone = (grid.mappings.dcp == 1)[:, None]  # of prefill pools; instances of both phases may share caches, too
-    for view, time in product(_views(grid), pass_times(limit, short)):
+    for view, time in product([*_views(grid), *among], pass_times(limit, short)):
         usable = view[:, None] & alone & grid.feasible & (grid.latency + host <= time)
         rows, columns = fastest_points(grid, grid.request_rate, usable)
         found |= dict.fromkeys(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -15,7 +15,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.choices import decode_choices, prefill_choices
+from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.limits import TPOT, TTFT, Limit, Work, limit_of
 from disagg_sim.planning.plan import Plan, plan
@@ -215,7 +215,8 @@ def _planned(
     """Plan for one pair of systems."""
     grids = _grids(decode, prefill, lengths, question, options)
     first = next(each for each in grids if isinstance(each, PhaseGrid))
-    work = Work(lengths=first.lengths, ttft=question.ttft, tpot=question.tpot)
+    law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
+    work = Work(lengths=law, ttft=question.ttft, tpot=question.tpot)
     systems = {at.system.name: at.system for each in grids for at in _setups(each)}
     choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
     size = question.size
@@ -236,7 +237,7 @@ def _grids(
     if question.images is not None:
         found.append(encode_step(prefill, **asdict(question.images)))
     share = None if lengths.constant else question.ttft.share
-    found.append(prefill_grid(prefill, mappings[0], lengths, ftl_quantile=share))
+    found.append(prefill_grid(prefill, mappings[0], prompts_of_ranks(lengths), ftl_quantile=share))
     if "decode" in question.pools:
         found.append(decode_grid(decode, mappings[1], lengths))
     if "attention" in question.pools:
