@@ -75,13 +75,19 @@ def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
 
 
 def drawn_requests(work: Work, source: TrafficCase | tuple[int, int], rate: float, seed: int) -> tuple[Trace, float]:
-    """Poisson arrivals with lengths of a case or constants, and from when on they are judged. [s]"""
+    """Poisson arrivals with lengths of a case or constants, and from when on they are judged. [s]
+
+    As many come while requests are judged as the rate says: a run of 2,000 has 2 % more or fewer by chance (one s.d.).
+    """
     alone = time_alone(work)
     judged = max(LEAST_JUDGED[max(work.ttft.share, work.tpot.share)], math.ceil(JUDGED * alone * rate))
     filling = math.ceil(FILLING * alone * rate)
     requests = min(filling + judged, MOST_SIMULATED)
     trace = synthetic_trace(rate=rate, requests=requests, lengths=source, seed=seed)
-    return trace, float(trace.arrival[min(filling, requests // 2)])
+    first = min(filling, requests // 2)
+    came = (requests - 1 - first) / float(trace.arrival[-1] - trace.arrival[first])
+    trace = trace.scaled(rate / came)
+    return trace, float(trace.arrival[first])
 
 
 def time_alone(work: Work) -> float:

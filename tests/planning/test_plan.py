@@ -232,10 +232,15 @@ def test_a_plan_says_how_sure_it_is(twenty):
 
 
 def test_simulation_proves_the_plan(twenty):
-    """The closed forms stay within a tenth of simulated medians, and the counts within an instance of a pool."""
+    """The closed forms are near what is simulated, and the counts within an instance of a pool.
+
+    TTFT at the percentile of the limit; fewer wait for the shortest of many queues than Erlang's C says, so that
+    medians of TTFT are planned too long.
+    """
     proof = prove(twenty)
     assert proof.proven
-    assert proof.planned.ttft["p50"] == pytest.approx(twenty.best.ttft["p50"], rel=0.2)
+    assert proof.planned.ttft["p90"] == pytest.approx(twenty.best.ttft["p90"], rel=0.15)
+    assert 0.7 * twenty.best.ttft["p50"] < proof.planned.ttft["p50"] < 1.1 * twenty.best.ttft["p50"]
     assert proof.planned.tpot["p50"] == pytest.approx(twenty.best.tpot["p50"], rel=0.1)
     assert abs(proof.design.gpus - twenty.best.gpus) <= 2
 

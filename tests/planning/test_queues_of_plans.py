@@ -1,7 +1,24 @@
 """What plans say of queues, of ranks and of the requests that they are judged by, against what is simulated."""
 
+import numpy as np
+import pytest
+
 import disagg_sim as ds
 from disagg_sim.planning.choices import prompts_of_ranks
+from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.replayed import drawn_requests
+
+
+@pytest.mark.parametrize("rate", [1.85, 40.0])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_as_many_requests_are_judged_as_the_rate_says(rate, seed):
+    work = Work(lengths=ds.lengths(2048, 256), ttft=Limit(1.0), tpot=Limit(0.05))
+    trace, begin = drawn_requests(work, (2048, 256), rate, seed)
+    judged = trace.arrival[trace.arrival >= begin]
+    assert len(judged) >= 2_000
+    assert (len(judged) - 1) / (judged[-1] - judged[0]) == pytest.approx(rate, rel=1e-9)
+    gaps = np.diff(judged)
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(1.0, abs=0.1)  # Poisson
 
 
 def test_ranks_of_a_pass_wait_for_the_longest_prompt():
