@@ -299,7 +299,8 @@ class ColocatedChoice:
         mean = float(self.weights @ self.nodes)
         spread = float(self.weights @ (self.nodes - mean) ** 2) / mean**2
         service = used * instances * self.ranks / rate
-        law = Service(service, spread, self._evenness(instances))
+        even = self.work.dispersion if self.ranks == 1 else self._evenness(instances)  # not evened out within a prompt
+        law = Service(service, spread, even)
         return shortest_queue_delay(own, weights, self.ranks, used, law)
 
     def _evenness(self, instances: int) -> float:
