@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -35,6 +36,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
+from disagg_sim.facts.traffic import EmpiricalLength, LengthSpec, LogNormalLength, TrafficCase
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.plan import Plan
@@ -42,6 +44,7 @@ from disagg_sim.planning.prove import Proof, prove, resized
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.replayed import requests_of
 from disagg_sim.report.plan_rows import mapping_words
+from disagg_sim.workload.distributions import length_distribution
 
 FILE = Path(__file__).with_suffix(".csv")
 QUESTIONS, SEED = 120, 31
@@ -77,6 +80,10 @@ TTFT, TPOT = ("500 ms", "1 s", "2 s", "4 s", "8 s"), ("15 ms", "25 ms", "35 ms",
 #: Share of a prompt that is cached, and drafts of a step by the share that is accepted, of one question in six each.
 CACHED, DRAFTS = 0.5, "mtp 0.8 0.6"
 DRAFTED = ("deepseek_r1", "kimi_k2", "glm_4_5", "qwen3_235b_a22b", "llama_3_1_70b")
+#: Shares at which lengths are tabulated: finer where they are long. [1]
+QUANTILES = (*(step / 100 for step in range(100)), *(0.99 + step / 1000 for step in range(1, 10)), 0.9995, 1.0)
+#: Share of the requests that none of a simulation is among. [1]
+NONE_IN = 1e-6
 #: GPUs of a plan [1], and requests that its simulation may have at most.
 SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 8_000
 #: Rates beside the planned one, over it. [1]
@@ -109,12 +116,30 @@ def asked(one: Question, **size: Any) -> Plan:
         isl, osl = (int(each) for each in one.lengths.split("+"))
         work: Any = ds.lengths(isl, osl, cached=one.cached or None)
     else:
-        work = load_traffic(one.lengths).cases[0]
+        work = served_lengths(load_traffic(one.lengths).cases[0], load_model(one.model).max_context)
     options = PlanOptions()
     if one.drafts:
         options = replace(options, speculation=asked_speculation(load_model(one.model).name, "auto", one.drafts))
     size = size or {"rate": one.rate}
     return ds.plan(one.model, one.system, work, ttft=one.ttft, tpot=one.tpot, options=options, **size)
+
+
+def served_lengths(case: TrafficCase, context: int) -> TrafficCase:
+    """A case without requests beyond a model's context, which nothing serves: prompts take up to 3/4 of it."""
+    bounded = {name: _below(getattr(case, name), share * context) for name, share in (("isl", 0.75), ("osl", 0.25))}
+    return replace(case, **bounded)
+
+
+def _below(spec: LengthSpec, most: float) -> LengthSpec:
+    """Log-normal lengths up to a bound [token], as a table of quantiles; the same where they end below it."""
+    if not isinstance(spec, LogNormalLength):
+        return spec
+    inside = NormalDist(math.log(spec.median), spec.sigma).cdf(math.log(most))
+    if inside > 1.0 - NONE_IN:
+        return spec
+    whole = length_distribution(spec)
+    tokens = [max(whole.quantile(share * inside), 1.0) if share < 1.0 else most for share in QUANTILES]
+    return EmpiricalLength(probabilities=QUANTILES, tokens=tuple(tokens))
 
 
 def drawn() -> Iterator[Question]:
