@@ -33,7 +33,7 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.domain import Mode
-from disagg_sim.errors import DisaggSimError
+from disagg_sim.errors import DisaggSimError, InfeasibleError
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import EmpiricalLength, LengthSpec, LogNormalLength, TrafficCase
@@ -73,7 +73,7 @@ SHAPES = (
     "8192 + 256",
     "16384 + 512",
     "azure_2023_conversation",
-    "azure_2023_code",
+    "log_normal_4096_512",
 )
 #: Limits of TTFT by shape, each over that of the next smaller column, and of TPOT.
 TTFT, TPOT = ("500 ms", "1 s", "2 s", "4 s", "8 s"), ("15 ms", "25 ms", "35 ms", "50 ms", "100 ms")
@@ -85,7 +85,7 @@ QUANTILES = (*(step / 100 for step in range(100)), *(0.99 + step / 1000 for step
 #: Share of the requests that none of a simulation is among. [1]
 NONE_IN = 1e-6
 #: GPUs of a plan [1], and requests that its simulation may have at most.
-SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 8_000
+SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 15_000
 #: Rates beside the planned one, over it. [1]
 LESS, MORE = 0.8, 1.2
 #: GPUs of the mode that was said to be better over those of the other up to which that is no error. [1]
@@ -126,8 +126,7 @@ def asked(one: Question, **size: Any) -> Plan:
 
 def served_lengths(case: TrafficCase, context: int) -> TrafficCase:
     """A case without requests beyond a model's context, which nothing serves: prompts take up to 3/4 of it."""
-    bounded = {name: _below(getattr(case, name), share * context) for name, share in (("isl", 0.75), ("osl", 0.25))}
-    return replace(case, **bounded)
+    return replace(case, isl=_below(case.isl, 0.75 * context), osl=_below(case.osl, 0.25 * context))
 
 
 def _below(spec: LengthSpec, most: float) -> LengthSpec:
@@ -190,9 +189,9 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
         return
     sure = assurance(plan)
     designs = list(dict.fromkeys([plan.best, *plan.runners_up]))
-    proofs = [prove(plan, each) for each in designs]
-    least = min((each.design.gpus for each in proofs if each.proven), default=math.nan)
-    beside = [[_once(plan, design, share) for share in (LESS, MORE)] for design in designs]
+    proofs = [_proof(plan, each) for each in designs]
+    least = min((each.design.gpus for each in proofs if each is not None and each.proven), default=math.nan)
+    beside = [[_holds(plan, design, share) for share in (LESS, MORE)] for design in designs]
     seconds = time.process_time() - begun
     for place, (design, proof, (less, more)) in enumerate(zip(designs, proofs, beside, strict=True)):
         yield {
@@ -204,10 +203,10 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
             "load": max(pool.utilisation for pool in design.pools),
             "gpus": design.gpus,
             **_latencies(design, proof),
-            "holds": proof.planned.holds,
-            "holds_at_0.8": less.planned.holds,
-            "holds_at_1.2": more.planned.holds,
-            "proven_gpus": proof.design.gpus if proof.proven else math.nan,
+            "holds": proof is not None and proof.planned.holds,
+            "holds_at_0.8": less,
+            "holds_at_1.2": more,
+            "proven_gpus": proof.design.gpus if proof is not None and proof.proven else math.nan,
             "fewest_gpus": least,
             "gain": plan.gain,
             "gain_low": sure.gain[0],
@@ -215,24 +214,33 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
             "probability": sure.probability,
             "plan_s": planned_s,
             "question_s": seconds,
-            "simulations": sum(each.runs for each in proofs) + 2 * len(designs),
+            "simulations": sum(each.runs for each in proofs if each is not None) + 2 * len(designs),
         }
 
 
-def _once(plan: Plan, design: Design, share: float) -> Proof:
-    """The design simulated once, as it is, at a share of its rate."""
+def _proof(plan: Plan, design: Design, *, adapt: bool = True) -> Proof | None:
+    """What simulation says of a design; None where it sees no request that could keep the limits."""
+    try:
+        return prove(plan, design, adapt=adapt)
+    except InfeasibleError:
+        return None
+
+
+def _holds(plan: Plan, design: Design, share: float) -> bool:
+    """Whether the design, as it is, holds at a share of its rate."""
     counts = tuple(pool.instances for pool in design.pools)
-    return prove(plan, resized(plan, design, counts, share * design.rate), adapt=False)
+    proof = _proof(plan, resized(plan, design, counts, share * design.rate), adapt=False)
+    return proof is not None and proof.planned.holds
 
 
-def _latencies(design: Design, proof: Proof) -> dict[str, float]:
+def _latencies(design: Design, proof: Proof | None) -> dict[str, float]:
     """Latencies at the percentiles of the limits, planned and simulated, over the limits. [1]"""
-    work, run = design.work, proof.planned
-    return {
-        f"{name}_{what}": getattr(whose, name)[limit.percentile] / limit.seconds
-        for name, limit in (("ttft", work.ttft), ("tpot", work.tpot))
-        for what, whose in (("planned", design), ("simulated", run))
-    }
+    found = {}
+    for name, limit in (("ttft", design.work.ttft), ("tpot", design.work.tpot)):
+        found[f"{name}_planned"] = getattr(design, name)[limit.percentile] / limit.seconds
+        seen = math.nan if proof is None else getattr(proof.planned, name)[limit.percentile]
+        found[f"{name}_simulated"] = seen / limit.seconds
+    return found
 
 
 def kind_of(design: Design) -> str:
