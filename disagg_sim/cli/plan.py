@@ -247,7 +247,7 @@ def _require_drawn(turns: bool, traffic: str) -> None:
 
 def _proven(found: Plan, seed: int) -> tuple[Plan, Told]:
     """Prove a plan by simulation; say on standard error if the simulator has to be compiled first."""
-    from disagg_sim.planning.prove import proven  # the simulator takes a second to load
+    from disagg_sim.planning.proven import proven  # the simulator takes a second to load
     from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
 
     with compilation_told(lambda: typer.echo(COMPILING, err=True)):

@@ -134,42 +134,6 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     return Proof(planned=first, final=final, design=shown, runs=runs.done, failing=failing)
 
 
-def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
-    """Put the proven designs in the place of the planned ones: of both modes, so that the better one is.
-
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
-    seed : int
-        Of arrivals and lengths.
-
-    Returns
-    -------
-    tuple of Plan and Proof
-        The plan with its proven designs, and the proof of its best.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
-    >>> plan, proof = proven(found)
-    >>> plan.best == proof.design, proof.proven
-    (True, True)
-    """
-    proofs = [prove(plan, design, seed=seed) for design in (plan.best, plan.other) if design is not None]
-    if not proofs:
-        prove(plan)  # says why not
-    order = sorted(proofs, key=lambda each: (not each.proven, each.design.cost / each.design.rate))
-    best, *others = order
-    other = others[0].design if others and others[0].proven else None
-    gain = math.inf if other is None else (other.cost / other.rate) / (best.design.cost / best.design.rate)
-    taken = {plan.best, plan.other}
-    rest = [each for each in plan.runners_up if each not in taken]
-    runners = sorted([*([other] if other is not None else []), *rest], key=lambda each: each.cost / each.rate)
-    return replace(plan, best=best.design, other=other, gain=gain, runners_up=tuple(runners)), best
-
-
 def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) -> Design:
     """Give a design other counts of instances or another rate.
 

@@ -15,7 +15,8 @@ from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_power
 from disagg_sim.planning.energy import decode_design, drawn, prefill_design
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.prove import deployed, proven
+from disagg_sim.planning.prove import deployed
+from disagg_sim.planning.proven import proven
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.planning.sizing import cost_of, designs_at, fewest

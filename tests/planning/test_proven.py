@@ -1,0 +1,67 @@
+"""Which designs of a plan are proven, and which one is the answer then; the simulations are stood in for."""
+
+from dataclasses import replace
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import Mode
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.planning import proven as module
+from disagg_sim.planning.prove import Proof, Run
+
+SPLIT, JOINT = Mode.DISAGGREGATED, Mode.COLOCATED
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
+
+
+def answered(planned, monkeypatch, needs):
+    """Prove a plan of designs that need other GPUs than planned: (mode, planned, needed; None = not to be had)."""
+    of_mode = {each.mode: each for each in (planned.best, planned.other)}
+    designs = [replace(of_mode[mode], cost=float(cost)) for mode, cost, _ in needs]
+    after, asked = {id(each): need for each, (_, _, need) in zip(designs, needs, strict=True)}, []
+
+    def stood_in(plan, design=None, *, seed=0):
+        design = plan.best if design is None else design
+        asked.append((design.mode, design.cost))
+        need = after[id(design)]
+        if need is None:
+            raise InfeasibleError("no request can keep its limits")
+        fine = {"p50": 0.0, "p90": 0.0, "p99": 0.0}
+        run = Run(
+            counts=(1,), rate=40.0, requests=1, ttft=fine, tpot=fine, hand_over=0.0, lost=0, holds_ttft=True,
+            holds_tpot=True,
+        )  # fmt: skip
+        return Proof(planned=run, final=run, design=replace(design, cost=float(need)), runs=1)
+
+    monkeypatch.setattr(module, "prove", stood_in)
+    best = designs[0]
+    other = next((each for each in designs if each.mode != best.mode), None)
+    rest = tuple(each for each in designs if each is not best)
+    found, _ = module.proven(replace(planned, best=best, other=other, runners_up=rest, cases=()))
+    return found, asked
+
+
+def test_another_design_of_the_mode_is_proven_where_the_cheapest_as_planned_needs_more(planned, monkeypatch):
+    needs = [(JOINT, 10, 14), (SPLIT, 12, 12), (JOINT, 12, 12), (JOINT, 13, 11)]
+    found, asked = answered(planned, monkeypatch, needs)
+    assert asked == [(SPLIT, 12.0), (JOINT, 10.0), (JOINT, 12.0)]  # 13 could not be cheaper than 12
+    assert (found.best.mode, found.best.cost, found.other.cost, found.gain) == (JOINT, 12.0, 12.0, 1.0)
+    assert found.cheapest.cost == 12.0
+
+
+def test_the_other_mode_is_the_answer_where_all_of_one_need_more(planned, monkeypatch):
+    found, asked = answered(planned, monkeypatch, [(JOINT, 10, 15), (SPLIT, 12, 12), (JOINT, 14, 14)])
+    assert len(asked) == 3
+    assert (found.best.mode, found.best.cost) == (SPLIT, 12.0)
+    assert found.gain == pytest.approx(14 / 12)
+
+
+def test_designs_that_cannot_be_simulated_are_left_out(planned, monkeypatch):
+    found, _ = answered(planned, monkeypatch, [(JOINT, 10, None), (SPLIT, 12, 13)])
+    assert (found.best.mode, found.other) == (SPLIT, None)
+    with pytest.raises(InfeasibleError, match="no request"):
+        answered(planned, monkeypatch, [(JOINT, 10, None)])
