@@ -38,6 +38,8 @@ BOUND_TEXT = {
 PLURAL = ("communication", "latency")
 #: What designs are compared by, where it is not their GPUs.
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
+#: How requests find their rank in plans that name no other way.
+LEAST_LOAD = "least_load"
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
@@ -77,7 +79,7 @@ def law_words(law: Lengths, drafter: Speculation | None) -> str:
         means += f" ({', '.join(tiers)})" if tiers else ""
     if drafter is not None:
         means += f", drafts of {drafter.name}"
-    if law.rank_imbalance:
+    if law.rank_imbalance and law.rank_imbalance != LEAST_LOAD:  # as plans take it
         means += f", DP ranks by {law.rank_imbalance}"
     return means
 
