@@ -18,7 +18,7 @@ import disagg_sim.cli.plan as command
 from disagg_sim.cli.main import app
 from disagg_sim.planning.flips import Changes
 
-BASELINES = Path(__file__).parent / "baselines" / "plans"
+BASELINES = Path(__file__).parent / "planning" / "recorded"
 DIGITS = 10
 LLAMA, LLAMA_70B = "--model llama_3_1_8b --system h100_sxm", "--model llama_3_1_70b --system h200_sxm"
 GPT, MIXTRAL = "--model gpt_oss_120b --system b200_sxm", "--model mixtral_8x7b --system h100_sxm"

@@ -2,6 +2,8 @@
 
 Grids of all mappings and batches are scored at once; a few of each size go on to be sized with queueing. Put a faster
 instance of the same size in the place of a slower one and no pool needs more GPUs.
+
+Past 400 lines: choices of the three kinds of pools share their grids, the views on them and the ladder of pass times.
 """
 
 from __future__ import annotations

@@ -180,9 +180,27 @@ def checked_kind(at: Setup, mapping: Mapping, *, prefill: bool = False) -> Check
 
 
 def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
-    """Say that no run of the kind and size of each mapping is known; "" where one is. Shape (rows,).
+    """Say that no run of the kind and size of each mapping is known, however close forecasts of such runs were.
 
-    How close forecasts of these runs were is another matter (``CheckedKind.error``).
+    Parameters
+    ----------
+    at
+        Whose model on whose system.
+    mapping
+        One, or columns of many.
+    prefill
+        Whether it is of a prefill pool, for which runs that only prefilled count, too.
+
+    Returns
+    -------
+    ndarray of str, shape (rows,)
+        "" where a run is known.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Mapping(pp=4)).tolist()
+    ['PP of one-GPU stages never served']
     """
     said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
     family, systems, known = family_of(at.model), class_of(at.system), _known_kinds(prefill=prefill)
