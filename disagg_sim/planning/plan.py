@@ -267,17 +267,18 @@ def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
 
 def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
     """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
+    value = partial(_value, drawn=cases[0].drawn)
     heads: dict[Mode, tuple[float, Design]] = {}  # value and design
     for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
         for case in cases:
             if (most := most_rate(case, gpus, mode)) > 0:
                 own = next(each for each in ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf))
                 made = most_of(case, own, gpus)
-                if mode not in heads or _value(made) > heads[mode][0]:
-                    heads[mode] = _value(made), made
+                if mode not in heads or value(made) > heads[mode][0]:
+                    heads[mode] = value(made), made
     if not heads:
         return None
-    mode = first_mode({each: 1.0 / value for each, (value, _) in heads.items()})
+    mode = first_mode({each: 1.0 / worth for each, (worth, _) in heads.items()})
     best, other = heads[mode][1], next((design for each, (_, design) in heads.items() if each != mode), None)
     found = [design for _, design in heads.values()]
     for factor in FEWER:
@@ -288,10 +289,10 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
         for each in designs:
             if len({*map(_kind, found)}) <= RUNNERS_UP and _kind(each) not in {*map(_kind, found)}:
                 found.append(most_of(next(case for case in cases if _made_by(case, each)), each, gpus))
-    designs = sorted(found, key=_value, reverse=True)
-    after = sorted(_runners_up(best, other, designs), key=_value, reverse=True)
-    gain = math.inf if other is None else _value(best) / _value(other)
-    return best, tuple(after), other, gain, max(found, key=lambda each: (_value(each), each is best))
+    designs = sorted(found, key=value, reverse=True)
+    after = sorted(_runners_up(best, other, designs), key=value, reverse=True)
+    gain = math.inf if other is None else value(best) / value(other)
+    return best, tuple(after), other, gain, max(found, key=lambda each: (value(each), each is best))
 
 
 def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:
@@ -302,9 +303,9 @@ def _made_by(case: Candidates, design: Design) -> bool:
     return case.at is design.pools[-1].setup and case.prefill_at is design.pools[0].setup
 
 
-def _value(design: Design) -> float:
-    """Requests over cost, by what a GPU costs on average. [request/s]"""
-    return design.rate / design.cost * design.gpus
+def _value(design: Design, *, drawn: bool) -> float:
+    """Requests over cost, by what a GPU costs on average [request/s]; where the cost is drawn, over that. [request/J]"""
+    return design.rate / design.cost * (1 if drawn else design.gpus)
 
 
 def rebuilt(options: PlanOptions) -> Rebuild:

@@ -117,7 +117,7 @@ def plan_scenario(scenario: Scenario) -> ScenarioPlan:
     >>> from disagg_sim.scenario.spec import load_scenario
     >>> plan = plan_scenario(load_scenario("azure_conv_on_h100"))
     >>> len(plan.runs), plan.runs[0].name
-    (24, 'eight/vllm-azure_conv_like-x0.5')
+    (24, 'eight/vllm-azure_conv_like-x1')
     """
     what, specs = scenario.setup, digest_of(_specs(scenario))
     notes = []

@@ -147,8 +147,8 @@ def test_regime_of_the_expert_kernel(ep, tp_ffn, regime):
 
 
 def test_unknown_engine_is_refused_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"unknown engine 'tensorrt'; known: sglang, trtllm, .*vllm"):
-        rates_of("llama_3_1_70b", engine="tensorrt")
+    with pytest.raises(UnknownNameError, match=r"unknown engine 'tensorflow'; known: sglang, trtllm, .*vllm"):
+        rates_of("llama_3_1_70b", engine="tensorflow")
 
 
 def test_a_system_without_fits_has_only_the_ideal_profile():
