@@ -304,7 +304,7 @@ def _made_by(case: Candidates, design: Design) -> bool:
 
 
 def _value(design: Design, *, drawn: bool) -> float:
-    """Requests over cost, by what a GPU costs on average [request/s]; where the cost is drawn, over that. [request/J]"""
+    """Requests over cost, by the mean cost of a GPU [request/s]; over what is drawn, where that is it. [request/J]"""
     return design.rate / design.cost * (1 if drawn else design.gpus)
 
 

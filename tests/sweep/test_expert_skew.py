@@ -92,9 +92,7 @@ def test_of_mappings_that_differ_in_copies_one_is_sized():
     at = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8", "measured_skew1")
     copies = ds.Mapping.stack([replace(WIDE, redundant_slots=slots) for slots in (0, 8, 16)])
     grid = ds.decode_grid(at, copies, ds.lengths(512, 64), batch=[64, 1024])
-    fewest, best = _best_of_sizes(
-        grid, grid.feasible
-    )  # that without copies, whose place no other takes, and the fastest
+    fewest, best = _best_of_sizes(grid, grid.feasible)  # without copies, and the fastest
     assert grid.mappings.redundant_slots[fewest[0]] == 0
     assert grid.request_rate[best] >= grid.request_rate[fewest]
 
