@@ -267,10 +267,7 @@ def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
         limit = getattr(work, axis)
         return plan.ask(**{axis: replace(limit, seconds=limit.seconds * factor)})
     if axis == "nic":
-        reached = min(
-            wire_of(case.at, case.prefill_at, MOST_GPUS, plan.options.max_nic).bandwidth for case in plan.cases
-        )
-        return plan.ask(options=replace(plan.options, max_nic=reached * factor))
+        return plan.ask(options=replace(plan.options, max_nic=_reached(plan) * factor))
     isl, osl = (factor, 1.0) if axis == "isl" else (1.0, factor)
     return plan.ask(lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
-from disagg_sim.planning.ranking import NEAR, first_mode, ranked
+from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_of, most_rate, near_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.users import designs_of_users
@@ -268,39 +269,31 @@ def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
 def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
     """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
     value = partial(_value, drawn=cases[0].drawn)
-    heads: dict[Mode, tuple[float, Design]] = {}  # value and design
-    for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
-        for case in cases:
-            if (most := most_rate(case, gpus, mode)) > 0:
-                own = next(each for each in ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf))
-                made = most_of(case, own, gpus)
-                if mode not in heads or value(made) > heads[mode][0]:
-                    heads[mode] = value(made), made
+    heads: dict[Mode, Design] = {}
+    for mode, case in product((Mode.DISAGGREGATED, Mode.COLOCATED), cases):
+        most = most_rate(case, gpus, mode)
+        designs = ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
+        if designs:
+            made = most_of(case, designs[0], gpus)
+            if mode not in heads or value(made) > value(heads[mode]):
+                heads[mode] = made
     if not heads:
         return None
-    mode = first_mode({each: 1.0 / worth for each, (worth, _) in heads.items()})
-    best, other = heads[mode][1], next((design for each, (_, design) in heads.items() if each != mode), None)
-    found = [design for _, design in heads.values()]
-    for factor in FEWER:
-        if len({*map(_kind, found)}) > RUNNERS_UP:
-            break
-        slower = best.rate / factor
-        designs = ranked(each for case in cases for each in designs_at(case, slower, gpus))
-        for each in designs:
-            if len({*map(_kind, found)}) <= RUNNERS_UP and _kind(each) not in {*map(_kind, found)}:
-                found.append(most_of(next(case for case in cases if _made_by(case, each)), each, gpus))
-    designs = sorted(found, key=value, reverse=True)
+    mode = first_mode({each: 1.0 / value(head) for each, head in heads.items()}, simpler=is_simpler(heads.values()))
+    best, other = heads[mode], next((head for each, head in heads.items() if each != mode), None)
+    found = {_kind(each): each for each in heads.values()}
+    for factor, case in product(FEWER, cases):
+        for each in designs_at(case, best.rate / factor, gpus):
+            if len(found) <= RUNNERS_UP and _kind(each) not in found:
+                found[_kind(each)] = most_of(case, each, gpus)
+    designs = sorted(found.values(), key=value, reverse=True)
     after = sorted(_runners_up(best, other, designs), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
-    return best, tuple(after), other, gain, max(found, key=lambda each: (value(each), each is best))
+    return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
 
 
 def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:
     return [each for each in designs_at(case, rate, gpus) if each.mode == mode]
-
-
-def _made_by(case: Candidates, design: Design) -> bool:
-    return case.at is design.pools[-1].setup and case.prefill_at is design.pools[0].setup
 
 
 def _value(design: Design, *, drawn: bool) -> float:

@@ -56,8 +56,8 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
         prove(plan, seed=seed)  # says why not
     heads = {mode: min((each for _, each in pairs), key=_standing) for mode, pairs in tried.items() if pairs}
     held = {mode: each for mode, each in heads.items() if each.proven}
-    systems = [each.design.pools[-1].setup.system.name for each in held.values()]
-    first = first_mode({mode: _value(each.design) for mode, each in held.items()}, systems) if held else None
+    alike = len({each.design.pools[-1].setup.system.name for each in held.values()}) == 1
+    first = first_mode({mode: _value(each.design) for mode, each in held.items()}, simpler=alike) if held else None
     best = min(heads.values(), key=_standing) if first is None else held[first]
     other = next((each.design for each in held.values() if each is not best), None)
     gain = math.inf if other is None else _value(other) / _value(best.design)

@@ -2,13 +2,15 @@
 
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
 the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper, then the
-faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move.
+faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move. That
+does not count where its ranks have attention each for itself (attention DP): such plans held least often when they were
+simulated (``planning.assurance.ERRORS``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from disagg_sim.domain import Mode
@@ -18,8 +20,8 @@ from disagg_sim.search.layouts import why_unserved
 #: Cost over that of the cheapest of its mode up to which a design costs nearly the same (chosen: forecasts of two
 #: designs are seldom told apart by less). [1]
 NEAR = 1.03
-#: Cost of co-located over disaggregated serving up to which the simpler mode comes first (chosen: below it the better
-#: mode is as often the other one, ``benchmarks/plan_outcomes.py``). [1]
+#: Cost of co-located over disaggregated serving up to which the simpler mode comes first (chosen: simulated gains
+#: spread by more about those of plans, ``planning.assurance.ERRORS``). [1]
 SIMPLER = 1.10
 
 
@@ -146,38 +148,58 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
     order = sorted(close, key=lambda each: standing(each, of_pool))
     heads = {mode: next(each for each in order if each.mode == mode) for mode in least}
     if heads:
-        first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, _systems(heads))]
+        first = heads[first_mode({mode: each.cost for mode, each in heads.items()}, simpler=is_simpler(heads.values()))]
         order = [first, *(each for each in order if each is not first)]
     return [*order, *rest]
 
 
-def _systems(heads: Mapping[Mode, Design]) -> Sequence[object]:
-    return [each.pools[-1].setup.system.name for each in heads.values()]
+def is_simpler(heads: Iterable[Design]) -> bool:
+    """Say whether the co-located one of the best designs of both modes is the simpler: one attention rank, one system.
+
+    Parameters
+    ----------
+    heads
+        The best design of each mode.
+
+    Returns
+    -------
+    bool
+        False where its ranks have attention each for itself, or the other mode has other systems.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
+    >>> is_simpler([found.best, found.other])
+    True
+    """
+    lasts = [each.pools[-1] for each in heads]
+    alone = all(pool.mapping.dp_attn == 1 for pool in lasts if pool.role == "colocated")
+    return alone and len({pool.setup.system.name for pool in lasts}) == 1
 
 
-def first_mode(costs: Mapping[Mode, float], systems: Sequence[object] = ()) -> Mode:
+def first_mode(costs: Mapping[Mode, float], *, simpler: bool = True) -> Mode:
     """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more.
 
     Parameters
     ----------
     costs
         Of the cheapest design of each mode, inf where there is none.
-    systems
-        That they run on; between two the cheaper comes first.
+    simpler
+        Whether the co-located one is the simpler (``is_simpler``).
 
     Returns
     -------
     Mode
-        Co-located up to ``SIMPLER`` times the cost of disaggregated.
+        Co-located up to ``SIMPLER`` times the cost of disaggregated, or only below that cost.
 
     Examples
     --------
     >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 108.0}).value
     'colocated'
-    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 112.0}).value
+    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 100.0}, simpler=False).value
     'disaggregated'
     """
-    cheapest = min(costs, key=lambda mode: (costs[mode], mode != Mode.COLOCATED))
-    simple = costs.get(Mode.COLOCATED, math.inf)
-    alike = len(set(systems)) <= 1
-    return Mode.COLOCATED if alike and simple <= SIMPLER * costs[cheapest] else cheapest
+    joint, split = (costs.get(mode, math.inf) for mode in (Mode.COLOCATED, Mode.DISAGGREGATED))
+    first = joint <= SIMPLER * split if simpler else joint < split
+    return Mode.COLOCATED if first else Mode.DISAGGREGATED

@@ -135,9 +135,11 @@ def _why_first(plan: Plan, best: Design) -> str:
     """Why one of two modes that are as good is named first."""
     if best.mode == Mode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
+    if plan.gain < 1.0 + SAME:
+        return "co-located attention DP holds its limits less often when simulated"
     if plan.gain < LEAST_GAIN:
-        return f"its forecast is ahead by less than {LEAST_GAIN - 1:.0%}"
-    return f"its forecast is ahead, with a probability below {LEAST_PROBABILITY:.0%}"
+        return f"its forecast is ahead, by less than {_percent(LEAST_GAIN - 1.0)}"
+    return f"its forecast is ahead, with a probability below {_percent(LEAST_PROBABILITY)}"
 
 
 def moved_line(best: Design, fewest: Design) -> str:
