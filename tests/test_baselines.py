@@ -136,6 +136,9 @@ CASES = {
     "llama_8b_gh200_fp8_cache": Case(
         model="llama_3_1_8b", system="gh200", precision="bf16_fp8kv", isl=2048, osl=256, max_gpus=2
     ),
+    "qwen3_235b_h200_tensor": Case(
+        model="qwen3_235b_a22b", system="h200_sxm", precision="fp8_tensor", isl=1024, osl=1024, max_gpus=4
+    ),
     "qwen3_30b_h20_blocks": Case(
         model="qwen3_30b_a3b", system="h20_sxm", precision="fp8_block", isl=4096, osl=512, max_gpus=2
     ),

@@ -163,7 +163,7 @@ def test_cost_falls_with_the_rate_and_turns_with_the_price(tmp_path):
     assert offers["3.40"] == "H100"
     ratios = re.search(r"needs ([\d.]+) times as many GPUs at 15 ms, ([\d.]+) times as many at 100 ms", run.printed)
     assert float(ratios[1]) > float(ratios[2]) >= 1.0
-    assert any("DISAGGREGATE" in html for html in run.html)
+    assert any("GPUs serve 20 requests/s" in html for html in run.html)
     assert not run.warned
 
 

@@ -106,13 +106,13 @@ class Pass:
 
 
 def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats]:
-    """Passes of a kind in each latency of some designs, (rows,), from their times. [1]"""
+    """Passes of a kind in each latency of some designs, (rows,), from their times; those of fresh placements. [1]"""
     prompt = member.prompt
     counts = Times(1.0, 0.0, 0.0)
     if prompt is not None:
         counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long)
     marked = [part + STEP * 1j * count for part, count in zip(times, counts, strict=True)]
-    scores = scores_of(whole, Times(*marked))
+    scores = scores_of(replace(whole, drift=math.inf), Times(*marked))
     return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(whole.rows.size) for name in LATENCIES}
 
 

@@ -277,10 +277,14 @@ def test_both_limits_bound_every_design_that_is_shown():
 
 @pytest.fixture(scope="module")
 def joint():
-    """A design of one co-located instance."""
+    """A design of one co-located instance, with 512 tokens a step.
+
+    At 2,048 and 4,096 mean TTFT is planned 13 to 15 % too short at two thirds of the load (docs/plan.md).
+    """
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="50 ms", rate=30)
     design = next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
-    return replace(design, pools=(replace(design.pools[0], instances=1),))
+    small = next(each for each in found.cases[0].colocated if each.mapping.gpus == 1 and each.budget == 512)
+    return replace(design, pools=(replace(design.pools[0], choice=small, instances=1),))
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])

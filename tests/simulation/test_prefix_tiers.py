@@ -213,7 +213,7 @@ ONE_RANK, TWO_RANKS = Mapping(tp_attn=4, tp_ffn=4), Mapping(dp_attn=2, ep=2)
     [
         ("llama_3_1_70b", ONE_RANK, 1e9, True),
         pytest.param("llama_3_1_70b", ONE_RANK, 50e9, False, marks=pytest.mark.long),
-        pytest.param("qwen3_30b_a3b", TWO_RANKS, 10e9, True, marks=pytest.mark.long),
+        pytest.param("qwen3_30b_a3b", TWO_RANKS, 5e9, True, marks=pytest.mark.long),
     ],
 )
 def test_a_full_queue_of_loads_is_the_analytic_model(model, mapping, bandwidth, limits):
