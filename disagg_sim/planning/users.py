@@ -53,7 +53,8 @@ def designs_of_users(case: Candidates, users: int) -> list[Design]:
             elif design.cost < min((each.cost for each in kept), default=math.inf):
                 faster = min(faster, own)
         rate = max(faster, rate * (1.0 + STEP))
-    return sorted({each for kept in found.values() for each in kept}, key=lambda each: (each.cost, each.gpus))
+    every = dict.fromkeys(each for kept in found.values() for each in kept)  # in the order of their rates
+    return sorted(every, key=lambda each: (each.cost, each.gpus))
 
 
 def own_rate(design: Design, users: int) -> float:
