@@ -7,6 +7,7 @@ temporary file is locked as long as its writer lives, so that what nobody will e
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 import re
@@ -71,7 +72,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(each for each in path.parent.glob(".*.tmp") if _target(each) == path.name)
-        with temporary.open("wb") as handle:
+        with temporary.open("xb") as handle:  # a new one: nothing is written through a link
             with suppress(OSError):  # a file system without locks: what is left there stays there
                 _lock(handle)
             yield handle
@@ -225,6 +226,60 @@ def remove_leftovers(root: Path) -> int:
     return _remove(_temporary(root))
 
 
+def remove(path: Path) -> None:
+    """Remove a file, or a link, where there is one.
+
+    Parameters
+    ----------
+    path
+        What is to be gone.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    StoreError
+        One line: the directory cannot be written.
+
+    Examples
+    --------
+    >>> remove(Path("no/such/file"))
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be removed: {error.strerror or error}") from None
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=no_link)``: no link to another one, and without waiting for a pipe.
+
+    Parameters
+    ----------
+    path, flags
+        As ``os.open`` takes them.
+
+    Returns
+    -------
+    int
+        A descriptor.
+
+    Raises
+    ------
+    OSError
+        As ``os.open``; "Too many levels of symbolic links" where it is one.
+
+    Examples
+    --------
+    >>> open("/proc/self/exe", "ab", opener=no_link)
+    Traceback (most recent call last):
+    OSError: [Errno 40] Too many levels of symbolic links: '/proc/self/exe'
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def leftovers(root: Path) -> list[Path]:
     """List what ``remove_leftovers`` would remove.
 
@@ -275,12 +330,12 @@ def _temporary(root: Path) -> list[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Whether nobody will ever finish a temporary file."""
+    """Whether nobody will ever finish a temporary file; a link is none that a writer made."""
     try:
-        with path.open("rb") as handle:
+        with open(path, "rb", opener=no_link) as handle:
             _lock(handle)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno == errno.ELOOP
     return True
 
 
@@ -294,9 +349,8 @@ def _lock(handle: BinaryIO) -> None:
 def _remove(paths: Iterable[Path]) -> int:
     """Remove the temporary files whose writers are gone."""
     removed = 0
-    for path in list(paths):
-        with suppress(OSError), path.open("rb") as handle:
-            _lock(handle)
+    for path in filter(_is_abandoned, list(paths)):
+        with suppress(OSError):
             path.unlink()
             removed += 1
     return removed

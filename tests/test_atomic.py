@@ -112,6 +112,20 @@ def test_a_pipe_a_device_and_a_stream_are_written_in_place(tmp_path: Path) -> No
     assert (stream.is_symlink(), log.read_text()) == (True, "told again")
 
 
+def test_nothing_is_written_through_a_link_in_the_place_of_a_temporary_file(tmp_path: Path) -> None:
+    """A name of one can be guessed, and a directory of results may come from somebody else."""
+    foreign, missing, results = tmp_path / "foreign", tmp_path / "missing", tmp_path / "out"
+    foreign.write_text("precious")
+    results.mkdir()
+    for place in (foreign, missing):
+        (results / f".table.csv.{os.getpid()}.tmp").symlink_to(place)
+        write_text(results / "table.csv", "new")
+        assert names(results) == {"table.csv"}
+        assert (results / "table.csv").read_text() == "new"
+    assert foreign.read_text() == "precious"
+    assert not missing.exists()
+
+
 def test_a_full_device_is_one_line() -> None:
     with pytest.raises(StoreError, match="/dev/full: cannot write: No space left on device"):
         write_text(Path("/dev/full"), "words")

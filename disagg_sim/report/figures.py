@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from disagg_sim.atomic import written
+from disagg_sim.atomic import remove, written
 from disagg_sim.domain import Mode
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
@@ -145,7 +145,7 @@ def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[s
     0
     """
     for old in (root / "figures").glob("**/*.png"):
-        old.unlink()
+        remove(old)
     root = root.absolute()  # workers run in directories of their own
     store = Store(root)
     cases = [

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from disagg_sim.arrays import Floats
+from disagg_sim.atomic import remove
 from disagg_sim.domain import Slo
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.report.labels import plain
@@ -86,7 +87,7 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
     0
     """
     for old in (root / "figures").glob("**/*.png"):
-        old.unlink()
+        remove(old)
     there = root.absolute()  # workers run in directories of their own
     tasks = [*_tasks(result, Store(there), there / "figures")]
     return sum(run_tasks(_draw, tasks, jobs=jobs))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.atomic import no_link, write_csv, write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.scenario.pieces import piece_folder, simulated, write_requests
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
@@ -512,7 +512,7 @@ def log_timing(root: Path, line: str) -> None:
     """Add a line to the log of measured columns."""
     path = root / LOG
     try:
-        with path.open("a", encoding="utf-8") as log:
+        with open(path, "a", encoding="utf-8", opener=no_link) as log:
             log.write(f"{line}\n")
     except OSError as error:
         raise StoreError(f"{path}: cannot write: {error.strerror}") from None

@@ -9,6 +9,7 @@ from disagg_sim.atomic import leftovers
 from disagg_sim.errors import InputError
 from disagg_sim.sweep.index import read_index
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
 from disagg_sim.sweep.merged import file_with, parts_of
 from disagg_sim.sweep.store import State, Store
@@ -67,7 +68,7 @@ def check_store(root: Path) -> StoreReport:
     disagg_sim.errors.InputError: no/such: no store: store.json is missing; a sweep or a simulation writes it
     """
     index, store = read_index(root), Store(root)
-    with store.lock():
+    with locked(root, (key.table for key in index.blocks), reading=True):
         found = [(store.place(key), _SAID[state]) for key, state in _states(store, index.blocks)]
         faults = [Fault(path.relative_to(root), said) for path, said in found + _beside(store, index.blocks)]
         if index.holds == "sweep":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from disagg_sim.sweep.index import read_index
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.merged import NUMBERED
 from disagg_sim.sweep.store import State, Store
 from disagg_sim.units import MIB
@@ -63,7 +64,7 @@ def compact_store(root: Path, *, file_size: float = FILE_SIZE) -> Compacted:
     """
     index, store = read_index(root), Store(root)
     tables = tuple(dict.fromkeys(key.table for key in index.blocks))
-    with store.lock():
+    with locked(root, tables):
         store.clean(tables, {*index.blocks})
         before = _files(store, index.blocks)
         for _, keys in groupby(index.blocks, key=lambda key: (key.table, key.group)):

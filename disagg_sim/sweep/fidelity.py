@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv
+from disagg_sim.atomic import remove, write_csv
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
 from disagg_sim.domain import Mode
 from disagg_sim.facts.load import load_profile
@@ -139,7 +139,7 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
         if full:
             write_csv(path, pd.concat(full, ignore_index=True), digits=10)
         else:
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def _of_case(told: _Told) -> CaseFidelity:

@@ -11,6 +11,7 @@ from typing import Any
 
 from disagg_sim.errors import InputError
 from disagg_sim.sweep.inputs import Change, differences
+from disagg_sim.sweep.keys import PLAIN
 
 MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 
@@ -50,7 +51,7 @@ def read_manifest(root: Path) -> Manifest | None:
         return Manifest(
             name=str(held.get("name", "")),
             cases=tuple(str(entry["case"]) for entry in held["cases"]),
-            tables={str(file): str(checksum) for file, checksum in held.get("tables", {}).items()},
+            tables={_plain(file): str(checksum) for file, checksum in held.get("tables", {}).items()},
             inputs={str(file): dict(content) for file, content in held.get("inputs", {}).items()},
             made_by=made_by,
             code=str(held.get("code", "")),
@@ -62,6 +63,13 @@ def read_manifest(root: Path) -> Manifest | None:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(f"{path}: damaged: not the manifest of a sweep; run the sweep again") from None
+
+
+def _plain(name: str) -> str:
+    """A name of a file beside the manifest; ``ValueError`` of any other."""
+    if not PLAIN.fullmatch(name):
+        raise ValueError(name)
+    return name
 
 
 def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from disagg_sim.parquet import parquet_metadata
-from disagg_sim.sweep.seal import is_sealed
+from disagg_sim.sweep.keys import PLAIN
+from disagg_sim.sweep.seal import bytes_of, is_sealed
 
 #: Metadata of such a file: its parts, as JSON.
 PARTS = "disagg_sim.parts"
@@ -33,6 +34,9 @@ class Part(NamedTuple):
     stop: int  # the row after its last [1]
     note: str
     header: str
+
+
+_TYPES = [str, str, int, int, str, str]  # rows become part of a query
 
 
 def joined_name(first: str, last: str) -> str:
@@ -72,14 +76,19 @@ def parts_of(path: Path) -> Mapping[str, Part] | None:
     """The blocks in a file by name, none where it is one block; None where it was changed after it was written."""
     try:
         held = path.stat()
+        return _parts(path, held.st_mtime_ns, held.st_size)
     except OSError:
         return None
-    return _parts(path, held.st_mtime_ns, held.st_size)
 
 
 @lru_cache(maxsize=256)
 def _parts(path: Path, changed: int, size: int) -> Mapping[str, Part] | None:  # noqa: ARG001 - of the cache
-    if not is_sealed(path.read_bytes()):
+    if not is_sealed(bytes_of(path)):
         return None
-    said = parquet_metadata(path).get(PARTS)
-    return {values[0]: Part(*values) for values in json.loads(said)} if said else {}
+    try:
+        parts = [Part(*values) for values in json.loads(parquet_metadata(path).get(PARTS, "[]"))]
+    except (ValueError, TypeError, RecursionError):
+        return None
+    if not all(PLAIN.fullmatch(part.name) and [*map(type, part)] == _TYPES for part in parts):
+        return None
+    return {part.name: part for part in parts}

@@ -5,7 +5,9 @@ So a block is one file, and renaming the file completes it. The seal is verified
 
 from __future__ import annotations
 
+import errno
 import hashlib
+from pathlib import Path
 
 #: Stands before the checksum; the last one in a file is its own, the metadata being written last, and it last of them.
 _MARK = b"disagg_sim:sha256:"
@@ -13,6 +15,13 @@ _MARK = b"disagg_sim:sha256:"
 _OPEN = b"0" * 64
 #: Where a file that is to be sealed says so.
 OPEN_SEAL = (_MARK + _OPEN).decode()
+
+
+def bytes_of(path: Path) -> bytes:
+    """All bytes of a file; ``OSError`` where there is none, or a pipe or a device in its place."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no file", str(path))
+    return path.read_bytes()
 
 
 def sealed(data: bytes) -> bytes:

@@ -7,26 +7,26 @@ again. A block is a file of its own, or a part of one (``sweep.merged``).
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Protocol, TypeVar
 
 import pandas as pd
 
-from disagg_sim.atomic import remove_leftovers, written
+from disagg_sim.atomic import remove, remove_leftovers, written
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
 from disagg_sim.sweep.backends.workers import Workers, bucket_of
 from disagg_sim.sweep.bucket import get, held, put, scratch
 from disagg_sim.sweep.index import SCHEMA, write_index
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
-from disagg_sim.sweep.seal import OPEN_SEAL, checksum_at, is_sealed, sealed
+from disagg_sim.sweep.seal import OPEN_SEAL, bytes_of, checksum_at, is_sealed, sealed
 
 Item = TypeVar("Item")
 
@@ -90,27 +90,10 @@ class Store:
         """Create the directory; ``StoreError`` when it cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self.root / f".probe.{os.getpid()}.tmp"  # a leftover of a killed run by its name
-            probe.touch()
-            probe.unlink()
+            with TemporaryFile(dir=self.root):
+                pass
         except OSError as error:
             raise StoreError(f"{self.root}: cannot write results there: {error.strerror or error}") from None
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the directory against a second run; the lock dies with the process, however it ends."""
-
-        with ExitStack() as held:
-            try:
-                handle = held.enter_context((self.root / ".lock").open("w"))
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StoreError(
-                    f"{self.root}: another run is writing there; wait for it, or give another --out"
-                ) from None
-            except OSError as error:
-                raise StoreError(f"{self.root}: cannot be locked against a second run: {error.strerror}") from None
-            yield
 
     def path(self, key: Key) -> Path:
         """File of a block."""
@@ -140,7 +123,7 @@ class Store:
     def _pass_on(self, key: Key) -> None:
         if self.bucket:
             put(self.bucket, key.relative, self.path(key))
-            self.path(key).unlink()
+            remove(self.path(key))
 
     def fetch(self, key: Key, bucket: str) -> None:
         """Bring a block from a bucket, unless it is here; ``StoreError`` where it is not, or is of other inputs."""
@@ -176,7 +159,7 @@ class Store:
             join_parquet(paths, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
         for path in paths:
-            path.unlink()
+            remove(path)
 
     def place(self, key: Key) -> Path:
         """File in which the block lies, or would lie: its own, or one of several blocks."""
@@ -197,7 +180,7 @@ class Store:
             digest = part.digest
         else:
             try:
-                data = self.path(key).read_bytes()
+                data = bytes_of(self.path(key))
             except OSError as error:
                 return State.MISSING if isinstance(error, FileNotFoundError) else State.CORRUPT
             if not is_sealed(data):
@@ -243,10 +226,10 @@ class Store:
                     places -= {key.relative for key in keys}
             for path in sorted((self.root / table).glob("*/*")):
                 if path.suffix == ".parquet" and path.relative_to(self.root) not in places and _is_ours(path):
-                    path.unlink(missing_ok=True)
+                    remove(path)
                     removed += 1
-            for group in sorted((self.root / table).glob("*")):
-                if group.is_dir() and not any(group.iterdir()):
+            for group in (self.root / table).glob("*"):
+                with suppress(OSError):  # it holds something
                     group.rmdir()
         return removed
 
@@ -268,7 +251,7 @@ class Store:
             if part is not None:
                 return several, part
         try:
-            data = path.read_bytes()
+            data = bytes_of(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot read the block: {error.strerror or error}") from None
         if not is_sealed(data):
@@ -327,12 +310,12 @@ def opened(
     """
     store = Store(root)
     store.prepare()
-    with store.lock():
+    with locked(root, own.tables):
         if not overwrite:
             own.require(store)
         for path in store.damaged(own.tables):
             listener.warn(f"{path}: damaged, computing its blocks again")
-            path.unlink()
+            remove(path)
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
         write_index(root, noun, own.planned)
@@ -391,6 +374,6 @@ def missing(
 def _is_ours(path: Path) -> bool:
     """Whether the path is a block of a store, damaged or not."""
     try:
-        return _DIGEST.encode() in path.read_bytes()
+        return _DIGEST.encode() in bytes_of(path)
     except OSError:
         return False

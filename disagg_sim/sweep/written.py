@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.atomic import csv_text, write_text
+from disagg_sim.atomic import csv_text, remove, write_text
 from disagg_sim.sweep.digests import code_digest
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS
@@ -45,11 +45,11 @@ def write_tables(result: SweepResult, root: Path, *, effort: Effort) -> None:
     if any(case.found for case in result.cases):
         tables[FRONTIER_FILE] = csv_text(result.frontier, digits=10)
     else:
-        (root / FRONTIER_FILE).unlink(missing_ok=True)
+        remove(root / FRONTIER_FILE)
     if len(pools := result.pools):
         tables[POOLS_FILE] = csv_text(pools, digits=10)
     else:
-        (root / POOLS_FILE).unlink(missing_ok=True)
+        remove(root / POOLS_FILE)
     for name, text in tables.items():
         write_text(root / name, text)
     write_text(root / MANIFEST, _manifest_text(result, tables, effort))

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from disagg_sim.errors import SpecError
+from disagg_sim.errors import SpecError, StoreError
 from disagg_sim.scenario.plan import plan_scenario
-from disagg_sim.scenario.run import ScenarioResult, run_scenario
+from disagg_sim.scenario.run import LOG, ScenarioResult, log_timing, run_scenario
 from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
@@ -120,6 +120,15 @@ def test_a_file_in_windows_is_one_of_its_requests(tmp_path):
             result = run_scenario(plan, tmp_path / f"of{len(made)}", jobs=1, listener=Mock())
             made.append(result.summary.drop(columns=list(MEASURED)))
     pd.testing.assert_frame_equal(*made, check_exact=True)
+
+
+def test_the_log_of_times_is_no_link_to_another_file(tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("precious")
+    (tmp_path / LOG).symlink_to(foreign)
+    with pytest.raises(StoreError, match=f"{LOG}: cannot write: Too many levels of symbolic links"):
+        log_timing(tmp_path, "a line")
+    assert foreign.read_text() == "precious"
 
 
 def test_a_state_of_another_account_is_none(tmp_path):

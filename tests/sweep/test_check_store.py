@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from disagg_sim.sweep.check_store import check_store
 from disagg_sim.sweep.compact import Compacted, compact_store
 from disagg_sim.sweep.index import write_index
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.lock import locked
+from disagg_sim.sweep.merged import PARTS
+from disagg_sim.sweep.seal import OPEN_SEAL, sealed
 from disagg_sim.sweep.store import State, Store
 
 KEYS = [Key("points", group, f"{stem}-{number:04d}", f"{group}-{stem}-{number}")
@@ -146,6 +151,18 @@ def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
         (None, "no store: store.json is missing"),
         ("{", "store.json: damaged"),
         ('{"schema": 2, "holds": "sweep", "blocks": {}}', "schema 2; this version of disagg-sim reads schema 1"),
+        *(
+            (f'{{"schema": 1, "holds": "sweep", "blocks": {{"{group}": {{"{name}": ""}}}}}}', "store.json: damaged")
+            for group, name in [
+                ("../x", "y"),
+                ("points/..", "y"),
+                ("points//etc", "y"),
+                ("points", "y"),
+                ("points/x", "../y"),
+                ("points/x", ".y"),
+                ("points/x", ""),
+            ]
+        ),
     ],
 )
 def test_what_is_no_store_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
@@ -154,6 +171,100 @@ def test_what_is_no_store_is_one_line(tmp_path: Path, text: str | None, said: st
     for look in (check_store, compact_store):
         with pytest.raises(InputError, match=said):
             look(tmp_path)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", [".lock", "pictures", "points/apples", "points"])
+def test_no_link_leads_out_of_the_directory(store: Store, whole: Path, tmp_path_factory: pytest.TempPathFactory,
+                                            monkeypatch: pytest.MonkeyPatch, name: str) -> None:  # fmt: skip
+    """Somebody who unpacks results wants nothing beside them changed: no file emptied, no block removed or merged."""
+    foreign, link = tmp_path_factory.mktemp("foreign") / "kept", store.root / name
+    if name == ".lock":
+        foreign.write_text("precious")
+    else:
+        shutil.copytree(whole / "points", foreign)
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(foreign)
+    if name == "points":  # of another account
+        monkeypatch.setattr(os, "getuid", lambda: link.lstat().st_uid + 1)
+    before = tree(foreign.parent)
+    for look in (check_store, compact_store)[name == "points" :]:
+        with pytest.raises(StoreError, match=rf"{name}: (a link to another directory|cannot be locked.* it is a link)"):
+            look(store.root)
+    assert tree(foreign.parent) == before
+
+
+def test_a_table_may_be_a_link_to_a_scratch_disk(store: Store, tmp_path_factory: pytest.TempPathFactory) -> None:
+    scratch = tmp_path_factory.mktemp("scratch") / "points"
+    shutil.move(store.root / "points", scratch)
+    (store.root / "points").symlink_to(scratch)
+    assert not check_store(store.root).faults
+    assert compact_store(store.root) == Compacted(16, 4)
+    assert len([*scratch.glob("*/*")]) == 4
+
+
+def test_results_that_cannot_be_written_are_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once, with the lock of their last run and without it; nothing is opened to be written."""
+    opening = os.open
+
+    def archive(path: str, flags: int, *more: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opening(path, flags, *more)
+
+    with locked(store.root):
+        pass
+    monkeypatch.setattr(os, "open", archive)
+    with locked(store.root, reading=True):
+        assert not check_store(store.root).faults
+    (store.root / ".lock").unlink()
+    assert not check_store(store.root).faults
+    with pytest.raises(StoreError, match="cannot be locked against a second run: Read-only file system"):
+        compact_store(store.root)
+
+
+def test_a_check_and_a_run_do_not_meet(store: Store) -> None:
+    with locked(store.root), pytest.raises(StoreError, match="another run is writing there;"):
+        check_store(store.root)
+    with locked(store.root, reading=True), pytest.raises(StoreError, match="or a check reads"):
+        compact_store(store.root)
+
+
+def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store: Store) -> None:
+    store.path(KEYS[0]).unlink()
+    os.mkfifo(store.path(KEYS[0]))
+    (fault,) = check_store(store.root).faults
+    assert str(fault.path) == str(KEYS[0].relative)
+
+
+def test_a_manifest_names_no_table_outside(store: Store) -> None:
+    write_index(store.root, "sweep", KEYS)
+    (store.root / "manifest.json").write_text(json.dumps({"cases": [], "tables": {"../secret.csv": "0" * 64}}))
+    (fault,) = check_store(store.root).faults
+    assert "damaged: not the manifest of a sweep" in fault.said
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        ["red-0000", "apples-red-0", "0 OR (SELECT count(*) FROM read_text('/etc/passwd')) > 0", 3, "", ""],
+        ["../red-0000", "apples-red-0", 0, 3, "", ""],
+        ["red-0000"],
+        7,
+    ],
+)
+def test_what_a_merged_file_says_of_its_parts_becomes_no_query(store: Store, part: object) -> None:
+    """Its checksum has no secret: whoever makes a file can make one that holds."""
+    compact_store(store.root)
+    path = store.place(KEYS[0])
+    write_parquet(table(0), path, {PARTS: json.dumps([part]), "disagg_sim.seal": OPEN_SEAL})
+    path.write_bytes(sealed(path.read_bytes()))
+    assert store.state(KEYS[0]) is State.CORRUPT
+    with pytest.raises(StoreError, match="cannot read the block"):
+        store.read(KEYS[0])
 
 
 def test_unlike_tables_do_not_join(tmp_path: Path) -> None:

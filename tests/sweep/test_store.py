@@ -15,6 +15,7 @@ import pytest
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.store import State, Store
 
 KEY = Key("points", "apples", "3", "digest-1")
@@ -138,24 +139,24 @@ def test_a_second_run_is_refused_while_the_first_lives(store: Store) -> None:
     hold = f"""
 import sys, time
 from pathlib import Path
-from disagg_sim.sweep.store import Store
-with Store(Path({str(store.root)!r})).lock():
+from disagg_sim.sweep.lock import locked
+with locked(Path({str(store.root)!r})):
     print("held", flush=True)
     time.sleep(60)
 """
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(StoreError, match="another run"), store.lock():
+        with pytest.raises(StoreError, match="another run"), locked(store.root):
             pass
         first.kill()
-    with store.lock():  # the lock died with its process
+    with locked(store.root):  # the lock died with its process
         pass
 
 
 def test_a_directory_that_cannot_be_locked_is_one_error(store: Store) -> None:
     (store.root / ".lock").mkdir()
-    with pytest.raises(StoreError, match="cannot be locked against a second run: Is a directory"), store.lock():
+    with pytest.raises(StoreError, match="cannot be locked against a second run: Is a directory"), locked(store.root):
         pass
 
 

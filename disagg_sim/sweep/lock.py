@@ -1,0 +1,72 @@
+"""Hold a directory of results against a second run, and against links that lead out of it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+
+from disagg_sim.atomic import no_link
+from disagg_sim.errors import StoreError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> Iterator[None]:
+    """Hold a directory until the block ends; the lock dies with the process, however that ends.
+
+    Parameters
+    ----------
+    root
+        The directory.
+    tables
+        Directories in it that may be links, such as to a scratch disk: made by this account or, where the directory is
+        only read, by its owner. Every other link to a directory is refused.
+    reading
+        Whether nothing is written, not even the lock: several may read, on a disk that cannot be written, too.
+
+    Yields
+    ------
+    None
+        While it is held.
+
+    Raises
+    ------
+    StoreError
+        One line: another run is writing there, or a link leads out of it.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, locked(Path(folder)), locked(Path(folder)):
+    ...     pass
+    Traceback (most recent call last):
+    disagg_sim.errors.StoreError: ...: another run is writing there, or a check reads; wait for it, or give ...
+    """
+    file = root / LOCK
+    with ExitStack() as held:
+        try:
+            handle = held.enter_context(open(file, "rb" if reading else "ab", opener=no_link))
+            fcntl.flock(handle, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            others = "another run is writing there" + ("" if reading else ", or a check reads")
+            raise StoreError(f"{root}: {others}; wait for it, or give another --out") from None
+        except OSError as error:
+            if not (reading and isinstance(error, FileNotFoundError)):  # an archive without it: nobody writes there
+                said = "it is a link" if error.errno == errno.ELOOP else error.strerror
+                raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
+        _refuse_links(root, {*tables}, reading=reading)
+        yield
+
+
+def _refuse_links(root: Path, tables: set[str], *, reading: bool) -> None:
+    makers = {os.getuid(), root.stat().st_uid} if reading else {os.getuid()}
+    for path in chain(root.iterdir(), *((root / table).glob("*") for table in tables)):
+        own = path.parent == root and path.name in tables and path.lstat().st_uid in makers
+        if path.is_symlink() and path.is_dir() and not own:
+            raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
