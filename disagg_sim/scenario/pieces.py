@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from disagg_sim.atomic import written
 from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
@@ -52,15 +53,19 @@ class PieceFiles:
         frame, classes = frame_of(piece), self.trace.classes
         if classes is not None:
             frame["class"] = np.array(classes.names)[classes.number[piece.request]]
-        write_parquet(frame, self.folder / f"{int(piece.request[0]):010d}.parquet", {})
+        with written(self.folder / f"{int(piece.request[0]):010d}.parquet") as handle:
+            write_parquet(frame, handle.name, {})
 
     def keep(self, state: bytes) -> None:
         """See ``pieces.Keeper``."""
         write_signed(self.folder / "state", state)
 
     def state(self) -> bytes | None:
-        """See ``pieces.Keeper``."""
-        return read_signed(self.folder / "state")
+        """See ``pieces.Keeper``; without one no piece of before is of this run."""
+        found = read_signed(self.folder / "state")
+        if found is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +94,6 @@ def compute_cell(task: CellTask) -> RunResult:
         if (done := read_signed(folder / "result")) is not None:
             found: RunResult = thawed(done, {})
             return found
-        folder.mkdir(parents=True, exist_ok=True)
         sink = PieceFiles(folder, whole, rows, task.cell, options.cells, options.records == STREAM)
     result = simulate(
         trace, deployment, run.choice.policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=own, sink=sink

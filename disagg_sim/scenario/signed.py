@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from disagg_sim.atomic import written
+from disagg_sim.sweep.seal import bytes_of
 
 _SIZE = hashlib.sha256().digest_size
 
@@ -31,7 +32,7 @@ def read_signed(path: Path) -> bytes | None:
     """What this account wrote into a file, as it was; None where it is anything else, or missing."""
     key = _key()
     try:
-        held = path.read_bytes()
+        held = bytes_of(path)
     except OSError:
         return None
     own = key is not None and hmac.compare_digest(hmac.digest(key, held[_SIZE:], "sha256"), held[:_SIZE])

@@ -80,10 +80,16 @@ def test_temporary_files_take_the_place_of_a_home(sealed: Path) -> None:
 
 
 def test_without_any_place_everything_works_and_a_line_says_what_it_costs(sealed: Path) -> None:
+    (sealed / "home").chmod(0o755)
+    shared = sealed / "home" / ".cache" / "disagg_sim"
+    home = compiled.code_home().directory
+    assert home is not None
+    (shared / home.name).mkdir(parents=True)
+    (shared / home.name).chmod(0o777)  # what others can write is not executed
     directory, note = kept(sealed, NUMBA_CACHE_DIR="/proc/none")
     assert directory == "None"
     assert note.startswith("every process compiles the kernel anew, about a minute: cannot write /proc/none, ")
-    assert note.endswith("give a directory that can be written in NUMBA_CACHE_DIR")
+    assert note.endswith(f", {shared} (others can); give a directory that can be written in NUMBA_CACHE_DIR")
 
 
 def test_a_wish_that_cannot_be_met_is_told(sealed: Path) -> None:

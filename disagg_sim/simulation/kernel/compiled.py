@@ -93,6 +93,8 @@ class CodeHome:
 def code_home() -> CodeHome:
     """Find the first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory.
 
+    The last two only where nobody else can write: what lies there is executed.
+
     Returns
     -------
     CodeHome
@@ -109,16 +111,18 @@ def code_home() -> CodeHome:
     name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR
     lasting = [Path(wanted)] if wanted else []
     lasting.append(here / "__pycache__")
-    with suppress(RuntimeError):  # a user without a home
-        lasting.append(Path.home() / ".cache" / "disagg_sim")
+    home = None
+    with suppress(RuntimeError):  # a user without one
+        home = Path.home() / ".cache" / "disagg_sim"
+        lasting.append(home)
     for base in lasting:
-        if _can_be_written(base / name):
+        if (base != home or _is_own(base / name)) and _can_be_written(base / name):
             moved = wanted and base != Path(wanted)
             note = f"NUMBA_CACHE_DIR {wanted} cannot be written: the kernel's machine code is kept in {base}"
             return CodeHome(base / name, note if moved else "")
-    tried = ", ".join(str(base) for base in lasting)
-    passing = _own_temporary()
-    if passing is not None and _can_be_written(passing / name):
+    tried = ", ".join(f"{base} (others can)" if _can_be_written(base / name) else str(base) for base in lasting)
+    passing = Path(tempfile.gettempdir()) / f"disagg_sim-{os.getuid()}"
+    if _is_own(passing) and _can_be_written(passing / name):
         return CodeHome(passing / name, f"the kernel's machine code is kept in {passing}: cannot write {tried}")
     advice = "give a directory that can be written in NUMBA_CACHE_DIR"
     return CodeHome(None, f"every process compiles the kernel anew, about a minute: cannot write {tried}; {advice}")
@@ -133,16 +137,15 @@ def _can_be_written(directory: Path) -> bool:
         return False
 
 
-def _own_temporary() -> Path | None:
-    """A directory of temporary files that nobody else can write: what lies there is executed."""
+def _is_own(directory: Path) -> bool:
+    """Whether a directory, made if missing, is of this account, and nobody else can write it."""
     try:
-        path = Path(tempfile.gettempdir()) / f"disagg_sim-{os.getuid()}"
-        path.mkdir(mode=stat.S_IRWXU, exist_ok=True)
-        found = path.lstat()
+        directory.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        found = directory.lstat()
     except OSError:
-        return None
+        return False
     others = stat.S_IWGRP | stat.S_IWOTH
-    return path if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others else None
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others
 
 
 @contextmanager
