@@ -66,7 +66,7 @@ def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> 
 
 def _refuse_links(root: Path, tables: set[str], *, reading: bool) -> None:
     makers = {os.getuid(), root.stat().st_uid} if reading else {os.getuid()}
-    for path in chain(root.iterdir(), *((root / table).glob("*") for table in tables)):
+    for path in chain.from_iterable(map(root.glob, ("*/", "*/*/", "*/*/*/"))):  # as deep as results lie
         own = path.parent == root and path.name in tables and path.lstat().st_uid in makers
-        if path.is_symlink() and path.is_dir() and not own:
+        if path.is_symlink() and not own:
             raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
