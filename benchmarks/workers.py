@@ -1,7 +1,6 @@
 """Measure a sweep on 1, 2, 4 and 8 worker processes, and say on paper what more would do.
 
-    python benchmarks/workers.py                          # processes of this machine (loky)
-    python benchmarks/workers.py --backend dask           # a cluster of processes on this machine
+    python benchmarks/workers.py
 
 Of each run: wall time, CPU time of the process that was started (it plans, hands out tasks, gathers and writes tables)
 and CPU time of the workers with their start. Efficiency is wall time on one worker over n times that on n. Other work
@@ -84,7 +83,6 @@ def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=float, default=1e7)
-    parser.add_argument("--backend", choices=("loky", "dask", "ray"), default="loky")
     given = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     measured(1e4, Workers(1, "serial"))  # imports, and specs that are read once
@@ -92,7 +90,7 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     runs = []
     for n in PROCESSES:
-        runs.append(found := measured(given.points, Workers(n, given.backend)))
+        runs.append(found := measured(given.points, Workers(n)))
         by_wall = runs[0].wall / (n * found.wall)
         by_cpu = runs[0].cpu / found.cpu * min(n, cores) / n
         cpu = f"{found.first:.1f} | {found.workers:.1f}"

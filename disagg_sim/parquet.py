@@ -9,7 +9,10 @@ import errno
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -155,7 +158,7 @@ def read_parquet(
         numbered = source.replace("hive", "file_row_number = true, hive")
         inside = f"file_row_number >= {rows[0]} AND file_row_number < {rows[1]}"
         source = f"(SELECT * EXCLUDE file_row_number FROM {numbered} WHERE {inside})"
-    frame: pd.DataFrame = _asked(f"SELECT {chosen} FROM {source}", path).df()
+    frame: pd.DataFrame = _asked(f"SELECT {chosen} FROM {source}", path, lambda run: run.df())
     for at, name in enumerate(frame.columns):
         if name in of:
             frame.isetitem(at, frame[name].array.as_unordered())
@@ -190,7 +193,7 @@ def parquet_metadata(path: str | PathLike[str]) -> dict[str, str]:
     Traceback (most recent call last):
     ValueError: ...
     """
-    found: list[tuple[bytes, bytes]] = _asked("SELECT key, value FROM parquet_kv_metadata(?)", path).fetchall()
+    found: list[tuple[bytes, bytes]] = _asked("SELECT key, value FROM parquet_kv_metadata(?)", path)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found}
 
 
@@ -222,7 +225,7 @@ def parquet_rows(path: str | PathLike[str]) -> int:
     ...     parquet_rows(path)
     2
     """
-    return int(_asked("SELECT num_rows FROM parquet_file_metadata(?)", path).fetchone()[0])
+    return int(_asked("SELECT num_rows FROM parquet_file_metadata(?)", path)[0][0])
 
 
 @cache
@@ -232,6 +235,28 @@ def _connection() -> duckdb.DuckDBPyConnection:
     made = duckdb.connect(config=_SETTINGS)
     made.execute("SET pandas_analyze_sample = 1000000000")  # every row of a column of objects says what it holds
     return made
+
+
+@contextmanager
+def _interrupted_as_one(run: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Let Ctrl-C end what runs as it ends Python: of its exception DuckDB makes others, which pass for faults."""
+    answered = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(answered):
+        yield
+        return
+    came: list[Any] = []
+
+    def stop(*what: Any) -> None:
+        came.append(what)
+        run.interrupt()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, answered)
+        if came:
+            answered(*came[0])
 
 
 def _sorting(folder: Path) -> duckdb.DuckDBPyConnection:
@@ -246,13 +271,17 @@ def _duckdb() -> duckdb.DuckDBPyConnection:
     return _connection().cursor()
 
 
-def _asked(query: str, path: str | PathLike[str]) -> Any:
-    """Run a query on one file, whose name may have signs of a pattern in it."""
+def _asked(
+    query: str, path: str | PathLike[str], take: Callable[[duckdb.DuckDBPyConnection], Any] = lambda run: run.fetchall()
+) -> Any:
+    """Run a query on one file, whose name may have signs of a pattern in it, and take what it finds."""
     import duckdb
 
     Path(path).stat()
+    run = _duckdb()
     try:
-        return _duckdb().execute(query, [_literal(path)])
+        with _interrupted_as_one(run):
+            return take(run.execute(query, [_literal(path)]))
     except duckdb.Error as error:
         raise ValueError(str(error).partition("\n")[0]) from None
 
@@ -270,7 +299,8 @@ def _copy(
     kept = ", ".join(f"{_text(key)}: {_text(value)}" for key, value in metadata.items())
     how = f"FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, USE_TMP_FILE false, KV_METADATA {{{kept}}}"
     try:
-        run.execute(f"COPY {source} TO {_text(str(path))} ({how})")
+        with _interrupted_as_one(run):
+            run.execute(f"COPY {source} TO {_text(str(path))} ({how})")
     except duckdb.IOException as error:
         found = re.search(r'"errno":"(\d+)"', str(error))
         number = int(found[1]) if found else errno.EIO
@@ -280,7 +310,7 @@ def _copy(
 def _types(path: str | PathLike[str]) -> tuple[str, str, str]:
     """Categories, texts and columns of a file, as texts that compare."""
     said = parquet_metadata(path)
-    columns = _asked("SELECT name, type FROM parquet_schema(?)", path).fetchall()
+    columns = _asked("SELECT name, type FROM parquet_schema(?)", path)
     return said.get(_CATEGORIES, "{}"), said.get(_TEXTS, "[]"), str(columns)
 
 

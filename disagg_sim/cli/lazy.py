@@ -42,6 +42,13 @@ class LazyGroup(TyperGroup):
             ctx.exit()
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; Ctrl-C, while it is imported too, is left to ``main``: some versions of typer say nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - what click asks for
         """List the names of the commands, in the order of the table."""
         return list(self.table)

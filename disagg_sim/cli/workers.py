@@ -16,8 +16,7 @@ Backend = Annotated[
 Address = Annotated[
     str,
     typer.Option(
-        metavar="ADDRESS",
-        help="Of a running cluster of Dask (tcp://HOST:8786) or Ray (HOST:6379); default: own workers.",
+        metavar="ADDRESS", help="Of a running cluster: of Dask (tcp://HOST:8786) or Ray (HOST:6379), which need it."
     ),
 ]
 Bucket = Annotated[

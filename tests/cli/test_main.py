@@ -225,3 +225,14 @@ def test_the_garbage_collector_works_again_once_a_command_is_imported():
     assert gc.isenabled()
     assert gc.get_freeze_count() > kept
     gc.unfreeze()
+
+
+def test_ctrl_c_is_a_line_while_a_command_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lazy, "_imported", interrupted)
+    assert run(["plan", "--help"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")

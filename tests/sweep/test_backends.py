@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from disagg_sim.cli.main import run
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
@@ -39,6 +41,17 @@ def die_once(path: Path) -> str:
         path.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return path.name
+
+
+def listens(_: int) -> bool:
+    """Whether this process or its parent has a socket that waits for connections."""
+    held = set()
+    for pid in (os.getpid(), os.getppid()):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # the directory itself, which is read
+                held.add(os.readlink(path))
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return any(row[3] == "0A" and f"socket:[{row[9]}]" in held for row in rows)
 
 
 @pytest.mark.parametrize("where", LOCAL)
@@ -87,3 +100,22 @@ def test_a_killed_worker_is_an_expected_failure_where_nobody_hears_of_it() -> No
 def test_a_task_whose_worker_was_killed_once_is_done_in_another(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     assert sorted(run_tasks(die_once, paths, jobs=2)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("backend", ["dask", "ray"])
+def test_no_cluster_is_started_whose_ports_anybody_could_use(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster of one's own would listen on eight ports without a password, that of Ray on every network."""
+    assert run(["sweep", "smoke", "--out", str(tmp_path / "out"), "--backend", backend, "--jobs", "2"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"error: backend {backend}: needs the --address of a cluster that runs; "
+        "on this machine leave it out: the workers of --jobs are processes that open no port\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="finds ports by /proc")
+def test_local_workers_open_no_port() -> None:
+    assert not any(run_tasks(listens, range(4), jobs=2))

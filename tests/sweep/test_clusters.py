@@ -215,13 +215,6 @@ def test_runs_and_searches_of_a_scenario_are_tasks_on_any_backend(
     assert held["serial"] == held["dask"]
 
 
-def test_dask_starts_workers_of_its_own(plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path) -> None:
-    import dask
-
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):  # imports once for both
-        assert swept(plan, tmp_path, Workers(2, "dask")) == alone
-
-
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds the workers of Ray by /proc")
 def test_ray_gives_the_same_bytes_though_a_worker_is_killed(
     plan: SweepPlan, alone: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

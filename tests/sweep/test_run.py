@@ -381,9 +381,9 @@ def _files(root: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (root / "out").glob("*/*/[a-z]*.parquet")}
 
 
-def _interrupted(root: Path) -> tuple[int, str]:
+def _interrupted(root: Path, jobs: str) -> tuple[int, str]:
     """Exit code and words of a sweep that gets Ctrl-C once two blocks are stored."""
-    command = [*COMMAND, "smoke", "--out", str(root / "out"), "--jobs", "2", "--no-figures"]
+    command = [*COMMAND, "smoke", "--out", str(root / "out"), "--jobs", jobs, "--no-figures"]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while run.poll() is None and len(_files(root)) < 2:
         time.sleep(0.001)
@@ -410,11 +410,29 @@ with in_processes(2) as engine:
     assert run.stdout.strip() == "True", run.stderr
 
 
+def test_workers_end_with_a_parent_that_was_killed() -> None:
+    """Those without a task, too: each holds the output open as long as it lives."""
+    program = """
+import os, signal, time
+from disagg_sim.sweep.backends.local import in_processes
+
+def killing(task):
+    time.sleep(0.5)  # the other worker waits for a task by then
+    os.kill(os.getppid(), signal.SIGKILL)
+
+with in_processes(2) as engine:
+    list(engine(killing, {0: None}))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+
+
 @pytest.mark.long
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_an_interrupted_run_says_how_to_go_on(jobs: str, tmp_path: Path) -> None:
     code, said = 0, ""
     for attempt in range(5):  # a small sweep on a fast machine may be over before the signal is
-        code, said = _interrupted(tmp_path / str(attempt))
+        code, said = _interrupted(tmp_path / str(attempt), jobs)
         if code:
             break
     assert code == 130

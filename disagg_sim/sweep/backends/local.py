@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import cache
 from multiprocessing import resource_tracker
 from typing import Any
 
@@ -80,23 +79,22 @@ def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int,
 
 def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, Outcome]]:
     """Outcomes of tasks that share a pool of processes."""
-    parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1)
+    watching: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}  # those without a task, too
+    parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1, **watching)
     for tracker in (resource_tracker, loky_tracker):
         tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
     # a worker of long sweeps that has grown is replaced, and its tasks go to the next: no news to a user
     warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
     with _interrupt_held():
-        found = parallel(delayed(_work)(call, number, task, os.getpid()) for number, task in tasks.items())
+        found = parallel(delayed(_work)(call, number, task) for number, task in tasks.items())
     yield from found
 
 
-def _work(call: Call, number: int, task: Any, parent: int) -> tuple[int, Outcome]:
-    """Attempt a task in a worker process that exits when its parent dies."""
-    _end_with(parent)
+def _work(call: Call, number: int, task: Any) -> tuple[int, Outcome]:
+    """Attempt a task in a worker process."""
     return number, call(task)
 
 
-@cache
 def _end_with(parent: int) -> None:
     """End this process soon after its parent is gone: killed, it could not tell its workers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,14 +16,14 @@ ANSWER_WITHIN = 10.0
 
 @contextmanager
 def on_dask(where: Workers) -> Iterator[Engine]:
-    """Attempt tasks on the workers of a scheduler, or of one that is started on this machine.
+    """Attempt tasks on the workers of a scheduler that runs.
 
     Dask itself tries a task whose worker died on other workers.
 
     Parameters
     ----------
     where
-        Address of a scheduler, or workers on this machine.
+        Address of a scheduler.
 
     Yields
     ------
@@ -47,26 +46,18 @@ def on_dask(where: Workers) -> Iterator[Engine]:
     """
     with extra("dask"):
         import dask
-        from distributed import Client, LocalCluster, as_completed
+        from distributed import Client, as_completed
         from distributed.protocol.pickle import dumps
-    quiet = logging.CRITICAL  # a death of a worker is told by its outcome
     settings = {
         "distributed.scheduler.allowed-failures": ATTEMPTS - 1,
-        "distributed.logging.distributed": "critical",
-        "distributed.worker.daemon": True,
+        "distributed.logging.distributed": "critical",  # a death of a worker is told by its outcome
     }
     with dask.config.set(settings), ExitStack() as opened:
-        if where.address:
-            try:
-                client = opened.enter_context(Client(where.address, timeout=ANSWER_WITHIN))
-            except (OSError, ValueError):
-                said = f"no scheduler of Dask answers within {ANSWER_WITHIN:.0f} s"
-                raise InputError(f"address {quoted(where.address)}: {said}") from None
-        else:
-            own = LocalCluster(
-                n_workers=where.jobs, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=quiet
-            )
-            client = opened.enter_context(Client(opened.enter_context(own)))
+        try:
+            client = opened.enter_context(Client(where.address, timeout=ANSWER_WITHIN))
+        except (OSError, ValueError):
+            said = f"no scheduler of Dask answers within {ANSWER_WITHIN:.0f} s"
+            raise InputError(f"address {quoted(where.address)}: {said}") from None
 
         def called(data: bytes) -> Any:  # names nothing of this package: a scheduler without it passes it on
             from distributed.protocol.pickle import loads

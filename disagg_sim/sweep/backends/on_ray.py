@@ -21,7 +21,7 @@ IN_FLIGHT = 4
 
 @contextmanager
 def on_ray(where: Workers) -> Iterator[Engine]:
-    """As ``on_dask``, on a running cluster of Ray or one that is started here; ``where.address`` is that of its head.
+    """As ``on_dask``, on a running cluster of Ray; ``where.address`` is that of its head.
 
     Examples
     --------
@@ -32,14 +32,12 @@ def on_ray(where: Workers) -> Iterator[Engine]:
     """
     with extra("ray"):
         import ray
-    own = {} if where.address else {"num_cpus": where.jobs, "include_dashboard": False}
     try:
-        if where.address:
-            _require_answer(where.address)
+        _require_answer(where.address)
     except (OSError, ValueError):
         raise InputError(f"address {quoted(where.address)}: no cluster of Ray answers there") from None
     try:
-        ray.init(address=where.address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **own)
+        ray.init(address=where.address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError) as error:
         why = f"{str(error).partition(chr(10))[0]}; one that asks for a token needs RAY_AUTH_MODE=token"
         raise InputError(f"address {quoted(where.address)}: the cluster of Ray refuses: {why}") from None

@@ -95,7 +95,7 @@ def staying(jobs: int | Workers) -> Iterator[Workers]:
 
     Examples
     --------
-    >>> with staying(Workers(2, "dask")) as workers:  # starts nothing, as nothing is run
+    >>> with staying(Workers(1, "dask", "tcp://127.0.0.1:9")) as workers:  # asks nothing, as nothing is run
     ...     workers.backend, workers.engine is None
     ('dask', False)
     """

@@ -59,8 +59,8 @@ class Workers:
     backend
         Of ``BACKENDS``.
     address
-        Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray); empty starts one on
-        this machine, which ends with the tasks.
+        Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray), which these backends
+        need: one that they start themselves opens ports without a password.
     bucket
         URL, ``s3://NAME/DIR``, through which workers pass what they store; empty: they share the directory of results.
 
@@ -69,7 +69,7 @@ class Workers:
     UnknownNameError
         No such backend.
     InputError
-        An address of a backend that takes none; a bucket that is no URL.
+        An address of a backend that takes none, or none of one that needs it; a bucket that is no URL.
 
     Examples
     --------
@@ -94,6 +94,9 @@ class Workers:
             raise UnknownNameError(f"unknown backend {quoted(self.backend)}{close}; known: {known}")
         if self.address and self.backend not in CLUSTERS:
             raise InputError(f"address {quoted(self.address)}: needs the backend dask or ray, not {self.backend}")
+        if self.backend in CLUSTERS and not self.address and self.engine is None:
+            here = "on this machine leave it out: the workers of --jobs are processes that open no port"
+            raise InputError(f"backend {self.backend}: needs the --address of a cluster that runs; {here}")
         if self.bucket and "://" not in self.bucket:
             raise InputError(f"bucket {quoted(self.bucket)}: no URL; allowed: s3://NAME/DIR, gs://..., file:///...")
 
@@ -113,7 +116,7 @@ def bucket_of(jobs: int | Workers) -> str:
 
     Examples
     --------
-    >>> bucket_of(2), bucket_of(Workers(backend="dask", bucket="s3://results/demo"))
+    >>> bucket_of(2), bucket_of(Workers(bucket="s3://results/demo"))
     ('', 's3://results/demo')
     """
     return jobs.bucket if isinstance(jobs, Workers) else ""
