@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -278,6 +279,7 @@ def _asked(
     import duckdb
 
     Path(path).stat()
+    sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)  # as Python tells of the files that it opens
     run = _duckdb()
     try:
         with _interrupted_as_one(run):
@@ -296,6 +298,7 @@ def _copy(
     """Write what a query reads into a file."""
     import duckdb
 
+    sys.audit("open", os.fspath(path), "wb", os.O_WRONLY)
     kept = ", ".join(f"{_text(key)}: {_text(value)}" for key, value in metadata.items())
     how = f"FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, USE_TMP_FILE false, KV_METADATA {{{kept}}}"
     try:

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from threading import get_ident
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from pydantic import ValidationError
 
 from disagg_sim.cli.aliases import own_name
+from disagg_sim.cli.confined import confined
 from disagg_sim.cli.mcp_tools import GUIDE, TOOLS
 from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
 from disagg_sim.extras import extra
+from disagg_sim.facts.yaml_files import shown
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 
-def mcp() -> None:
+#: How long a call may take unless said: the first simulation compiles for a minute. [s]
+LIMIT_S = 300.0
+
+
+def mcp(
+    root: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory whose files tools read and write, and no others.")
+    ] = Path(),
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Longest time of a call.")] = LIMIT_S,
+) -> None:
     """Serve agents over the Model Context Protocol: plan, explain, sweep summaries, comparisons, small simulations.
 
-    A client starts it, and talks to it over standard input and output.
+    A client starts it, and talks to it over standard input and output. Relative paths are those in the root.
     """
-    made = server()
+    try:
+        os.chdir(root)
+    except OSError as error:
+        raise InputError(f"--root {shown(root)}: {error.strerror}") from None
+    made = server(root=Path.cwd(), limit_s=timeout)
     try:
         for stream in (sys.stdin, sys.stdout):
             stream.fileno()
@@ -33,21 +54,56 @@ def mcp() -> None:
     made.run("stdio")
 
 
-def server() -> MCPServer:
-    """Make the server, with each of ``TOOLS``."""
+class _TooLong(BaseException):
+    """Ends a call; no ``except Exception`` of a tool takes it for its own."""
+
+
+def server(root: Path = Path("/"), limit_s: float = LIMIT_S) -> MCPServer:
+    """Make the server, with each of ``TOOLS``.
+
+    Parameters
+    ----------
+    root
+        Directory outside of which no file is opened.
+    limit_s
+        Time of a call. [s]
+
+    Returns
+    -------
+    MCPServer
+        Its tools answer bad input with the line that the command line prints.
+    """
     with extra("mcp"):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
 
     def in_one_line(tool: Callable[..., Any]) -> Callable[..., Any]:
-        """The tool, whose answer to bad input is the line that the command line prints."""
+        """The tool, in a thread of its own, whose answer to bad input is the line that the command line prints."""
 
-        @wraps(tool)
-        def told(*given: Any, **named: Any) -> Any:
+        def alone(threads: list[int], named: dict[str, Any]) -> Any:
+            threads.append(get_ident())
             try:
-                return tool(*given, **named)
+                with confined(root):
+                    return tool(**named)
             except DisaggSimError as error:
                 raise ToolError(str(error)) from None
+            except PermissionError as error:
+                raise ToolError(f"{error.filename}: {error.strerror}") from None
+            except _TooLong:
+                return None  # nobody waits for it
+            finally:
+                threads.clear()
+
+        @wraps(tool)
+        async def told(**named: Any) -> Any:
+            threads: list[int] = []
+            try:
+                return await asyncio.wait_for(asyncio.to_thread(alone, threads, named), limit_s)
+            except TimeoutError:
+                raise ToolError(f"{tool.__name__}: not done within {limit_s:g} s (--timeout)") from None
+            finally:  # the client gave up, too
+                for thread in threads:
+                    _end(thread)
 
         return told
 
@@ -74,6 +130,11 @@ def server() -> MCPServer:
     for tool in TOOLS:
         made.add_tool(in_one_line(tool))
     return made
+
+
+def _end(thread: int) -> None:
+    """Raise ``_TooLong`` in a thread, as soon as it runs Python again."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_TooLong))
 
 
 def _fault(found: Any) -> str:

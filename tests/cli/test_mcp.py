@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import os
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jsonschema
 import pytest
 
+from disagg_sim.cli import mcp as mcp_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp import server
 from disagg_sim.cli.mcp_tools import TOOLS
@@ -21,7 +28,7 @@ CASE = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
 
 
 def asked(talk: Callable[[Any], Awaitable[Any]], to: Any = None) -> Any:
-    """What a client of the SDK gets, of a server in this process unless said."""
+    """What a client of the SDK gets, of a server in this process with all files unless said."""
     mcp = pytest.importorskip("mcp")
 
     async def talked() -> Any:
@@ -31,8 +38,8 @@ def asked(talk: Callable[[Any], Awaitable[Any]], to: Any = None) -> Any:
     return asyncio.run(talked())
 
 
-def called(tool: str, **arguments: Any) -> Any:
-    return asked(lambda client: client.call_tool(tool, arguments))
+def called(tool: str, of: Any = None, **arguments: Any) -> Any:
+    return asked(lambda client: client.call_tool(tool, arguments), of)
 
 
 def test_every_tool_says_what_it_does_and_takes() -> None:
@@ -196,3 +203,94 @@ def test_without_the_extra_one_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     assert run(["mcp"]) == 2
     assert capsys.readouterr().err == ("error: a server of tools for agents needs mcp: pip install 'disagg-sim[mcp]'\n")
+
+
+SMALL = (
+    "name: small\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
+    "limits: {max_gpus: 1, gpu_cap: 4}\nmodes: [colocated]\n"
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a server, beside one with files that are none of its business."""
+    for name in ("inside", "outside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "small.yaml").write_text(SMALL)
+        (tmp_path / name / "frontier.csv").write_text("secret\n")
+    (tmp_path / "outside" / "model.yaml").write_text("secret: 1\n")
+    (tmp_path / "outside" / "config.json").write_text('{"secret": 1}')
+    (tmp_path / "inside" / "link.yaml").symlink_to(tmp_path / "outside" / "small.yaml")
+    (tmp_path / "inside" / "door").symlink_to(tmp_path / "outside")
+    monkeypatch.chdir(tmp_path / "inside")
+    return tmp_path / "inside"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("sweep", {"file": "../outside/small.yaml", "out": "out"}),
+        ("sweep", {"file": "link.yaml", "out": "out"}),
+        ("sweep", {"file": "small.yaml", "out": "../outside/out"}),
+        ("sweep", {"file": "small.yaml", "out": "door/out"}),
+        ("sweep_summary", {"results": "door"}),
+        ("compare", {"baseline": "../outside", "results": "."}),
+        ("plan", {**CASE, "model": "../outside/model.yaml", "gpus": 8}),
+        ("plan", {**CASE, "model": "../outside", "gpus": 8}),
+        ("plan", {**CASE, "system": "h100_sxm,door/model.yaml", "gpus": 8}),
+        ("plan", {**CASE, "gpus": 8, "availability": 0.999, "failures": "/etc/hostname"}),
+    ],
+)
+def test_nothing_outside_of_the_root_is_read_or_written(tool: str, arguments: dict[str, Any], root: Path) -> None:
+    before = {path: path.read_bytes() for path in root.parent.glob("outside/**/*")}
+    found = called(tool, server(root), **arguments)
+    assert found.is_error
+    assert "secret" not in found.content[0].text
+    assert "outside of the directory of the server (--root)" in found.content[0].text
+    assert {path: path.read_bytes() for path in root.parent.glob("outside/**/*")} == before
+
+
+def test_what_lies_in_the_root_is_read_and_written_there(root: Path) -> None:
+    out = str(root / "out")
+    found = called("sweep", server(root), file="small.yaml", out=out).structured_content
+    assert found["cases"]
+    assert called("sweep", server(root), file="small.yaml", out=out).structured_content == found  # goes on
+    assert called("compare", server(root), baseline=out, results="out").structured_content
+    pytest.importorskip("numba")
+    shape = {"precision": "fp8", "rate_per_s": 5.0, "requests": 200, "colocated": 1}
+    assert called("simulate", server(root), **CASE, **shape).structured_content["runs"]
+
+
+def test_a_call_ends_when_its_time_is_over(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread, too: nothing of it runs on beside the calls that follow."""
+    ended = threading.Event()
+
+    def endless(*_: Any) -> None:
+        try:
+            while True:
+                with suppress(Exception):
+                    time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("disagg_sim.cli.mcp_tools.read_frontier", endless)
+    found = called("sweep_summary", server(root, limit_s=0.3), results=".")
+    assert found.is_error
+    assert found.content[0].text.endswith("sweep_summary: not done within 0.3 s (--timeout)")
+    assert ended.wait(5.0)
+
+
+def test_options_of_mcp_reach_its_server(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(mcp_room, "server", lambda **named: given.update(named) or Mock())
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    for said, asked_for in (([], (root, 300.0)), (["--root", "..", "--timeout", "20"], (root.parent, 20.0))):
+        assert run(["mcp", *said]) == 0
+        assert (given["root"], given["limit_s"]) == asked_for
+    assert {"root", "timeout"} == {*inspect.signature(mcp_room.mcp).parameters}
+
+
+def test_a_root_that_is_no_directory_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["mcp", "--root", "small.yaml"]) == 2
+    assert capsys.readouterr().err == "error: --root small.yaml: Not a directory\n"

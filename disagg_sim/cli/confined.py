@@ -1,0 +1,127 @@
+"""Keep what runs for an agent inside one directory: files outside it are neither read nor written.
+
+Python tells a hook of each file before it is opened, made, renamed or removed (https://peps.python.org/pep-0578);
+``parquet`` tells it of those that DuckDB opens.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.facts.yaml_files import PATH_VARIABLE, shipped_root
+
+#: Arguments of an event that are paths, besides the first; each is written.
+_WRITTEN = {
+    **dict.fromkeys(("os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod", "os.chown", "os.utime"), 1),
+    **dict.fromkeys(("os.rename", "os.link", "os.symlink"), 2),
+}
+_READ = ("os.listdir", "os.scandir")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+#: Of the system, and without a secret of anybody.
+_SYSTEM = (
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/sys/devices",
+    "/sys/fs/cgroup",
+    "/dev/null",
+    "/dev/urandom",
+)
+_root: ContextVar[Path | None] = ContextVar("root", default=None)
+
+
+@contextmanager
+def confined(root: Path) -> Iterator[None]:
+    """Open files of a directory alone, and read those of the installation, until the block ends.
+
+    Parameters
+    ----------
+    root
+        The directory; links in it that lead out of it are refused.
+
+    Yields
+    ------
+    None
+        Nothing; other threads are not confined.
+
+    Examples
+    --------
+    >>> with confined(Path("/nowhere")):
+    ...     open("/etc/passwd")
+    Traceback (most recent call last):
+    PermissionError: [Errno 13] outside of the directory of the server (--root): '/etc/passwd'
+    """
+    _hook()
+    _installation(), _caches()  # which ask for files themselves
+    before = _root.set(root.resolve())
+    try:
+        yield
+    finally:
+        _root.reset(before)
+
+
+@cache
+def _hook() -> None:
+    """Hear of files from now on; a hook stays until the process ends."""
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, told: tuple[Any, ...]) -> None:
+    root = _root.get()
+    if root is None:
+        return
+    if event == "open":
+        mode, flags = str(told[1] or ""), told[2] if isinstance(told[2], int) else 0
+        paths, written = told[:1], bool(flags & _WRITING or set(mode) & {*"wax+"})
+    elif event in _READ:
+        paths, written = told[:1], False
+    elif event in _WRITTEN:
+        paths, written = told[: _WRITTEN[event]], True
+    else:
+        return
+    for path in paths:
+        if isinstance(path, str | bytes | os.PathLike) and not _allowed(os.fsdecode(path), root, written=written):
+            said = "outside of the directory of the server (--root)"
+            raise PermissionError(errno.EACCES, said, os.fsdecode(path))
+
+
+def _allowed(path: str, root: Path, *, written: bool) -> bool:
+    place = Path(os.path.realpath(path))
+    if any(place.is_relative_to(each) for each in (root, *_caches())):
+        return True
+    installed = any(place.is_relative_to(each) for each in _installation())
+    return installed and (not written or "__pycache__" in place.parts)
+
+
+@cache
+def _installation() -> tuple[Path, ...]:
+    """Where Python, its packages and specs lie."""
+    own = [part for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
+    places: list[str | Path] = [
+        sys.prefix,
+        sys.base_prefix,
+        *filter(os.path.isabs, sys.path),
+        *own,
+        *_SYSTEM,
+        shipped_root(),
+    ]
+    return tuple(Path(os.path.realpath(place)) for place in places)
+
+
+@cache
+def _caches() -> tuple[Path, ...]:
+    """Where compiled code and the hub's files are kept."""
+    home = Path.home() / ".cache"
+    hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME") or home / "huggingface"
+    passing = Path(tempfile.gettempdir(), f"disagg_sim-{os.getuid()}")  # see ``simulation.kernel.compiled``
+    places = [home / "disagg_sim", hub, passing, *filter(None, [os.environ.get("NUMBA_CACHE_DIR")])]
+    return tuple(Path(os.path.realpath(place)) for place in places)
