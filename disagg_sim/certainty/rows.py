@@ -19,11 +19,12 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
 from disagg_sim.domain import DEGREES, SHARDING, Mapping
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.yaml_files import is_path
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
@@ -189,6 +190,8 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             place = system.name, system.nvlink_domain, *own
             if place not in known:
                 model, precision, profile, engine, _ = own
+                if model not in origin.models and is_path(model):  # the hub would be asked for what a table says
+                    raise InputError(f"the table's column 'model' has {quoted(model)}, which is no name")
                 drafter = _speculation(words["speculation"])
                 known[place] = setup(
                     origin.models.get(model, model), system, precision, profile, _engine(engine), drafter

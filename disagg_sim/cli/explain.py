@@ -23,6 +23,7 @@ from disagg_sim.cli.explain_pools import MORE_PHASES, explain_pool, refused
 from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.workers import Offline
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
@@ -161,6 +162,7 @@ def explain(
     ] = None,
     failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    offline: Offline = False,  # noqa: ARG001 - its callback answers it
 ) -> None:
     """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
 

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from disagg_sim.cli.aliases import own_name
 from disagg_sim.cli.confined import confined
 from disagg_sim.cli.mcp_tools import GUIDE, TOOLS
+from disagg_sim.cli.workers import Offline
 from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
 from disagg_sim.extras import extra
 from disagg_sim.facts.yaml_files import shown
@@ -36,6 +37,7 @@ def mcp(
         Path, typer.Option(metavar="DIR", help="Directory whose files tools read and write, and no others.")
     ] = Path(),
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=1.0, help="Longest time of a call.")] = LIMIT_S,
+    offline: Offline = False,  # noqa: ARG001 - its callback answers it
 ) -> None:
     """Serve agents over the Model Context Protocol: plan, explain, sweep summaries, comparisons, small simulations.
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.tables import print_table
+from disagg_sim.cli.workers import Offline
 from disagg_sim.facts.hub.imported import import_model
 from disagg_sim.facts.yaml_files import shown
 
@@ -20,6 +21,7 @@ def import_(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR|FILE", help="Write the YAML there; default: print it.")
     ] = None,
+    offline: Offline = False,  # noqa: ARG001 - its callback answers it
 ) -> None:
     """Read config.json (and hf_quant_config.json beside it): parameters, recipe, what was assumed, and the YAML.
 

@@ -14,6 +14,7 @@ from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
 from disagg_sim.cli.quantities import gb_per_s, per_s, reader, seconds, share
 from disagg_sim.cli.tables import blocks_text
+from disagg_sim.cli.workers import Offline
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
@@ -144,6 +145,7 @@ def plan(
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of simulated arrivals and lengths.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write everything as files, too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON of a versioned schema.")] = False,
+    offline: Offline = False,  # noqa: ARG001 - its callback answers it
 ) -> None:
     """Plan a deployment: disaggregated or co-located, pools, mappings, counts, latencies, price.
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: where tasks run, and what a sweep stores."""
+"""Options that several commands share: where tasks run, what a sweep stores, and whether the hub is asked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from typing import Annotated
 
 import typer
+
+from disagg_sim.facts.hub.files import OFFLINE
 
 Backend = Annotated[
     str,
@@ -31,6 +33,19 @@ Keep = Annotated[
     typer.Option(
         metavar="WHAT", help="What is stored: all points, or those near a frontier (frontier); the tables are the same."
     ),
+]
+
+
+def _stay(asked: bool) -> bool:
+    """Ask the hub for nothing from now on, here and in workers."""
+    if asked:
+        os.environ[OFFLINE] = "1"
+    return asked
+
+
+Offline = Annotated[
+    bool,
+    typer.Option("--offline", callback=_stay, help="Ask the Hugging Face hub for no model, as HF_HUB_OFFLINE=1 does."),
 ]
 
 

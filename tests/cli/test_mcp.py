@@ -288,7 +288,7 @@ def test_options_of_mcp_reach_its_server(root: Path, monkeypatch: pytest.MonkeyP
     for said, asked_for in (([], (root, 300.0)), (["--root", "..", "--timeout", "20"], (root.parent, 20.0))):
         assert run(["mcp", *said]) == 0
         assert (given["root"], given["limit_s"]) == asked_for
-    assert {"root", "timeout"} == {*inspect.signature(mcp_room.mcp).parameters}
+    assert {"root", "timeout", "offline"} == {*inspect.signature(mcp_room.mcp).parameters}
 
 
 def test_a_root_that_is_no_directory_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

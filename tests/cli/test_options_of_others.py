@@ -70,8 +70,9 @@ CHANGES = [
     ("availability", MIXED, f"{MIXED} --availability 99.9%", "spares"),
     ("failures", f"{MIXED} --availability 0.999", f"{MIXED} --availability 0.999 --failures rsc_1", "spares"),
 ]
-#: Of rows of a table, of pools that have no JSON, and of files: in ``test_explain``.
+#: Of rows of a table, of pools that have no JSON, and of files: in ``test_explain``; of the hub: in ``test_hub_names``.
 ELSEWHERE = {
+    "offline",
     *("results", "row", "case", "best", "at_interactivity", "figure", "as_json"),
     *("ffn_gpus", "microbatches", "images"),
 }

@@ -266,8 +266,8 @@ SLOW = [
     _with("proof", RATE, "--simulate", "best.simulated"),
     _with("seed", f"{RATE} --simulate", "--seed 7", "best.ttft_s"),
 ]
-#: Told apart below.
-OTHERS = {"out", "as_json"}
+#: Told apart below; what is asked of the hub, in ``tests/facts/test_hub_names.py``.
+OTHERS = {"out", "as_json", "offline"}
 
 
 def test_no_option_of_plan_lacks_a_row() -> None:

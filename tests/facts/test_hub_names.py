@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hub.imported import import_model
 
@@ -77,6 +78,72 @@ def test_a_name_is_fetched_once_and_then_found_in_the_cache(tmp_path):
     assert missing[2].splitlines()[-1].startswith("error: 'own/Missing': no such file, and not fetched from the hub: ")
     assert told("own/Small-8B", HF_HUB_OFFLINE="1")[:2] == first[:2]
     assert told("own/Other", HF_HUB_OFFLINE="1")[0] == 2
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Names that the hub was asked for, by anything of its library; files here, and none in its cache."""
+    hub = pytest.importorskip("huggingface_hub")
+    found = []
+
+    def caught(name, *_, **__):
+        found.append(name)
+        raise ConnectionError("nobody is there")
+
+    for call in ("hf_hub_download", "get_hf_file_metadata"):
+        monkeypatch.setattr(hub, call, caught)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    return found
+
+
+COMMANDS = (
+    ["plan", "--system", "h100_sxm", "--isl", "1024", "--osl", "128", "--rate", "4", "--model"],
+    ["explain", "--system", "h100_sxm", "--precision", "fp8", "--model"],
+    ["model", "import"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("models/mistyped", "./own/model", "~/own/model", "../own/model", "/own/model", "own/models/mine", "no_such"),
+        *("own/model.yaml", "own/config.json", "own/MODEL.JSON", "own/trace.csv"),
+    ],
+)
+def test_what_is_a_path_or_a_shipped_name_is_never_asked_of_the_hub(command, name, asked, capsys):
+    assert run([*command, name]) == 2
+    assert asked == []
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_the_hub_is_asked_once_for_a_name_of_its_own_and_never_offline(command, asked, capsys, monkeypatch):
+    assert run([*command, "own/model"]) == 2
+    assert asked == ["https://huggingface.co/own/model/resolve/main/config.json"]
+    assert "'own/model': no such file, and not fetched from the hub: nobody is there" in capsys.readouterr().err
+    assert run([*command, "own/model", "--offline"]) == 2
+    monkeypatch.setenv("HF_HUB_OFFLINE", "true")
+    assert run([*command, "own/model"]) == 2
+    assert len(asked) == 1
+    said = "error: 'own/model': no such file, and the hub, whose cache lacks it, is not asked (offline)\n"
+    assert capsys.readouterr().err == said * 2
+
+
+def test_a_table_of_others_asks_nothing_of_the_hub(asked, tmp_path, capsys):
+    sweep = "name: small\nmodels: llama_3_1_8b\nsystems: {h100_sxm: fp8}\ntraffic: [{isl: 1024, osl: 128}]\n"
+    (tmp_path / "small.yaml").write_text(sweep + "limits: {max_gpus: 1, gpu_cap: 4}\nmodes: [colocated]\n")
+    assert run(["sweep", "small.yaml", "--out", "out", "--jobs", "1", "--no-figures"]) == 0
+    text = (tmp_path / "out" / "frontier.csv").read_text()
+    (tmp_path / "frontier.csv").write_text(text.replace(",llama_3_1_8b,", ",evil/name,"))
+    capsys.readouterr()
+    for command in (["explain"], ["launch", "--engine", "vllm", "--out", "start"]):
+        assert run([command[0], "frontier.csv", "--best", *command[1:]]) == 2
+        assert "column 'model' has 'evil/name', which is no name" in capsys.readouterr().err
+    assert asked == []
 
 
 def test_without_the_library_a_name_of_the_hub_is_one_line(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,13 @@ CONFIG, QUANTISATION, INDEX, CARD = "config.json", "hf_quant_config.json", "mode
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 #: Directory of the hub's cache in which the snapshots of a model stand.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
+#: Of the library: the hub is not asked where it is one of ``_YES``.
+OFFLINE = "HF_HUB_OFFLINE"
+_YES = ("1", "ON", "YES", "TRUE")
+#: How long the hub may take to answer. [s]
+ANSWER_WITHIN = 10.0
+#: Of files that people name; a model of the hub has other names.
+_FILES = (".json", ".yaml", ".yml", ".csv", ".txt", ".gz", ".parquet", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +70,10 @@ def is_config(name: str | Path) -> bool:
 
 
 def _is_hub_name(name: str | Path) -> bool:
-    return isinstance(name, str) and bool(_HUB_NAME.fullmatch(name))
+    """Whether the hub may be asked: not for what looks like a path, nor for a name below a directory that is here."""
+    if not isinstance(name, str) or not _HUB_NAME.fullmatch(name) or name.lower().endswith(_FILES):
+        return False
+    return not Path(name).parent.is_dir()
 
 
 def model_files(source: str | Path) -> ModelFiles:
@@ -109,7 +120,14 @@ def _fetched(name: str) -> Path:
             import huggingface_hub as hub
     except MissingExtraError as error:
         raise InputError(f"{quoted(name)}: no such file; {error}") from None
+    held = hub.try_to_load_from_cache(name, CONFIG)
+    if os.environ.get(OFFLINE, "").upper() in _YES:
+        if isinstance(held, str):
+            return Path(held)
+        raise InputError(f"{quoted(name)}: no such file, and the hub, whose cache lacks it, is not asked (offline)")
     try:
+        if not isinstance(held, str):  # once: the download would try for half a minute
+            hub.get_hf_file_metadata(hub.hf_hub_url(name, CONFIG), timeout=ANSWER_WITHIN)
         path = Path(hub.hf_hub_download(name, CONFIG))
     except Exception as error:  # of the network, of access, of the disk: the library has no common base
         first = " ".join(str(error).split("\n", maxsplit=1)[0].split())
@@ -169,4 +187,4 @@ def _told_by(path: Path, data: Mapping[str, Any]) -> str:
     if path.name != CONFIG and "--" in path.stem:
         return path.stem.replace("--", "/", 1)
     own = data.get("_name_or_path")
-    return own if isinstance(own, str) and _is_hub_name(own) else ""
+    return own if isinstance(own, str) and _HUB_NAME.fullmatch(own) else ""
