@@ -61,6 +61,8 @@ def written(path: Path) -> Iterator[BinaryIO]:
     4
     complete
     """
+    if not path.name or path.is_dir():
+        raise StoreError(f"{path}: is a directory; name a file in it")
     if _is_stream(path):
         try:
             with path.open("wb") as handle:

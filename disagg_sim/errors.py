@@ -16,6 +16,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 LONGEST_SHOWN = 200
 #: No word of a message is longer: paths have their room, a name of thousands of letters does not. [1]
 LONGEST_WORD = 600
+#: Largest whole number that a float holds exactly. [1]
+MOST_WHOLE = 2**53
 
 
 class DisaggSimError(Exception):
@@ -169,7 +171,7 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     return f", did you mean {str(close[0])!r}?" if close else ""
 
 
-def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = math.inf) -> int:
+def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = MOST_WHOLE) -> int:
     """Return the argument ``name`` as an int.
 
     Parameters
@@ -203,7 +205,7 @@ def whole_number(name: str, value: object, least: int = 1, note: str = "", *, mo
         return value
     number = as_float(value)
     if not number.is_integer() or not least <= number <= most:
-        upto = f" to {most}" if most < math.inf else ""
+        upto = f" to {most}" if most < MOST_WHOLE or number > most else ""
         raise InputError(f"{name} {_shown(value)} is out of range; allowed: whole numbers from {least}{upto}{note}")
     return int(number)
 

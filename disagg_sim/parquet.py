@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+
+from disagg_sim.reading import json_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -147,8 +150,7 @@ def read_parquet(
     Traceback (most recent call last):
     FileNotFoundError: [Errno 2] No such file or directory: 'no/such/file.parquet'
     """
-    said = parquet_metadata(path)
-    of, texts = json.loads(said.get(_CATEGORIES, "{}")), json.loads(said.get(_TEXTS, "[]"))
+    of, texts = _kinds(parquet_metadata(path))
     casts = {name: f"{_category(name, values)} AS {_name(name)}" for name, values in of.items()}
     if columns is not None:
         chosen = ", ".join(casts.get(name, _name(name)) for name in columns)
@@ -229,6 +231,19 @@ def parquet_rows(path: str | PathLike[str]) -> int:
     return int(_asked("SELECT num_rows FROM parquet_file_metadata(?)", path)[0][0])
 
 
+def _kinds(said: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Categories by column and columns of texts, as the metadata of a file say; ``ValueError`` for what is neither."""
+    of, texts = json_of(said.get(_CATEGORIES, "{}")), json_of(said.get(_TEXTS, "[]"))
+    named = isinstance(of, dict) and all(_are_texts(values) and values for values in of.values())
+    if not named or not _are_texts(texts):
+        raise ValueError(f"its metadata {_CATEGORIES} and {_TEXTS} are not those of disagg-sim")
+    return of, texts
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(each, str) for each in values)
+
+
 @cache
 def _connection() -> duckdb.DuckDBPyConnection:
     import duckdb
@@ -278,13 +293,14 @@ def _asked(
     """Run a query on one file, whose name may have signs of a pattern in it, and take what it finds."""
     import duckdb
 
-    Path(path).stat()
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise ValueError("not a file")
     sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)  # as Python tells of the files that it opens
     run = _duckdb()
     try:
         with _interrupted_as_one(run):
             return take(run.execute(query, [_literal(path)]))
-    except duckdb.Error as error:
+    except (duckdb.Error, OverflowError, UnicodeError) as error:
         raise ValueError(str(error).partition("\n")[0]) from None
 
 

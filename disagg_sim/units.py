@@ -23,6 +23,8 @@ TB = 1e12  # [B]
 KIB = 2.0**10  # [B]
 MIB = 2.0**20  # [B]
 GIB = 2.0**30  # [B]
+#: Numbers beyond are slips of the pen, and squares of them are infinite or 0. [1]
+LEAST, MOST = 1e-100, 1e100
 MILLION = 1e6  # [1]
 TERA = 1e12  # [1]
 MINUTE = 60.0  # [s]
@@ -148,6 +150,8 @@ def asked_quantity(value: object, what: str, name: str) -> float:
     text = str(value).strip().removesuffix(".0")
     try:
         number = float(text)
+        if math.isnan(number) or (number and not LEAST < abs(number) < MOST and text.lower().strip("+-")[:3] != "inf"):
+            raise InputError(f"{name} {quoted(text)} is no number that can be computed with")
     except ValueError:
         try:
             return parse_quantity(text, bare.dimension)

@@ -17,7 +17,7 @@ from disagg_sim.errors import given_twice
 from disagg_sim.extras import EXTRAS
 
 ROOT = Path(disagg_sim.__file__).parent
-SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet"}
+SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet", "memory", "reading"}
 #: Rooms that studies, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
@@ -31,6 +31,8 @@ ALLOWED = {
     "atomic": set(),
     "arrays": set(),
     "parquet": set(),
+    "memory": set(),
+    "reading": set(),
     "facts": set(),
     "workload": {"facts", "physics"},
     "physics": {"facts"},
@@ -58,6 +60,8 @@ PACKAGES = {
     "arrays": {"numpy"},
     "atomic": set(),
     "parquet": {"numpy", "pandas", "duckdb"},
+    "memory": set(),
+    "reading": {"pandas"},
     "facts": {"yaml", "pydantic", "pydantic_core", "annotated_types", "huggingface_hub"},
     "workload": {"numpy", "pandas"},
     "physics": {"numpy", "pandas"},

@@ -53,6 +53,8 @@ def _tiers(text: str) -> tuple[tuple[str, float], ...]:
             found[name] = asked_quantity(number or 1.0, "share", "--tiers")
         except InputError:
             raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=50%,dram=0.5") from None
-    if found and abs(sum(found.values()) - 1.0) > SHARES_ROUNDING:
+        if not 0.0 <= found[name] <= 1.0:
+            raise InputError(f"--tiers {quoted(part)} is out of range; allowed: shares from 0 to 1")
+    if found and not abs(sum(found.values()) - 1.0) <= SHARES_ROUNDING:
         raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
     return tuple(sorted(found.items()))

@@ -9,22 +9,29 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from io import TextIOWrapper
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
 
 from disagg_sim.cli.commands import Commands
 from disagg_sim.cli.completion import completing
-from disagg_sim.errors import DisaggSimError, InputError, printable
+from disagg_sim.errors import DisaggSimError, InputError, printable, quoted
 from disagg_sim.facts.yaml_files import spec_roots
+from disagg_sim.memory import VARIABLE, allowed_memory, memory_limit
+from disagg_sim.reading import last_read
+from disagg_sim.units import LEAST, MOST
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
 
+_NUMBER = re.compile(r"\d+\.?\d*(?:[eE][-+]?\d+)?")
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
 
 
@@ -49,14 +56,25 @@ def _root(
     shows: Annotated[  # noqa: ARG001 - its callback answers it
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory that each process may need, such as 8GB: what needs more is refused before it begins; "
+            "default: what the machine has.",
+        ),
+    ] = "",
 ) -> None:
     """Design-space simulator for disaggregated LLM inference."""
+    if memory:
+        os.environ[VARIABLE] = f"{memory_limit(memory):.0f}"
+    allowed_memory()  # a fault of the variable is one of every command, too
     spec_roots()  # a fault of the search path is a fault of every command
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return the exit code. A bug keeps its exception."""
-    command = typer.main.get_command(app)
+    command, before = typer.main.get_command(app), os.environ.get(VARIABLE)
     try:
         _require_values(arguments)
         code = command.main(args=list(arguments), prog_name="disagg-sim", standalone_mode=False)
@@ -72,10 +90,47 @@ def run(arguments: Sequence[str]) -> int:
         text = printable(str(error.format_message()))
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
         return EXPECTED
+    except (ArithmeticError, RecursionError, MemoryError, UnicodeError, OSError) as error:
+        if (said := _beyond(error, arguments)) is None:
+            raise
+        return said
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before
     return code if isinstance(code, int) else 0
+
+
+def _beyond(error: Exception, arguments: Sequence[str]) -> int | None:
+    """Tell in one line what is beyond numbers, nesting, memory or the system, and where it was read; None of a bug."""
+    named = getattr(error, "filename", None) or last_read()
+    extreme = next((f"{before} {word}" for before, word in pairwise(["", *arguments]) if _is_extreme(word)), "")
+    if isinstance(error, OSError):
+        said = f"{error.strerror or error}"
+    elif isinstance(error, MemoryError):
+        said = "there is not enough memory for it; --memory refuses such runs before they begin"
+    elif isinstance(error, UnicodeError):
+        said = (
+            f"a text that cannot be written or read as {error.encoding}" if hasattr(error, "encoding") else f"{error}"
+        )
+    elif isinstance(error, RecursionError):
+        said = "nested too deeply"
+    elif extreme or isinstance(error, OverflowError):
+        said = f"a number is too large or too small to be computed with ({error})"
+    else:
+        return None
+    places = [quoted(extreme.strip())] if extreme else [str(named)] if named else []
+    print(f"error: {printable(': '.join([*places, said]))}", file=sys.stderr)
+    return EXPECTED
+
+
+def _is_extreme(word: str) -> bool:
+    """Whether an argument holds a number that nobody means."""
+    return any(not LEAST < abs(float(each)) < MOST for each in _NUMBER.findall(word) if float(each) != 0)
 
 
 def _ended(error: BrokenPipeError | SystemExit) -> int:
@@ -99,6 +154,8 @@ def _require_values(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run the console script."""
+    for stream in (each for each in (sys.stdout, sys.stderr) if isinstance(each, TextIOWrapper)):
+        stream.reconfigure(errors="backslashreplace")  # where the locale lacks a character
     gc.disable()  # until the command is imported (``lazy``)
     try:
         code = run(sys.argv[1:])

@@ -15,6 +15,8 @@ from disagg_sim.facts.efficiency import SECTIONS, Fit
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.facts.yaml_files import find_file, shipped_root, shown
+from disagg_sim.facts.yaml_text import MOST_BYTES
+from disagg_sim.reading import read_file
 
 
 class Place(NamedTuple):
@@ -108,4 +110,4 @@ def _line(path: Path, keys: Sequence[str | int]) -> int:
 
 @lru_cache(maxsize=64)
 def _document(path: Path, stamp: int) -> Any:  # noqa: ARG001 - a new version of the file is another entry
-    return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    return yaml.compose(read_file(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)

@@ -15,7 +15,7 @@ from typing import Any
 
 from disagg_sim.errors import SpecError, UnknownNameError, nearest, printable, quoted
 from disagg_sim.facts.yaml_text import MOST_BYTES, parse_yaml
-from disagg_sim.units import MB
+from disagg_sim.reading import is_readable, read_file
 
 #: Environment variable with the user's own directories, each holding ``hw_specs/``, ``models/``, ...
 PATH_VARIABLE = "DISAGG_SIM_PATH"
@@ -279,7 +279,7 @@ def find_document(kind: str, name: str) -> Path:
     'demo.yaml'
     """
     path, shipped = Path(name), spec_files(kind)
-    if path.is_file():
+    if is_readable(path):
         return path
     if name in shipped:
         return shipped[name]
@@ -362,11 +362,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     '141 GB'
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise spec_error(path, [f"larger than {MOST_BYTES / MB:g} MB"])
-        data = parse_yaml(content.decode("utf-8"))
+        data = parse_yaml(read_file(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise spec_error(path, ["no such file"]) from None
     except OSError as error:

@@ -1,4 +1,7 @@
-"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults."""
+"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults.
+
+Past 400 lines: all keys of the file, and the checks of what they say together.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
 from disagg_sim.scenario.failures import read_failures
+from disagg_sim.scenario.needs import memory_note, run_faults
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
@@ -149,7 +153,7 @@ def check_scenario(name: str) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        A line a policy file on what was not checked therefore; empty where everything was.
+        A line a policy file on what was not checked therefore, and one a trace that needs much memory.
 
     Raises
     ------
@@ -161,7 +165,9 @@ def check_scenario(name: str) -> tuple[str, ...]:
     >>> check_scenario("azure_conv_on_h100")
     ()
     """
-    return _loaded(name, "", run=False)[1].notes()
+    scenario, known = _loaded(name, "", run=False)
+    needs = [memory_note(name, source.load(scenario.seed), scenario.run) for source in scenario.traces]
+    return (*known.notes(), *(line for each in needs for line in each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +383,7 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         yield from told_by("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
             yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
+            yield from run_faults(source.load(scenario.seed), deployment, scenario.run)
             kept = scenario.run.concurrency, scenario.run.records
             yield from told_by("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
 

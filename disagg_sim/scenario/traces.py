@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Tag
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
+from disagg_sim.reading import as_file
 from disagg_sim.scenario.drawn import Synthetic, SyntheticSessions
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
 from disagg_sim.workload.classes import with_classes, with_models
@@ -267,7 +268,7 @@ def _of_file(keys: _FileKeys, info: Any) -> TraceSource:
     part = keys.from_s is not None or keys.to_s is not None
     found = TraceSource(
         name=keys.name or plain_name(_stem(keys.path)),
-        path=str(info.context.folder / keys.path),
+        path=_path_of(info.context.folder / keys.path),
         kind=keys.kind,
         columns=keys.columns,
         time_unit=keys.time_unit,
@@ -359,13 +360,21 @@ def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource,
     ``ValueError`` for its faults.
     """
     rates = tuple(dict.fromkeys(scale for source in sources for scale in source.rate_scales)) or (1.0,)
-    source = TraceSource(name=plain_name(_stem(path)), path=path, rate_scales=rates)
+    source = TraceSource(name=plain_name(_stem(path)), path=_path_of(path), rate_scales=rates)
     if sources:
         first = sources[0]
         source = replace(source, scale_by=first.scale_by, shift_s=first.shift_s)
         source = replace(source, classes=first.classes, models=first.models)
     expected(source.load, 0)
     return (source,)
+
+
+def _path_of(path: str | Path) -> str:
+    """A path that workers can read; ``ValueError`` where nothing comes out of a pipe."""
+    try:
+        return as_file(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _stem(path: str) -> str:

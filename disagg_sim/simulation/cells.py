@@ -82,15 +82,8 @@ def cell_of(
     ([1], 2, 2)
     """
     cells = options.cells
-    for name, there in (("failures", options.failures), ("concurrency", options.concurrency), ("models", trace.models)):
-        if there:
-            raise InputError(f"cells {cells} with {name}; allowed: cells 1")
-    counts = [(f"{part} instances", each.instances) for part in PARTS for each in getattr(deployment, part)]
+    require_cells(trace, deployment, options)
     pool = deployment.encode
-    counts += [] if pool is None else [("encode instances", pool.instances)]
-    for name, count in [*counts, ("GPUs", deployment.gpus)]:
-        if count % cells:
-            raise InputError(f"cells {cells} of {count} {name}; allowed: numbers that divide {count}")
     own: dict[str, Any] = {
         part: tuple(replace(each, instances=each.instances // cells) for each in getattr(deployment, part))
         for part in PARTS
@@ -126,6 +119,44 @@ def forget() -> int:
     True
     """
     return gc.collect()
+
+
+def require_cells(trace: Trace | TraceStream, deployment: ServedDeployment, options: RunOptions) -> None:
+    """Refuse cells that do not divide a run.
+
+    Parameters
+    ----------
+    trace, deployment, options
+        Of the run.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    InputError
+        Instances or GPUs that no such number of cells can share, or what has none.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> from disagg_sim.simulation.run import RunOptions
+    >>> one = ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=2),))
+    >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
+    >>> require_cells(trace, one, RunOptions(cells=10**6))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: cells 1000000 of 2 colocated instances; allowed: numbers that divide 2
+    """
+    cells = options.cells
+    for name, there in (("failures", options.failures), ("concurrency", options.concurrency), ("models", trace.models)):
+        if there:
+            raise InputError(f"cells {cells} with {name}; allowed: cells 1")
+    counts = [(f"{part} instances", each.instances) for part in PARTS for each in getattr(deployment, part)]
+    counts += [] if deployment.encode is None else [("encode instances", deployment.encode.instances)]
+    for name, count in [*counts, ("GPUs", deployment.gpus)]:
+        if count % cells:
+            raise InputError(f"cells {cells} of {count} {name}; allowed: numbers that divide {count}")
 
 
 def in_whole(piece: Requests, rows: Rows, cell: int, cells: int) -> Requests:

@@ -31,6 +31,8 @@ KINDS = ("gpu", "instance", "node", "link")
 LASTS = {"gpu": "restart_s", "instance": "restart_s", "node": "restart_s", "link": "link_down_s"}
 #: Kinds that fail at random -> their mean time between failures.
 RANDOM = {"gpu": "gpu_mtbf_s", "node": "node_mtbf_s", "link": "link_mtbf_s"}
+#: Least mean time between failures: GPUs that fail more often serve nothing, and a run of them hardly ends. [s]
+LEAST_MTBF_S = 1.0
 #: Values of an event, as a file writes them: the number stands under its kind.
 OF_EVENT = {
     "at_s": Option(default=0.0, meaning="time of the failure", unit="s", low=0.0, high=LONGEST_S),
@@ -79,17 +81,16 @@ class Failures:
         infinite=True,
     )
     gpu_mtbf_s: float = option(
-        math.inf, "mean time between failures of one GPU", unit="s", low=0.0, above=True, infinite=True
+        math.inf, "mean time between failures of one GPU", unit="s", low=LEAST_MTBF_S, infinite=True
     )
     node_mtbf_s: float = option(
-        math.inf, "mean time between failures of one node", unit="s", low=0.0, above=True, infinite=True
+        math.inf, "mean time between failures of one node", unit="s", low=LEAST_MTBF_S, infinite=True
     )
     link_mtbf_s: float = option(
         math.inf,
         "mean time between failures of the links of one GPU, and of its instance",
         unit="s",
-        low=0.0,
-        above=True,
+        low=LEAST_MTBF_S,
         infinite=True,
     )
     link_down_s: float = option(

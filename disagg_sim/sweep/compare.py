@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
+from disagg_sim.reading import read_file, table_of
 from disagg_sim.search.front import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
@@ -186,7 +186,7 @@ def read_frontier(path: Path) -> Frontier:
     file = path / FRONTIER_FILE if results else path
     manifest = read_manifest(path) if results else None
     try:
-        data = file.read_bytes()
+        data = read_file(file)
     except FileNotFoundError:
         if manifest and manifest.cases and FRONTIER_FILE not in manifest.tables:
             return Frontier(path, pd.DataFrame(columns=list(FRONTIER.required)), manifest.cases, manifest)
@@ -216,9 +216,9 @@ def _manifest_beside(file: Path, data: bytes) -> Manifest | None:
 def _read_table(file: Path, data: bytes) -> pd.DataFrame:
 
     try:
-        table = with_unsaid(pd.read_csv(BytesIO(data)))
-        header = pd.read_csv(BytesIO(data), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
-    except (ValueError, OverflowError, pd.errors.ParserError) as error:
+        table = with_unsaid(table_of(data, file))
+        header = table_of(data, file, header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
+    except ValueError as error:
         raise InputError(f"{file}: not a table: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):
         raise InputError(f"{file}: column {quoted(twice)} occurs twice in the header")

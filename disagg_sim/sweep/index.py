@@ -9,6 +9,7 @@ from pathlib import Path
 
 from disagg_sim.atomic import write_text
 from disagg_sim.errors import InputError
+from disagg_sim.reading import read_json
 from disagg_sim.sweep.keys import Key
 
 INDEX = "store.json"
@@ -45,7 +46,7 @@ def read_index(root: Path) -> Index:
     """
     path = root / INDEX
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_json(path)
         schema, holds = int(held["schema"]), str(held["holds"])
         keys = [
             Key(group.partition("/")[0], group.partition("/")[2], name, str(digest))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from disagg_sim.errors import InputError
+from disagg_sim.reading import read_json
 from disagg_sim.sweep.inputs import Change, differences
 from disagg_sim.sweep.keys import PLAIN
 
@@ -46,7 +46,7 @@ def read_manifest(root: Path) -> Manifest | None:
     """
     path = root / MANIFEST
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = read_json(path)
         made_by = {f"the {name}": dict(held[name]) for name in ("options", "versions") if name in held}
         return Manifest(
             name=str(held.get("name", "")),

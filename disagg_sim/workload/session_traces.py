@@ -13,13 +13,16 @@ import numpy as np
 from disagg_sim.arrays import Ints, Mask
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.facts.traffic import SessionSpec, TrafficSpec
+from disagg_sim.memory import require_memory
 from disagg_sim.workload.arrivals import ArrivalProcess, Poisson, arrivals, named_rng
 from disagg_sim.workload.distributions import length_distribution
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
-from disagg_sim.workload.trace import Trace
+from disagg_sim.workload.trace import MOST_REQUESTS, Trace, too_many
 
 #: Tokens of a block of the prompts, as in Mooncake's traces. [token]
 BLOCK_TOKENS = 512
+#: Memory that takes a block of a prompt as it is drawn, at its peak. [B]
+BLOCK_BYTES = 64.0
 
 
 def session_trace(
@@ -84,6 +87,8 @@ def session_trace(
         if not begin.size:
             raise InputError(f"no session begins in {duration:g} s at {rate:g} sessions/s with seed {seed}")
     turns = length_distribution(law.turns).sample(named_rng(seed, "turns"), begin.size)
+    if (count := float(turns.sum(dtype=float))) > MOST_REQUESTS:
+        raise InputError(too_many(f"turns of {begin.size:,} sessions", count))
     ends = np.cumsum(turns)
     session, first = np.repeat(np.arange(begin.size), turns), np.zeros(ends[-1], dtype=bool)
     first[ends - turns] = True
@@ -91,6 +96,7 @@ def session_trace(
     think = np.interp(drawn, law.think_s.probabilities, law.think_s.seconds)
     think[first] = 0.0
     inputs = _prompts(law, first, seed)
+    require_memory(f"a trace of {begin.size:,} sessions", BLOCK_BYTES * float(inputs.sum(dtype=float)) / BLOCK_TOKENS)
     outputs = length_distribution(traffic.cases[0].osl).sample(named_rng(seed, "output_tokens"), first.size)
     waited = np.cumsum(think)
     arrival = np.repeat(begin - waited[ends - turns], turns) + waited

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.efficiency import LIBRARIES
 from disagg_sim.facts.load import list_specs
 from disagg_sim.facts.yaml_files import canonical_name, shown
+from disagg_sim.reading import read_file, table_of
 from disagg_sim.units import US
 
 #: Faults of a file that are listed one by one; more are counted.
@@ -193,7 +193,7 @@ def held_out(form: Form, rows: pd.DataFrame) -> Any:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path)
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
     except OSError as error:
@@ -203,8 +203,8 @@ def _read_bytes(path: Path) -> bytes:
 def _cells(path: Path, data: bytes) -> pd.DataFrame:
     """Read all cells as text; reject a header that names a column twice."""
     try:
-        cells = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False)
-        header = pd.read_csv(BytesIO(data), dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
+        cells = table_of(data, path, dtype=str, keep_default_na=False)
+        header = table_of(data, path, dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
     except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
         raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
     if twice := given_twice(map(str, header)):

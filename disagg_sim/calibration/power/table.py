@@ -30,6 +30,7 @@ from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work, expert_rows, expert_work, gemm_work
+from disagg_sim.reading import read_file, table_of, unpacked
 from disagg_sim.units import US
 
 #: Columns that every table has.
@@ -240,10 +241,10 @@ def read_power_table(path: Path, system: str) -> PowerTable:
 
 def _read(path: Path) -> tuple[bytes, pd.DataFrame]:
     try:
-        data = path.read_bytes()
-        return data, read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(
-            path, low_memory=False, dtype={"version": str}
-        )
+        data = read_file(path)
+        if path.suffix == ".parquet":
+            return data, read_parquet(path)
+        return data, table_of(unpacked(data), path, low_memory=False, dtype={"version": str})
     except OSError as error:
         raise TableError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:

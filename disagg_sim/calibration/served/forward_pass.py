@@ -33,6 +33,7 @@ from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, stretched
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
+from disagg_sim.reading import read_table
 from disagg_sim.units import MS
 
 #: Columns that a table of forward passes needs.
@@ -218,10 +219,12 @@ def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Nu
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        table = read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, keep_default_na=False)
+        table = read_parquet(path) if path.suffix == ".parquet" else read_table(path, keep_default_na=False)
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
     for column in COLUMNS:
         if column not in table:

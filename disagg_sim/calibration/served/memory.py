@@ -30,6 +30,7 @@ from disagg_sim.physics.memory import instance_parts
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.server_memory import profiled_bytes
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.reading import read_table
 from disagg_sim.search.mappings import mappings_for
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
@@ -241,10 +242,12 @@ def _within(how: str) -> float:
 
 def _read(path: Path) -> pd.DataFrame:
     try:
-        table = pd.read_csv(path, keep_default_na=False)
+        table = read_table(path, keep_default_na=False)
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
     for column in COLUMNS:
         if column not in table:

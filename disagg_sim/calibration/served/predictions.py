@@ -14,6 +14,7 @@ import pandas as pd
 from disagg_sim.calibration.served.read import ServingDataError, columns_of
 from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.reading import read_table
 from disagg_sim.units import MS
 
 #: Column of the file -> quantity of the lines, and unit of the column.
@@ -55,7 +56,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
         hint = nearest(missing, columns)
         raise ServingDataError(f"{shown(path)}: no column {missing!r}{hint}; predictions have {', '.join(allowed)}")
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        table = read_table(path, dtype=str, keep_default_na=False)
     except (ValueError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
     names = table["row_id"].str.strip()

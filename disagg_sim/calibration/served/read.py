@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from disagg_sim.calibration.served import forms
 from disagg_sim.calibration.served.cells import version_of
 from disagg_sim.calibration.served.rows import ServingRow, Workers
 from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
@@ -58,8 +57,8 @@ def columns_of(path: Path) -> list[str]:
         When it cannot be read, or has a name twice.
     """
     try:
-        with path.open(encoding="utf-8") as stream:
-            names = stream.readline(LONGEST_HEADER).rstrip("\r\n").split(",")
+        content = unpacked(read_file(path))
+        names = content[:LONGEST_HEADER].partition(b"\n")[0].decode("utf-8").rstrip("\r").split(",")
     except (OSError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
     if twice := given_twice(name for name in names if name):
@@ -109,11 +108,11 @@ def read_rows(path: Path) -> list[ServingRow]:
             f"{missing[0]!r}{hint}; forms: {', '.join(known)}"
         )
     try:
-        table = pd.read_csv(path, low_memory=False)
+        table = read_table(path, low_memory=False)
     except (ValueError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
     reader: Callable[[Any], ServingRow] = FORMS[form][1]
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:DIGEST]
+    digest = hashlib.sha256(read_file(path)).hexdigest()[:DIGEST]
     return [
         replace(_placed(reader(line), path, form, number), version=version_of(line), digest=digest)
         for number, line in enumerate(table.itertuples(index=False), start=2)

@@ -8,7 +8,6 @@ request reached the engine (``queued_s``), latencies count from there, and the h
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.physics.setup import setup
+from disagg_sim.reading import read_json, read_table
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.simulate import simulate
@@ -159,10 +159,12 @@ def _recipe(arguments: dict[str, Any], model: str) -> str:
 def _read(path: Path) -> pd.DataFrame:
     """Requests in the order in which they reach the engine; ``start_s`` is when."""
     try:
-        table = pd.read_csv(path)
+        table = read_table(path)
     except FileNotFoundError:
         raise TableError(f"{shown(path)}: no such file") from None
-    except (OSError, EOFError, ValueError) as error:
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
     for column in COLUMNS:
         if column not in table:
@@ -182,10 +184,12 @@ def _arguments(path: Path) -> dict[str, Any]:
     """Engine arguments of a run."""
     beside = path.with_name(f"{path.name.partition('.')[0]}.meta.json")
     try:
-        found = json.loads(beside.read_text(encoding="utf-8"))
+        found = read_json(beside)
     except FileNotFoundError:
         raise TableError(f"{shown(beside)}: no such file; it has the engine arguments of {path.name}") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise TableError(f"{shown(beside)}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise TableError(f"{shown(beside)}: not JSON: {' '.join(str(error).split())}") from None
     arguments = found.get("engine_kwargs") if isinstance(found, dict) else None
     if not isinstance(arguments, dict):

@@ -14,7 +14,7 @@ from disagg_sim.errors import InputError, MissingExtraError, SpecError, quoted
 from disagg_sim.extras import extra
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.facts.yaml_text import MOST_BYTES
-from disagg_sim.units import MB
+from disagg_sim.reading import is_readable, read_file
 
 CONFIG, QUANTISATION, INDEX, CARD = "config.json", "hf_quant_config.json", "model.safetensors.index.json", "README.md"
 #: ``org/name`` of a model on the hub.
@@ -106,7 +106,7 @@ def _place(source: str | Path) -> tuple[Path, str]:
             if not (path / CONFIG).is_file():
                 raise SpecError(f"{quoted(str(source))}: a directory without {CONFIG}")
             return path / CONFIG, ""
-        if path.is_file() or not _is_hub_name(source):
+        if is_readable(path) or not _is_hub_name(source):
             return path, ""
     except (OSError, ValueError):
         raise SpecError(f"{quoted(str(source))}: no such file") from None
@@ -149,11 +149,7 @@ def read_json(path: Path) -> dict[str, Any]:
         One line for what is no such file.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise spec_error(path, [f"larger than {MOST_BYTES / MB:g} MB"])
-        data = json.loads(content.decode("utf-8"))
+        data = json.loads(read_file(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
         raise spec_error(path, ["no such file"]) from None
     except OSError as error:
@@ -173,8 +169,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES).decode("utf-8", errors="replace")
+        return read_file(path, MOST_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
+from disagg_sim.reading import read_json
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.reading import faults_told
 from disagg_sim.report.schemas import POOLS
@@ -41,7 +41,7 @@ def plan_content(root: Path) -> Content:
     """
     path, text = root / "plan.json", root / "plan.txt"
     with faults_told(path, f"a plan of schema {SCHEMA}..."):
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = read_json(path)
         if plan["schema"] == POOLS:
             raise InputError(f"{path}: a plan of further pools (plan --pools) has no page; plan.txt has the screen")
         if not plan["schema"].startswith(SCHEMA):

@@ -10,6 +10,7 @@ import pandas as pd
 
 from disagg_sim.errors import InputError
 from disagg_sim.parquet import read_parquet
+from disagg_sim.reading import read_table as read_csv
 
 #: What reading a file of another shape, or a cut one, raises.
 FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -79,7 +80,7 @@ def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] 
     """
     with faults_told(path, "a table"):
         try:
-            table = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+            table = read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
         except FileNotFoundError:
             return pd.DataFrame()
         if missing := [name for name in (*numbers, *texts) if name not in table]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pandas as pd
 from disagg_sim.certainty.trust import MEANING
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError
+from disagg_sim.reading import read_json
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
 from disagg_sim.report.page.assemble import Content
 from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, shown_points, shown_pools, taken_apart
@@ -106,7 +106,7 @@ def _held(root: Path) -> dict[str, Any]:
     """What the manifest tells a page: facts, and the rows that are stored of all points."""
     path = root / MANIFEST
     with faults_told(path, "the manifest of a sweep"):
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = read_json(path)
         cases = manifest["cases"]
         made = {name: manifest[name] for name in PROVENANCE if name in manifest}
         fits = [{"case": each["case"], "digest": each["digest"], "fits": list(each["fits"])} for each in cases]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import io
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,8 +12,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.errors import TraceError, given_twice, nearest, quoted
-from disagg_sim.units import MB
+from disagg_sim.errors import InputError, TraceError, given_twice, nearest, quoted
+from disagg_sim.memory import require_memory
+from disagg_sim.reading import TABLE_BYTES, read_file, require_lines, unpacked
 from disagg_sim.workload.trace import MOST_REQUESTS, MOST_TOKENS, too_many
 
 #: Largest file, unpacked: as many requests as a trace may have, of 100 B each; all of it is held in memory. [B]
@@ -24,8 +23,6 @@ MOST_BYTES = 100 * MOST_REQUESTS
 MOST_COLUMNS = 1000
 #: Columns that a message lists [1], and the longest that may be meant by another name [character].
 SHOWN_COLUMNS, LONGEST_NAME = 12, 100
-#: First bytes of a gzip file.
-GZIP_MAGIC = b"\x1f\x8b"
 #: First bytes of files that are no text, and what they are.
 NO_TEXT = {
     b"PK\x03\x04": "a zip archive",
@@ -48,17 +45,9 @@ def read_bytes(path: Path) -> bytes:
         A file that cannot be read, is larger than ``MOST_BYTES``, holds nothing, or is no text in UTF-8.
     """
     try:
-        with path.open("rb") as file:
-            packed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-        with gzip.open(path) if packed else path.open("rb") as text:
-            content = text.read(MOST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MOST_BYTES:
-        raise TraceError(
-            f"{path}: the file is larger than {MOST_BYTES / MB:,.0f} MB{' unpacked' * packed}, the largest file read; "
-            "give a part of it"
-        )
+        content = unpacked(read_file(path, MOST_BYTES), MOST_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     for magic, form in NO_TEXT.items():
         if content.startswith(magic):
             raise TraceError(f"{path}: not a text file in UTF-8 but {form}; unpack it or save it as CSV in UTF-8")
@@ -69,6 +58,11 @@ def read_bytes(path: Path) -> bytes:
         raise TraceError(f"{path}:{_line(content, place)}: not a text file in UTF-8: it holds a byte 0")
     if (lines := content.count(b"\n")) > MOST_REQUESTS + 1:  # and a header
         raise TraceError(too_many(str(path), lines))
+    try:
+        require_lines(content)
+        require_memory(str(path), TABLE_BYTES * len(content))
+    except (ValueError, InputError) as error:
+        raise TraceError(f"{path}: {str(error).removeprefix(f'{path} ')}") from None
     return content
 
 
@@ -99,7 +93,7 @@ class Table:
             raise TraceError(_undecoded(path, content)) from None
         except pd.errors.EmptyDataError:
             raise TraceError(f"{path}:1: the line is blank; allowed: the names of the columns") from None
-        except pd.errors.ParserError as error:
+        except (pd.errors.ParserError, OverflowError) as error:
             raise TraceError(_malformed(path, str(error))) from None
         self.header = tuple(str(name).strip() for name in rows.iloc[0])
         if twice := given_twice(name for name in self.header if name):

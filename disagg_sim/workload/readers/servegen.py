@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import io
 import json
 import math
 import re
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, quoted
+from disagg_sim.reading import read_file
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
 from disagg_sim.workload.readers.columns import MOST_BYTES
@@ -101,8 +103,7 @@ def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
         if path.is_dir():
             for each in sorted(path.rglob("chunk-*")):
                 if match := _FILE.fullmatch(each.name):
-                    with each.open("rb") as file:
-                        found[int(match[1]), match[2]] = (str(each), content(file))
+                    found[int(match[1]), match[2]] = (str(each), content(io.BytesIO(read_file(each, MOST_BYTES))))
         else:
             with tarfile.open(path) as archive:
                 for member in archive:

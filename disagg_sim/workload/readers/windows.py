@@ -6,10 +6,12 @@ arrival: Parquet, lines of JSON with these keys, or CSV.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +19,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import TraceError, nearest, quoted
 from disagg_sim.parquet import parquet_rows, read_parquet
+from disagg_sim.reading import bounded
 from disagg_sim.workload.stream import WINDOW, Piece, TraceStream
 from disagg_sim.workload.trace import MOST_TOKENS
 
@@ -58,12 +61,14 @@ class FileRows:
                 for begin in range(0, parquet_rows(self.path), most):
                     yield read_parquet(self.path, rows=(begin, begin + most))
             elif self.path.suffix == LINES:
-                with pd.read_json(self.path, lines=True, chunksize=most, dtype=False) as found:
-                    yield from found
+                text = io.TextIOWrapper(bounded(self.path), encoding="utf-8")
+                with text, pd.read_json(text, lines=True, chunksize=most, dtype=False) as found:
+                    yield from filter(len, found)
             else:
-                with pd.read_csv(self.path, dtype=str, keep_default_na=False, chunksize=most) as rows:
-                    yield from rows
-        except (OSError, ValueError) as error:
+                plain: dict[str, Any] = {"dtype": str, "keep_default_na": False}
+                with bounded(self.path) as file, pd.read_csv(file, **plain, chunksize=most) as rows:
+                    yield from filter(len, rows)
+        except (OSError, ValueError, OverflowError, RecursionError) as error:
             if isinstance(error, TraceError):
                 raise
             said = getattr(error, "strerror", None) or str(error).splitlines()[0]
