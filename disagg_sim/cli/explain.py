@@ -19,7 +19,7 @@ from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.explain_pools import MORE_PHASES, explain_pool, refused
+from disagg_sim.cli.explain_pools import MORE_PHASES, OF_TABLE, explain_pool, refuse_given, refuse_of_tables, refused
 from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
@@ -73,13 +73,6 @@ from disagg_sim.workload.prefixes import reuse_text
 
 #: What ``--phase`` may say.
 PHASES = ("prefill", "decode", "colocated", "piggyback")
-#: Options of a design by hand, and what a table says in their place.
-_SAID = {
-    "--rank-imbalance": "how its ranks were counted",
-    "--cached": "what was cached",
-    "--tiers": "where that was",
-    "--hold-prompts": "how long prompts wait",
-}
 #: What ``--hold-prompts`` is unless said.
 NOT_HELD = "none"
 #: Why prompts of another phase are not held back.
@@ -172,9 +165,12 @@ def explain(
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
     asked = lengths_named(traffic) if traffic else None
     wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
+    if results is None:
+        chooses = {"--row": row is not None, "--case": case, "--best": best}
+        refuse_given(chooses | {"--at-interactivity": at_interactivity is not None}, OF_TABLE)
     if results is not None:
         given = {"--rank-imbalance": rank_imbalance != EVEN_RANKS, "--cached": cached, "--tiers": tiers}
-        _refuse_of_tables(given | {"--hold-prompts": hold_prompts != NOT_HELD})
+        refuse_of_tables(given | {"--hold-prompts": hold_prompts != NOT_HELD})
         table = read_points(results, case)
         chosen = chosen_row(table, row, at_interactivity, best=best)
         design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
@@ -250,13 +246,6 @@ def taken_apart(
         if isinstance(design, PhaseGrid)
         else handed_over({str(name): value for name, value in design.iloc[0].items()}),
     )
-
-
-def _refuse_of_tables(given: dict[str, object]) -> None:
-    """``InputError`` for options that say what a table has said."""
-    for option, value in given.items():
-        if value:
-            raise InputError(f"{option} is of a design by hand; a table says {_SAID[option]}")
 
 
 def reuse_by_hand(share: float, tiers: str, phase: str, asked: Lengths) -> Reuse | None:

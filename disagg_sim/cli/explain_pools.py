@@ -29,6 +29,16 @@ from disagg_sim.workload.lengths import Lengths
 ATTENTION_FFN, ENCODE = MORE_PHASES = ("attention_ffn", "encode")
 HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
+#: Options of a design by hand, and what a table says in their place.
+_SAID = {
+    "--rank-imbalance": "how its ranks were counted",
+    "--cached": "what was cached",
+    "--tiers": "where that was",
+    "--hold-prompts": "how long prompts wait",
+}
+#: Of options that choose a row.
+OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
+
 
 def explain_pool(
     at: Setup,
@@ -147,3 +157,17 @@ def refused(given: Named[str, object]) -> None:
     said = [name for name, value in given.items() if value]
     if said:
         raise InputError(f"{', '.join(said)}: only prefill, decode and instances of both take it")
+
+
+def refuse_given(given: dict[str, object], why: str) -> None:
+    """``InputError`` for an option that was given and has nothing to act on."""
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{option} {why}")
+
+
+def refuse_of_tables(given: dict[str, object]) -> None:
+    """``InputError`` for options that say what a table has said."""
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{option} is of a design by hand; a table says {_SAID[option]}")

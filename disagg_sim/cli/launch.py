@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.cli.explain import chosen_row, read_points
+from disagg_sim.cli.explain_pools import OF_TABLE, refuse_given
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.launch.expressible import LAUNCHERS
 from disagg_sim.launch.launch import launch as launched
@@ -38,8 +39,11 @@ def launch(
     What the engine cannot express is told, a line each, with the engines that can.
     """
     if source.suffix in (".yaml", ".yml"):
+        chooses = {"--row": row is not None, "--case": case, "--best": best}
+        refuse_given(chooses | {"--at-interactivity": at_interactivity is not None}, OF_TABLE)
         what = _of_scenario(source, deployment)
     else:
+        refuse_given({"--deployment": deployment}, "names one of a scenario, and this is a table; leave it out")
         table = read_points(source, case)
         what = table.loc[[chosen_row(table, row, at_interactivity, best=best)]]
     made = launched(what, engine=engine, backend=backend, checkpoint=checkpoint, node_gpus=node_gpus)

@@ -19,6 +19,8 @@ DEEPEST = 50
 _TOO_DEEP = f"more than {DEEPEST} lists and mappings inside each other"
 #: Characters that no text may hold: controls but tab and line ends, and those that turn the direction of reading.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+#: Whole numbers that YAML 1.1 takes for octal.
+_OCTAL = re.compile("[-+]?0[0-9_]+")
 #: What a reader of one scalar raises for a text that is none.
 _NO_VALUE = (ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
@@ -89,6 +91,15 @@ def _require_bounds(text: str) -> None:
             raise _fault(f"more than {MOST_VALUES} values with aliases expanded", event.start_mark)
 
 
+def _ambiguous(node: Any) -> str:
+    """What is wrong with a number that YAML 1.1 reads in base 60 or 8, where hardly anybody means that."""
+    if not str(node.tag).endswith((":int", ":float")):
+        return ""
+    base = "60" if ":" in node.value else "8" if _OCTAL.fullmatch(node.value) else ""
+    said = "write the number without ':' or leading 0, or the text in quotation marks"
+    return f"{quoted(node.value)} is a number in base {base} to YAML; {said}" if base else ""
+
+
 @cache
 def _loader() -> Any:
 
@@ -98,6 +109,8 @@ def _loader() -> Any:
         """SafeLoader that rejects duplicate and non-string keys and keeps dates as strings."""
 
         def construct_object(self, node: Any, deep: bool = False) -> Any:
+            if isinstance(node, yaml.ScalarNode) and (told := _ambiguous(node)):
+                raise _fault(told, node.start_mark)
             try:
                 return super().construct_object(node, deep)
             except _NO_VALUE:

@@ -21,12 +21,15 @@ from disagg_sim.planning.more_pools import MorePools
 from disagg_sim.search.aging import one_piece
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
+from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
 from disagg_sim.workload.lengths import Lengths
 
 #: What a worker does; pairs split each request between two instances, encode pools make embeddings of images.
 ROLES = ("encode", "prefill", "decode", "colocated", "pairs")
 #: GPUs of a node where its file names none. [1]
 NODE_GPUS = 8
+#: Most instances of a role: a hundred of the largest clusters that are known. [1]
+MOST_INSTANCES = 10**7
 #: Limits of an engine over the lengths that were planned, before they are rounded up to whole ``ROOM_STEP``: room for
 #: the words of a chat template, and for texts that another tokeniser counted; an assumption. [1], [token]
 ROOM, ROOM_STEP = 1.25, 1024
@@ -56,7 +59,12 @@ class Workers:
     def __post_init__(self) -> None:
         """``InputError`` for a value of another kind, an odd name, or no instance."""
         check_kinds(self)
-        whole_number("instances", self.instances)
+        whole_number("instances", self.instances, most=MOST_INSTANCES)
+        ranks = int(self.mapping.dp_attn)
+        if self.batch is not None:
+            whole_number("batch", self.batch, most=MOST_SEQUENCES * ranks)
+        if self.token_budget is not None:
+            whole_number("token_budget", self.token_budget, most=MOST_TOKENS * ranks)
         if self.role not in ROLES:
             raise InputError(f"role {quoted(self.role)}{nearest(self.role, ROLES)}; allowed: {', '.join(ROLES)}")
         if not re.fullmatch("(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?", self.name):

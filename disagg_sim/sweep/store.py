@@ -22,7 +22,7 @@ from disagg_sim.errors import StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
 from disagg_sim.sweep.backends.workers import Workers, bucket_of
 from disagg_sim.sweep.bucket import get, held, put, scratch
-from disagg_sim.sweep.index import SCHEMA, write_index
+from disagg_sim.sweep.index import SCHEMA, require_no_others, write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
@@ -312,6 +312,7 @@ def opened(
     store.prepare()
     with locked(root, own.tables):
         if not overwrite:
+            require_no_others(root, own.tables)
             own.require(store)
         for path in store.damaged(own.tables):
             listener.warn(f"{path}: damaged, computing its blocks again")

@@ -64,11 +64,8 @@ def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> 
         Numbers that are a date in another unit, where none was named.
     """
     first = float(values.min())
-    if not unit and (likely := _date_in(first)) not in ("", own):
-        raise TraceError(
-            f"{path}: {name} {_plain(first)} looks like a date in {likely} since 1970, and would be taken for {own}; "
-            f"say which: time_unit: {likely} of a scenario's trace, --time-unit {likely}, time_unit={likely!r}"
-        )
+    if not unit:
+        require_unit(path, name, first, own)
     counted = unit or own
 
     def stamp(row: int) -> str:
@@ -79,6 +76,21 @@ def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> 
         return f"{name} {_plain(float(values[row]))} {counted}{date}"
 
     return Arrivals((values - first) * TIME_UNITS[counted], stamp)
+
+
+def require_unit(path: Path, name: str, first: float, own: str, *, whole: bool = True) -> None:
+    """``TraceError`` where the first time of a file, taken for ``own``, is a date in another unit.
+
+    In windows, not ``whole``, a file has no other unit than seconds.
+    """
+    if (likely := _date_in(first)) in ("", own):
+        return
+    say = f"say which: time_unit: {likely} of a scenario's trace, --time-unit {likely}, time_unit={likely!r}"
+    if not whole:
+        say = f"windows take {own} alone: divide the column, or leave out 'window' and say time_unit: {likely}"
+    raise TraceError(
+        f"{path}: {name} {_plain(first)} looks like a date in {likely} since 1970, and would be taken for {own}; {say}"
+    )
 
 
 def from_column(table: Table, name: str, unit: str) -> Arrivals:

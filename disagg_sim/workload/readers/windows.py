@@ -20,6 +20,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import TraceError, nearest, quoted
 from disagg_sim.parquet import parquet_rows, read_parquet
 from disagg_sim.reading import bounded
+from disagg_sim.workload.readers.clock import require_unit
 from disagg_sim.workload.stream import WINDOW, Piece, TraceStream
 from disagg_sim.workload.trace import MOST_TOKENS
 
@@ -48,7 +49,9 @@ class FileRows:
                         f"{self.path}: no column {name!r}{nearest(name, known)}; it has {', '.join(known)}"
                     )
             times, inputs, outputs = (self._numbers(frame[name], name, count) for name in COLUMNS)
-            start = float(times[0]) if count == 0 else start
+            if count == 0:
+                start = float(times[0])
+                require_unit(self.path, COLUMNS[0], start, "s", whole=False)
             yield Piece(times - start, inputs.astype(np.int64), outputs.astype(np.int64))
             count, left = count + len(frame), left - len(frame)
             if left <= 0:
