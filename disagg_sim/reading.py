@@ -2,7 +2,9 @@
 gigabytes are refused, and what a pipe gave is kept, because it gives it once.
 
 Whatever is read below is read here or, where it comes in windows, through ``bounded``. What is refused is an
-``OSError`` with its reason in ``strerror``, or a ``ValueError``. Past 400 lines: whole files, tables, JSON and parts share it.
+``OSError`` with its reason in ``strerror``, or a ``ValueError``.
+
+Past 400 lines: whole files, tables, JSON and parts share it.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import shutil
 import stat
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from disagg_sim.memory import require_memory
-from disagg_sim.units import MB
+from disagg_sim.units import MB, MOST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,9 +244,16 @@ def table_of(content: bytes, path: str | Path, **options: Any) -> pd.DataFrame:
     require_lines(content)
     require_memory(str(path), TABLE_BYTES * len(content))
     try:
-        return pd.read_csv(io.BytesIO(content), **options)
+        table = pd.read_csv(io.BytesIO(content), **options)
     except (OverflowError, RecursionError, MemoryError) as error:
         raise ValueError(f"a value that cannot be read: {error}") from None
+    for name in (each for each in table if pd.api.types.is_object_dtype(table[each])):  # texts are of another type
+        for row, value in enumerate(table[name].tolist(), 1):
+            if isinstance(value, int) and not abs(value) < MOST:
+                raise ValueError(f"row {row}: column {str(name)!r} holds a number of {len(str(value))} digits")
+        with suppress(TypeError, ValueError):
+            table[name] = table[name].astype(float)
+    return table
 
 
 def require_lines(content: bytes) -> None:

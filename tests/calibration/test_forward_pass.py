@@ -107,5 +107,5 @@ def test_a_table_that_is_none_is_one_line(tmp_path):
     pd.DataFrame(columns=[column for column in COLUMNS if column != "tp"]).to_csv(tmp_path / "t.csv")
     with pytest.raises(TableError, match=r"t\.csv: missing column 'tp' of forward passes"):
         judge_passes(tmp_path / "t.csv")
-    with pytest.raises(TableError, match=r"s\.csv: row 1: sizes and times must be numbers from 0"):
+    with pytest.raises(TableError, match=r"s\.csv: row 2: batch_size is '0'; allowed: whole numbers from 1"):
         judge_passes(table(tmp_path / "s.csv", {}, {"batch_size": 0}))

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from disagg_sim.atomic import write_text
 from disagg_sim.cli import lazy
 from disagg_sim.cli.main import run
+from disagg_sim.errors import StoreError
 
 SWEEP = """
 name: trial
@@ -168,6 +170,65 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     script = f"import sys, disagg_sim; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--ttft", "2 s", "--tpot", "50 ms", "--osl", "64"]
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "said"),
+    [
+        (OverflowError("int too large"), ["specs", "list"], "error: a number is too large or too small to be computed"),
+        (ZeroDivisionError("by zero"), ["specs", "list", "1e-320"], "error: 'list 1e-320': a number is too large or"),
+        (RecursionError("depth"), ["specs", "list"], "error: nested too deeply"),
+        (MemoryError(), ["specs", "list"], "error: there is not enough memory for it; --memory refuses such runs"),
+        (
+            UnicodeEncodeError("ascii", "\u2588", 0, 1, "no"),
+            ["specs", "list"],
+            "error: a text that cannot be written or read as ascii",
+        ),
+        (PermissionError(13, "Permission denied", "a.csv"), ["specs", "list"], "error: a.csv: Permission denied"),
+    ],
+)
+def test_what_is_beyond_the_machine_or_its_numbers_is_one_line(monkeypatch, capsys, error, arguments, said):
+    def fails(*_):
+        raise error
+
+    command = type("Command", (), {"main": staticmethod(lambda **_: fails())})
+    monkeypatch.setattr("typer.main.get_command", lambda _: command)
+    monkeypatch.setattr("disagg_sim.reading._LAST", [])
+    assert run(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(said)
+
+
+def test_a_division_by_zero_with_ordinary_numbers_is_a_bug_and_keeps_its_traceback(monkeypatch):
+    command = type("Command", (), {"main": staticmethod(lambda **_: 1 / 0)})
+    monkeypatch.setattr("typer.main.get_command", lambda _: command)
+    with pytest.raises(ZeroDivisionError):
+        run(["specs", "list", "model", "1e3"])
+
+
+@pytest.mark.parametrize("number", ["1" + 399 * "0", "1e-320"])
+@pytest.mark.parametrize("option", ["--isl", "--rate", "--ttft", "--tpot"])
+def test_a_number_that_nobody_means_is_one_line_with_its_option(capsys, option, number):
+    words = {"--isl": "512", "--rate": "20"} | dict(zip(PLAN[5:9:2], PLAN[6:9:2], strict=True)) | {option: number}
+    assert run([*PLAN[:5], "--osl", "64", *(word for pair in words.items() for word in pair)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert option.strip("-") in line
+
+
+def test_a_locale_without_the_character_loses_no_text(tmp_path):
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+    words = [sys.executable, "-c", "from disagg_sim.cli.main import main; main()", "specs", "check", "größe.yaml"]
+    done = subprocess.run(words, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stderr) == (2, b"error: gr\\xf6\\xdfe.yaml: no such file\n")
+
+
+def test_a_file_is_not_written_in_place_of_a_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match="is a directory; name a file in it"):
+        write_text(Path("."), "text")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["calibrate", "--help"], ["swep"]])

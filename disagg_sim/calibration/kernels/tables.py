@@ -27,6 +27,8 @@ LISTED_FAULTS = 20
 #: Largest size that a row may have: whole numbers up to it are exact. [1]
 LARGEST_SIZE = 2**53
 _EXCLUDE_COLUMNS = ("file", "system", "framework", "condition", "reason")
+#: Largest number of a table: sizes, times and tokens are far below. [1]
+MOST_NUMBER = 1e15
 
 
 class TableError(DisaggSimError):
@@ -189,6 +191,23 @@ def held_out(form: Form, rows: pd.DataFrame) -> Any:
     keys = pd.Series(["|".join(each) for each in values], index=rows.index, dtype=str)
     side = {key: kept_from_fits(f"{form.name}|{key}") for key in keys.unique()}
     return keys.map(side).astype(bool)
+
+
+def require_numbers(
+    path: Path, rows: pd.DataFrame, columns: Sequence[str], *, least: float = 0.0, whole: bool = False
+) -> pd.DataFrame:
+    """The rows with some columns as numbers; ``TableError`` for the first value that cannot be meant."""
+    found = {}
+    for name in columns:
+        values = pd.to_numeric(rows[name], errors="coerce").astype(float)
+        wrong = ~(values.between(least, MOST_NUMBER) & ((values == values.round()) | (not whole))).to_numpy()
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            allowed = f"{'whole ' * whole}numbers from {least:g} to {MOST_NUMBER:g}"
+            value = quoted(str(rows[name].iloc[row]))
+            raise TableError(f"{shown(path)}: row {row + 1}: {name} is {value}; allowed: {allowed}")
+        found[name] = values.astype(int) if whole else values
+    return rows.assign(**found)
 
 
 def _read_bytes(path: Path) -> bytes:

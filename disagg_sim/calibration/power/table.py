@@ -19,7 +19,7 @@ from disagg_sim.calibration.files import kept_from_fits
 from disagg_sim.calibration.kernels.attention import mla_context, mla_generation
 from disagg_sim.calibration.kernels.gemm import FORMAT_OF
 from disagg_sim.calibration.kernels.limits import TYPES
-from disagg_sim.calibration.kernels.tables import TableError, spec_name
+from disagg_sim.calibration.kernels.tables import TableError, require_numbers, spec_name
 from disagg_sim.errors import nearest, quoted
 from disagg_sim.facts.efficiency import CONVOLUTION, CONVOLUTION_STEP, INDEX, INDEX_STEP, LIBRARIES, SCAN, STEP
 from disagg_sim.facts.hardware import SystemSpec
@@ -231,6 +231,7 @@ def read_power_table(path: Path, system: str) -> PowerTable:
         if unknown:
             word = str(unknown[0])
             raise TableError(f"{shown(path)}: {column} {quoted(word)} is unknown{nearest(word, known)}")
+    rows = require_numbers(path, rows, ("latency_us", "power_w", "power_limit_w"))
     for column in ("latency_us", "power_w", "power_limit_w"):
         if not (pd.to_numeric(rows[column], errors="coerce") > 0).all():
             raise TableError(f"{shown(path)}: {column} holds what is no number above 0")
@@ -266,6 +267,7 @@ def _counted(path: Path, name: object, rows: pd.DataFrame, system: SystemSpec) -
     if needed:
         raise TableError(f"{shown(path)}: missing column {needed[0]!r} of rows of kind {name!r}")
     rows = rows.assign(**{size: 0 for size in ("past_tokens", "window_size") if size not in rows})
+    rows = require_numbers(path, rows.fillna(dict.fromkeys(kind.sizes, 0)), kind.sizes)
     found["law"], found["form"] = kind.law, kind.form(rows)
     found.loc[found["form"].isna(), "dropped"] = "a format or kernel without a law"
     sizes = [_numbers(rows, size).astype(int).astype(str) for size in kind.sizes]

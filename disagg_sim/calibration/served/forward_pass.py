@@ -18,7 +18,7 @@ import pandas as pd
 
 from disagg_sim.calibration.files import kept_from_fits
 from disagg_sim.calibration.kernels.residuals import part_of
-from disagg_sim.calibration.kernels.tables import TableError, spec_name
+from disagg_sim.calibration.kernels.tables import TableError, require_numbers, spec_name
 from disagg_sim.calibration.names import engine_named, model_named, recipe_of
 from disagg_sim.calibration.served.steady_state import Served, served
 from disagg_sim.domain import Mapping
@@ -231,8 +231,6 @@ def _read(path: Path) -> pd.DataFrame:
             raise TableError(
                 f"{shown(path)}: missing column {column!r} of forward passes{nearest(column, table.columns)}"
             )
-    numbers = table[["batch_size", "total_prefill_tokens", "total_kv_read_tokens", "latency_ms"]]
-    wrong = ~(numbers.apply(pd.to_numeric, errors="coerce").ge([1, 0, 0, 0]).all(axis=1))
-    if wrong.any():
-        raise TableError(f"{shown(path)}: row {int(np.argmax(wrong))}: sizes and times must be numbers from 0")
-    return table
+    table = require_numbers(path, table, ("tp", "dp", "moe_tp", "moe_ep", "batch_size"), least=1, whole=True)
+    table = require_numbers(path, table, ("total_prefill_tokens", "total_kv_read_tokens"), whole=True)
+    return require_numbers(path, table, ("latency_ms",))

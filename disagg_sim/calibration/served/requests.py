@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.calibration.kernels.tables import TableError
+from disagg_sim.calibration.kernels.tables import MOST_NUMBER, TableError
 from disagg_sim.calibration.names import model_named, recipe_of
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError, nearest, quoted, whole_number
@@ -170,7 +170,7 @@ def _read(path: Path) -> pd.DataFrame:
         if column not in table:
             raise TableError(f"{shown(path)}: missing column {column!r} of requests{nearest(column, table.columns)}")
     numbers = table[[*COLUMNS, *(["queued_s"] if "queued_s" in table else [])]].apply(pd.to_numeric, errors="coerce")
-    wrong = ~(np.isfinite(numbers).all(axis=1) & numbers.ge(0).all(axis=1)).to_numpy()
+    wrong = ~(numbers.ge(0) & numbers.le(MOST_NUMBER)).all(axis=1).to_numpy()
     if wrong.any() or table.empty:
         where = f"row {int(np.argmax(wrong)) + 1}" if len(table) else "no rows"
         raise TableError(f"{shown(path)}: {where}: times and tokens must be numbers from 0")

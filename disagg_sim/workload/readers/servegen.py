@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import LONGEST_SHOWN, InputError, TraceError, printable, quoted
-from disagg_sim.reading import read_file
+from disagg_sim.reading import read_file, unpacked
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Weibull, arrivals, named_rng
 from disagg_sim.workload.readers.columns import MOST_BYTES
@@ -105,7 +105,8 @@ def _members(path: Path) -> dict[tuple[int, str], tuple[str, bytes]]:
                 if match := _FILE.fullmatch(each.name):
                     found[int(match[1]), match[2]] = (str(each), content(io.BytesIO(read_file(each, MOST_BYTES))))
         else:
-            with tarfile.open(path) as archive:
+            packed = io.BytesIO(unpacked(read_file(path, MOST_BYTES), MOST_BYTES))
+            with tarfile.open(fileobj=packed, mode="r:") as archive:
                 for member in archive:
                     stream = archive.extractfile(member) if member.isfile() else None
                     if stream and (match := _FILE.fullmatch(member.name)):
