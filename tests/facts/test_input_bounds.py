@@ -71,6 +71,19 @@ def test_deep_nesting_reaches_no_stack(text):
         parse_yaml(text)
 
 
+@pytest.mark.parametrize(("text", "base"), [("17:04", 60), ("1:30.5", 60), ("-2:00", 60), ("010", 8), ("01_000", 8)])
+def test_a_number_in_another_base_than_it_looks_is_refused(text, base):
+    """``isl: 17:04`` is 1,024 in YAML 1.1, and ``010`` is 8."""
+    with pytest.raises(ValueError, match=f"line 2, column 6: '{text}' is a number in base {base} to YAML; write"):
+        parse_yaml(f"name: x\nisl: {text}\n")
+    assert parse_yaml(f"isl: '{text}'") == {"isl": text}
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("0.5", 0.5), ("1_000", 1000), ("0x10", 16), ("0.010", 0.01)])
+def test_numbers_that_are_what_they_look_like_are_read(text, value):
+    assert parse_yaml(f"isl: {text}") == {"isl": value}
+
+
 def test_a_file_that_has_no_end_is_not_read_to_its_end():
     with pytest.raises(SpecError, match=r"/dev/zero: cannot be read: larger than 16 MB"):
         read_mapping(Path("/dev/zero"))

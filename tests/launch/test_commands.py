@@ -59,6 +59,8 @@ def test_without_a_directory_the_files_are_printed(scenario, capsys):
         ("--engine vllm", "2 deployments: say --deployment; known: two, four"),
         ("--engine vllm --deployment tow", "no deployment 'tow', did you mean 'two'?; known: two, four"),
         ("--engine vlm --deployment two", "unknown engine 'vlm', did you mean 'vllm'?"),
+        ("--engine vllm --deployment two --row 3", "--row chooses a row of a table of results"),
+        ("--engine vllm --deployment two --best", "--best chooses a row of a table of results"),
     ],
 )
 def test_faults_are_one_line(scenario, capsys, options, said):

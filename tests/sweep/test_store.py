@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import duckdb
 import numpy as np
@@ -16,7 +17,7 @@ from disagg_sim.errors import StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.store import State, Store
+from disagg_sim.sweep.store import Own, State, Store, opened
 
 KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
@@ -139,6 +140,7 @@ def test_a_second_run_is_refused_while_the_first_lives(store: Store) -> None:
     hold = f"""
 import sys, time
 from pathlib import Path
+from unittest.mock import Mock
 from disagg_sim.sweep.lock import locked
 with locked(Path({str(store.root)!r})):
     print("held", flush=True)
@@ -164,3 +166,16 @@ def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path: Path) -> No
     (tmp_path / "out").write_text("")
     with pytest.raises(StoreError, match="cannot write results there"):
         Store(tmp_path / "out").prepare()
+
+
+@pytest.mark.parametrize("name", ["summary.md", "frontier.csv", "notes.txt"])
+def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    own = Own(("points",), set(), lambda _: None)
+    asked = opened(tmp_path, Mock(), overwrite=False, noun="sweep", own=own)
+    with pytest.raises(StoreError, match=rf"{name}: is there already, and no run wrote it; give another --out"), asked:
+        pass
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock", name}
+    for overwrite in (True, False):  # from then on it is a directory of results
+        with opened(tmp_path, Mock(), overwrite=overwrite, noun="sweep", own=own):
+            assert (tmp_path / name).read_text() == "mine"

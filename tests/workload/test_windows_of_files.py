@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.errors import TraceError
+from disagg_sim.errors import InputError, TraceError
 from disagg_sim.parquet import write_parquet
 
 ROWS = pd.DataFrame(
@@ -61,3 +61,22 @@ def test_a_fault_of_a_file_is_one_line(tmp_path):
             len(ds.stream_trace(tmp_path / name))
     with pytest.raises(TraceError, match=r"day.xlsx: cannot be read in windows; allowed: .parquet, .jsonl, .csv"):
         ds.stream_trace("day.xlsx")
+
+
+@pytest.mark.parametrize(("scale", "unit"), [(1e3, "ms"), (1e6, "us"), (1e9, "ns")])
+@pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv"])
+def test_dates_in_another_unit_than_seconds_are_asked_for(tmp_path, kind, scale, unit):
+    """As whole traces do; 1.7e12 s would be 54,000 years."""
+    dated = ROWS.assign(arrival_s=(1.7e9 + ROWS["arrival_s"]) * scale)
+    with pytest.raises(TraceError, match=f"looks like a date in {unit} since 1970.*windows take s alone: divide"):
+        ds.stream_trace(written(tmp_path, kind, dated)).whole()
+    assert (
+        ds.stream_trace(written(tmp_path, kind, dated.assign(arrival_s=dated["arrival_s"] / scale))).whole().arrival[0]
+        == 0
+    )
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".csv"])
+def test_a_file_without_rows_is_one_line(tmp_path, kind):
+    with pytest.raises(InputError, match="trace day has no request; allowed: one or more"):
+        ds.stream_trace(written(tmp_path, kind, ROWS.head(0))).whole()

@@ -223,7 +223,7 @@ def read_power_table(path: Path, system: str) -> PowerTable:
     if missing:
         raise TableError(f"{shown(path)}: missing column {missing[0]!r} of a table of power")
     spec = load_system(system)
-    rows = rows[rows["system"].map(spec_name) == spec.name].reset_index(drop=True)
+    rows = rows[rows["system"].astype(str).map(spec_name) == spec.name].reset_index(drop=True)
     if not len(rows):
         raise TableError(f"{shown(path)}: no row of system {spec.name!r}")
     for column, known in (("kind", (*KINDS, *NO_LAW)), ("framework", LIBRARIES)):
@@ -235,7 +235,10 @@ def read_power_table(path: Path, system: str) -> PowerTable:
     for column in ("latency_us", "power_w", "power_limit_w"):
         if not (pd.to_numeric(rows[column], errors="coerce") > 0).all():
             raise TableError(f"{shown(path)}: {column} holds what is no number above 0")
-    found = pd.concat([_counted(path, kind, part, spec) for kind, part in rows.groupby("kind", sort=True)])
+    try:
+        found = pd.concat([_counted(path, kind, part, spec) for kind, part in rows.groupby("kind", sort=True)])
+    except KeyError as error:  # a column that some kinds have, or a word in it
+        raise TableError(f"{shown(path)}: {error} is missing or unknown") from None
     limit = float(rows["power_limit_w"].max())
     return PowerTable(path.name, hashlib.sha256(data).hexdigest(), spec, limit, found.reset_index(drop=True))
 
