@@ -244,7 +244,7 @@ def table_of(content: bytes, path: str | Path, **options: Any) -> pd.DataFrame:
     require_lines(content)
     require_memory(str(path), TABLE_BYTES * len(content))
     try:
-        table = pd.read_csv(io.BytesIO(content), **options)
+        table: pd.DataFrame = pd.read_csv(io.BytesIO(content), **options)
     except (OverflowError, RecursionError, MemoryError) as error:
         raise ValueError(f"a value that cannot be read: {error}") from None
     for name in (each for each in table if pd.api.types.is_object_dtype(table[each])):  # texts are of another type

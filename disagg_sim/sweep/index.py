@@ -14,8 +14,10 @@ from disagg_sim.sweep.keys import Key
 
 INDEX = "store.json"
 #: Files of results that people write under the same names.
-WRITTEN = ("summary.md", "designs.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv")
-WRITTEN += ("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "notes.txt")
+WRITTEN = (
+    *("summary.md", "designs.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv"),
+    *("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "notes.txt"),
+)
 #: Of the layout of directories, and of names and metadata of files; raised when an older program could not read them.
 SCHEMA = 1
 

@@ -64,7 +64,7 @@ class FileRows:
                 for begin in range(0, parquet_rows(self.path), most):
                     yield read_parquet(self.path, rows=(begin, begin + most))
             elif self.path.suffix == LINES:
-                text = io.TextIOWrapper(bounded(self.path), encoding="utf-8")
+                text: Any = io.TextIOWrapper(bounded(self.path), encoding="utf-8")
                 with text, pd.read_json(text, lines=True, chunksize=most, dtype=False) as found:
                     yield from filter(len, found)
             else:
