@@ -243,7 +243,8 @@ def find_file(kind: str, name: str | Path) -> Path:
     if is_path(name):
         return Path(name)
     key, roots = canonical_name(str(name)), spec_roots()
-    if len(roots) == 1 and (shipped := roots[0] / DIRECTORIES[kind] / (key + _SUFFIXES[0])).is_file():
+    shipped = roots[0] / DIRECTORIES[kind] / (key + _SUFFIXES[0])
+    if len(roots) == 1 and is_readable(shipped):
         return shipped  # the name of a shipped file is canonical, and no directory comes before it
     known = spec_files(kind)
     if key not in known:

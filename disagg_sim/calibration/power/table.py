@@ -223,7 +223,7 @@ def read_power_table(path: Path, system: str) -> PowerTable:
     if missing:
         raise TableError(f"{shown(path)}: missing column {missing[0]!r} of a table of power")
     spec = load_system(system)
-    rows = rows[rows["system"].astype(str).map(spec_name) == spec.name].reset_index(drop=True)
+    rows = rows[rows["system"].fillna("").astype(str).map(spec_name) == spec.name].reset_index(drop=True)
     if not len(rows):
         raise TableError(f"{shown(path)}: no row of system {spec.name!r}")
     for column, known in (("kind", (*KINDS, *NO_LAW)), ("framework", LIBRARIES)):

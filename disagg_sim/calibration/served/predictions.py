@@ -59,6 +59,8 @@ def read_predictions(path: Path) -> pd.DataFrame:
         table = read_table(path, dtype=str, keep_default_na=False)
     except (ValueError, UnicodeDecodeError) as error:
         raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    if "row_id" not in table:  # its first line is not what it was taken for
+        raise ServingDataError(f"{shown(path)}: not a CSV: the header is not its first line")
     names = table["row_id"].str.strip()
     if names.duplicated().any():
         raise ServingDataError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")
