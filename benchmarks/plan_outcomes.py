@@ -37,9 +37,9 @@ from disagg_sim.errors import DisaggSimError, InfeasibleError
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import EmpiricalLength, LengthSpec, LogNormalLength, TrafficCase
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.prove import Proof, prove, resized
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.replayed import requests_of

@@ -24,8 +24,8 @@ import pandas as pd
 
 import disagg_sim as ds
 from disagg_sim.domain import Mode
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.prove import Proof, prove, resized
 from disagg_sim.planning.sizing import designs_at
 from disagg_sim.report.plan_rows import mapping_words

@@ -28,7 +28,8 @@ from .physics.kv_blocks import KvLayout
 from .physics.kv_path import KvHandOver, kv_hand_over
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
-from .planning.plan import Plan, plan
+from .planning.answer import Plan
+from .planning.plan import plan
 from .planning.question import PlanOptions
 from .planning.run_energy import run_energy
 from .report.tables import readable

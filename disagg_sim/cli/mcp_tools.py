@@ -30,11 +30,11 @@ from disagg_sim.facts.load import (
 )
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.setup import setup
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.limits import TPOT, TTFT
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.spares import Availability

@@ -23,11 +23,11 @@ from disagg_sim.facts.profile import MOST_SKEW
 from disagg_sim.facts.traffic import HBM, TrafficCase
 from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.limits import HEADROOM, TPOT, TTFT
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.question import HELD, MOST_HEADROOM, OBJECTIVES, OWN, PlanOptions, Size

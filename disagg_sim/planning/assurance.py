@@ -36,8 +36,8 @@ from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added, trust_shares
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.front import best_from

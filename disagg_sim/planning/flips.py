@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from disagg_sim.domain import Mapping, Mode
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import Work
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
 from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired

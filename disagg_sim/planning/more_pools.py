@@ -15,10 +15,11 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep, encode_step
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.limits import TPOT, TTFT, Limit, Work, limit_of
-from disagg_sim.planning.plan import Plan, plan
+from disagg_sim.planning.plan import plan
 from disagg_sim.planning.pool_members import members_of
 from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, Sized, split_choices
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice

@@ -3,79 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
-from disagg_sim.notebook import Shown
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.design import Design
-from disagg_sim.planning.infeasible import Rebuild, why_infeasible
+from disagg_sim.planning.answer import Plan, answer
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
-from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
-from disagg_sim.planning.sizing import Candidates, candidates, designs_at, mappings_of, most_of, most_rate, near_of
+from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
-from disagg_sim.planning.users import designs_of_users
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
 
-#: Designs that are told beside the best. [1]
-RUNNERS_UP = 3
-#: Rates below the most that GPUs serve, in its parts, at which other designs for as many GPUs are looked for. [1]
-FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
 #: Requests of a window over which arrivals are counted. [request]
 WINDOW = 20
 #: TTFT limits that a surge lasts, and requests that it has on average at least: the noise of fewer is no surge. [1]
 SURGE, LEAST_SURGE = 10.0, 400.0
 USUAL = PlanOptions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan(Shown):
-    """A deployment with what it does, and the designs that come after it."""
-
-    size: Size
-    options: PlanOptions
-    work: Work
-    best: Design | None  # None where nothing keeps the limits
-    runners_up: tuple[Design, ...]
-    other: Design | None  # the best of the other mode, for as much work; None where there is none
-    gain: float  # cost of the other mode over its own, or its rate over the other's; below 1 where the other is a
-    # little cheaper, and this one simpler; inf without another [1]
-    infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
-    left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
-    cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
-    cheapest: Design | None = None  # of the least cost for as much work, whatever else speaks against it
-    ask: Callable[..., Plan] | None = field(default=None, repr=False)  # the question again, with other arguments
-    fewest: Design | None = None  # of the fewest GPUs, or with the most rate, where joules are the objective
-    source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
-
-    @property
-    def case(self) -> Candidates:
-        """That of the best design."""
-        assert self.best is not None
-        return self.case_of(self.best)
-
-    def case_of(self, design: Design) -> Candidates:
-        """That of one of its designs."""
-        first, last = design.pools[0].setup, design.pools[-1].setup
-        return next(case for case in self.cases if case.at is last and case.prefill_at is first)
 
 
 def plan(
@@ -201,116 +159,6 @@ def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, flo
         return {at.system.name: power_at(at).idle for at in (decode, prefill)}
     per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
     return costs_of_gpus([decode.system, prefill.system], per)
-
-
-def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
-    """Choose among the designs of all cases; the rest of what ``plan`` does."""
-    chosen = _of_gpus(cases, size.gpus) if size.gpus is not None else _of_rate(cases, size)
-    parts: dict[str, Any] = {"size": size, "options": options, "work": cases[0].work, "cases": tuple(cases)}
-    if chosen is None:
-        said = "; ".join(why_infeasible(case, size, rebuilt(options)) for case in cases)
-        return Plan(
-            **parts, best=None, runners_up=(), other=None, gain=math.nan, infeasible=said, left_out=tuple(left_out)
-        )
-    best, after, other, gain, cheapest = chosen
-    return Plan(
-        **parts,
-        best=best,
-        runners_up=after,
-        other=other,
-        gain=gain,
-        cheapest=cheapest,
-        infeasible="",
-        left_out=tuple(left_out),
-    )
-
-
-def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
-    """The best of the other mode, the best on other systems, and the next best, of kinds of their own if possible."""
-    found = [] if other is None else [other]
-    for alike in (_systems, _kind, lambda each: each.pools):
-        known = {alike(each) for each in (best, *found)}
-        for each in designs:
-            if len(found) < RUNNERS_UP and alike(each) not in known:
-                found.append(each)
-                known.add(alike(each))
-    return tuple(found)
-
-
-def _systems(design: Design) -> Any:
-    """Names of the systems of a design."""
-    return frozenset(pool.setup.system.name for pool in design.pools)
-
-
-def _kind(design: Design) -> Any:
-    """What tells designs apart for a reader: mode, systems, and the layout of decode."""
-    return design.mode, _systems(design), design.pools[-1].mapping
-
-
-#: Best, runners-up, best of the other mode, what that costs over the best, cheapest of all.
-_Chosen = tuple[Design, tuple[Design, ...], Design | None, float, Design]
-
-
-def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
-    """Designs for a rate or users: the best, those after it, that of the other mode, and its cost over the best's."""
-    designs: list[Design] = []
-    for case in cases:
-        designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
-    designs = ranked(designs, near_of(cases[0]))
-    if not designs:
-        return None
-    best = designs[0]
-    other = next((each for each in designs if each.mode != best.mode), None)
-    after = sorted(_runners_up(best, other, designs), key=lambda each: each.cost / each.rate)
-    gain = math.inf if other is None else other.cost / best.cost
-    return best, tuple(after), other, gain, min(designs, key=lambda each: (each.cost, each is not best))
-
-
-def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
-    """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
-    value = partial(_value, drawn=cases[0].drawn)
-    heads: dict[Mode, Design] = {}
-    for mode, case in product((Mode.DISAGGREGATED, Mode.COLOCATED), cases):
-        most = most_rate(case, gpus, mode)
-        designs = ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
-        if designs:
-            made = most_of(case, designs[0], gpus)
-            if mode not in heads or value(made) > value(heads[mode]):
-                heads[mode] = made
-    if not heads:
-        return None
-    mode = first_mode({each: 1.0 / value(head) for each, head in heads.items()}, simpler=is_simpler(heads.values()))
-    best, other = heads[mode], next((head for each, head in heads.items() if each != mode), None)
-    found = {_kind(each): each for each in heads.values()}
-    for factor, case in product(FEWER, cases):
-        for each in designs_at(case, best.rate / factor, gpus):
-            if len(found) <= RUNNERS_UP and _kind(each) not in found:
-                found[_kind(each)] = most_of(case, each, gpus)
-    designs = sorted(found.values(), key=value, reverse=True)
-    after = sorted(_runners_up(best, other, designs), key=value, reverse=True)
-    gain = math.inf if other is None else value(best) / value(other)
-    return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
-
-
-def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:
-    return [each for each in designs_at(case, rate, gpus) if each.mode == mode]
-
-
-def _value(design: Design, *, drawn: bool) -> float:
-    """Requests over cost, by the mean cost of a GPU [request/s]; over what is drawn, where that is it. [request/J]"""
-    return design.rate / design.cost * (1 if drawn else design.gpus)
-
-
-def rebuilt(options: PlanOptions) -> Rebuild:
-    """Make candidates of a case for other lengths or limits, over the same mappings."""
-
-    def rebuild(case: Candidates, work: Work) -> Candidates:
-        mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
-        whole = mappings[0][mappings[0].chunk_tokens == 0]
-        found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
-        return found.asking_as(case)
-
-    return rebuild
 
 
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:

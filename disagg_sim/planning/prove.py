@@ -19,9 +19,9 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.planning.aging import moves_of
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InfeasibleError
+from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.plan import RUNNERS_UP, Plan
 from disagg_sim.planning.prove import Proof, prove
 from disagg_sim.planning.ranking import first_mode
 from disagg_sim.planning.sizing import designs_at

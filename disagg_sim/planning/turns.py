@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from disagg_sim.physics.drafting import cached_layers
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.plan import Plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace

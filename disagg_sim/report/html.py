@@ -20,7 +20,7 @@ from disagg_sim.facts.precision import Precision, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.answer import Plan
 from disagg_sim.report import breakdown
 from disagg_sim.report.breakdown import heading, latency_title, lines_of, point_of, time_text
 from disagg_sim.report.lines import (

@@ -14,11 +14,11 @@ from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.planning.aging import moves_of
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import Changes
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.tiers import tier_uses
 from disagg_sim.report.plan_facts import drawn_rows, fact_rows, joules_of, price_of, price_rows
 from disagg_sim.report.plan_rows import (

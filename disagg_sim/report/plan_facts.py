@@ -10,12 +10,12 @@ from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.planning.aging import moves_of
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
 from disagg_sim.planning.held_waits import HeldPrompts
 from disagg_sim.planning.more_pools import Stage
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.serving.availability import Spares

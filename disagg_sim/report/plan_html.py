@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from html import escape
 
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, assurance
 from disagg_sim.planning.flips import changes_of
-from disagg_sim.planning.plan import Plan
 from disagg_sim.report.plan import Told
 from disagg_sim.report.plan_facts import drawn_rows, fact_rows, price_rows
 from disagg_sim.report.plan_rows import (

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.facts.speculation import Speculation
+from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, Changes, Flip
 from disagg_sim.planning.limits import Limit
-from disagg_sim.planning.plan import Plan
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.planning.ranking import standing
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY

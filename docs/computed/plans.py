@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import disagg_sim as ds
 from disagg_sim.planning.aging import Moves, moves_of
-from disagg_sim.planning.plan import Plan
+from disagg_sim.planning.answer import Plan
 from disagg_sim.report.plan_rows import mapping_words, moved_line
 from docs.computed import quick
 

@@ -9,7 +9,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import Mode
-from disagg_sim.planning.plan import answer
+from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.replayed import policy_of, run_options
