@@ -86,6 +86,8 @@ QUANTILES = (*(step / 100 for step in range(100)), *(0.99 + step / 1000 for step
 NONE_IN = 1e-6
 #: GPUs of a plan [1], and requests that its simulation may have at most.
 SMALLEST, LARGEST, MOST_REQUESTS = 4, 200, 15_000
+#: Draw of arrivals and lengths that judges, one that plans do not see (``planning.prove.DRAWS``).
+JUDGE = 7
 #: Rates beside the planned one, over it. [1]
 LESS, MORE = 0.8, 1.2
 #: GPUs of the mode that was said to be better over those of the other up to which that is no error. [1]
@@ -221,7 +223,7 @@ def outcomes(one: Question) -> Iterator[dict[str, Any]]:
 def _proof(plan: Plan, design: Design, *, adapt: bool = True) -> Proof | None:
     """What simulation says of a design; None where it sees no request that could keep the limits."""
     try:
-        return prove(plan, design, adapt=adapt)
+        return prove(plan, design, adapt=adapt, seed=JUDGE)
     except InfeasibleError:
         return None
 

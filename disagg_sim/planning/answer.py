@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,6 +24,8 @@ from disagg_sim.planning.users import designs_of_users
 RUNNERS_UP = 3
 #: Rates below the most that GPUs serve, in its parts, at which other designs for as many GPUs are looked for. [1]
 FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
+#: Gives a design, the same or one that holds its limits where this one does not; None where none does.
+Check = Callable[[Design], Design | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,19 +34,25 @@ class Plan(Shown):
 
     size: Size
     options: PlanOptions
-    work: Work
-    best: Design | None  # None where nothing keeps the limits
-    runners_up: tuple[Design, ...]
-    other: Design | None  # the best of the other mode, for as much work; None where there is none
-    gain: float  # cost of the other mode over its own, or its rate over the other's; below 1 where the other is a
-    # little cheaper, and this one simpler; inf without another [1]
-    infeasible: str  # what binds, and the nearest limits that do; empty where there is a plan
-    left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
     cases: tuple[Candidates, ...] = field(repr=False)  # one a system, or a pair of them
+    best: Design | None = None  # None where nothing keeps the limits
+    runners_up: tuple[Design, ...] = ()
+    other: Design | None = None  # the best of the other mode, for as much work; None where there is none
+    gain: float = (
+        math.nan
+    )  # cost of the other mode over its own, or its rate over the other's; below 1 where the other is a
+    # little cheaper, and this one simpler; inf without another [1]
+    infeasible: str = ""  # what binds, and the nearest limits that do; empty where there is a plan
+    left_out: tuple[str, ...] = ()  # systems that cannot be planned for, with the reason
     cheapest: Design | None = None  # of the least cost for as much work, whatever else speaks against it
     ask: Callable[..., Plan] | None = field(default=None, repr=False)  # the question again, with other arguments
     fewest: Design | None = None  # of the fewest GPUs, or with the most rate, where joules are the objective
     source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
+
+    @property
+    def work(self) -> Work:
+        """Lengths and limits of the question."""
+        return self.cases[0].work
 
     @property
     def case(self) -> Candidates:
@@ -58,35 +66,25 @@ class Plan(Shown):
         return next(case for case in self.cases if case.at is last and case.prefill_at is first)
 
 
-def answer(cases: Sequence[Candidates], size: Size, options: PlanOptions, left_out: Sequence[str] = ()) -> Plan:
-    """Choose among the designs of all cases; the rest of what ``plan`` does."""
-    chosen = _of_gpus(cases, size.gpus) if size.gpus is not None else _of_rate(cases, size)
-    parts: dict[str, Any] = {"size": size, "options": options, "work": cases[0].work, "cases": tuple(cases)}
+def answer(asked: Plan, check: Check, others: int = RUNNERS_UP) -> Plan:
+    """Choose among the designs of all cases; what is told, so many beside the best, went through ``check``."""
+    chosen = _chosen(asked.cases, asked.size, check, others)
     if chosen is None:
-        said = "; ".join(why_infeasible(case, size, rebuilt(options)) for case in cases)
-        return Plan(
-            **parts, best=None, runners_up=(), other=None, gain=math.nan, infeasible=said, left_out=tuple(left_out)
-        )
+        said = "; ".join(why_infeasible(case, asked.size, rebuilt(asked.options)) for case in asked.cases)
+        if _chosen(asked.cases, asked.size, lambda each: each, others) is not None:
+            said = "designs keep the limits as planned, but none when it is simulated; a looser limit leaves more room"
+        return replace(asked, infeasible=said)
     best, after, other, gain, cheapest = chosen
-    return Plan(
-        **parts,
-        best=best,
-        runners_up=after,
-        other=other,
-        gain=gain,
-        cheapest=cheapest,
-        infeasible="",
-        left_out=tuple(left_out),
-    )
+    return replace(asked, best=best, runners_up=after, other=other, gain=gain, cheapest=cheapest)
 
 
-def _runners_up(best: Design, other: Design | None, designs: Sequence[Design]) -> tuple[Design, ...]:
+def _runners_up(best: Design, other: Design | None, designs: Sequence[Design], others: int) -> tuple[Design, ...]:
     """The best of the other mode, the best on other systems, and the next best, of kinds of their own if possible."""
     found = [] if other is None else [other]
     for alike in (_systems, _kind, lambda each: each.pools):
         known = {alike(each) for each in (best, *found)}
         for each in designs:
-            if len(found) < RUNNERS_UP and alike(each) not in known:
+            if len(found) < others and alike(each) not in known:
                 found.append(each)
                 known.add(alike(each))
     return tuple(found)
@@ -106,43 +104,63 @@ def _kind(design: Design) -> Any:
 _Chosen = tuple[Design, tuple[Design, ...], Design | None, float, Design]
 
 
-def _of_rate(cases: Sequence[Candidates], size: Size) -> _Chosen | None:
+def _chosen(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
+    """What is told, for a rate, users or GPUs; None where nothing serves."""
+    return _of_rate(cases, size, check, others) if size.gpus is None else _of_gpus(cases, size.gpus, check, others)
+
+
+def _of_rate(cases: Sequence[Candidates], size: Size, check: Check, others: int) -> _Chosen | None:
     """Designs for a rate or users: the best, those after it, that of the other mode, and its cost over the best's."""
     designs: list[Design] = []
     for case in cases:
         designs += designs_at(case, size.rate) if size.rate is not None else designs_of_users(case, size.users or 1)
-    designs = ranked(designs, near_of(cases[0]))
-    if not designs:
-        return None
+    known: dict[int, Design] = {}
+    while designs:
+        designs = ranked(designs, near_of(cases[0]))
+        chosen = _among(designs, others)
+        new = next((each for each in (chosen[0], *chosen[1], chosen[4]) if id(each) not in known), None)
+        if new is None:
+            return chosen
+        checked = check(new)
+        known |= {id(each): each for each in (new, checked) if each is not None}  # kept, so that no id comes again
+        designs = [*(each for each in designs if each is not new), *([] if checked is None else [checked])]
+    return None
+
+
+def _among(designs: Sequence[Design], others: int) -> _Chosen:
+    """What is told of designs for one rate, the answer first."""
     best = designs[0]
     other = next((each for each in designs if each.mode != best.mode), None)
-    after = sorted(_runners_up(best, other, designs), key=lambda each: each.cost / each.rate)
+    after = sorted(_runners_up(best, other, designs, others), key=lambda each: each.cost / each.rate)
     gain = math.inf if other is None else other.cost / best.cost
     return best, tuple(after), other, gain, min(designs, key=lambda each: (each.cost, each is not best))
 
 
-def _of_gpus(cases: Sequence[Candidates], gpus: int) -> _Chosen | None:
+def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) -> _Chosen | None:
     """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
     value = partial(_value, drawn=cases[0].drawn)
     heads: dict[Mode, Design] = {}
     for mode, case in product((Mode.DISAGGREGATED, Mode.COLOCATED), cases):
         most = most_rate(case, gpus, mode)
         designs = ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
-        if designs:
-            made = most_of(case, designs[0], gpus)
-            if mode not in heads or value(made) > value(heads[mode]):
-                heads[mode] = made
+        for each in designs:  # the first, unless it does not hold as planned
+            made = most_of(case, each, gpus)
+            checked = check(made)
+            if checked is not None and (mode not in heads or value(checked) > value(heads[mode])):
+                heads[mode] = checked
+            if checked is made:
+                break
     if not heads:
         return None
     mode = first_mode({each: 1.0 / value(head) for each, head in heads.items()}, simpler=is_simpler(heads.values()))
     best, other = heads[mode], next((head for each, head in heads.items() if each != mode), None)
-    found = {_kind(each): each for each in heads.values()}
+    found: dict[Any, Design | None] = {_kind(each): each for each in heads.values()}
     for factor, case in product(FEWER, cases):
         for each in designs_at(case, best.rate / factor, gpus):
-            if len(found) <= RUNNERS_UP and _kind(each) not in found:
-                found[_kind(each)] = most_of(case, each, gpus)
-    designs = sorted(found.values(), key=value, reverse=True)
-    after = sorted(_runners_up(best, other, designs), key=value, reverse=True)
+            if len(found) <= others and _kind(each) not in found:
+                found[_kind(each)] = check(most_of(case, each, gpus))
+    designs = sorted((each for each in found.values() if each is not None), key=value, reverse=True)
+    after = sorted(_runners_up(best, other, designs, others), key=value, reverse=True)
     gain = math.inf if other is None else value(best) / value(other)
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
 

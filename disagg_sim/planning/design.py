@@ -128,14 +128,29 @@ class Design:
         return self.rate * (self.work.surge if share > SHARES["p50"] else 1.0)
 
     @property
+    def flattered(self) -> bool:
+        """Whether closed forms say too little of its latencies: of varied lengths, and of co-located attention DP.
+
+        Long prompts keep a pool longer than their mean does; all ranks wait for the one with the longest step.
+        """
+        apart = int(self.pools[-1].mapping.dp_attn) > 1
+        return self.work.lengths.isl.size > 1 or (self.mode == Mode.COLOCATED and apart)
+
+    @property
     def capacity(self) -> float:
-        """Highest rate at which these instances keep the limits; never below the planned rate. [request/s]"""
+        """Highest rate at which these instances keep the limits; never below the planned rate. [request/s]
+
+        Of a simulated design at most what one instance of a pool more or less would make of it.
+        """
         spare = self.work.spare
 
         def serves(rate: float) -> bool:
             return all(pool.choice.holds(rate / spare, pool.instances) for pool in self.pools)
 
         bound = min(pool.choice.most * spare * pool.instances for pool in self.pools)
+        if self.simulated is not None:
+            counts = [pool.instances for pool in self.pools if pool.instances > 1]
+            bound = min(bound, self.rate * min((each / (each - 1) for each in counts), default=math.inf))
         found = highest(serves, max(bound, self.rate), self.rate)
         return max(found, self.rate)
 

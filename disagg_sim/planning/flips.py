@@ -265,11 +265,11 @@ def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
     work, law = plan.work, plan.work.lengths
     if axis in ("ttft", "tpot"):
         limit = getattr(work, axis)
-        return plan.ask(**{axis: replace(limit, seconds=limit.seconds * factor)})
+        return plan.ask(others=1, **{axis: replace(limit, seconds=limit.seconds * factor)})
     if axis == "nic":
-        return plan.ask(options=replace(plan.options, max_nic=_reached(plan) * factor))
+        return plan.ask(others=1, options=replace(plan.options, max_nic=_reached(plan) * factor))
     isl, osl = (factor, 1.0) if axis == "isl" else (1.0, factor)
-    return plan.ask(lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
+    return plan.ask(others=1, lengths=law.at(round(law.mean_isl * isl), round(law.mean_osl * osl)))
 
 
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
@@ -329,7 +329,7 @@ def set_aside(plan: Plan) -> Design | None:
         return None
     wide = plan
     if plan.options.layouts == Layouts.SUPPORTED:
-        wide = plan.ask(options=replace(plan.options, layouts=Layouts.LAUNCHABLE.value))
+        wide = plan.ask(others=1, options=replace(plan.options, layouts=Layouts.LAUNCHABLE.value))
     found = wide.cheapest
     cheaper = found is not None and found.cost / found.rate < (1.0 - 1e-9) * plan.best.cost / plan.best.rate
     return found if cheaper else None

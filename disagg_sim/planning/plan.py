@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.errors import InputError, quoted
+from disagg_sim.errors import InputError, MissingExtraError, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.answer import Plan, answer
+from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
+from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import candidates, mappings_of
@@ -87,6 +89,22 @@ def plan(
     >>> found.best.mode.value, found.best.gpus <= 4
     ('colocated', True)
     """
+    return _planned(model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, gpus=gpus, options=options)
+
+
+def _planned(
+    model: str | Path | ModelSpec,
+    system: str | SystemSpec | Sequence[str | SystemSpec],
+    lengths: Lengths | Trace | TrafficCase,
+    *,
+    ttft: Any,
+    tpot: Any,
+    rate: float | None,
+    gpus: int | None,
+    options: PlanOptions,
+    others: int = RUNNERS_UP,
+) -> Plan:
+    """The plan with so many designs beside the best."""
     trace = lengths if isinstance(lengths, Trace) else options.trace
     if trace is not None and not 0.0 < trace.rate < math.inf:
         raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
@@ -132,25 +150,34 @@ def plan(
         left_out.append(f"no {what} is known of {', '.join(unpriced)}")
     if not cases:
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
-    asked: dict[str, Any] = {
-        "lengths": lengths,
-        "ttft": ttft,
-        "tpot": tpot,
-        "rate": rate,
-        "gpus": gpus,
-        "options": options,
-    }
+    asked = {"lengths": lengths, "ttft": ttft, "tpot": tpot, "rate": rate, "gpus": gpus, "options": options}
     again = partial(_again, model, system, asked)
-    found = replace(answer(cases, size, options, left_out), source=source, ask=again)
+    question = Plan(size=size, options=options, cases=tuple(cases), left_out=tuple(left_out), source=source, ask=again)
+    check = partial(_checked, question, {})
+    found = answer(question, check, others)
     if options.objective != JOULE or found.best is None:
         return found
-    plain = [replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases]
-    return replace(found, fewest=answer(plain, size, options).best)
+    plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
+    return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
 
 
-def _again(model: Any, system: Any, asked: dict[str, Any], **changed: Any) -> Plan:
+def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | None:
+    """A design as it holds when it is simulated, of the kind that closed forms flatter; others as they are."""
+    if not design.flattered:
+        return design
+    try:
+        from disagg_sim.planning.prove import checked  # the simulator takes a second to load
+        from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+
+        with compilation_told(lambda: print(COMPILING, file=sys.stderr)):
+            return checked(question, design, known)
+    except MissingExtraError:
+        return design
+
+
+def _again(model: Any, system: Any, asked: dict[str, Any], *, others: int = RUNNERS_UP, **changed: Any) -> Plan:
     """The plan of the same question but for what is changed, lengths among it."""
-    return plan(model, system, **(asked | changed))
+    return _planned(model, system, **(asked | changed), others=others)
 
 
 def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, float]:

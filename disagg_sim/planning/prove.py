@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, Percentiles
@@ -34,6 +34,14 @@ from disagg_sim.workload.trace import Trace
 MOST_RUNS = 40
 #: Relative width at which the search for the rate of a number of GPUs ends. [1]
 RATE_STEP = 0.02
+#: Instances that are added first, of those of the largest pool, and their growth from one simulation to the next. [1]
+FIRST_STEP, GROWTH = 0.02, 1.5
+#: GPUs over the planned ones above which no more are tried. [1]
+MOST_GROWTH = 3.0
+#: Draws of arrivals and lengths under which a design that is checked holds: at a limit one of them says little.
+DRAWS = (0, 1)
+#: Requests of a simulation by which a design is checked, at most: it takes up to a second. [request]
+MOST_CHECKED = 30_000
 #: Share of the TTFT limit from which a hand-over says that decode has too few seats. [1]
 HAND_OVER = 0.3
 
@@ -126,12 +134,78 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     final = first
     if adapt:
         final = _most_rate(runs, first) if plan.size.gpus is not None else _least_counts(runs, first)
-    shown, case = resized(plan, chosen, final.counts, final.rate), plan.case_of(chosen)
+    shown = _shown(plan, chosen, final)
+    failing = runs.failing(shown) if any(pool.spares for pool in shown.pools) else None
+    return Proof(planned=first, final=final, design=shown, runs=runs.done, failing=failing)
+
+
+def checked(plan: Plan, design: Design, known: dict[int, int]) -> Design | None:
+    """Simulate a design of a kind that closed forms flatter (``Design.flattered``), before it is told.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of which the design is.
+    design : Design
+        For a rate or GPUs.
+    known : dict
+        Instances that pools of a choice need, by its ``id``, as designs that share it have shown; more are noted. [1]
+
+    Returns
+    -------
+    Design, optional
+        The same where it holds its limits under all draws of ``DRAWS``, is of another kind, or cannot be simulated in a
+        moment; else with the counts, or the rate, at which it holds; None where none does.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
+    >>> checked(found, found.best, {}) is found.best
+    True
+    """
+    if not design.flattered or plan.size.users is not None:
+        return design
+    try:
+        run_options(design, plan.options.max_nic)
+        if len(requests_of(plan, design, DRAWS[0])[0]) > MOST_CHECKED:
+            return design
+    except InputError:  # nothing that says which requests come, or how they are spread
+        return design
+    planned, by_rate = tuple(pool.instances for pool in design.pools), plan.size.gpus is None
+    counts = tuple(max(pool.instances, known.get(id(pool.choice), 0)) for pool in design.pools) if by_rate else planned
+    rate, last = design.rate, None
+    for seed in DRAWS if plan.options.trace is None else DRAWS[:1]:
+        try:
+            last = _holding(_Runs(plan, design, seed), counts, rate, by_rate=by_rate)
+        except InfeasibleError:  # the simulator sees no request that could keep its limits
+            last = None
+        if last is None:
+            return None
+        counts, rate = last.counts, last.rate
+    if last is None or (counts == planned and rate == design.rate):
+        return design
+    known |= {id(pool.choice): count for pool, count in zip(design.pools, counts, strict=True)}
+    return _shown(plan, design, last)
+
+
+def _holding(runs: _Runs, counts: tuple[int, ...], rate: float, *, by_rate: bool) -> Run | None:
+    """A run that holds: as planned, with the fewest more instances, or at the most rate below; None where none does."""
+    run = runs.at(counts, rate)
+    if run.holds:
+        return run
+    run = _grown(runs, run) if by_rate else _most_rate(runs, run)
+    for place, fails in enumerate(counts if run.holds else ()):
+        run = _fewer(runs, run, place, fails) if run.counts[place] > fails else run
+    return run if run.holds else None
+
+
+def _shown(plan: Plan, design: Design, final: Run) -> Design:
+    """A design as it was in a run, with spares where it has some."""
+    shown, case = resized(plan, design, final.counts, final.rate), plan.case_of(design)
     if case.availability is not None:
         shown = case.availability.spared(shown, case.costs)
-    failing = runs.failing(shown) if any(pool.spares for pool in shown.pools) else None
-    shown = replace(shown, simulated=(final.ttft, final.tpot))
-    return Proof(planned=first, final=final, design=shown, runs=runs.done, failing=failing)
+    return replace(shown, simulated=(final.ttft, final.tpot))
 
 
 def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) -> Design:
@@ -288,24 +362,31 @@ def _holds(values: Floats, limit: Limit) -> bool:
 
 def _least_counts(runs: _Runs, first: Run) -> Run:
     """The fewest instances of each pool, from where the plan has them; the last run where none holds."""
-    run, rate = first, first.rate
-    step = 1
-    while not run.holds and runs.done < MOST_RUNS:
-        waits = run.hand_over > HAND_OVER * runs.plan.work.ttft.seconds  # for seats of decode
-        late = [not run.holds_ttft and not waits, not run.holds_tpot or waits or bool(run.lost)]
-        grows = late if len(run.counts) > 1 else [True]
-        run = runs.at(tuple(count + step * more for count, more in zip(run.counts, grows, strict=True)), rate)
-        step = max(step, math.ceil(0.02 * max(run.counts)))
-    if not run.holds:
-        return run
-    for pool in range(len(run.counts)):
+    run = _grown(runs, first)
+    for pool in range(len(run.counts) if run.holds else 0):
         run = _fewer(runs, run, pool)
     return run
 
 
-def _fewer(runs: _Runs, run: Run, pool: int) -> Run:
-    """Take instances of one pool away as long as the limits hold: first in growing steps, then by bisection."""
-    holds, fails, step = run.counts[pool], 0, 1
+def _grown(runs: _Runs, first: Run) -> Run:
+    """A run that holds, with more instances of the pools that are late, in growing steps; the last where none holds."""
+    run, rate = first, first.rate
+    step, most = math.ceil(FIRST_STEP * max(first.counts)), MOST_GROWTH * runs.design.gpus
+    while not run.holds and runs.done < MOST_RUNS and resized(runs.plan, runs.design, run.counts, rate).gpus <= most:
+        waits = run.hand_over > HAND_OVER * runs.plan.work.ttft.seconds  # for seats of decode
+        late = [not run.holds_ttft and not waits, not run.holds_tpot or waits or bool(run.lost)]
+        grows = late if len(run.counts) > 1 else [True]
+        run = runs.at(tuple(count + step * more for count, more in zip(run.counts, grows, strict=True)), rate)
+        step = math.ceil(GROWTH * step)
+    return run
+
+
+def _fewer(runs: _Runs, run: Run, pool: int, fails: int = 0) -> Run:
+    """Take instances of one pool away as long as the limits hold, more than those that fail.
+
+    First in growing steps, where no count is known to fail, then by bisection.
+    """
+    holds, step = run.counts[pool], 1
     best = run
     while holds - fails > 1 and runs.done < MOST_RUNS:
         trial = holds - step if not fails else (holds + fails) // 2

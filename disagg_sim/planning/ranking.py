@@ -3,8 +3,8 @@
 Forecasts of two designs that differ by a percent or two do not tell which is cheaper. So of designs that cost nearly
 the same, one whose layouts were run comes first, then one on fewer hosts an instance, then the cheaper, then the
 faster, then the smaller. Of the two modes co-located serving is the simpler: one pool, and no caches to move. That
-does not count where its ranks have attention each for itself (attention DP): such plans held least often when they were
-simulated (``planning.assurance.ERRORS``).
+does not count where its ranks have attention each for itself (attention DP): they wait for each other, which closed
+forms understate (``Design.flattered``) and no measurement at hand has judged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from disagg_sim.search.layouts import why_unserved
 #: designs are seldom told apart by less). [1]
 NEAR = 1.03
 #: Cost of co-located over disaggregated serving up to which the simpler mode comes first (chosen: simulated gains
-#: spread by more about those of plans, ``planning.assurance.ERRORS``). [1]
+#: spread by more about those of plans, ``planning.assurance.GAIN_ERROR``). [1]
 SIMPLER = 1.10
 
 
@@ -68,7 +68,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
         hosts=(math.ceil(gpus / at.system.host_gpus) - 1).bit_length(),
         cost=float(pool.gpus),
         held=bool(getattr(pool.choice, "hold_steps", 0)),
-        late=late,
+        late=float(f"{late:.9g}"),  # alike but for rounding is alike
         gpus=gpus,
     )
 
@@ -101,7 +101,7 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
         hosts=max(each.hosts for each in pools),
         cost=design.cost,
         held=any(each.held for each in pools),
-        late=math.prod(each.late for each in pools),
+        late=float(f"{math.prod(each.late for each in pools):.9g}"),
         gpus=max(each.gpus for each in pools),
     )
 

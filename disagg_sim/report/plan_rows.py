@@ -136,7 +136,7 @@ def _why_first(plan: Plan, best: Design) -> str:
     if best.mode == Mode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
     if plan.gain < 1.0 + SAME:
-        return "co-located attention DP holds its limits less often when simulated"
+        return "ranks of co-located attention DP wait for each other, which no measurement has judged"
     if plan.gain < LEAST_GAIN:
         return f"its forecast is ahead, by less than {_percent(LEAST_GAIN - 1.0)}"
     return f"its forecast is ahead, with a probability below {_percent(LEAST_PROBABILITY)}"
