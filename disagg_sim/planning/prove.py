@@ -6,6 +6,8 @@ the question are drawn, and the requests of the first two mean times in the syst
 Counts are searched without spares. A plan with spares is then played with them: as many instances of each pool as it
 has spares fail at once, in full load, and are away for the restart of the stated failures. Their requests begin again
 elsewhere, and the limits must hold for those in flight and all that come after.
+
+Past 400 lines: the searches for counts, of a proof and of a check before a design is told, share the simulations.
 """
 
 from __future__ import annotations

@@ -18,7 +18,28 @@ OPEN_SEAL = (_MARK + _OPEN).decode()
 
 
 def bytes_of(path: Path) -> bytes:
-    """All bytes of a file; ``OSError`` where there is none, or a pipe or a device in its place."""
+    """Read all bytes of a file.
+
+    Parameters
+    ----------
+    path
+        Of a file.
+
+    Returns
+    -------
+    bytes
+        Its content.
+
+    Raises
+    ------
+    OSError
+        There is none, or a pipe or a device in its place.
+
+    Examples
+    --------
+    >>> b"Seal files" in bytes_of(Path(__file__))
+    True
+    """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "no file", str(path))
     return path.read_bytes()
