@@ -45,7 +45,7 @@ LINE, TEXT = 1200, 20_000  # longest line and text of an error [character]
 TOLD = re.compile(
     r"error: | +- |\S+: (line \d|no such file$)|(\S+: )?(warning|note): |\S+: dropped \d+ of \d+ rows "
     r"|[\d,]+ (of [\d,]+ )?(stored )?(blocks|runs|design points|requests|kernels|experiments|figures) "
-    r"|compiling the kernel \(once"
+    r"|compiling the kernel \(once|\S+: (arrivals count from |no arrival times |\d+ (requests at|sessions:) |columns? )"
 )
 WARNED = re.compile(r"\w*Warning: |Traceback")
 
