@@ -29,7 +29,7 @@ class Standing(NamedTuple):
     """What puts designs of nearly one cost in order; the smaller comes first."""
 
     unknown: bool  # whether no run of a layout of its kind and size is known
-    hosts: int  # of its largest instance, in doublings: 0 = one host or a part of one, 1 = two ... [1]
+    hosts: int  # of an instance, in doublings, added over its pools: 0 = one host or a part of one, 1 = two ... [1]
     cost: float  # in the unit of the objective, or GPUs
     held: bool  # whether prompts are held back, which takes an option of the engine
     late: float  # TTFT and TPOT at the percentiles of their limits, over these, multiplied [1]
@@ -86,7 +86,7 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
     Returns
     -------
     Standing
-        The largest of its pools; of latencies the product.
+        The largest of its pools; of hosts the sum, of latencies the product.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
     pools = [of_pool(pool) for pool in design.pools]
     return Standing(
         unknown=any(each.unknown for each in pools),
-        hosts=max(each.hosts for each in pools),
+        hosts=sum(each.hosts for each in pools),
         cost=design.cost,
         held=any(each.held for each in pools),
         late=float(f"{math.prod(each.late for each in pools):.9g}"),

@@ -384,3 +384,10 @@ def test_a_routing_that_is_not_played_is_refused_by_a_simulation():
     )
     with pytest.raises(InputError, match=r"rank_imbalance random: .* allowed with it: even, least_load"):
         prove(drawn, adapt=False)
+
+
+def test_an_instance_on_one_host_comes_before_one_on_four_beside_a_large_decode_instance():
+    """R1 on GB200: prefill as 4 x PP4 or 1 x PP16, both 16 GPUs, beside a decode instance of 12."""
+    best = ds.plan("deepseek_r1", "gb200_nvl72", ds.lengths(8192, 1024), ttft="2 s", tpot="30 ms", rate=40).best
+    prefill, decode = best.pools
+    assert (prefill.gpus, int(prefill.mapping.gpus), int(decode.mapping.gpus)) == (16, 4, 12)
