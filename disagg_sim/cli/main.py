@@ -30,6 +30,8 @@ from disagg_sim.reading import last_read
 from disagg_sim.units import LEAST, MOST
 
 EXPECTED, FAULT, INTERRUPTED = 2, 3, 130  # exit codes
+#: A disk, or its quota, has no room.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _NUMBER = re.compile(r"\d+\.?\d*(?:[eE][-+]?\d+)?")
 UsageError: Any = typer.BadParameter.__bases__[0]  # click's, which typer may bring along under a name of its own
@@ -106,7 +108,12 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _beyond(error: Exception, arguments: Sequence[str]) -> int | None:
-    """Tell in one line what is beyond numbers, nesting, memory or the system, and where it was read; None of a bug."""
+    """Tell in one line what is beyond numbers, nesting, memory or the system, and where it was read; None of a bug.
+
+    None of a full disk below the output, too: nothing was read that would have to be changed.
+    """
+    if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        return None
     named = getattr(error, "filename", None) or last_read()
     extreme = next((f"{before} {word}" for before, word in pairwise(["", *arguments]) if _is_extreme(word)), "")
     if isinstance(error, OSError):
@@ -170,7 +177,7 @@ def main() -> None:
 
 def _tell_fault(error: Exception) -> None:
     """Print a traceback and a line; for a full disk only the line."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in FULL:
         print(f"error: {error.strerror}", file=sys.stderr)
         return
     traceback.print_exception(error)

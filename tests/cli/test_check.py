@@ -283,7 +283,7 @@ def test_lost_points_and_cases_of_one_side_are_told(
         (["check", "{results}", "--baseline", "{other}"], "cases not computed"),
         (["check", "{narrow}", "--baseline", "{results}"], "missing column 'decode_batch'"),
         (["check", "{results}", "--baseline", "{fewer}"], "alone has engine"),
-        (["check", "{results}", "--baseline", "{results}", "--json", "{empty}"], "cannot write"),
+        (["check", "{results}", "--baseline", "{results}", "--json", "{empty}"], "is a directory; name a file in it"),
         (["compare", "{results}"], "B"),
     ],
 )
