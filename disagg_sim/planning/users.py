@@ -21,7 +21,7 @@ from disagg_sim.planning.sizing import Candidates, cost_of, designs_at
 #: Share by which the rate goes up in a round, at least. [1]
 STEP = 5e-3
 #: Relative width at which the search for a design's own rate ends. [1]
-NARROW = 1e-9
+NARROW = 1e-7
 
 
 def designs_of_users(case: Candidates, users: int) -> list[Design]:
