@@ -1,11 +1,13 @@
 """Say what to install where the package of an extra is missing.
 
 The core plans, sweeps, explains and reports. What only some users need is an extra of the distribution, and is imported
-inside ``extra``, so that its lack is one line, on the command line as in a notebook.
+inside ``extra``, so that its lack is one line, on the command line as in a notebook. The working directory, whose
+files may be of others, has neither configuration nor code for what is imported and started.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,10 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "measure": Extra("timing the kernels of a GPU", ("torch",)),
     }
 )
+#: What libraries read in the working directory as they are imported.
+_FILES = (".numba_config.yaml", "matplotlibrc")
+#: Python looks for modules in the working directory of what it starts by ``-c`` and ``-m`` unless this is set.
+_SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @contextmanager
@@ -64,9 +70,58 @@ def extra(name: str) -> Iterator[None]:
     disagg_sim.errors.MissingExtraError: timing the kernels of a GPU needs torch: pip install 'disagg-sim[measure]'
     """
     try:
-        yield
+        with unconfigured():
+            yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS[name].packages:
             raise
         raise MissingExtraError(f"{EXTRAS[name].purpose} needs {package}: pip install 'disagg-sim[{name}]'") from None
+
+
+@contextmanager
+def unconfigured() -> Iterator[None]:
+    """Import libraries inside the block without what the working directory has for them.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Examples
+    --------
+    >>> with unconfigured():
+    ...     os.path.exists("matplotlibrc"), os.path.exists(".")
+    (False, True)
+    """
+    exists = os.path.exists
+    os.path.exists = lambda path: path not in _FILES and exists(path)
+    try:
+        yield
+    finally:
+        os.path.exists = exists
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Start Python processes inside the block that find no modules in the working directory.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Examples
+    --------
+    >>> with safe_path():
+    ...     os.environ["PYTHONSAFEPATH"]
+    '1'
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+        if before is not None:
+            os.environ[_SAFE_PATH] = before

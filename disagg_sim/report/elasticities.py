@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
 from disagg_sim.certainty.elasticity import PARAMETERS
+from disagg_sim.report.drawing import mpl
 from disagg_sim.report.figures import COLOURS, STYLE, X_LABEL, X, blank_figure, save_png
 from disagg_sim.report.words import MODE_TEXT
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.lines import Line2D
 
 from disagg_sim.calibration.served.tables import ENGINE_NOISE
+from disagg_sim.report.drawing import Line2D, mpl
 from disagg_sim.report.figures import COLOURS, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.units import MS
 

@@ -11,16 +11,12 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from disagg_sim.atomic import remove, written
 from disagg_sim.domain import Mode
+from disagg_sim.report.drawing import Figure, FigureCanvasAgg, FuncFormatter, Line2D, mpl
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
 from disagg_sim.search.front import best_from

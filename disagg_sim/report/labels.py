@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from matplotlib.text import Text
+
+from disagg_sim.report.drawing import Text
 
 MOST = 7  # labels of one picture
 _RIGHT = tuple((x, y) for y in (8, 24, 40, 60, 85) for x in (12, 30, 60, 100))  # [point]

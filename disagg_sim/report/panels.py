@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.colors import TwoSlopeNorm
-from matplotlib.ticker import FuncFormatter
 from numpy.typing import ArrayLike
 
+from disagg_sim.report.drawing import FuncFormatter, TwoSlopeNorm, mpl
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 
 FEW_DECADES = 1000.0  # span up to which an axis has ticks between the powers of ten [1]

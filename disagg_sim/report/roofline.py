@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FuncFormatter
 
 from disagg_sim.atomic import written
 from disagg_sim.certainty.breakdown import Breakdown
@@ -17,6 +15,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.report.breakdown import RESOURCE_COLOURS, RESOURCE_TEXT, heading, latency_title, lines_of, point_of
+from disagg_sim.report.drawing import FuncFormatter, mpl
 from disagg_sim.report.figures import STYLE, blank_figure
 from disagg_sim.units import MS, TB, TERA
 

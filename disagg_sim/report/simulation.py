@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from disagg_sim.arrays import Floats
 from disagg_sim.atomic import remove
 from disagg_sim.domain import Slo
+from disagg_sim.report.drawing import FuncFormatter, LogLocator, NullLocator, mpl
 from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.report.labels import plain
 from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run

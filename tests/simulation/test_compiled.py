@@ -96,7 +96,13 @@ def test_a_wish_that_cannot_be_met_is_told(sealed: Path) -> None:
     (sealed / "home").chmod(0o755)
     directory, note = kept(sealed, NUMBA_CACHE_DIR=str(sealed / "tmp"))
     assert directory.startswith(str(sealed / "home"))
-    assert note.startswith(f"NUMBA_CACHE_DIR {sealed / 'tmp'} cannot be written: ")
+    assert note.startswith(f"cannot write NUMBA_CACHE_DIR {sealed / 'tmp'}, ")
+    (sealed / "tmp").chmod(0o755)
+    (sealed / "tmp" / Path(directory).name).mkdir()
+    (sealed / "tmp" / Path(directory).name).chmod(0o777)  # what others can write is not executed
+    directory, note = kept(sealed, NUMBA_CACHE_DIR=str(sealed / "tmp"))
+    assert directory.startswith(str(sealed / "home"))
+    assert note.startswith(f"cannot write NUMBA_CACHE_DIR {sealed / 'tmp'} (others can), ")
 
 
 def test_compiling_is_told_once_and_calling_what_is_compiled_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.extras import extra
+from disagg_sim.extras import extra, safe_path
 from disagg_sim.units import MS
 
 DEVICES = ("cuda", "cpu")
@@ -252,7 +252,8 @@ def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str
 
     told = multiprocessing.get_context("spawn").SimpleQueue()
     arguments = (tuple(wanted), ranks, backend, _free_port(), told)
-    running = multiprocessing.start_processes(_rank, args=arguments, nprocs=ranks, join=False, start_method="spawn")
+    with safe_path():
+        running = multiprocessing.start_processes(_rank, args=arguments, nprocs=ranks, join=False, start_method="spawn")
     slowest = [0.0] * len(wanted)
     for _ in range(ranks * len(wanted)):
         place, seconds = told.get()

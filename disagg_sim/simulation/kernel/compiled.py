@@ -23,8 +23,11 @@ from disagg_sim.extras import extra
 
 with extra("simulate"):
     import numba
+    from numba.core import config as compiler_config
     from numba.core import event
     from numba.core import types as compiled_types
+
+cast(Any, compiler_config)._config_fname = ""  # every compilation would read it in the working directory
 
 
 def _load_array_functions() -> None:
@@ -93,7 +96,7 @@ class CodeHome:
 def code_home() -> CodeHome:
     """Find the first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory.
 
-    The last two only where nobody else can write: what lies there is executed.
+    All but that next to the sources only where nobody else can write: what lies there is executed.
 
     Returns
     -------
@@ -110,17 +113,16 @@ def code_home() -> CodeHome:
     content = hashlib.sha256(b"".join(file.with_suffix(".py").read_bytes() for file in files)).hexdigest()
     name, wanted = f"kernel-{content[:16]}", _numba.config.CACHE_DIR
     lasting = [Path(wanted)] if wanted else []
-    lasting.append(here / "__pycache__")
-    home = None
+    lasting.append(beside := here / "__pycache__")  # who else can write there could change the package, too
     with suppress(RuntimeError):  # a user without one
-        home = Path.home() / ".cache" / "disagg_sim"
-        lasting.append(home)
+        lasting.append(Path.home() / ".cache" / "disagg_sim")
+    refused: list[str] = []
     for base in lasting:
-        if (base != home or _is_own(base / name)) and _can_be_written(base / name):
-            moved = wanted and base != Path(wanted)
-            note = f"NUMBA_CACHE_DIR {wanted} cannot be written: the kernel's machine code is kept in {base}"
-            return CodeHome(base / name, note if moved else "")
-    tried = ", ".join(f"{base} (others can)" if _can_be_written(base / name) else str(base) for base in lasting)
+        if (base == beside or _is_own(base / name)) and _can_be_written(base / name):
+            note = f"cannot write NUMBA_CACHE_DIR {', '.join(refused)}: the kernel's machine code is kept in {base}"
+            return CodeHome(base / name, note if wanted and refused else "")
+        refused.append(f"{base} (others can)" if _can_be_written(base / name) else str(base))
+    tried = ", ".join(refused)
     passing = Path(tempfile.gettempdir()) / f"disagg_sim-{os.getuid()}"
     if _is_own(passing) and _can_be_written(passing / name):
         return CodeHome(passing / name, f"the kernel's machine code is kept in {passing}: cannot write {tried}")

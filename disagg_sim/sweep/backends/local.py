@@ -16,6 +16,7 @@ from typing import Any
 from joblib import Parallel, delayed
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
+from disagg_sim.extras import safe_path
 from disagg_sim.sweep.backends.workers import Call, Engine, Outcome
 
 #: How often a worker looks whether its parent lives. [s]
@@ -67,7 +68,8 @@ def in_processes(jobs: int) -> Iterator[Engine]:
                 for number in set(group) - found:
                     yield from _alone(call, number, tasks[number], jobs)
 
-    yield engine
+    with safe_path():
+        yield engine
 
 
 def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, Outcome]]:
