@@ -255,6 +255,47 @@ def remove(path: Path) -> None:
         raise StoreError(f"{path}: cannot be removed: {error.strerror or error}") from None
 
 
+def require_own(root: Path, names: Iterable[str], mark: str, *, by: str = "") -> None:
+    """Raise where what is to be written would take the place of a file of somebody else, or go through a link.
+
+    Parameters
+    ----------
+    root, names
+        A directory, which may be a link, and what is about to be written in it, files or directories.
+    mark, by
+        A text that tells files of the command, and the one that has it for all; empty = each has it.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    StoreError
+        One line.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_text(Path(folder, "run.sh"), "# by this program")
+    ...     require_own(Path(folder), ["run.sh", "new.sh"], "by this program")
+    """
+    for name in names:
+        path = root / name
+        if path.is_symlink() and not _is_stream(path):
+            raise StoreError(f"{path}: is a link, and nothing is written through it; remove it, or name another place")
+        if path.is_file() and not _has(root / (by or name), mark):
+            said = "is there already, and this command did not write it; move it away, or name another place"
+            raise StoreError(f"{path}: {said}")
+
+
+def _has(path: Path, mark: str) -> bool:
+    with suppress(OSError), open(path, "rb", opener=no_link) as handle:
+        return mark.encode() in handle.read(1 << 24)
+    return False
+
+
 def no_link(path: str, flags: int) -> int:
     """Open a file for ``open(..., opener=no_link)``: no link to another one, and without waiting for a pipe.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from disagg_sim.atomic import remove_leftovers, write_text, written
+from disagg_sim.atomic import remove_leftovers, require_own, write_text, written
 from disagg_sim.errors import StoreError
 
 #: Writes half a file, says so, and waits to be killed.
@@ -130,3 +130,17 @@ def test_a_full_device_is_one_line() -> None:
     with pytest.raises(StoreError, match="/dev/full: cannot write: No space left on device"):
         write_text(Path("/dev/full"), "words")
     assert Path("/dev/full").is_char_device()
+
+
+def test_files_of_others_and_links_are_not_replaced(tmp_path: Path) -> None:
+    mine = {"a.sh": "by us, edited", "b.sh": "my own", "c.sh": "by us"}
+    for name, text in mine.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.sh").symlink_to("c.sh")
+    (tmp_path / "away").symlink_to("elsewhere")
+    (tmp_path / "root").symlink_to(tmp_path)
+    require_own(tmp_path / "root", ["a.sh", "c.sh", "new.sh"], "by us")
+    require_own(tmp_path, ["b.sh"], "by us", by="c.sh")
+    for name, said in {"b.sh": "did not write it", "link.sh": "is a link", "away": "is a link"}.items():
+        with pytest.raises(StoreError, match=rf"{name}: .*{said}"):
+            require_own(tmp_path, ["new.sh", name], "by us")

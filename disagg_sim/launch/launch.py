@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from disagg_sim.atomic import write_text
+from disagg_sim.atomic import require_own, write_text
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
@@ -34,6 +34,8 @@ _CHUNKS_OVER_STAGES = {
     "vllm": "vLLM starts the next chunk of a prompt while others are in the pipeline; no run has checked it",
     "trtllm": "chunked prefill over pipeline stages is untested in the feature matrix of TensorRT-LLM",
 }
+#: Stands in every file, so that one of somebody else is never replaced.
+_MARK = "Written by disagg-sim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +48,12 @@ class Launch:
     notes: tuple[str, ...]  # a line each
 
     def write(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write the files and ``notes.txt`` into a directory; return their paths, scripts ready to run."""
+        """Write the files and ``notes.txt`` into a directory; return their paths, scripts ready to run.
+
+        ``StoreError`` where a file is there that a launch did not write.
+        """
         texts = {**self.files, "notes.txt": "".join(f"{line}\n" for line in self.notes)}
+        require_own(Path(directory), texts, _MARK)
         paths = tuple(Path(directory) / name for name in texts)
         for path, text in zip(paths, texts.values(), strict=True):
             write_text(path, text)
@@ -119,8 +125,14 @@ def launch(
         files = scripts_of(own, workers, weights, spec.version, node_gpus)
     version = spec.version if name == own else f"{spec.version}, {serves.title} {serves.version}"
     notes = dict.fromkeys(_notes(workers, weights, own, name, node_gpus))
-    said = f"options of {spec.title} {version}; other versions may name them differently"
+    said = f"{_MARK}: options of {spec.title} {version}; other versions may name them differently"
+    files = {name: _marked(text) for name, text in files.items()}
     return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
+
+
+def _marked(text: str) -> str:
+    head, line, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
+    return f"{head}{line}# {_MARK}.\n{rest}"
 
 
 def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:

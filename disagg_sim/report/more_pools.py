@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
 from disagg_sim.planning.more_pools import MorePools, Stage
 from disagg_sim.planning.pool_facts import PoolFacts
-from disagg_sim.report.plan import Block, drawn_json, token_prices_json
+from disagg_sim.report.plan import Block, drawn_json, token_prices_json, write_answer
 from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
@@ -347,7 +346,6 @@ def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None, 
     ['designs.csv', 'plan.json', 'plan.txt']
     """
     made = pools_json(found, run, facts)
-    write_text(out / "plan.txt", text)
-    write_text(out / "plan.json", json.dumps(made, indent=2) + "\n")
+    write_answer(out, text, made)
     rows = [{**pool, **pool["mapping"]} for pool in made["pools"]]
     write_csv(out / "designs.csv", pd.DataFrame(rows).drop(columns="mapping", errors="ignore"))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from disagg_sim.atomic import write_csv, write_text
+from disagg_sim.atomic import require_own, write_csv, write_text
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
@@ -173,11 +174,39 @@ def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
     ...     sorted(each.name for each in Path(folder).iterdir())
     ['designs.csv', 'plan.json', 'plan.txt']
     """
-    write_text(out / "plan.txt", text)
-    write_text(out / "plan.json", json.dumps(plan_json(plan, told), indent=2) + "\n")
+    write_answer(out, text, plan_json(plan, told))
     designs = [plan.best, *plan.runners_up] if plan.best is not None else []
     rows = [row for place, design in enumerate(designs) for row in _design_rows(plan, design, place)]
     write_csv(out / "designs.csv", pd.DataFrame(rows))
+
+
+def write_answer(out: Path, text: str, document: Mapping[str, Any]) -> None:
+    """Write ``plan.txt`` and ``plan.json`` where nothing else is, and what follows them may be written.
+
+    Parameters
+    ----------
+    out
+        Directory; it is made.
+    text, document
+        The screen, and its JSON, whose schema tells a plan.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "plan.txt").touch()
+    ...     write_answer(Path(folder), "co-locate", {"schema": PLAN})
+    Traceback (most recent call last):
+    disagg_sim.errors.StoreError: ...: is there already, and this command did not write it; ...
+    """
+    names = ("plan.json", "plan.txt", "designs.csv", "start")
+    require_own(out, names, '"schema": "disagg-sim/', by="plan.json")
+    write_text(out / "plan.json", json.dumps(document, indent=2) + "\n")
+    write_text(out / "plan.txt", text)
 
 
 def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]:

@@ -47,6 +47,17 @@ def test_a_deployment_of_a_scenario_is_written_with_its_notes(scenario, tmp_path
     assert (out / "router.sh").stat().st_mode & 0o100
 
 
+def test_files_of_its_own_are_replaced_and_others_never(scenario, tmp_path, capsys):
+    out, asked = tmp_path / "start", f"launch {scenario} --deployment two --engine vllm --out {tmp_path / 'start'}"
+    run(asked, capsys)
+    run(asked, capsys)
+    (out / "router.sh").write_text("mine")
+    (out / "notes.txt").unlink()
+    assert started(asked.split()) == 2
+    assert "router.sh: is there already, and this command did not write it" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh", "router.sh"]
+
+
 def test_without_a_directory_the_files_are_printed(scenario, capsys):
     told = run(f"launch {scenario} --deployment four --engine llm-d", capsys)
     assert "# --- decode.yaml" in told

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # prefill: 1 instance of TP8 PP4, 32 GPUs on 4 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # prefill: 1 instance of TP8 PP4, 32 GPUs on 4 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 4 nodes.
 set -euo pipefail

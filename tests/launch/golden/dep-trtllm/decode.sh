@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 2 nodes.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # Answers clients, and sends their requests to the instances.
 set -euo pipefail
 ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens

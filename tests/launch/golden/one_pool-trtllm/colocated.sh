@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # colocated: 4 instances of TP2, 2 GPUs on 1 node each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, on its node.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 12 nodes.
 set -euo pipefail

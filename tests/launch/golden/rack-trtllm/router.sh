@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # Answers clients, and sends their requests to the instances.
 set -euo pipefail
 # It asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Written by disagg-sim.
 # prefill: 6 instances of DP4 EP4, 4 GPUs on 1 node each. vLLM 0.31.0.
 # Run it once for each instance, on its node.
 set -euo pipefail
