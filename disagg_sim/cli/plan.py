@@ -183,7 +183,8 @@ def plan(
     )
 
     if of_more_pools(pools, images, ffn_system):
-        refused({"--tiers of sessions": memory, "--trace": played, "--hold-prompts": hold_prompts != HELD})
+        held = hold_prompts != HELD
+        refused({"--tiers of sessions": memory, "--trace": played, "--hold-prompts": held, "--confidence": confidence})
         limits = (ttft, tpot)
         asked = pools_question(pools, images, ffn_system, limits, Size(rate=rate, gpus=gpus, users=users))
         answer_pools(

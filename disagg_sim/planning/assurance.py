@@ -14,15 +14,21 @@ off by a normal error of mean :math:`\mu_g` and s.d. :math:`\sigma_g` (``GAIN_ER
 deployment holds by :math:`\mu_r`, :math:`\sigma_r` (``RATE_ERROR``). So
 
 .. math:: P(\text{better}) = \operatorname{mean}_s \Phi\left(\frac{\ln g_s + \mu_g}{\sigma_g}\right), \qquad
-          P(\text{holds}) = \operatorname{mean}_s \Phi\left(\frac{\ln (q_s K/r) + \mu_r}{\sigma_r}\right)
+          P(\text{holds}) = \operatorname{mean}_s \Phi\left(\frac{\ln (K_s/r) + \mu_r}{\sigma_r}\right)
 
-with the capacity K of the planned counts, the rate r, and what a sample leaves of the throughput, q_s.
+with the rate r and the highest rate K_s that the planned instances keep the limits at in a sample. Where the time to a
+first token is a_s times its forecast, that of a step b_s times, and throughput q_s times, a limit L is kept as L/a_s or
+L/b_s at nominal times would be:
+
+.. math:: K_s = q_s \min\left(K(L_{TTFT}/a_s, \infty),\; K(\infty, L_{TPOT}/b_s)\right)
+
+with the queues of the plan in K (``Design.keeping``). The probability of one limit alone has its term alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import NamedTuple
@@ -37,7 +43,7 @@ from disagg_sim.certainty.trust import Shares, added, trust_shares
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
-from disagg_sim.planning.design import PlannedPool
+from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.front import best_from
@@ -72,7 +78,10 @@ class Error(NamedTuple):
 #: means are below a standard error, and taken as 0. [1]
 GAIN_ERROR, RATE_ERROR = Error(0.0, 0.13), Error(0.0, 0.12)
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
-ROUNDS, NARROW = 3, 1e-3
+ROUNDS, NARROW = 5, 1e-3
+
+#: Groups of samples, as large and alike in a latency, that keep a limit up to one rate. [1]
+GROUPS = 20
 
 Band = tuple[float, float]
 
@@ -97,6 +106,9 @@ class Assurance:
     probability: float  # that the mode of the plan is the better one; NaN without another mode [1]
     gain: Band  # of the better mode over the other [1]
     holds: float  # probability that the limits hold at the planned rate [1]
+    ttft_holds: float  # that the limit of TTFT does, and the load it comes with [1]
+    tpot_holds: float  # that the limit of TPOT does, and the load it comes with [1]
+    within_reach: float  # the most that more instances make of ``holds``: requests that meet no other keep both [1]
     most: float  # that the same GPUs serve within the limits, as forecast, over the plan's rate [1]
     capacity: Band  # the same with the error bars [1]
     ttft: Band  # time of a pass of prefill over its forecast [1]
@@ -133,26 +145,23 @@ def assurance(plan: Plan) -> Assurance:
     best = plan.best
     if best is None:
         raise InputError(f"there is no design to be sure of: {plan.infeasible}")
-    limit = 1.0 / plan.work.tpot.seconds
     at = {each.mode: each for each in (best, plan.other) if each is not None}
     tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode)]
-    found = _sampled(plan, tables)
-    gains = _gains(plan, found, limit)
-    mine = _is_split(found.points) == (best.mode == Mode.DISAGGREGATED)
-    most, left = best.capacity / best.rate, _left(found, mine, limit)
-    slower = {
-        name: np.quantile(_near(found, mine, limit, values, column), ENDS)
-        for name, values, column in (("ttft", found.ftl, "ftl_s"), ("tpot", found.ttl, "ttl_s"))
-    }
+    gains = _gains(plan, _sampled(plan, tables), 1.0 / plan.work.tpot.seconds)
+    own = _own(plan)
+    most, kept = best.capacity / best.rate, own.kept(best)
     pools = tuple(evidence_of(plan, pool) for pool in best.pools)
     return Assurance(
         probability=_chance(gains, GAIN_ERROR),
         gain=_band(_spread(gains, GAIN_ERROR)),
-        holds=_chance(most * left, RATE_ERROR),
+        holds=_chance(np.minimum(*kept), RATE_ERROR),
+        ttft_holds=_chance(kept[0], RATE_ERROR),
+        tpot_holds=_chance(kept[1], RATE_ERROR),
+        within_reach=_reach(np.minimum(*kept)),
         most=most,
-        capacity=_band(most * _spread(left, RATE_ERROR)),
-        ttft=(float(slower["ttft"][0]), float(slower["ttft"][1])),
-        tpot=(float(slower["tpot"][0]), float(slower["tpot"][1])),
+        capacity=_band(_spread(np.minimum(*kept), RATE_ERROR)),
+        ttft=_band(own.ttft),
+        tpot=_band(own.tpot),
         pools=pools,
         throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
     )
@@ -228,10 +237,46 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     return np.asarray(gain[~np.isnan(gain)])
 
 
-def _left(found: Uncertainty, mine: Mask, limit: float) -> Floats:
-    """What every sample leaves of the nominal throughput at an interactivity; empty where there is none. [1]"""
-    sampled, nominal = _best(found, mine, limit)
-    return np.asarray(sampled / nominal) if nominal > 0 else np.zeros(0)
+class _Own(NamedTuple):
+    """What the best design of a plan may turn out to be over its forecast, (samples,); empty where nothing says it."""
+
+    ttft: Floats  # time to a first token [1]
+    tpot: Floats  # time of a step [1]
+    throughput: Floats  # [1]
+
+    def kept(self, design: Design) -> tuple[Floats, Floats]:
+        """Highest rate over the planned one at which it keeps the limit of TTFT, and that of TPOT, (samples,). [1]"""
+        work = design.work
+
+        def of(slower: Floats, keeping: Callable[[float], float]) -> Floats:
+            rates = np.zeros(slower.size)
+            for alike in np.array_split(np.argsort(slower), min(GROUPS, slower.size)):
+                rates[alike] = keeping(float(np.median(slower[alike])))
+            return np.asarray(self.throughput * rates / design.rate)
+
+        first = of(self.ttft, lambda slower: design.keeping(work.ttft.seconds / slower, math.inf))
+        return first, of(self.tpot, lambda slower: design.keeping(math.inf, work.tpot.seconds / slower))
+
+
+def _own(plan: Plan) -> _Own:
+    """Sample the point of a frontier that has the layouts of the best design, and a step nearest to its own."""
+    best = plan.best
+    assert best is not None
+    sides = [[pool.choice] for pool in best.pools]
+    tables = list(
+        _points(plan, replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1])), best.mode)
+    )
+    if not tables:
+        return _Own(*np.zeros((3, 0)))
+    found = _sampled(plan, tables)
+    row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
+    nominal = found.points.iloc[row]
+    return _Own(
+        *(
+            np.asarray(values[row] / float(nominal[column]))
+            for values, column in ((found.ftl, "ftl_s"), (found.ttl, "ttl_s"), (found.throughput, THROUGHPUT))
+        )
+    )
 
 
 def _chance(values: Floats, error: Error) -> float:
@@ -262,7 +307,8 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
     Returns
     -------
     Plan
-        The same where it is sure enough; else asked again with more headroom.
+        The same where it is sure enough, or where no headroom makes it so (``Assurance.within_reach``); else asked
+        again with more headroom.
 
     Raises
     ------
@@ -284,27 +330,22 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
     for _ in range(ROUNDS):
         if plan.best is None or plan.ask is None:
             return plan
-        left = _left_of(plan)
-        if not left.size or _chance(left * plan.best.capacity / plan.best.rate, RATE_ERROR) >= confidence:
+        kept = np.minimum(*_own(plan).kept(plan.best))
+        if not _reach(kept) > confidence or _chance(kept, RATE_ERROR) >= confidence:
             return plan
         low, high = 1.0, 2.0
-        while _chance(left * high, RATE_ERROR) < confidence:
+        while _chance(kept * high, RATE_ERROR) < confidence:
             high *= 2.0
         while high - low > NARROW:
             middle = (low + high) / 2
-            low, high = (low, middle) if _chance(left * middle, RATE_ERROR) >= confidence else (middle, high)
-        plan = plan.ask(options=replace(plan.options, headroom=max(high - 1.0, plan.options.headroom + NARROW)))
+            low, high = (low, middle) if _chance(kept * middle, RATE_ERROR) >= confidence else (middle, high)
+        plan = plan.ask(options=replace(plan.options, headroom=high * (1.0 + plan.options.headroom) - 1.0))
     return plan
 
 
-def _left_of(plan: Plan) -> Floats:
-    """What every sample leaves of the throughput of the mode of a plan; empty where no frontier is near. [1]"""
-    assert plan.best is not None
-    tables = list(_points(plan, plan.case_of(plan.best), plan.best.mode))
-    if not tables:
-        return np.zeros(0)
-    found = _sampled(plan, tables)
-    return _left(found, np.ones(len(found.points), dtype=bool), 1.0 / plan.work.tpot.seconds)
+def _reach(kept: Floats) -> float:
+    """Share of samples in which requests that meet no other keep their limits; NaN without samples. [1]"""
+    return float(np.mean(kept > 0)) if kept.size else math.nan
 
 
 def _band(values: Floats) -> Band:
@@ -312,13 +353,6 @@ def _band(values: Floats) -> Band:
         return math.nan, math.nan
     low, high = np.quantile(values, ENDS, method="inverted_cdf")
     return float(low), float(high)
-
-
-def _near(found: Uncertainty, mine: Mask, limit: float, values: Floats, column: str) -> Floats:
-    """Samples of a latency over its forecast, of the row whose step is nearest to the limit. [1]"""
-    distance = np.abs(np.log(found.points[INTERACTIVITY].to_numpy(dtype=float) / limit))
-    row = int(np.argmin(np.where(mine, distance, np.inf)))
-    return np.asarray(values[row] / float(found.points[column].iloc[row]))
 
 
 def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:

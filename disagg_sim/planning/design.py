@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
@@ -138,21 +138,30 @@ class Design:
 
     @property
     def capacity(self) -> float:
-        """Highest rate at which these instances keep the limits; never below the planned rate. [request/s]
+        """Highest rate at which these instances keep the limits; never below the planned rate. [request/s]"""
+        return max(self.keeping(self.work.ttft.seconds, self.work.tpot.seconds), self.rate)
 
-        Of a simulated design at most what one instance of a pool more or less would make of it.
+    def keeping(self, ttft: float, tpot: float) -> float:
+        """Highest rate at which these instances keep such limits [s]; 0 where they keep them at none. [request/s]
+
+        A simulated design is off by as much as it is at its own rate, and serves at most what one instance of a pool
+        more or less would make of it.
         """
-        spare = self.work.spare
+        work, most = self.work, math.inf
+        if self.simulated is not None:
+            planned = replace(self, simulated=None)
+            ttft *= planned.ttft[work.ttft.percentile] / self.ttft[work.ttft.percentile]
+            tpot *= planned.tpot[work.tpot.percentile] / self.tpot[work.tpot.percentile]
+            counts = [pool.instances for pool in self.pools if pool.instances > 1]
+            most = self.rate * min((each / (each - 1) for each in counts), default=math.inf)
+        asked = replace(work, ttft=replace(work.ttft, seconds=ttft), tpot=replace(work.tpot, seconds=tpot))
+        sides = [(replace(pool.choice, work=asked), pool.instances) for pool in self.pools]
 
         def serves(rate: float) -> bool:
-            return all(pool.choice.holds(rate / spare, pool.instances) for pool in self.pools)
+            return all(choice.holds(rate / work.spare, instances) for choice, instances in sides)
 
-        bound = min(pool.choice.most * spare * pool.instances for pool in self.pools)
-        if self.simulated is not None:
-            counts = [pool.instances for pool in self.pools if pool.instances > 1]
-            bound = min(bound, self.rate * min((each / (each - 1) for each in counts), default=math.inf))
-        found = highest(serves, max(bound, self.rate), self.rate)
-        return max(found, self.rate)
+        bound = min(most, *(choice.most * work.spare * instances for choice, instances in sides))
+        return highest(serves, bound)
 
     @property
     def hosts(self) -> dict[str, tuple[int, int]]:

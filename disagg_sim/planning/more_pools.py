@@ -217,7 +217,7 @@ def _planned(
     grids = _grids(decode, prefill, lengths, question, options)
     first = next(each for each in grids if isinstance(each, PhaseGrid))
     law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
-    work = Work(lengths=law, ttft=question.ttft, tpot=question.tpot)
+    work = Work(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
     systems = {at.system.name: at.system for each in grids for at in _setups(each)}
     choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
     size = question.size

@@ -86,7 +86,7 @@ def _hosts(design: Design) -> Iterator[str]:
     sizes = {pool.setup.system.name: pool.setup.system.host_gpus for pool in design.pools}
     for name, (count, idle) in design.hosts.items():
         more = f", {idle} of these GPUs left for others" if idle else ", all GPUs in use"
-        yield f"{count} of {sizes[name]} {name}{more}"
+        yield f"{count} host{'s' * (count > 1)} of {sizes[name]} {name} each{more}"
 
 
 def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:

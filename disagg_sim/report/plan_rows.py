@@ -121,9 +121,12 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
         chance, band = _percent(sure.probability), _times(sure.gain)
         yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
     if not math.isnan(sure.holds):
-        more = plan.size.gpus is None and sure.holds < LEAST_PROBABILITY
-        told = "; --confidence 0.9 plans for 90 %" * more
-        yield f"the limits hold at this rate with a probability of {_percent(sure.holds)}{told}"
+        alone = f"TTFT {_percent(sure.ttft_holds)}, TPOT {_percent(sure.tpot_holds)}"
+        told = ""
+        if plan.size.gpus is None and sure.holds < LEAST_PROBABILITY:
+            most = f"; no headroom makes it more than {_percent(sure.within_reach)}"
+            told = "; --confidence 0.9 plans for 90 %" if sure.within_reach > LEAST_PROBABILITY else most
+        yield f"the limits hold at this rate with a probability of {_percent(sure.holds)} ({alone}){told}"
 
 
 def _percent(chance: float) -> str:
@@ -267,8 +270,9 @@ def checked_rows(sure: Assurance) -> Iterator[tuple[str, str, str]]:
     for pool in sure.pools:
         layout = f"{Trust.ASSUMED}: {pool.layout}"
         if pool.layout == SERVED:
-            within = "" if pool.error is None else f", three quarters within {pool.error:.0%} of their forecast"
-            layout = f"{Trust.MEASURED}: {pool.points:,} operating points of its kind were served{within}"
+            far = "" if pool.error is None else f", three quarters within {pool.error:.0%} of their forecast"
+            far = far or ", which no forecast was compared with"
+            layout = f"{pool.points:,} operating points of its kind were served{far}"
         yield "co-located" if pool.role == "colocated" else pool.role, layout, shares_text(pool.rests_on)
 
 

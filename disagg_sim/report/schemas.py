@@ -191,6 +191,9 @@ class AssuranceJson(TypedDict):
     probability: Annotated[float | None, Field(description="that the mode is the better one [1]")]
     gain: Band
     holds: Annotated[float | None, Field(description="probability that the limits hold at the planned rate [1]")]
+    ttft_holds: Annotated[float | None, Field(description="that the limit of TTFT does [1]")]
+    tpot_holds: Annotated[float | None, Field(description="that the limit of TPOT does [1]")]
+    within_reach: Annotated[float | None, Field(description="the most that more instances make of holds [1]")]
     most: Annotated[float | None, Field(description="rate that these GPUs serve within the limits, over its own [1]")]
     capacity: Annotated[Band, Field(description="the same with its error bars")]
     ttft: Band

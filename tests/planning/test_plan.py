@@ -1,7 +1,9 @@
 """Plans: what they promise, how they move with the question, and what errors say."""
 
 import json
+import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import disagg_sim as ds
 from disagg_sim.cli.main import app, run
 from disagg_sim.domain import Mode
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, _chance, _spread, assurance
+from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _kept, flips
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
@@ -231,6 +233,26 @@ def test_a_plan_says_how_sure_it_is(twenty):
     assert all(sum(pool.rests_on.values()) == pytest.approx(1.0) for pool in sure.pools)
 
 
+def test_limits_hold_as_far_as_the_bands_beside_them_say(twenty):
+    """Slower passes than its limit over the latency at this rate miss it, and their share is that of the band."""
+    best, sure = twenty.best, assurance(twenty)
+    assert sure.holds <= min(sure.ttft_holds, sure.tpot_holds)
+    room = {"ttft": twenty.work.ttft.seconds / best.ttft["p90"], "tpot": twenty.work.tpot.seconds / best.tpot["p90"]}
+    for band, holds, limit in ((sure.ttft, sure.ttft_holds, room["ttft"]), (sure.tpot, sure.tpot_holds, room["tpot"])):
+        sigma = math.log(band[1] / band[0]) / (2 * NormalDist().inv_cdf(0.9))
+        assert holds < NormalDist().cdf(math.log(limit) / sigma) + 0.05
+    sizes = [best.keeping(twenty.work.ttft.seconds / slower, math.inf) for slower in (0.5, 1.0, 1.2, 10.0)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[1] >= best.rate
+    assert sizes[-1] == 0.0
+
+
+def test_headroom_is_no_help_where_a_prompt_alone_may_be_too_slow():
+    plan = ds.plan("glm_4_5", "h200_sxm", ds.lengths(8192, 512), rate=8)
+    assert assurance(plan).within_reach < 0.9
+    assert surer(plan, 0.9) is plan
+
+
 def test_simulation_proves_the_plan(twenty):
     """The closed forms are near what is simulated, and the counts within an instance of a pool.
 
@@ -326,12 +348,14 @@ def test_a_proven_design_has_simulated_latencies(twenty):
 
 def test_modes_that_are_as_good_are_told_so(twenty):
     """A verdict takes 10 % and a probability of 90 %; below 10 % the simpler mode comes first."""
-    odds = replace(assurance(twenty), probability=0.89, holds=0.61)
+    odds = replace(assurance(twenty), probability=0.89, holds=0.61, ttft_holds=0.62, tpot_holds=0.7, within_reach=0.92)
     assert twenty.gain >= 1.1
     assert verdict(twenty, odds)[0].startswith("EITHER WILL DO: ")
     assert verdict(twenty, odds)[1].endswith("is named first: its forecast is ahead, with a probability below 90 %")
     assert "a probability of 89 %" in verdict(twenty, odds)[-2]
-    assert "the limits hold at this rate with a probability of 61 %; --confidence" in verdict(twenty, odds)[-1]
+    holds = "the limits hold at this rate with a probability of 61 % (TTFT 62 %, TPOT 70 %); "
+    assert verdict(twenty, odds)[-1] == f"{holds}--confidence 0.9 plans for 90 %"
+    assert verdict(twenty, replace(odds, within_reach=0.8))[-1] == f"{holds}no headroom makes it more than 80 %"
     sure = replace(odds, probability=0.9)
     assert "EITHER" not in verdict(twenty, sure)[0]
     assert verdict(replace(twenty, gain=1.09), sure)[0].startswith("EITHER WILL DO: ")
