@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,10 +22,9 @@ from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompt
 from disagg_sim.domain import DEGREES, SHARDING, Mapping
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.facts.load import load_speculation, load_system
+from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import Speculation
-from disagg_sim.facts.yaml_files import is_path
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
@@ -184,14 +184,13 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
         mode = str(words["mode"])
         if mode not in MODES:
             raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
+        _require_names(words, origin)
         sides = []
         for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True):
             own = [str(words[name]) for name in ("model", *(f"{side}{name}" for name in _OF_SIDE), "speculation")]
             place = system.name, system.nvlink_domain, *own
             if place not in known:
                 model, precision, profile, engine, _ = own
-                if model not in origin.models and is_path(model):  # the hub would be asked for what a table says
-                    raise InputError(f"the table's column 'model' has {quoted(model)}, which is no name")
                 drafter = _speculation(words["speculation"])
                 known[place] = setup(
                     origin.models.get(model, model), system, precision, profile, _engine(engine), drafter
@@ -199,7 +198,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
             sides.append(known[place])
         interference = origin.interference
         if ASSUMED[1] in words:
-            efficiency, loss = (float(str(words[name])) for name in ASSUMED[1:3])
+            efficiency, loss = (_number(words, name) for name in ASSUMED[1:3])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
         lengths = taken_up(sides[1], _lengths(words, origin))
         chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0
@@ -224,10 +223,29 @@ def rows_alike(columns: Sequence[Any], rows: Ints) -> list[Ints]:
     return np.split(rows[np.argsort(group, kind="stable")], np.cumsum(np.bincount(group))[:-1])
 
 
+def _require_names(words: abc.Mapping[str, Any], origin: Origin) -> None:
+    """``InputError`` where a word that names a spec is none: what a table of others says opens no file."""
+    own = {*origin.models, *origin.systems}
+    sides = (f"{side}{name}" for side in ("", "prefill_") for name in ("system", *_OF_SIDE))
+    for column in ("model", "speculation", *sides):
+        text = str(words[column])
+        for word in (text, *text.split()):
+            if word not in own and is_own_file(word):
+                raise InputError(f"the table's column {column!r} has {quoted(word)}, which is no name")
+
+
+def _number(words: abc.Mapping[str, Any], name: str, usual: float = 0.0) -> float:
+    """A number that all rows of a case share, where the table has it."""
+    with suppress(ValueError):
+        if (value := float(str(words.get(name, usual)))) >= 0:
+            return value
+    raise InputError(f"the table's column {name!r} has {quoted(str(words[name]))}, which is no number from 0 on")
+
+
 def _lengths(words: abc.Mapping[str, Any], origin: Origin) -> Lengths:
     """Lengths of rows: given, or of the traffic that they name, else their constant ones."""
     isl, osl, name = float(words["isl"]), float(words["osl"]), words.get("traffic")
-    plain, rank_imbalance = ranks_parted(name) if isinstance(name, str) else ("0/", EVEN_RANKS)
+    plain, rank_imbalance = ranks_parted(name) if isinstance(name, str) else ("0/0", EVEN_RANKS)
     traffic, reuse = parted(plain)
     given = origin.lengths.get(str(name)) if isinstance(origin.lengths, abc.Mapping) else origin.lengths
     if given is None and constant_named(traffic):  # a sweep writes constant lengths as ISL/OSL
@@ -247,7 +265,7 @@ def _systems(words: abc.Mapping[str, Any], given: abc.Mapping[str, SystemSpec]) 
     """Systems of decode and prefill, with the NVLink domain of the rows where a table has that of decode."""
     names = str(words["system"]), str(words["prefill_system"])
     specs = [given.get(name) or load_system(name) for name in names]
-    domain = int(words.get("nvlink_domain", specs[0].nvlink_domain))
+    domain = int(_number(words, "nvlink_domain", specs[0].nvlink_domain))
     return specs if domain == specs[0].nvlink_domain else [replace(spec, nvlink_domain=domain) for spec in specs]
 
 
@@ -305,7 +323,7 @@ def _read(
         by_gap=column("ttl_s") > column("ttl_mean_s"),
         by_tpot=column("ttl_s") < column("ttl_mean_s"),
         form=_form(str(words["prefill_mla_form"])),
-        drift=float(words.get(DRIFT, math.inf)),
+        drift=_number(words, DRIFT, math.inf),
     )
 
 

@@ -117,7 +117,7 @@ def load_model(name: str | Path) -> ModelSpec:
     >>> llama.hidden, len(llama.layers)
     (4096, 32)
     """
-    if is_config(name) and (is_path(name) or canonical_name(str(name)) not in spec_files("model")):
+    if is_config(name) and is_own_file(name):
         from disagg_sim.facts.hub.spec import imported_spec  # reads other files than these
 
         return imported_spec(name)
@@ -474,6 +474,27 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
             f"recipes that it can run: {', '.join(able) or 'none'}"
         )
     return precision
+
+
+def is_own_file(name: str | Path) -> bool:
+    """Tell whether a name means a file, a directory or a model of the hub rather than a spec of the catalogue.
+
+    Parameters
+    ----------
+    name
+        As in ``load_model``.
+
+    Returns
+    -------
+    bool
+        Whether more than the specs may be read for it.
+
+    Examples
+    --------
+    >>> [is_own_file(name) for name in ("llama-3.1-8b", "unheard_of", "mine/h200.yaml", "Qwen/Qwen3-8B")]
+    [False, False, True, True]
+    """
+    return is_path(name) or (is_config(name) and canonical_name(str(name)) not in spec_files("model"))
 
 
 def spec_name(kind: str) -> BeforeValidator:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.facts.yaml_files import is_path
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, constant_lengths, lengths, uneven, with_cached
-from disagg_sim.workload.prefixes import parted
+from disagg_sim.workload.prefixes import constant_named, parted
 from disagg_sim.workload.turns import turn_lengths, turns_of
 
 #: Between the name of a traffic and the way its requests find their DP rank.
@@ -35,13 +37,20 @@ def lengths_named(name: str) -> Lengths:
     >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
     [16384.0, 2048.0]
     """
-    name, rank_imbalance = ranks_parted(name)
-    if (turns := turns_of(name)) is not None:
-        return uneven(turn_lengths(*turns), rank_imbalance)
-    name, reuse = parted(name)
-    isl, slash, osl = name.partition("/")
-    plain = constant_lengths(int(isl), int(osl)) if slash else lengths(traffic_case(name))
-    return uneven(plain if reuse is None else with_cached(plain, reuse), rank_imbalance)
+    plain, rank_imbalance = ranks_parted(name)
+    try:
+        turns = turns_of(plain)
+    except ValueError:
+        raise InputError(f"traffic {quoted(name)}: a number that cannot be read") from None
+    plain, reuse = parted(plain) if turns is None else (turns[0], None)
+    if constant_named(plain):
+        isl, osl = map(int, plain.split("/"))
+        found = constant_lengths(isl, osl)
+    elif is_path(plain):
+        raise InputError(f"traffic {quoted(name)} is no name of a traffic, and no ISL/OSL")
+    else:
+        found = turn_lengths(*turns) if turns is not None else lengths(traffic_case(plain))
+    return uneven(found if reuse is None else with_cached(found, reuse), rank_imbalance)
 
 
 def ranks_parted(name: str) -> tuple[str, str]:

@@ -37,9 +37,10 @@ FEW = 2
 SHARE_NODES = 12
 #: A share of a length that is whole but for rounding counts as whole. [1]
 ROUNDING = 1e-12
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?"
 _REUSE = re.compile(
-    r"(?P<traffic>.+)/cached(?P<share>[0-9.e-]+)(_decode(?P<decode>[0-9.e-]+))?(_blocks(?P<blocks>[0-9]+))?"
-    r"(?P<tiers>(_[a-z]+[0-9.e-]*)*)"
+    rf"(?P<traffic>.+)/cached(?P<share>{_NUMBER})(_decode(?P<decode>{_NUMBER}))?(_blocks(?P<blocks>[0-9]+))?"
+    rf"(?P<tiers>(_[a-z]+({_NUMBER})?)*)"
 )
 
 
@@ -222,7 +223,7 @@ def parted(traffic: str) -> tuple[str, Reuse | None]:
     share, in_decode, block_tokens = found.group("share", "decode", "blocks")
     own: dict[str, Any] = {"in_decode": float(in_decode)} if in_decode else {}
     own |= {"block_tokens": int(block_tokens)} if block_tokens else {}
-    tiers = re.findall(r"_([a-z]+)([0-9.e-]*)", found.group("tiers"))
+    tiers = re.findall(rf"_([a-z]+)({_NUMBER})?", found.group("tiers"))
     own |= {"tiers": tuple((name, float(part or 1.0)) for name, part in tiers)}
     return found.group("traffic"), Reuse(share=ConstantShare(share=float(share)), **own)
 
@@ -238,14 +239,14 @@ def constant_named(traffic: str) -> bool:
     Returns
     -------
     bool
-        Whether it begins as ``ISL/OSL`` does.
+        Whether it is ``ISL/OSL``.
 
     Examples
     --------
     >>> [constant_named(name) for name in ("1024/128", "reasoning", "coding_agent/turns0.2_hbm100000")]
     [True, False, False]
     """
-    return traffic.partition("/")[0].isdigit()
+    return re.fullmatch("[0-9]+/[0-9]+", traffic) is not None
 
 
 def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:

@@ -75,3 +75,20 @@ def test_a_table_that_its_settings_do_not_give_is_refused():
         ds.rescore(wrong)
     with pytest.raises(InputError, match=r"no column .mixed_step_share."):
         ds.rescore(pd.DataFrame(points).drop(columns="mixed_step_share"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *((name, "evil/spec.yaml") for name in ("model", "system", "prefill_precision", "profile", "speculation")),
+        *(("model", "evil"), ("speculation", "draft_model evil 0.8"), ("speculation", "draft_model evil/a.yaml 0.8")),
+        *(("traffic", "evil.yaml"), ("traffic", "evil.yaml/turns0.2"), ("traffic", "x'; touch /tmp/x")),
+        *(("traffic", "chat/turnsx"), ("traffic", "1024/128/cachedx"), ("nvlink_domain", "x")),
+    ],
+)
+def test_what_a_table_names_is_a_name_and_opens_no_file(column, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil").mkdir()
+    (tmp_path / "evil" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"is no n|cannot be read"):
+        ds.rescore(tables_of("dense")[0].head(2).assign(**{column: value}))
