@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.atomic import require_own
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import cores
 from disagg_sim.report.page.sweep import BESIDE
-from disagg_sim.report.page.write import content_of, write_page
+from disagg_sim.report.page.write import MARK, content_of, write_page
 from disagg_sim.sweep.manifest import MANIFEST
 from disagg_sim.units import MB
 
@@ -27,9 +28,10 @@ def report(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
 ) -> None:
     """Write results as one interactive HTML page that needs no network: frontiers, latencies, answers, provenance."""
+    path = out or results / "report.html"
+    require_own(path.parent, [path.name], MARK)
     if not no_breakdowns and (results / MANIFEST).is_file():
         listener().note("note: taking designs apart, most of the time; --no-breakdowns leaves that out")
     content = content_of(results, beside=points, jobs=jobs or cores(), breakdowns=not no_breakdowns)
-    path = out or results / "report.html"
     size = write_page(content, path)
     typer.echo(f"{path}: {size / MB:.1f} MB; open it in a browser")

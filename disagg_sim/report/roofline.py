@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.atomic import written
+from disagg_sim.atomic import require_own, written
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError
@@ -24,6 +24,8 @@ UNUSED_ARITHMETIC = frozenset({"fp64", "fp32", "tf32", "int8"})
 ROOF = "#555555"
 #: Bars that a panel has room for at least, beside its roofline. [1]
 LEAST_BARS = 9
+#: Stands in every picture, so that one of somebody else is never replaced.
+_MARK = "Drawn by disagg-sim"
 _STYLE: Any = {**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt": "disagg-sim"}
 #: Operators that have their name on the roofline. [1]
 NAMED = 7
@@ -45,8 +47,8 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
 
     Raises
     ------
-    InputError
-        Another kind of file.
+    InputError, StoreError
+        Another kind of file; one in its place that was not drawn here, or a link.
 
     Examples
     --------
@@ -58,10 +60,12 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{path}: a picture ends in .png, .svg or .pdf")
+    require_own(path.parent, [path.name], _MARK)
+    told = {"Software": _MARK} if kind == "png" else {"Creator": _MARK, **({"Date": None} if kind == "svg" else {})}
     with mpl.rc_context(_STYLE):
         figure = breakdown_figure(found, row)
         with written(path) as handle:
-            figure.savefig(handle, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            figure.savefig(handle, format=kind, metadata=told)
 
 
 def breakdown_figure(found: Breakdown, row: Any) -> Any:

@@ -107,6 +107,23 @@ def test_a_block_of_points_is_explained_and_drawn(results: Path, tmp_path: Path)
         assert (tmp_path / name).read_bytes().startswith(head)
 
 
+@pytest.mark.parametrize("name", ["parts.png", "parts.svg", "parts.pdf", "page.html"])
+def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(
+    name: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["report", str(results), "--no-breakdowns", "--points", "0", "--jobs", "1", "--out"]
+    command = command if name == "page.html" else ["explain", str(results), "--row", "0", "--figure"]
+    path, link = tmp_path / name, tmp_path / f"link_{name}"
+    assert [run([*command, str(path)]), run([*command, str(path)])] == [0, 0]
+    link.symlink_to(path)
+    path.write_text("mine")
+    assert [run([*command, str(path)]), run([*command, str(link)])] == [2, 2]
+    assert path.read_text() == "mine"
+    told = capsys.readouterr().err
+    assert "is there already, and this command did not write it" in told
+    assert "is a link, and nothing is written through it" in told
+
+
 def test_a_point_as_fast_as_asked_for_is_chosen(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pd.read_csv(results / "frontier.csv")
     capsys.readouterr()

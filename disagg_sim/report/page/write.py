@@ -14,6 +14,8 @@ from disagg_sim.report.page.study import study_content
 from disagg_sim.report.page.sweep import BESIDE, sweep_content
 from disagg_sim.sweep.manifest import MANIFEST
 
+#: Stands in every page, so that a file of somebody else is never replaced.
+MARK = '<meta name="generator" content="disagg-sim">'
 #: File that tells a directory of results, the command that writes it, and what reads it.
 KINDS: dict[str, tuple[str, Callable[[Path], Content]]] = {
     MANIFEST: ("sweep", sweep_content),
