@@ -95,19 +95,24 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> I
     counts = Counter(each.better for each in told)
     yield (
         f"**Disaggregated or co-located?** Of {len(told)} comparisons disaggregated is better in {counts[SPLIT]}, "
-        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do."
+        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do, or which is not sure."
     )
     sure = not all(math.isnan(each.probability) for each in told)
     unit, more = UNITS[result.plan.spec.per], "How sure this is was not computed: `--uncertainty` adds it."
     if sure:
         more = "in brackets where that ratio lies with 80 %; last the probability that this mode is better at all."
-    yield f"A cell: the better mode; its {unit} over the other's{'; ' if sure else '. '}{more}"
+    yield (
+        f"Computed, not measured. A cell: the better mode at so many tokens/s/user or more; its {unit} over the other's"
+        f"{'; ' if sure else '. '}{more}"
+    )
     rows = [[each.text for each in verdicts[item.plan.case.name]] for item in result.cases]
     yield _by_case(result, [f"{speed:g} tokens/s/user" for speed in SPEEDS], rows, numbers=0)
-    simpler = f"**either** is less than {LEAST_GAIN - 1:.0%} apart".replace("%", " %")
-    if sure:
-        simpler += f", or less than {100 * LEAST_PROBABILITY:.0f} % sure"
-    yield f"{simpler}: take the simpler one, co-located; behind the colon the mode that leads. – is out of reach."
+    apart, doubt = f"{100 * (LEAST_GAIN - 1):.0f} %", f"**not sure** is below {100 * LEAST_PROBABILITY:.0f} %; "
+    inherited = " \\* has fits of another system." * any(item.inherited_fits for item in result.cases)
+    yield (
+        f"**either** is less than {apart} apart; {doubt * sure}behind the colon the mode that leads; take the simpler "
+        f"one, co-located. – is out of reach.{inherited}"
+    )
 
 
 def _by_case(result: SweepResult, columns: Sequence[str], cells: Sequence[Sequence[str]], *, numbers: int) -> str:

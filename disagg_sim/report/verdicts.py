@@ -39,8 +39,9 @@ class Verdict:
             return NOT_REACHED
         sure = "" if math.isnan(self.probability) else f", {_percent(self.probability)}"
         band = "" if math.isnan(self.low) else f" ({_times(self.low)}–{_times(self.high)})"
-        told = f"{_times(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone is so fast{sure}"
-        return f"**{self.better}** {told}" if self.better == self.leads else f"either: {self.leads} {told}"
+        told = f"{_times(self.gain)}×{band}{sure}" if math.isfinite(self.gain) else f"alone reaches it{sure}"
+        short = EITHER if self.gain < LEAST_GAIN else "not sure"
+        return f"**{self.better}** {told}" if self.better == self.leads else f"{short}: {self.leads} {told}"
 
     @property
     def take(self) -> Mapping[str, Any] | None:

@@ -59,13 +59,13 @@ def bars(low: float, high: float, probability: float) -> CaseFidelity:
     [
         ((300.0, 90.0, 100.0), None, "**disaggregated** 3.0×", "disaggregated"),
         ((300.0, 90.0, 100.0), (1.68, 3.2, 0.999), "**disaggregated** 3.0× (1.68–3.2), > 99 %", "disaggregated"),
-        ((120.0, 100.0, 90.0), (0.9, 1.5, 0.89), "either: disaggregated 1.20× (0.90–1.50), 89 %", "colocated"),
+        ((120.0, 100.0, 90.0), (0.9, 1.5, 0.89), "not sure: disaggregated 1.20× (0.90–1.50), 89 %", "colocated"),
         ((109.0, 100.0, 90.0), (1.01, 1.5, 0.95), "either: disaggregated 1.09× (1.01–1.50), 95 %", "colocated"),
         ((80.0, 90.0, 100.0), (0.5, 0.8, 0.04), "**co-located** 1.25× (1.25–2.0), 96 %", "piggyback"),
-        ((80.0, 90.0, 100.0), (0.5, 1.6, 0.4), "either: co-located 1.25× (0.62–2.0), 60 %", "piggyback"),
-        ((80.0, None, None), (1.0, math.inf, 0.91), "**disaggregated** alone is so fast, 91 %", "disaggregated"),
-        ((80.0, None, None), (0.0, math.inf, 0.6), "either: disaggregated alone is so fast, 60 %", "disaggregated"),
-        ((None, None, 70.0), None, "**co-located** alone is so fast", "piggyback"),
+        ((80.0, 90.0, 100.0), (0.5, 1.6, 0.4), "not sure: co-located 1.25× (0.62–2.0), 60 %", "piggyback"),
+        ((80.0, None, None), (1.0, math.inf, 0.91), "**disaggregated** alone reaches it, 91 %", "disaggregated"),
+        ((80.0, None, None), (0.0, math.inf, 0.6), "not sure: disaggregated alone reaches it, 60 %", "disaggregated"),
+        ((None, None, 70.0), None, "**co-located** alone reaches it", "piggyback"),
         ((None, None, None), None, "–", None),
     ],
 )
