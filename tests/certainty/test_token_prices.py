@@ -104,3 +104,17 @@ def test_tokens_of_a_plan_cost_what_its_gpus_cost():
         found = planned_prices(design, PRICE, 0.5)
         spent = 2048 * found.new + 256 * found.output
         assert spent / 1e6 == pytest.approx(3.6 * design.gpus / 3600 / 40 / 0.5)
+
+
+def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_them():
+    """A pass of the prefill pool with the past, less one of the new tokens alone."""
+    lengths = ds.lengths(32768, 256, cached=0.9)
+    plan = ds.plan("llama_3_1_70b", "h200_sxm", lengths, rate=4)
+    (design,) = (each for each in (plan.best, plan.other) if len(each.pools) == 2)
+    prefill, new = design.pools[0], round(lengths.mean_new)
+    whole, alone = (
+        float(ds.prefill_grid(prefill.setup, prefill.mapping, law, batch=[prefill.batch]).latency[0, 0])
+        for law in (lengths, ds.lengths(new, 256))
+    )
+    spent = prefill.gpus * 3.6 / 3600 / 4 * (1 - alone / whole)
+    assert planned_prices(design, PRICE, 1.0).cached == pytest.approx(1e6 * spent / (32768 - new))
