@@ -293,9 +293,9 @@ def _asked(
     """Run a query on one file, whose name may have signs of a pattern in it, and take what it finds."""
     import duckdb
 
+    sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)  # as Python tells of the files that it opens
     if not stat.S_ISREG(Path(path).stat().st_mode):
         raise ValueError("not a file")
-    sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)  # as Python tells of the files that it opens
     run = _duckdb()
     try:
         with _interrupted_as_one(run):

@@ -18,6 +18,7 @@ import os
 import select
 import shutil
 import stat
+import sys
 import tempfile
 import zlib
 from contextlib import suppress
@@ -70,7 +71,7 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
     Traceback (most recent call last):
     OSError: [Errno 27] larger than 1 MB, the largest file read: '/dev/zero'
     """
-    told = os.stat(path)
+    told = os.stat(heard(path))
     _LAST[:] = [str(path)]
     if stat.S_ISREG(told.st_mode) and told.st_size > most:
         raise _too_large(path, most)
@@ -86,6 +87,28 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
                 return content
             return content + _drained(file, most - len(content), path)
         return _drained(file, most, path)
+
+
+def heard(path: str | Path) -> str:
+    """Tell hooks of a path as Python tells of files that it opens: who may not open it does not learn if it is there.
+
+    Parameters
+    ----------
+    path
+        Of anything.
+
+    Returns
+    -------
+    str
+        The path.
+
+    Examples
+    --------
+    >>> heard(Path("traces/day.csv"))
+    'traces/day.csv'
+    """
+    sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)
+    return os.fspath(path)
 
 
 def last_read() -> str:
@@ -155,6 +178,7 @@ def is_readable(path: str | Path) -> bool:
     >>> [is_readable(path) for path in (__file__, "/dev/stdin", "/", "no such file")]
     [True, True, False, False]
     """
+    heard(path)
     try:
         return not stat.S_ISDIR(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -348,7 +372,7 @@ def bounded(path: str | Path) -> BinaryIO:
     Traceback (most recent call last):
     OSError: [Errno 29] not a file that can be read several times; save it as one: '/dev/zero'
     """
-    told = os.stat(path)
+    told = os.stat(heard(path))
     if not stat.S_ISREG(told.st_mode):
         said = "not a file that can be read several times; save it as one"
         raise OSError(errno.EISDIR if stat.S_ISDIR(told.st_mode) else errno.ESPIPE, said, str(path))

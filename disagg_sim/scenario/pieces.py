@@ -22,12 +22,11 @@ from disagg_sim.simulation.records import Requests, RunResult, frame_of
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.lock import PIECES
 from disagg_sim.sweep.store import Store
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
-#: Directory of a scenario in which requests wait for the end of their run.
-PIECES = "pieces"
 #: Time between two states of a run that are kept. [s]
 EVERY_S = 60.0
 
@@ -146,7 +145,7 @@ def piece_folder(store: Store, run: Run) -> Iterator[Path]:
     yield folder / key.digest
     shutil.rmtree(folder, ignore_errors=True)
     for above in (folder.parent, folder.parent.parent):
-        if above.is_dir() and not any(above.iterdir()):
+        if above.is_dir() and not above.is_symlink() and not any(above.iterdir()):
             above.rmdir()
 
 

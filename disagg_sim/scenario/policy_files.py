@@ -10,7 +10,7 @@ from pathlib import Path
 from disagg_sim.errors import DisaggSimError, PolicyError, SpecError, UnknownNameError, given_twice, nearest, quoted
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.scenario.option_values import Form
-from disagg_sim.scenario.policy_text import PolicyText, form_of, python_file, read_policies
+from disagg_sim.scenario.policy_text import PolicyText, form_of, python_file, read_policies, text_of
 from disagg_sim.simulation.faults import is_own, own_faults
 from disagg_sim.simulation.policies.registry import policies
 
@@ -41,22 +41,15 @@ def load_policies(path: str) -> None:
     disagg_sim.errors.SpecError: no/such/greedy.py: no such file, or not a Python file (.py)
     """
     path = str(Path(path).absolute())  # one file, imported once, however it is named
-    if _imported(path) != _text_of(path):
+    if _imported(path) != text_of(Path(path)):
         said = "written since this process imported it; start the process, or the workers of the cluster, again"
         raise SpecError(f"{shown(Path(path))}: {said}")
-
-
-def _text_of(path: str) -> bytes:
-    try:
-        return python_file(Path(path)).read_bytes()
-    except OSError as error:
-        raise SpecError(f"{shown(Path(path))}: cannot be read: {error.strerror}") from None
 
 
 @cache
 def _imported(path: str) -> bytes:
     """Import a policy file; its text then."""
-    file, text = python_file(Path(path)), _text_of(path)
+    file, text = python_file(Path(path)), text_of(Path(path))
     name = f"disagg_sim_policies_{file.stem}"
     found = importlib.util.spec_from_file_location(name, file)
     assert found is not None, "Python loads .py"

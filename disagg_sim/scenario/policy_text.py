@@ -14,6 +14,7 @@ from typing import Any
 
 from disagg_sim.errors import SpecError, quoted
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.reading import read_file
 from disagg_sim.scenario.option_values import Form
 from disagg_sim.simulation import options as option_module
 from disagg_sim.simulation.deployment import PARTS
@@ -69,15 +70,16 @@ def python_file(path: Path) -> Path:
     return path
 
 
-def _tree(path: Path) -> ast.Module:
-    python_file(path)
+def text_of(path: Path) -> bytes:
+    """The text of a policy file; ``SpecError`` as of ``python_file``, and where it cannot be read or is too large."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError):
-        raise SpecError(f"{shown(path)}: no such file, or not a Python file (.py)") from None
-    if len(content) > MOST_BYTES:
-        raise SpecError(f"{shown(path)}: larger than {MOST_BYTES:,} bytes, the most for a policy file")
+        return read_file(python_file(path), MOST_BYTES)
+    except OSError as error:
+        raise SpecError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+
+
+def _tree(path: Path) -> ast.Module:
+    content = text_of(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -18,6 +18,7 @@ import pandas as pd
 
 from disagg_sim.atomic import no_link, write_csv, write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
+from disagg_sim.reading import read_file
 from disagg_sim.scenario.pieces import piece_folder, simulated, write_requests
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.scenario.policy_files import load_policies
@@ -522,7 +523,7 @@ def read_timings(root: Path) -> Timings:
     """The last line of each block; a line that cannot be read is no line."""
     found = {}
     try:
-        lines = (root / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_file(root / LOG).decode("utf-8", errors="replace").splitlines()
     except OSError:
         return {}
     for line in lines:

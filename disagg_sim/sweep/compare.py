@@ -24,7 +24,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
-from disagg_sim.reading import read_file, table_of
+from disagg_sim.reading import heard, read_file, table_of
 from disagg_sim.search.front import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
@@ -181,8 +181,7 @@ def read_frontier(path: Path) -> Frontier:
     Traceback (most recent call last):
     disagg_sim.errors.InputError: no/such/results: no such file or directory
     """
-
-    results = path.is_dir()
+    results = Path(heard(path)).is_dir()
     file = path / FRONTIER_FILE if results else path
     manifest = read_manifest(path) if results else None
     try:

@@ -14,6 +14,8 @@ from disagg_sim.atomic import no_link
 from disagg_sim.errors import StoreError
 
 LOCK = ".lock"
+#: Directory in which runs are kept while they go on.
+PIECES = "pieces"
 
 
 @contextmanager
@@ -25,8 +27,8 @@ def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> 
     root
         The directory.
     tables
-        Directories in it that may be links, such as to a scratch disk: made by this account or, where the directory is
-        only read, by its owner. Every other link to a directory is refused.
+        Directories in it that may be links, as ``PIECES`` may, such as to a scratch disk: made by this account or,
+        where the directory is only read, by its owner. Every other link to a directory is refused.
     reading
         Whether nothing is written, not even the lock: several may read, on a disk that cannot be written, too.
 
@@ -60,7 +62,7 @@ def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> 
             if not (reading and isinstance(error, FileNotFoundError)):  # an archive without it: nobody writes there
                 said = "it is a link" if error.errno == errno.ELOOP else error.strerror
                 raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
-        _refuse_links(root, {*tables}, reading=reading)
+        _refuse_links(root, {*tables, PIECES}, reading=reading)
         yield
 
 

@@ -234,6 +234,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sweep", {"file": "small.yaml", "out": "../outside/out"}),
         ("sweep", {"file": "small.yaml", "out": "door/out"}),
         ("sweep_summary", {"results": "door"}),
+        ("sweep", {"file": "../outside/missing.yaml", "out": "out"}),  # whether it is there is not told
+        ("sweep_summary", {"results": "../missing"}),
+        ("plan", {**CASE, "model": "../missing", "gpus": 8}),
         ("compare", {"baseline": "../outside", "results": "."}),
         ("plan", {**CASE, "model": "../outside/model.yaml", "gpus": 8}),
         ("plan", {**CASE, "model": "../outside", "gpus": 8}),

@@ -173,7 +173,7 @@ def test_what_only_running_shows_is_told_and_no_fault(written, text, kind, said)
         ("x = " + "(" * 10**5, "mine.py: "),
         ("x = " + "-" * 10**5 + "1", "mine.py: not a Python file, or nested too deeply"),
         ("x = '\0'", "mine.py: "),
-        ("#" * MOST_BYTES, "mine.py: larger than 1,000,000 bytes"),
+        ("#" * MOST_BYTES, "mine.py: cannot be read: larger than 1 MB"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(written, text, said):

@@ -13,7 +13,6 @@ import pytest
 from disagg_sim.errors import SpecError, StoreError
 from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario import signed
-from disagg_sim.scenario.pieces import PIECES
 from disagg_sim.scenario.plan import REQUESTS, plan_scenario
 from disagg_sim.scenario.run import LOG, ScenarioResult, log_timing, run_scenario
 from disagg_sim.scenario.signed import read_signed, write_signed
@@ -21,6 +20,7 @@ from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.metrics import MEASURED
+from disagg_sim.sweep.lock import PIECES
 
 TEXT = """{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
 trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 20, requests: 300,
@@ -124,6 +124,18 @@ def test_a_file_in_windows_is_one_of_its_requests(tmp_path):
             result = run_scenario(plan, tmp_path / f"of{len(made)}", jobs=1, listener=Mock())
             made.append(result.summary.drop(columns=list(MEASURED)))
     pd.testing.assert_frame_equal(*made, check_exact=True)
+
+
+def test_pieces_may_lie_on_a_scratch_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 20)
+    for place in ("scratch", "out0"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "out0" / PIECES).symlink_to(tmp_path / "scratch")
+    (tmp_path / "tiny.yaml").write_text(TEXT.replace("RUN", "{records: stream}"))
+    plan = plan_scenario(load_scenario(str(tmp_path / "tiny.yaml")))
+    assert len(run_scenario(plan, tmp_path / "out0", jobs=1, listener=Mock()).requests(plan.runs[0])) == 300
+    assert (tmp_path / "out0" / PIECES).is_symlink()
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 def test_the_log_of_times_is_no_link_to_another_file(tmp_path):

@@ -14,7 +14,7 @@ from disagg_sim.errors import InputError, MissingExtraError, SpecError, quoted
 from disagg_sim.extras import extra
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.facts.yaml_text import MOST_BYTES
-from disagg_sim.reading import is_readable, read_file
+from disagg_sim.reading import heard, is_readable, read_file
 
 CONFIG, QUANTISATION, INDEX, CARD = "config.json", "hf_quant_config.json", "model.safetensors.index.json", "README.md"
 #: ``org/name`` of a model on the hub.
@@ -63,7 +63,7 @@ def is_config(name: str | Path) -> bool:
     if not isinstance(name, str | Path) or (path := Path(name)).suffix in (".yaml", ".yml"):
         return False
     try:
-        here = path.exists()
+        here = Path(heard(path)).exists()
         return path.suffix == ".json" or (path / CONFIG).is_file() or (not here and _is_hub_name(name))
     except (OSError, ValueError):  # too long, or with a null character in it
         return False
