@@ -16,6 +16,7 @@ from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import ENGINES, drafts_of, tier_bytes
+from disagg_sim.launch.weights import format_of
 from disagg_sim.launch.workers import Workers, workers_of
 from disagg_sim.report.words import text_of
 from disagg_sim.search.layouts import broken_rules
@@ -24,6 +25,8 @@ from disagg_sim.search.layouts import broken_rules
 ORCHESTRATORS = {"dynamo": tuple(ENGINES), "llm_d": ("vllm",)}
 #: Kinds of attention whose caches are latents.
 LATENT = ("mla", "dsa")
+#: Formats of weights whose checkpoints may name one of the KV cache, as those of ModelOpt do (``kv_cache_quant_algo``).
+OWN_CACHES = ("fp8", "nvfp4")
 #: What ``launch`` takes as its engine, as users write it.
 LAUNCHERS = ("dynamo", "vllm", "sglang", "trtllm", "llm-d")
 
@@ -157,6 +160,9 @@ def _alone(workers: Sequence[Workers], engine: str) -> Iterator[str]:
             yield f"{where}: Helix outside of decode pools"
         if each.mapping.pcp > 1 and each.role != "prefill":
             yield f"{where}: PCP outside of prefill pools"
+        if engine == "trtllm" and each.setup.precision.cache.name == "bf16" and format_of(each.setup) in OWN_CACHES:
+            said = "kv_cache_config.dtype has no bf16, and its auto is the format that the checkpoint names"
+            yield f"{where}: a bf16 KV cache of a checkpoint in {format_of(each.setup)}: {said}, such as fp8"
         for said in _refused_tiers(each, engine):
             yield f"{where}: {said}"
         if each.mapping.dp_attn > 1 and not each.setup.model.is_moe:

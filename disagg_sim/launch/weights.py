@@ -64,6 +64,28 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
     return replace(_of_model(own, checkpoint, quantises=quantises), drafter=_of_drafter(at, quantises=quantises))
 
 
+def format_of(at: Setup) -> str:
+    """Name the format of most weights of a recipe.
+
+    Parameters
+    ----------
+    at
+        Its model and recipe count.
+
+    Returns
+    -------
+    str
+        Of experts where there are any.
+
+    Examples
+    --------
+    >>> from disagg_sim.physics.setup import setup
+    >>> format_of(setup("kimi_k2_5", "b200_sxm", "nvfp4_bf16kv"))
+    'nvfp4'
+    """
+    return (at.precision.expert if at.model.is_moe else at.precision.ffn).name
+
+
 def _of_drafter(at: Setup, *, quantises: bool) -> Weights | None:
     """Checkpoint of a head or a draft model."""
     speculation, own = at.speculation, draft_model_of(at)
@@ -82,10 +104,10 @@ def _of_drafter(at: Setup, *, quantises: bool) -> Weights | None:
 
 def _of_model(at: Setup, checkpoint: str, *, quantises: bool) -> Weights:
     """Checkpoint of one model."""
-    recipe, model = at.precision, at.model
-    kind = (recipe.expert if model.is_moe else recipe.ffn).name
+    model, kind = at.model, format_of(at)
     if checkpoint:
-        return Weights(checkpoint=checkpoint, note=f"{checkpoint} must have its weights in {kind}")
+        alone = ", and no format of its own for the KV cache" if at.precision.cache.name == "bf16" else ""
+        return Weights(checkpoint=checkpoint, note=f"{checkpoint} must have its weights in {kind}{alone}")
     known = load_checkpoints().models.get(model.name, {})
     if kind in known:
         return Weights(checkpoint=known[kind])

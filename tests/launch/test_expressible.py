@@ -129,3 +129,11 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         ds.launch(ds.ServedDeployment(name="x", gpus=1, colocated=(ds.Replicas(mapping=tp(1), instances=1),)))
     with pytest.raises(ds.DisaggSimError, match="has no instances; allowed: a Design, a Deployment"):
         ds.launch([], engine="vllm")
+
+
+def test_a_cache_in_bf16_is_refused_where_auto_is_the_format_of_the_checkpoint() -> None:
+    for precision, refused in {"nvfp4_bf16kv": True, "nvfp4_fp8kv": False, "fp8_block_bf16kv": False}.items():
+        pool = workers("colocated", ds.setup("deepseek_r1", "b200_sxm", precision), ds.Mapping(dp_attn=8, ep=8))
+        told = ds.expressible([pool], "trtllm")
+        assert bool(told) == refused == any("bf16 KV cache of a checkpoint in nvfp4" in line for line in told)
+        assert ds.expressible([pool], "vllm") == ()

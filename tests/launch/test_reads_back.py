@@ -84,12 +84,14 @@ def of_trtllm(config: dict[str, Any], model: str, name: str) -> dict[str, Any]:
         "sequences": sequences and sequences * dp,
         "tokens": tokens and tokens * dp,
         "cut": config.get("enable_chunked_prefill", True),
-        "cache": {"fp8": "fp8", "auto": "bf16"}[config["kv_cache_config"]["dtype"]],
+        "cache": {"fp8": "fp8", "auto": OF_CHECKPOINTS[format_of(name, model)]}[config["kv_cache_config"]["dtype"]],
         "weights": format_of(name, model),
         "context": config.get("max_seq_len"),
     }
 
 
+#: Format of the KV cache that checkpoints name, by that of their weights; 16 bit where they name none.
+OF_CHECKPOINTS = {"bf16": "bf16", "fp8_block": "bf16", "mxfp4": "bf16", "fp8": "fp8", "nvfp4": "fp8"}
 READERS = {"vllm": of_vllm, "sglang": of_sglang, "trtllm": of_trtllm}
 
 
