@@ -25,11 +25,23 @@ from disagg_sim.launch.workers import Workers, node_gpus_of
 
 #: First words of the command that starts a worker.
 COMMANDS = {
-    "vllm": 'vllm serve "$MODEL"',
+    "vllm": 'vllm serve "$CHECKPOINT"',
     "sglang": "python3 -m sglang.launch_server",
-    "trtllm": 'trtllm-serve "$MODEL"',
+    "trtllm": 'trtllm-serve "$CHECKPOINT"',
 }
-
+#: What values from outside may be; they stand in arithmetic, which runs commands, behind options, and in YAML.
+_NUMBER = "0|[1-9][0-9]{0,3}"
+_ADDRESS = "[0-9A-Za-z:][0-9A-Za-z.:_-]*"
+_LOOPBACK = r"127(\.[0-9]{1,3}){3}|::1|localhost"
+_NAMES = "a name on the hub, or a path"
+_NAME = "[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*"
+#: Ends a script with one line where a variable is something else.
+_REQUIRE = """require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\\n' "$1" "${!1:-}" "$3" >&2
+  exit 1
+}"""
 
 #: Of SGLang's prefill instances that have their embeddings from encoders.
 _LANGUAGE_ONLY = {"--language-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
@@ -82,7 +94,7 @@ def scripts_of(
         if engine == "sglang":
             command += f" \\\n  {_KEY}"
         if each.role == "prefill" and any(one.role == "encode" for one in workers):
-            parts.append(f': "${{ENCODE_URLS:?addresses of all encoders, such as http://HOST:{SERVE_PORT}}}"')
+            parts += _urls(engine, "ENCODE_URLS")
             command = f"{lines(command, _LANGUAGE_ONLY)} \\\n  --encoder-urls $ENCODE_URLS"
         parts.append(command)
         files[f"{each.label}.sh"] = "\n".join(parts) + "\n"
@@ -131,27 +143,51 @@ def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
         "#!/usr/bin/env bash\n"
         f"# {workers.label}: {count} of {degrees_of(workers)}, {size} each. {ENGINES[engine].title} {version}.\n"
         f"# Run it {where}.\n"
-        "set -euo pipefail"
+        "set -feuo pipefail"
     )
 
 
 def _variables(engine: str, workers: Workers, weights: Weights, nodes: int, *, alone: bool) -> str:
-    rows = [f"CHECKPOINT={shlex.quote(weights.checkpoint)}", 'MODEL="${MODEL:-$CHECKPOINT}"']
+    rows = [_REQUIRE, f"PLANNED={shlex.quote(weights.checkpoint)}", 'CHECKPOINT="${CHECKPOINT:-$PLANNED}"']
+    rows += ['if [ "$CHECKPOINT" != "$PLANNED" ]; then', f"  {_required('CHECKPOINT', _NAME, _NAMES)}"]
+    rows += ['  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2', "fi"]
     if alone:
         rows.append('HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node')
-    else:
-        rows.append('HOST="${HOST:?address of this node in a private network, where it listens}"')
-    if nodes > 1 and engine == "trtllm":
-        rows.append("SLOT=0")
-    elif nodes > 1:
-        rows.append('NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"')
-        rows.append('HEAD="${HEAD:?address of node 0 of the instance}"')
+    rows += _address("HOST", "address of this node in a private network, where it listens", engine, "vllm", "sglang")
+    if nodes > 1 and engine != "trtllm":
+        rows.append(_required("NODE_RANK", _NUMBER, "number of this node in its instance, from 0"))
+        rows.append(_required("HEAD", _ADDRESS, "address of node 0 of the instance"))
+    if nodes > 1:
         rows.append("SLOT=0")
     else:
-        rows.append('SLOT="${SLOT:-0}"  # number of the instance on this node, from 0')
+        rows.append('SLOT="${SLOT:-0}"')
+        rows.append(_required("SLOT", _NUMBER, "number of the instance on this node, from 0"))
         first, last = f"SLOT * {workers.gpus}", f"SLOT * {workers.gpus} + {workers.gpus - 1}"
         rows.append(f'export CUDA_VISIBLE_DEVICES="${{CUDA_VISIBLE_DEVICES:-$(seq -s, $(({first})) $(({last})))}}"')
     return "\n".join(rows)
+
+
+def _required(name: str, pattern: str, said: str) -> str:
+    return f"require {name} {shlex.quote(pattern)} {shlex.quote(said)}"
+
+
+def _address(name: str, said: str, engine: str, *asking: str) -> list[str]:
+    """What others reach is opened to those with a key, where it is asked for, or where the user trusts the network."""
+    key, or_key = '[ -n "${API_KEY:-}" ] || ', "; or give API_KEY, which clients must send"
+    trusted = _required("TRUSTED_NETWORK", "1", f"1, where nobody else reaches {name}{or_key * (engine in asking)}")
+    reached = f'[[ "${name}" =~ ^({_LOOPBACK})$ ]] || {key * (engine in asking)}{trusted}'
+    return [_required(name, _ADDRESS, said), reached]
+
+
+def _urls(engine: str, *names: str) -> list[str]:
+    """Lists of addresses, apart by spaces."""
+    scheme = "(https?://)?" if engine == "trtllm" else "https?://"
+    rows = [rf"URL='{scheme}([0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{{0,4}}'"]
+    said = f"instances, such as http://HOST:{SERVE_PORT}, apart by spaces"
+    for name in names:
+        whose = name.removesuffix("_URLS").lower()
+        rows.append(f"require {name} \" *$URL( +$URL)* *\" 'addresses of all {whose} {said}'")
+    return rows
 
 
 def _command(engine: str, workers: Workers, settings: dict[str, Any], nodes: int) -> str:
@@ -165,7 +201,7 @@ def _command(engine: str, workers: Workers, settings: dict[str, Any], nodes: int
         start = f"srun --nodes {nodes} --ntasks {workers.gpus} --ntasks-per-node {local} --mpi pmix"
         return lines(f"exec {start} trtllm-llmapi-launch {COMMANDS[engine]}", flags)
     if engine == "sglang":
-        flags = {"--model-path": Shell("$MODEL"), **ends, **settings}
+        flags = {"--model-path": Shell("$CHECKPOINT"), **ends, **settings}
         if workers.role == "prefill":
             flags["--disaggregation-bootstrap-port"] = Shell(f"$(({BOOTSTRAP_PORT} + SLOT))")
         if nodes > 1:
@@ -186,18 +222,19 @@ def _command(engine: str, workers: Workers, settings: dict[str, Any], nodes: int
 def _router(engine: str, workers: Sequence[Workers]) -> str:
     """The script of what clients talk to; empty where an instance of TensorRT-LLM answers them itself."""
     apart = any(each.role == "prefill" for each in workers)
+    if engine == "trtllm" and not apart:
+        return ""
+    names = ("PREFILL_URLS", "DECODE_URLS") if apart else ("WORKER_URLS",)
+    rows = [_ROUTER, *_address("ROUTER_HOST", "where it listens", engine, "sglang")]
+    rows += _urls(engine, *names)
     if engine == "trtllm":
-        return _TRTLLM_ROUTER if apart else ""
-    sides = ("prefill", "decode") if apart else ("worker",)
-    rows = ["#!/usr/bin/env bash", "# Answers clients, and sends their requests to the instances.", "set -euo pipefail"]
-    rows.append('ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens')
-    rows.append(_ASKED[engine])
-    ports = f"http://HOST:{SERVE_PORT}"
-    rows += [f': "${{{side.upper()}_URLS:?addresses of all {side} instances, such as {ports}}}"' for side in sides]
+        return "\n".join([*rows, _TRTLLM_ROUTER])
+    if engine == "vllm":  # it asks nobody
+        rows.append('export OPENAI_API_KEY="${API_KEY:-}"  # for its instances')
     flags: dict[str, Any] = {"--host": Shell("$ROUTER_HOST"), "--port": ROUTER_PORT, "--prometheus-host": "127.0.0.1"}
-    start = "exec vllm-router" if engine == "vllm" else "exec python3 -m sglang_router.launch_router"
+    start = "exec vllm-router" if engine == "vllm" else f"exec python3 -m sglang_router.launch_router {_KEY}"
     if not apart:
-        rows.append(f"{lines(start, flags)} \\\n  {_KEY} \\\n  --worker-urls $WORKER_URLS")
+        rows.append(f"{lines(start, flags)} \\\n  --worker-urls $WORKER_URLS")
         return "\n".join(rows) + "\n"
     rows.append("ARGUMENTS=()")
     behind = f' "$(({BOOTSTRAP_PORT} + ${{url##*:}} - {SERVE_PORT}))"' if engine == "sglang" else ""  # as by its slot
@@ -205,28 +242,19 @@ def _router(engine: str, workers: Sequence[Workers]) -> str:
     rows.append('for url in $DECODE_URLS; do ARGUMENTS+=(--decode "$url"); done')
     mode = {"--vllm-pd-disaggregation": True, "--kv-connector": "nixl"}
     command = lines(start, flags | (mode if engine == "vllm" else {"--pd-disaggregation": True}))
-    rows.append(f'{command} \\\n  {_KEY} \\\n  "${{ARGUMENTS[@]}}"')
+    rows.append(f'{command} \\\n  "${{ARGUMENTS[@]}}"')
     return "\n".join(rows) + "\n"
 
 
-#: What each router does with a key. Tried with sglang-router 0.3.2 and vllm-router 0.1.17: the first answers clients
-#: without it with 401 and hands it on; the second never asks, and sends what is in OPENAI_API_KEY to the two pools.
-_ASKED = {
-    "sglang": """if [ -z "${API_KEY:-}" ] && [ "$ROUTER_HOST" != 127.0.0.1 ]; then
-  echo "API_KEY: a key that clients must send, as others reach $ROUTER_HOST" >&2
-  exit 1
-fi""",
-    "vllm": """# This router asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
-export OPENAI_API_KEY="${API_KEY:-}"  # for its instances""",
-}
-_TRTLLM_ROUTER = f"""#!/usr/bin/env bash
+#: sglang-router 0.3.2 answers clients without the key with 401 and hands it on; vllm-router 0.1.17 never asks, and
+#: sends OPENAI_API_KEY to prefill and decode, and to co-located instances the key of the client. Both were tried.
+_ROUTER = f"""#!/usr/bin/env bash
 # Answers clients, and sends their requests to the instances.
-set -euo pipefail
-# It asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
-ROUTER_HOST="${{ROUTER_HOST:-127.0.0.1}}"  # where it listens
-: "${{PREFILL_URLS:?addresses of all prefill instances, such as HOST:{SERVE_PORT}}}"
-: "${{DECODE_URLS:?addresses of all decode instances, such as HOST:{SERVE_PORT}}}"
-CONFIG="$(mktemp --suffix .yaml)"
+set -feuo pipefail
+{_REQUIRE}
+ROUTER_HOST="${{ROUTER_HOST:-127.0.0.1}}"
+"""[:-1]
+_TRTLLM_ROUTER = f"""CONFIG="$(mktemp --suffix .yaml)"
 servers() {{
   printf '%s:\\n  num_instances: %d\\n  urls:\\n' "$1" $(($# - 1))
   printf '    - "%s"\\n' "${{@:2}}"

@@ -165,20 +165,56 @@ def test_nothing_listens_on_all_addresses_unless_it_is_asked_to(
         if name != "router.sh":
             bare = started(files, name, programs, tmp_path, HOST="")
             assert (bare.returncode == 0) == small
-            assert small or "HOST: address of this node in a private network" in bare.stderr
+            assert small or "allowed: address of this node in a private network" in bare.stderr
 
 
-@pytest.mark.parametrize("case", ["unequal_tp", "one_pool"])
-def test_a_router_that_asks_for_a_key_has_one_where_others_reach_it(case: str, programs: Path, tmp_path: Path) -> None:
-    files = ds.launch(CASES[case][0](), engine="sglang").files
-    bare = started(files, "router.sh", programs, tmp_path, ROUTER_HOST="10.0.0.9")
-    assert (bare.returncode, bare.stdout) == (1, "")
-    assert "API_KEY: a key that clients must send" in bare.stderr
-    told = json.loads(
-        started(files, "router.sh", programs, tmp_path, ROUTER_HOST="10.0.0.9", API_KEY="a b'$(touch owned)").stdout
-    )
-    assert told[told.index("--api-key") + 1] == "a b'$(touch owned)"
+@pytest.mark.parametrize(("case", "engine"), SCRIPTS)
+def test_who_is_reached_by_others_asks_for_a_key_or_is_told_that_the_network_is_private(
+    case: str, engine: str, programs: Path, tmp_path: Path
+) -> None:
+    files, key = ds.launch(CASES[case][0](), engine=engine).files, "a b'$(touch owned)"
+    for name in (name for name in files if name.endswith(".sh")):
+        asks = engine == "sglang" or (engine == "vllm" and name != "router.sh")
+        for address in ("0.0.0.0", "10.0.0.9", "127.example.org"):
+            there = {"HOST": address, "ROUTER_HOST": address, "TRUSTED_NETWORK": ""}
+            bare = started(files, name, programs, tmp_path, **there)
+            assert (bare.returncode, bare.stdout) == (1, "")
+            assert "TRUSTED_NETWORK=''; allowed: 1, where nobody else reaches" in bare.stderr
+            assert ("API_KEY" in bare.stderr) == asks
+            keyed = started(files, name, programs, tmp_path, **there, API_KEY=key)
+            assert (keyed.returncode == 0) == asks
+            assert (key in keyed.stdout) == (engine == "sglang"), "of the others no argument, which all users see"
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("value", ["a[$(touch owned)]", "--trust-remote-code", "*", "1\n2", "08", "http://a:b[0]", " "])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_values_from_outside_run_nothing_and_are_no_options(
+    engine: str, value: str, programs: Path, tmp_path: Path
+) -> None:
+    read = {
+        "prefill.sh": ("SLOT", "HOST", "CHECKPOINT"),
+        "decode.sh": ("NODE_RANK", "HEAD") if engine != "trtllm" else (),
+        "router.sh": ("ROUTER_HOST", "PREFILL_URLS", "DECODE_URLS"),
+    }
+    files = ds.launch(CASES["dep"][0](), engine=engine).files
+    for name, variables in read.items():
+        for variable in variables:
+            ran = started(files, name, programs, tmp_path, **{variable: value})
+            if (variable, value) in (("HEAD", "08"), ("HOST", "08"), ("ROUTER_HOST", "08"), ("CHECKPOINT", "08")):
+                continue  # a name, as good as any
+            assert (ran.returncode, ran.stdout) == (1, ""), variable
+            assert ran.stderr.startswith(f"{variable}=")
+            assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "owned").exists()
+
+
+def test_another_checkpoint_than_the_planned_one_is_told(programs: Path, tmp_path: Path) -> None:
+    files = ds.launch(CASES["one_pool"][0](), engine="vllm").files
+    assert '"Qwen/Qwen3-32B"' in started(files, "colocated.sh", programs, tmp_path, MODEL="mine").stdout
+    other = started(files, "colocated.sh", programs, tmp_path, CHECKPOINT="/disk/mine")
+    assert '"serve", "/disk/mine"' in other.stdout
+    assert other.stderr == "starting CHECKPOINT=/disk/mine in place of Qwen/Qwen3-32B\n"
 
 
 @pytest.mark.parametrize(("case", "engine"), [pair for pair in PAIRS if pair[0] in ("dep", "one_pool")])

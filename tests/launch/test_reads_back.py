@@ -109,9 +109,7 @@ def told_of(made: ds.Launch, engine: str, model: str) -> dict[str, Told]:
         name = path.partition(".")[0]
         if path.endswith(".sh") and name != "router":
             script = text.replace("\\\n", " ")
-            (checkpoint,) = [line.removeprefix("CHECKPOINT=") for line in script.splitlines() if "CHECKPOINT=" in line][
-                :1
-            ]
+            (checkpoint,) = [line.removeprefix("PLANNED=") for line in script.splitlines() if "PLANNED=" in line][:1]
             words = [word for word in shlex.split(script.split("exec ")[1]) if "API_KEY" not in word]
             settings = dict(options_in(words, table))
             settings = yaml.safe_load(made.files[f"{name}.yaml"]) if engine == "trtllm" else settings

@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
 # Written by disagg-sim.
 # Answers clients, and sends their requests to the instances.
-set -euo pipefail
-# It asks clients for no key: leave it on 127.0.0.1, behind a proxy that does.
-ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens
-: "${PREFILL_URLS:?addresses of all prefill instances, such as HOST:8100}"
-: "${DECODE_URLS:?addresses of all decode instances, such as HOST:8100}"
+set -feuo pipefail
+require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\n' "$1" "${!1:-}" "$3" >&2
+  exit 1
+}
+ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"
+require ROUTER_HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'where it listens'
+[[ "$ROUTER_HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || require TRUSTED_NETWORK 1 '1, where nobody else reaches ROUTER_HOST'
+URL='(https?://)?([0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}'
+require PREFILL_URLS " *$URL( +$URL)* *" 'addresses of all prefill instances, such as http://HOST:8100, apart by spaces'
+require DECODE_URLS " *$URL( +$URL)* *" 'addresses of all decode instances, such as http://HOST:8100, apart by spaces'
 CONFIG="$(mktemp --suffix .yaml)"
 servers() {
   printf '%s:\n  num_instances: %d\n  urls:\n' "$1" $(($# - 1))

@@ -2,12 +2,23 @@
 # Written by disagg-sim.
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 2 nodes.
-set -euo pipefail
-CHECKPOINT=deepseek-ai/DeepSeek-R1
-MODEL="${MODEL:-$CHECKPOINT}"
-HOST="${HOST:?address of this node in a private network, where it listens}"
+set -feuo pipefail
+require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\n' "$1" "${!1:-}" "$3" >&2
+  exit 1
+}
+PLANNED=deepseek-ai/DeepSeek-R1
+CHECKPOINT="${CHECKPOINT:-$PLANNED}"
+if [ "$CHECKPOINT" != "$PLANNED" ]; then
+  require CHECKPOINT '[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*' 'a name on the hub, or a path'
+  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2
+fi
+require HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of this node in a private network, where it listens'
+[[ "$HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || require TRUSTED_NETWORK 1 '1, where nobody else reaches HOST'
 SLOT=0
-exec srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --mpi pmix trtllm-llmapi-launch trtllm-serve "$MODEL" \
+exec srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --mpi pmix trtllm-llmapi-launch trtllm-serve "$CHECKPOINT" \
   --config "$(dirname "$0")/decode.yaml" \
   --host "$HOST" \
   --port "$((8100 + SLOT))"

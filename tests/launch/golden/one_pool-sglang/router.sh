@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Written by disagg-sim.
 # Answers clients, and sends their requests to the instances.
-set -euo pipefail
-ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"  # where it listens
-if [ -z "${API_KEY:-}" ] && [ "$ROUTER_HOST" != 127.0.0.1 ]; then
-  echo "API_KEY: a key that clients must send, as others reach $ROUTER_HOST" >&2
+set -feuo pipefail
+require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\n' "$1" "${!1:-}" "$3" >&2
   exit 1
-fi
-: "${WORKER_URLS:?addresses of all worker instances, such as http://HOST:8100}"
-exec python3 -m sglang_router.launch_router \
+}
+ROUTER_HOST="${ROUTER_HOST:-127.0.0.1}"
+require ROUTER_HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'where it listens'
+[[ "$ROUTER_HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || [ -n "${API_KEY:-}" ] || require TRUSTED_NETWORK 1 '1, where nobody else reaches ROUTER_HOST; or give API_KEY, which clients must send'
+URL='https?://([0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}'
+require WORKER_URLS " *$URL( +$URL)* *" 'addresses of all worker instances, such as http://HOST:8100, apart by spaces'
+exec python3 -m sglang_router.launch_router ${API_KEY:+--api-key "$API_KEY"} \
   --host "$ROUTER_HOST" \
   --port 8000 \
   --prometheus-host 127.0.0.1 \
-  ${API_KEY:+--api-key "$API_KEY"} \
   --worker-urls $WORKER_URLS

@@ -2,13 +2,25 @@
 # Written by disagg-sim.
 # prefill: 6 instances of DP4 EP4, 4 GPUs on 1 node each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, on its node.
-set -euo pipefail
-CHECKPOINT=nvidia/DeepSeek-R1-NVFP4
-MODEL="${MODEL:-$CHECKPOINT}"
-HOST="${HOST:?address of this node in a private network, where it listens}"
-SLOT="${SLOT:-0}"  # number of the instance on this node, from 0
+set -feuo pipefail
+require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\n' "$1" "${!1:-}" "$3" >&2
+  exit 1
+}
+PLANNED=nvidia/DeepSeek-R1-NVFP4
+CHECKPOINT="${CHECKPOINT:-$PLANNED}"
+if [ "$CHECKPOINT" != "$PLANNED" ]; then
+  require CHECKPOINT '[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*' 'a name on the hub, or a path'
+  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2
+fi
+require HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of this node in a private network, where it listens'
+[[ "$HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || require TRUSTED_NETWORK 1 '1, where nobody else reaches HOST'
+SLOT="${SLOT:-0}"
+require SLOT '0|[1-9][0-9]{0,3}' 'number of the instance on this node, from 0'
 export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-$(seq -s, $((SLOT * 4)) $((SLOT * 4 + 3)))}"
-exec trtllm-serve "$MODEL" \
+exec trtllm-serve "$CHECKPOINT" \
   --config "$(dirname "$0")/prefill.yaml" \
   --host "$HOST" \
   --port "$((8100 + SLOT))"

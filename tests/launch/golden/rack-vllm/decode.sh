@@ -2,19 +2,30 @@
 # Written by disagg-sim.
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. vLLM 0.31.0.
 # Run it on every node of each instance.
-set -euo pipefail
-CHECKPOINT=nvidia/DeepSeek-R1-NVFP4
-MODEL="${MODEL:-$CHECKPOINT}"
-HOST="${HOST:?address of this node in a private network, where it listens}"
-NODE_RANK="${NODE_RANK:?number of this node in its instance, from 0}"
-HEAD="${HEAD:?address of node 0 of the instance}"
+set -feuo pipefail
+require() {
+  local LC_ALL=C
+  [[ "${!1:-}" =~ ^($2)$ ]] && return
+  printf '%s=%q; allowed: %s\n' "$1" "${!1:-}" "$3" >&2
+  exit 1
+}
+PLANNED=nvidia/DeepSeek-R1-NVFP4
+CHECKPOINT="${CHECKPOINT:-$PLANNED}"
+if [ "$CHECKPOINT" != "$PLANNED" ]; then
+  require CHECKPOINT '[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*' 'a name on the hub, or a path'
+  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2
+fi
+require HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of this node in a private network, where it listens'
+[[ "$HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || [ -n "${API_KEY:-}" ] || require TRUSTED_NETWORK 1 '1, where nobody else reaches HOST; or give API_KEY, which clients must send'
+require NODE_RANK '0|[1-9][0-9]{0,3}' 'number of this node in its instance, from 0'
+require HEAD '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of node 0 of the instance'
 SLOT=0
 export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty
 export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"
 export VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + SLOT * 48))
 FOLLOWER=()
 if [ "$NODE_RANK" -gt 0 ]; then FOLLOWER=(--headless); fi
-exec vllm serve "$MODEL" \
+exec vllm serve "$CHECKPOINT" \
   --host "$HOST" \
   --port "$((8100 + SLOT))" \
   --tensor-parallel-size 1 \
