@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 
 from disagg_sim.errors import InputError
 from disagg_sim.facts.launcher import checkpoint_name
-from disagg_sim.facts.load import load_checkpoints
+from disagg_sim.facts.load import load_checkpoints, load_model
+from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import MTP
+from disagg_sim.facts.yaml_files import DIRECTORIES, shipped_root
 from disagg_sim.physics.drafting import draft_model_of
 from disagg_sim.physics.setup import Setup
 
@@ -109,11 +111,19 @@ def _of_model(at: Setup, checkpoint: str, *, quantises: bool) -> Weights:
         alone = ", and no format of its own for the KV cache" if at.precision.cache.name == "bf16" else ""
         return Weights(checkpoint=checkpoint, note=f"{checkpoint} must have its weights in {kind}{alone}")
     known = load_checkpoints().models.get(model.name, {})
+    other = _of_another(model)
     if kind in known:
-        return Weights(checkpoint=known[kind])
+        return Weights(checkpoint=known[kind], note=other and known[kind] + other)
     if kind == "fp8" and "bf16" in known and quantises:
-        return Weights(
-            checkpoint=known["bf16"], quantised="fp8", note=f"{known['bf16']} is quantised to fp8 as it loads"
-        )
+        said = f"{known['bf16']} is quantised to fp8 as it loads"
+        return Weights(checkpoint=known["bf16"], quantised="fp8", note=said + other)
     said = f"no published checkpoint of {model.name} in {kind} is known: put its name or path in place of {UNKNOWN}"
     return Weights(checkpoint=UNKNOWN, note=said)
+
+
+def _of_another(model: ModelSpec) -> str:
+    """A warning of a model that is not the shipped one of its name, by which checkpoints are found."""
+    shipped = shipped_root() / DIRECTORIES["model"] / f"{model.name}.yaml"
+    if not shipped.is_file() or model == load_model(shipped):
+        return ""
+    return f" is a checkpoint of the {model.name} that is shipped, from which yours differs: say --checkpoint"

@@ -17,6 +17,7 @@ import disagg_sim as ds
 from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.launcher import checkpoint_name
 from disagg_sim.facts.load import load_checkpoints, load_launcher
+from disagg_sim.facts.yaml_files import shipped_root
 from disagg_sim.launch.engines import ENGINES
 from disagg_sim.launch.manifests import dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
@@ -109,6 +110,14 @@ def test_a_file_of_ones_own_with_such_a_name_is_refused(tmp_path: Path) -> None:
     mine.write_text('title: mine\nmodels: {llama_3_1_8b: {bf16: "a/$(touch owned)"}}\nsource: me\n')
     with pytest.raises(SpecError, match=r"mine.yaml: models.llama_3_1_8b.bf16: .* is no name of a checkpoint"):
         load_checkpoints(mine)
+
+
+def test_a_model_of_ones_own_under_a_shipped_name_is_told(tmp_path: Path) -> None:
+    shipped, mine = shipped_root() / "models" / "llama_3_1_8b.yaml", tmp_path / "llama_3_1_8b.yaml"
+    for text in (shipped.read_text(), shipped.read_text().replace("count: 32", "count: 16")):
+        mine.write_text(text)
+        made = ds.launch([workers("colocated", ds.setup(mine, "h100_sxm", "fp8"), tp(1))], engine="vllm")
+        assert any("shipped, from which yours differs" in note for note in made.notes) == ("count: 16" in text)
 
 
 def test_workers_have_names_that_pods_may_have() -> None:
