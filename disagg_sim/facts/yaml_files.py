@@ -255,7 +255,7 @@ def find_file(kind: str, name: str | Path) -> Path:
 
 
 def find_document(kind: str, name: str) -> Path:
-    """Find the file of a sweep or a scenario: a path, or the name of a shipped one.
+    """Find the file of a sweep or a scenario: the name of a shipped one, or a path.
 
     Parameters
     ----------
@@ -280,10 +280,10 @@ def find_document(kind: str, name: str) -> Path:
     'demo.yaml'
     """
     path, shipped = Path(name), spec_files(kind)
+    if name in shipped:  # before a file of that name in the working directory, which may be of others
+        return shipped[name]
     if is_readable(path):
         return path
-    if name in shipped:
-        return shipped[name]
     if path.is_dir():
         raise SpecError(f"{name}: is a directory, not a {kind} file")
     raise SpecError(f"{name}: no such file or shipped {kind} ({', '.join(shipped)}){nearest(path.stem, shipped)}")

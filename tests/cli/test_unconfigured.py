@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from disagg_sim.facts.yaml_files import find_document, shipped_root
+
 SWEEP = """name: small
 models: llama_3_1_8b
 systems: {h100_sxm: fp8}
@@ -37,3 +41,12 @@ def test_workers_take_no_modules_of_the_working_directory(tmp_path: Path) -> Non
     (tmp_path / "small.yaml").write_text(SWEEP)
     ran(tmp_path, RUN, "sweep", "small.yaml", "--out", "out", "--jobs", "2", "--no-figures")
     assert not (tmp_path / "ran").exists()
+
+
+def test_the_name_of_a_shipped_file_means_none_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "datacenter_day").write_text("policy_file: mine.py\n")
+    assert find_document("scenario", "datacenter_day").is_relative_to(shipped_root())
+    assert find_document("scenario", "./datacenter_day") == Path("datacenter_day")
