@@ -31,7 +31,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -262,7 +262,7 @@ def _own(plan: Plan) -> _Own:
     """Sample the point of a frontier that has the layouts of the best design, and a step nearest to its own."""
     best = plan.best
     assert best is not None
-    sides = [[pool.choice] for pool in best.pools]
+    sides: list[Any] = [[pool.choice] for pool in best.pools]
     tables = list(
         _points(plan, replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1])), best.mode)
     )
