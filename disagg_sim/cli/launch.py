@@ -55,7 +55,7 @@ def launch(
 def _of_scenario(path: Path, name: str) -> Any:
     from disagg_sim.scenario.spec import load_scenario  # its policies simulate, an extra
 
-    scenario = load_scenario(str(path))
+    scenario = load_scenario(str(path), run=False)
     known = {each.name: replace(each, setup=each.setup or scenario.setup) for each in scenario.deployments}
     if not name and len(known) == 1:
         (name,) = known

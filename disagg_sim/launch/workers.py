@@ -71,6 +71,8 @@ class Workers:
             raise InputError(
                 f"name {quoted(self.name)} of workers; allowed: up to 63 of a to z, 0 to 9, dashes inside, as of pods"
             )
+        if self.name in ("router", "frontend"):
+            raise InputError(f"name {self.name} of workers: files and manifests have it already")
 
     @property
     def label(self) -> str:

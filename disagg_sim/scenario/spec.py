@@ -111,7 +111,7 @@ class Scenario:
         return setup_named(self.model, self.system, self.precision, self.profile, self.engine, self.speculation)
 
 
-def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Scenario:
+def load_scenario(name: str, *, trace: str = "", seed: int | None = None, run: bool = True) -> Scenario:
     """Read a scenario from a file, or a shipped one by its name; its policy files are imported, which runs them.
 
     Parameters
@@ -122,6 +122,8 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
         Trace file, relative to the working directory, in place of the file's traces; their rates are kept.
     seed : int, optional
         In place of the file's own.
+    run : bool
+        Whether policy files are imported; else they are read as text, and the scenario cannot be simulated.
 
     Returns
     -------
@@ -138,7 +140,7 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None) -> Sce
     >>> [choice.label for choice in load_scenario("azure_conv_on_h100").policies][:2]
     ['vllm', 'disaggregated']
     """
-    scenario, _ = _loaded(name, trace, run=True)
+    scenario, _ = _loaded(name, trace, run=run)
     return scenario if seed is None else replace(scenario, seed=seed)
 
 

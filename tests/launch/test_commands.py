@@ -58,6 +58,12 @@ def test_files_of_its_own_are_replaced_and_others_never(scenario, tmp_path, caps
     assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh", "router.sh"]
 
 
+def test_policy_files_of_a_scenario_are_not_run(scenario, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("raise SystemExit('run')")
+    scenario.write_text(f"{SCENARIO}policy_file: mine.py\n")
+    assert "decode.sh" in run(f"launch {scenario} --deployment two --engine vllm", capsys)
+
+
 def test_without_a_directory_the_files_are_printed(scenario, capsys):
     told = run(f"launch {scenario} --deployment four --engine llm-d", capsys)
     assert "# --- decode.yaml" in told
