@@ -208,10 +208,6 @@ def _sampled(plan: Plan, tables: list[pd.DataFrame]) -> Uncertainty:
     return uncertainty(pd.concat(tables, ignore_index=True), samples=SAMPLES, origin=origin)
 
 
-def _is_split(points: pd.DataFrame) -> Mask:
-    return np.asarray(points["mode"].astype(str) == Mode.DISAGGREGATED)
-
-
 def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
     """Best throughput of some rows at an interactivity: in every sample, and at nominal times. [token/s]"""
     if not mine.any():
@@ -227,8 +223,8 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     assert plan.best is not None
     if plan.other is None:
         return np.zeros(0)
-    split = _is_split(found.points)
-    mine = split == (plan.best.mode == Mode.DISAGGREGATED)
+    split = found.points["mode"].astype(str) == Mode.DISAGGREGATED
+    mine = np.asarray(split == (plan.best.mode == Mode.DISAGGREGATED))
     (own, nominal), (others, nominal_other) = _best(found, mine, limit), _best(found, ~mine, limit)
     if not (nominal > 0 and nominal_other > 0):
         return np.zeros(0)
@@ -263,20 +259,13 @@ def _own(plan: Plan) -> _Own:
     best = plan.best
     assert best is not None
     sides: list[Any] = [[pool.choice] for pool in best.pools]
-    tables = list(
-        _points(plan, replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1])), best.mode)
-    )
-    if not tables:
+    alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
+    if not (tables := list(_points(plan, alone, best.mode))):
         return _Own(*np.zeros((3, 0)))
     found = _sampled(plan, tables)
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
-    nominal = found.points.iloc[row]
-    return _Own(
-        *(
-            np.asarray(values[row] / float(nominal[column]))
-            for values, column in ((found.ftl, "ftl_s"), (found.ttl, "ttl_s"), (found.throughput, THROUGHPUT))
-        )
-    )
+    samples = {"ftl_s": found.ftl, "ttl_s": found.ttl, THROUGHPUT: found.throughput}
+    return _Own(*(values[row] / float(found.points[name].iloc[row]) for name, values in samples.items()))
 
 
 def _chance(values: Floats, error: Error) -> float:
