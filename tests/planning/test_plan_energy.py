@@ -9,7 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.facts.load import load_power
 from disagg_sim.physics import power
-from disagg_sim.planning.energy import drawn
+from disagg_sim.planning.energy import added_up, drawn
 from disagg_sim.report.plan import Told, plan_json, screen
 
 LENGTHS = ds.lengths(2048, 256)
@@ -75,3 +75,12 @@ def test_spare_instances_wait():
     spare = replace(plan.best, pools=tuple(replace(pool, spares=2) for pool in plan.best.pools))
     waiting = sum(2 * int(pool.mapping.gpus) for pool in spare.pools) * 700 * load_power("h200_sxm").idle
     assert drawn(spare).watts - drawn(plan.best).watts == pytest.approx(waiting)
+
+
+def test_pools_on_several_nodes_need_the_network_between_them():
+    """Two pools of a node each are 16 GPUs of one deployment, which draws for its network as one pool of 16 does."""
+    at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
+    idle = power.power_at(at).idle
+    one, two = added_up([(at, 16, 16 * idle)]), added_up([(at, 8, 8 * idle)] * 2)
+    assert two == one
+    assert two.facility > 2 * added_up([(at, 8, 8 * idle)]).facility
