@@ -1,7 +1,8 @@
 # make demo: run the main job into reports/demo/.  make test: lint, types, tests.  make test-long: run a browser, notebooks, the
 # blocks of README and docs, whole studies and fits.  make test-all: both, collected once, as .ci/run does.  make docs-numbers:
 # compute and write the numbers that README and docs mark; ARGS=--all for those that take minutes, too.  make figures: draw docs/img/.
-# make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it.
+# make bench: compare speed with benchmarks/baseline.json, three minutes; ARGS=--update-baseline records it. Of a change of structure:
+# benchmarks/house.py, goldens.py and pairs.py (CONTRIBUTING.md).
 # make docs: build the site of the documentation into build/site/html; ARGS=--serve shows it, --quick runs one notebook.
 # All create .venv when needed, with the versions of constraints.txt.  make lock: write that file and the hashes in .ci/locked.txt
 # after a change of pyproject.toml; ARGS=--upgrade takes the newest versions of all packages.  make versions VERSIONS=lowest
