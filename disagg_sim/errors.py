@@ -68,6 +68,11 @@ class PolicyError(DisaggSimError):
         self.so_far = so_far
 
 
+_STILL = "was removed: forecasts and simulations take copies of experts that have just been placed; leave it out"
+#: Keys and options of earlier releases, with what to use instead.
+REMOVED = {"popularity_drift_s": _STILL, "rebalance_s": _STILL, "--popularity-drift": _STILL}
+
+
 def quoted(value: object) -> str:
     """Show a value from outside as messages do: its ``repr``, cut after ``LONGEST_SHOWN`` characters.
 

@@ -45,7 +45,6 @@ SWEEPS = {
     "no shared tokens": ("gpu_cap: 16", "gpu_cap: 16, max_dcp: 1, max_pcp: 1"),
     "no limit of the link": ("gpu_cap: 16", "gpu_cap: 16, nic_gb_per_s: none"),
     "two pools": ("", "pools: [prefill, decode]\n"),
-    "popularity that stays": ("", "popularity_drift_s: none\n"),
     "no link": ("", "kv_link: none\n"),
     "descriptors that cost nothing": ("", "kv_link: {descriptor_us: 0}\n"),
     "no spares": ("", "availability: none\n"),

@@ -7,9 +7,8 @@ Past 400 lines: the frames of a breakdown share their private forms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,7 +42,6 @@ from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
 from disagg_sim.physics.passes import engine_time, layers
 from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.rebalance import rebalancing
 from disagg_sim.physics.residents import (
     colocated_load,
     decode_load,
@@ -282,11 +280,6 @@ def _latencies(designs: Sequence[Designs], *, fits: bool) -> tuple[pd.DataFrame,
     for mine, taken, score in zip(designs, times, scores, strict=True):
         if np.any(taken.load):
             found.append(_loads(mine, taken.load + np.zeros(mine.rows.size), score))
-        if math.isfinite(mine.drift):
-            fresh = scores_of(replace(mine, drift=math.inf), taken)
-            for latency, step in (("ttl", "decode step"), ("ftl", "prefill pass")):
-                whole = getattr(score, latency)
-                found.append(_ages(mine, latency, step, whole - getattr(fresh, latency), whole))
     mixes = [row for mine in designs if len(mine.prompts) > 1 for row in mine.rows.tolist()]
     nothing = pd.DataFrame(columns=["row", *FIT_COLUMNS])
     return _framed(found, mixes), pd.concat(of_fits, ignore_index=True) if of_fits else nothing
@@ -306,17 +299,6 @@ def _framed(found: Sequence[_Columns], mixes: Sequence[int]) -> pd.DataFrame:
     if several.any():
         table = pd.concat([table[~several], _over_prompts(table[several])], ignore_index=True)
     return table.drop(columns="form")
-
-
-def _ages(designs: Designs, latency: str, step: str, seconds: Floats, whole: Floats) -> _Columns:
-    """What a latency is longer as placements of experts age and are moved, as columns of ``Breakdown.operators``."""
-    columns: _Columns = {"row": designs.rows, "order": _LAST, "latency": latency, "step": step}
-    columns |= {"operator": "age and moves of experts", "kind": "waiting", "form": "", "calls": 1.0}
-    seconds = np.maximum(seconds, 0.0)
-    columns |= {"seconds": seconds, "share": seconds / whole}
-    columns |= {f"{resource}_s": seconds * (resource == "waiting") for resource in RESOURCES}
-    columns |= {"ideal_s": 0.0, "flops": 0.0, "hbm_bytes": 0.0, "trust": str(Trust.ASSUMED), "outside": ""}
-    return columns | {"source": "", "equation": f"{rebalancing.__module__}.{rebalancing.__name__}"}
 
 
 def _loads(designs: Designs, seconds: Floats, scores: Scores) -> _Columns:

@@ -5,13 +5,10 @@ axes) and ``scores_of`` puts these together as its mode does. Under a distributi
 mean: it is timed at every length that stands for the distribution (``timed_prompts``), with the weights of the search
 that found the design. What a search chose stays as chosen: nothing is made feasible or infeasible. ``certainty.rows``
 reads designs from tables.
-
-Past 400 lines: designs, the prompts that they are timed at, and how each mode puts times together are one law.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -31,7 +28,6 @@ from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
-from disagg_sim.search.aging import Cycle, aged_together, in_a_stage, longer, one_piece, piece_of_pass
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
@@ -100,7 +96,6 @@ class Designs:
     form: str  # of MLA in prefill
     prompts: tuple[Prompt, ...] = ()  # of ``timed_prompts``, or some of them
     held: RankLoad | None = None  # what the DP ranks hold that a decode step waits for; None = as the lengths say
-    drift: float = math.inf  # time constant with which experts become others' popular; inf = never [s]
 
     @property
     def shared(self) -> bool:
@@ -299,62 +294,6 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
     return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
 
 
-def _aged(designs: Designs, times: Times) -> Times:
-    """Times of passes whose placements of experts age and are moved, as of a grid in ``search.aging``."""
-    if math.isinf(designs.drift):
-        return times
-    if designs.shared:
-        aged = aged_together(designs.at, designs.mapping, cycle_of(designs, times), designs.drift)
-        fill, load = times.fill * aged.passes, times.load
-        return Times(times.step * aged.steps, fill, times.busy * aged.passes, times.long * aged.passes, load)
-    drafts = designs.mapping.draft_tokens
-    whole = times.step * accepted_length(designs.at.speculation, drafts)
-    micro = in_a_stage(designs.mapping, designs.batch * (1.0 + drafts), whole)
-    step = longer(designs.at, designs.mapping, *micro, designs.drift)
-    mapping, busy = designs.prefill_mapping, np.real(times.busy)
-    piece = one_piece(designs.lengths, mapping, designs.chunk_tokens, designs.prefill_batch, busy)
-    fill = longer(designs.prefill_at, mapping, *piece, designs.drift)
-    return Times(times.step * step, times.fill * fill, times.busy * fill, times.long, times.load)
-
-
-def cycle_of(designs: Designs, times: Times) -> Cycle:
-    """Say what co-located instances do for a token of a slot, (rows,), from their times with copies just placed.
-
-    Parameters
-    ----------
-    designs, times
-        Of a co-located mode, and the times of their passes. [s]
-
-    Returns
-    -------
-    Cycle
-        For ``search.aging.aged_together``.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import Origin, designs_of
-    >>> at, chat = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
-    >>> points = ds.colocated(at, ds.Mapping(), chat, options=ds.Colocation(batch=(32,), prefill_batch=(1,)))
-    >>> (one,) = designs_of(points, Origin(lengths=chat))
-    >>> cycle_of(one, times_of(one)).piece.round().tolist()
-    [2048.0]
-    """
-    accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
-    tokens, mapping = designs.batch * (1.0 + designs.mapping.draft_tokens), designs.mapping
-    decodes, step = in_a_stage(mapping, tokens, np.real(times.step) * accepted)
-    if designs.mode == "colocated":
-        filled, prompts, busy = designs.filled, designs.batch / designs.lengths.gaps, np.real(times.busy)
-        of_one = designs.lengths, designs.prefill_mapping, designs.chunk_tokens
-        piece, stage = piece_of_pass(*of_one, 1.0 / filled.passes, busy / filled.passes)
-        return Cycle(decodes, step, filled.idle * mapping.pp / accepted, piece, stage, prompts * busy)
-    kinds, inside, some = designs.steps, np.real(times.busy), 1.0 - designs.steps.plain
-    alone = np.maximum(designs.mixed_chunk / designs.mapping.dp_attn, 1.0)
-    mixed = tokens + (kinds.full * designs.mixed_chunk + kinds.alone * alone) / some
-    piece, stage = in_a_stage(mapping, mixed, inside / some)
-    return Cycle(decodes, step, kinds.plain * mapping.pp / accepted, piece, stage, inside / accepted)
-
-
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
     """Latencies and throughput from the times of the passes, as each mode puts them together.
 
@@ -368,7 +307,6 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
     -----
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
-    times = _aged(designs, times)
     lengths, rate_of = designs.lengths, designs.lengths.request_rate
     isl, osl, first = lengths.mean_isl, lengths.mean_osl, times.fill + times.load
     with np.errstate(divide="ignore", invalid="ignore"):  # times that were left out

@@ -23,7 +23,6 @@ Source: physics page, sections 5, 7 and 8; ``certainty.contributions``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -106,13 +105,13 @@ class Pass:
 
 
 def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats]:
-    """Passes of a kind in each latency of some designs, (rows,), from their times; those of fresh placements. [1]"""
+    """Passes of a kind in each latency of some designs, (rows,), from their times. [1]"""
     prompt = member.prompt
     counts = Times(1.0, 0.0, 0.0)
     if prompt is not None:
         counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long)
     marked = [part + STEP * 1j * count for part, count in zip(times, counts, strict=True)]
-    scores = scores_of(replace(whole, drift=math.inf), Times(*marked))
+    scores = scores_of(whole, Times(*marked))
     return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(whole.rows.size) for name in LATENCIES}
 
 
@@ -132,9 +131,7 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
     """Kinds of passes; operators are those of a single stage that runs one micro-batch, or all chunks of CPP.
 
     A pass of prefill, or a mixed step, is one for every length of the prompts that stands for their distribution.
-    Copies of experts are just placed.
     """
-    designs = replace(designs, drift=math.inf)
     if "decode" in designs.phases:
         yield _decode_step(designs)
     if "prefill" in designs.phases:
@@ -146,7 +143,7 @@ def passes_together(designs: Sequence[Designs]) -> Iterator[tuple[Together, Pass
 
     The second pass is the first at the speed of light.
     """
-    for unit in together([replace(one, drift=math.inf) for one in designs]):
+    for unit in together(designs):
         same = unit.designs, at_light(unit.designs)
         one, light = (_decode_step(each) if unit.phase == "decode" else _prefill(each, *each.prompts) for each in same)
         yield unit, one, light

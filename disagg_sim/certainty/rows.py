@@ -7,7 +7,6 @@ means of its lengths; a sweep's column ``traffic`` names their distribution, or 
 
 from __future__ import annotations
 
-import math
 from collections import abc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -47,10 +46,8 @@ _NUMBERS = (
     *("ftl_s", "ttl_s", "ttl_mean_s", "mixed_chunk_tokens", "mixed_step_share", THROUGHPUT, "request_rate_per_s"),
     *("prefill_request_rate_per_s", "decode_request_rate_per_s"),
 )
-#: Column with the time constant of the popularity of experts; inf = it stays. [s]
-DRIFT = "popularity_drift_s"
 #: Columns of a sweep's frontier that say what its rows assume beside their specs; all rows of a case agree.
-ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic", DRIFT)
+ASSUMED = ("nvlink_domain", "minority_efficiency", "overlap_loss", "traffic")
 #: Columns beside the system that name the setup of a pool.
 _OF_SIDE = ("precision", "profile", "engine")
 #: Columns of a row that stay the same in every row of ``Designs``.
@@ -323,7 +320,6 @@ def _read(
         by_gap=column("ttl_s") > column("ttl_mean_s"),
         by_tpot=column("ttl_s") < column("ttl_mean_s"),
         form=_form(str(words["prefill_mla_form"])),
-        drift=_number(words, DRIFT, math.inf),
     )
 
 

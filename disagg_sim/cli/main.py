@@ -23,7 +23,7 @@ import typer
 
 from disagg_sim.cli.commands import Commands
 from disagg_sim.cli.completion import completing
-from disagg_sim.errors import DisaggSimError, InputError, printable, quoted
+from disagg_sim.errors import REMOVED, DisaggSimError, InputError, printable, quoted
 from disagg_sim.facts.yaml_files import spec_roots
 from disagg_sim.memory import VARIABLE, allowed_memory, memory_limit
 from disagg_sim.reading import last_read
@@ -90,6 +90,8 @@ def run(arguments: Sequence[str]) -> int:
         return EXPECTED
     except UsageError as error:
         text = printable(str(error.format_message()))
+        if (option := getattr(error, "option_name", "")) in REMOVED:
+            text = f"{option} {REMOVED[option]}"
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
         return EXPECTED
     except (ArithmeticError, RecursionError, MemoryError, UnicodeError, OSError) as error:

@@ -12,7 +12,7 @@ import typer
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
-from disagg_sim.cli.quantities import gb_per_s, per_s, reader, seconds, share
+from disagg_sim.cli.quantities import gb_per_s, per_s, reader, share
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.cli.workers import Offline
 from disagg_sim.domain import MOST_SEED
@@ -99,10 +99,6 @@ def plan(
     expert_skew: Annotated[
         float, typer.Option(min=0.0, max=MOST_SKEW, help="Variation of the popularity of experts over its mean.")
     ] = 0.0,
-    popularity_drift: Annotated[
-        float | None,
-        typer.Option(parser=seconds, metavar="TIME", help="Time constant with which other experts become popular."),
-    ] = None,
     hold_prompts: Annotated[
         str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait until every rank has one.")
     ] = HELD,
@@ -169,7 +165,6 @@ def plan(
         max_pcp=max_pcp,
         max_redundant_experts=max_redundant_experts,
         expert_skew=expert_skew,
-        popularity_drift=popularity_drift,
         hold_prompts=hold_prompts,
         headroom=headroom,
         within=OWN if emit else None,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, nearest, quoted
+from disagg_sim.errors import LONGEST_SHOWN, REMOVED, DisaggSimError, nearest, quoted
 
 T = TypeVar("T")
 #: Cases of a sweep, or runs of a scenario; a study has some hundreds. [1]
@@ -199,6 +199,7 @@ def _faults(item: Any, levels: Sequence[_Level], data: Mapping[str, Any]) -> Ite
         *outer, key = location
         where, level = _place(outer, data)
         said = f"unknown key {quoted(key)}{_near(str(key), levels, where, level)}"
+        said = f"{key} {REMOVED[key]}" if key in REMOVED else said
         yield _behind(where, said if kind == "extra_forbidden" else f"missing key {key!r}")
     elif kind == "value_error" and isinstance(error := item["ctx"]["error"], SeveralFaultsError):
         for below, said in error.found:

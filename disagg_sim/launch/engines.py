@@ -26,8 +26,6 @@ BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100
 ENCODER_TRANSFER = "zmq_to_scheduler"
 #: Where engines find the drives of a node, for prompts in SSD.
 CACHE_DIRECTORY = "/kv_cache"
-#: Steps between moves that vLLM never comes to, as it refuses copies without moves: a year of 1 ms steps is 3e10. [1]
-NEVER = 10**12
 
 
 def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -63,8 +61,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         if mapping.dp_attn > 1:
             flags["--all2all-backend"] = _vllm_exchange(workers)
     if mapping.redundant_slots:
-        often = _given("step_interval", NEVER if workers.moved_after == 0 else workers.moved_after)
-        copies = {"num_redundant_experts": int(mapping.redundant_slots), **often}
+        copies = {"num_redundant_experts": int(mapping.redundant_slots)}
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
     flags |= _given("--max-num-batched-tokens", workers.tokens)
@@ -187,7 +184,7 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         mode = "low_latency" if workers.role == "decode" else "normal"
         flags |= {"--moe-a2a-backend": "deepep", "--deepep-mode": mode}
     if mapping.redundant_slots:
-        flags |= _sglang_copies(int(mapping.redundant_slots), workers.moved_after)
+        flags |= {"--enable-eplb": True, "--ep-num-redundant-experts": int(mapping.redundant_slots)}
     flags |= _given("--context-length", workers.context)
     if workers.sequences is not None:
         flags["--max-running-requests"] = workers.sequences * ranks
@@ -205,14 +202,6 @@ def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--disaggregation-mode": workers.role, "--disaggregation-transfer-backend": "nixl"}
     flags |= _hicache(workers)
     return _known("sglang", workers, flags | _sglang_drafts(workers, weights))
-
-
-def _sglang_copies(slots: int, moved_after: int | None) -> dict[str, Any]:
-    """Copies of experts; its balancer holds counts of every pass until a move, so without moves none is started."""
-    if moved_after == 0:
-        return {"--ep-num-redundant-experts": slots, "--ep-dispatch-algorithm": "static"}
-    often = _given("--eplb-rebalance-num-iterations", moved_after)
-    return {"--enable-eplb": True, "--ep-num-redundant-experts": slots, **often}
 
 
 def _sglang_drafts(workers: Workers, weights: Weights) -> dict[str, Any]:
@@ -297,8 +286,7 @@ def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
         config["kv_cache_config"]["free_gpu_memory_fraction"] = at.cache_share
     if mapping.redundant_slots:
         experts = max(getattr(kind.ffn, "experts", 0) for kind in at.model.kinds)
-        updates = 0 if workers.moved_after == 0 else 1
-        slots = {"num_slots": experts + int(mapping.redundant_slots), "layer_updates_per_iter": updates}
+        slots = {"num_slots": experts + int(mapping.redundant_slots), "layer_updates_per_iter": 1}
         config["moe_config"] = {"load_balancer": slots}
     if workers.role != "prefill" and workers.sequences is not None:
         config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": workers.sequences}

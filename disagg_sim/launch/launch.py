@@ -186,7 +186,7 @@ def _notes(
             yield f"{each.label}: prompts are kept in {tier}, {room:,.0f} GB for each GPU{where}"
         if "ssd" in each.tiers and engine == "sglang":
             yield "SGLang's files of prompts grow until SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE, which is not set"
-        if each.mapping.redundant_slots and each.moved_after != 0:
+        if each.mapping.redundant_slots:
             yield f"{each.label}: {title} places copies of experts by load, so it needs some steps to settle"
         if each.mapping.ep > 1 and each.mapping.dp_attn > 1:
             yield from _exchange(each, engine)

@@ -9,16 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from disagg_sim.certainty.designs import Designs, cycle_of, times_of
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
-from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.more_pools import MorePools
-from disagg_sim.search.aging import one_piece
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
@@ -52,7 +48,6 @@ class Workers:
     token_budget: int | None = None  # None = as the engine takes it [token]
     hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     name: str = ""  # in files and manifests; empty = the role
-    moved_after: int | None = None  # passes between moves of copies of experts; 0 = never, None = the engine's own [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
     lengths: Lengths | None = field(default=None, compare=False, repr=False)  # that were planned; None = not known
 
@@ -208,13 +203,9 @@ def workers_of(
         found = list(_of_row(deployment))
     elif isinstance(deployment, Design):
         lengths = deployment.work.lengths
-        tiers, moved = _tiers(lengths), {each.role: each.passes or 0 for each in moves_of(deployment)}
+        tiers = _tiers(lengths)
         found = [
-            replace(
-                _workers(pool.role, pool.replicas, pool.setup),
-                tiers=() if pool.role == "decode" else tiers,
-                moved_after=moved.get(pool.role),
-            )
+            replace(_workers(pool.role, pool.replicas, pool.setup), tiers=() if pool.role == "decode" else tiers)
             for pool in deployment.pools
         ]
     elif isinstance(deployment, MorePools):
@@ -323,7 +314,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
     batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
     known = each.lengths if "traffic" in points else None  # other tables hold no more than the means
     budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
-    role, tiers, moved = "colocated" if each.shared else "decode", _tiers(each.lengths), _moved_after(points, each)
+    role, tiers = "colocated" if each.shared else "decode", _tiers(each.lengths)
     last = Workers(
         role=role,
         mapping=each.mapping[0],
@@ -334,7 +325,6 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
         token_budget=budget,
         hold_steps=int(each.hold_steps[0]),
         tiers=tiers if each.shared else (),
-        moved_after=moved.get("decode"),
     )
     if not each.shared:
         prompts = int(each.prefill_batch[0])
@@ -347,29 +337,5 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
             batch=prompts,
             token_budget=math.ceil(prompts * each.lengths.mean_new),
             tiers=tiers,
-            moved_after=moved.get("prefill"),
         )
     yield last
-
-
-def _moved_after(points: pd.DataFrame, each: Designs) -> dict[str, int]:
-    """Passes of an engine between moves of copies of experts, by phase: the row's periods over what a pass takes."""
-    if math.isinf(each.drift):
-        return {}
-    times = times_of(each)
-    if each.shared:  # decode steps and passes take turns
-        cycle = cycle_of(each, times)
-        passes, spent = cycle.spent / cycle.stage, cycle.steps * cycle.step + cycle.spent
-        seconds = {"decode": spent / (cycle.steps + passes)}
-    else:
-        step = times.step * accepted_length(each.at.speculation, each.mapping.draft_tokens)
-        _, piece = one_piece(each.lengths, each.prefill_mapping, each.chunk_tokens, each.prefill_batch, times.busy)
-        seconds = {"decode": step / each.mapping.pp, "prefill": piece}
-    slots = {"decode": each.mapping.redundant_slots, "prefill": each.prefill_mapping.redundant_slots}
-    found = {}
-    for phase, of_pass in seconds.items():
-        name = f"{phase}_rebalance_s"
-        if slots[phase][0] and name in points:
-            period = float(points[name].iloc[0])
-            found[phase] = max(round(period / float(of_pass[0])), 1) if math.isfinite(period) else 0
-    return found

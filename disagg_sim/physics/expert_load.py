@@ -29,7 +29,6 @@ class Routing(NamedTuple):
 
     imbalance: float | None = None  # picks of the fullest rank over the mean, all experts alike; None = at random [1]
     skew: float = 0.0  # coefficient of variation of the popularity of experts, at random [1]
-    placed: bool = True  # whether copies lie where the balancer has put them for this popularity, or anywhere
 
 
 class ExpertLoad(NamedTuple):
@@ -110,25 +109,21 @@ class Placement(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def placement(experts: int, slots: int, ranks: int, skew: float, placed: bool = True) -> Placement:
+def placement(experts: int, slots: int, ranks: int, skew: float) -> Placement:
     """Place experts as engines do.
 
-    Spare ``slots`` hold copies (``packed``). Without any, and where these are not ``placed`` for the popularity of now,
-    experts lie in any order, and any of them have the copies: the fullest rank is the mean of many orders. A
-    normal law of the sums of ranks would not do: a very popular expert makes its rank the fullest.
+    Spare ``slots`` hold copies (``packed``). Without any, experts lie in any order: the fullest rank is the mean of
+    many orders. A normal law of the sums of ranks would not do: a very popular expert makes its rank the fullest.
     """
     share = popularity(experts, skew)
     if ranks == 1 or skew == 0.0:
         return Placement(share, False, 1.0)
-    if placed and slots > experts:
+    if slots > experts:
         return packed(share, slots, ranks)
-    whole, more = divmod(slots, experts)
-    copies = whole + np.diff(np.arange(experts + 1) * more // experts)  # of popular and of other experts alike
-    each = np.repeat(share / copies, copies)
-    padded = np.concatenate([each, np.zeros(-slots % ranks)])
+    padded = np.concatenate([share, np.zeros(-slots % ranks)])
     order = np.argsort(np.random.default_rng(0).random((SHUFFLED // padded.size, padded.size)), axis=1)
     fullest = padded[order].reshape(len(order), ranks, -1).sum(axis=-1).max(axis=-1).mean()
-    return Placement(each, False, float(fullest * ranks))
+    return Placement(share, False, float(fullest * ranks))
 
 
 def packed(share: NDArray[np.float64], slots: int, ranks: int) -> Placement:
@@ -170,37 +165,6 @@ def packed(share: NDArray[np.float64], slots: int, ranks: int) -> Placement:
     return Placement(loads[np.argsort(rank, kind="stable")], True, float(filled.max() * ranks))
 
 
-def rebalance_time(expert_bytes: Numeric, layers: Numeric, slots: Numeric, *, bandwidth: Numeric) -> Numeric:
-    """Find how long ranks take to fetch all experts that they hold anew: the most that a rebalance moves. [s]
-
-    Steps wait meanwhile. Engines rebalance every 3000 steps (vLLM, ``step_interval``) or 1000 passes (SGLang,
-    ``--eplb-rebalance-num-iterations``). Source: serving facts page, section 5.3.
-
-    Parameters
-    ----------
-    expert_bytes
-        Weights of one expert of one layer. [B]
-    layers, slots
-        Layers with experts, and experts of a layer on one rank. [1]
-    bandwidth
-        Of a GPU's link, one way. [B/s]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape. [s]
-
-    Examples
-    --------
-    DeepSeek-V3 in fp8 on 32 ranks with 9 slots each, over 400 Gbit/s: 23 GB, once in 3000 steps of 30 ms.
-
-    >>> time = rebalance_time(44.0e6, 58, 9, bandwidth=50e9)
-    >>> f"{time:.2f} s, {time / (3000 * 30e-3):.1%} of the time"
-    '0.46 s, 0.5% of the time'
-    """
-    return expert_bytes * layers * slots / bandwidth
-
-
 def hit_evenly(tokens: Numeric, experts: int, top_k: int) -> tuple[Numeric, Numeric]:
     """Experts, all alike, that at least one of ``tokens`` tokens picks, and the variance of their number. [1]
 
@@ -239,7 +203,7 @@ def hit_slots(tokens: Numeric, top_k: int, lie: Placement, ranks: int) -> Numeri
 
 
 def fullest_load(
-    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0, placed: bool = True
+    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0
 ) -> ExpertLoad:
     r"""Picks of the fullest rank, and the most experts that are hit on one, for ``tokens`` tokens of all ranks.
 
@@ -251,8 +215,6 @@ def fullest_load(
     ----------
     redundant
         Slots beside one for each expert, over all ranks; they hold copies. [1]
-    placed
-        Whether copies even the ranks out; else they lie anywhere.
     """
     ep, redundant = np.asarray(ep, dtype=float), np.asarray(redundant, dtype=float)
     mean = np.asarray(tokens) * (top_k / ep)
@@ -266,18 +228,18 @@ def fullest_load(
         chances = normal_excess(ep) * np.sqrt(variance * copied / ep)
         distinct = np.minimum(number * copied, tokens * top_k) / ep + chances
     else:
-        lasting, distinct = _of_popular(tokens, experts, top_k, (ep, redundant), (skew, placed))
+        lasting, distinct = _of_popular(tokens, experts, top_k, (ep, redundant), skew)
     picks = mean * np.minimum(1.0 + np.sqrt(lasting**2 + chance**2), np.maximum(most, 1.0))
     return ExpertLoad(picks, np.minimum(np.minimum(distinct, slots), picks))
 
 
 def _of_popular(
-    tokens: Numeric, experts: int, top_k: int, spread: tuple[Numeric, Numeric], how: tuple[float, bool]
+    tokens: Numeric, experts: int, top_k: int, spread: tuple[Numeric, Numeric], skew: float
 ) -> tuple[Numeric, Numeric]:
     """``I_inf - 1``, and experts that are hit on the rank with most of them, for every pair of ranks and copies. [1]"""
     both = np.stack(np.broadcast_arrays(*spread), axis=-1)
     pairs, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
-    lie = [placement(experts, experts + int(spare), int(ranks), *how) for ranks, spare in pairs]
+    lie = [placement(experts, experts + int(spare), int(ranks), skew) for ranks, spare in pairs]
     place = place.reshape(both.shape[:-1])
     tokens, kind = np.broadcast_arrays(np.asarray(tokens, dtype=float), place)
     distinct = np.empty(tokens.shape)

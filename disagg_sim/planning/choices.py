@@ -24,14 +24,12 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.aging import lengthened, one_piece
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
 from disagg_sim.planning.mixed_tables import BUDGETS, SIZES, mixed_bytes, mixed_tables
 from disagg_sim.planning.one_by_one import OneByOne
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
-from disagg_sim.search.aging import in_a_stage
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -277,14 +275,13 @@ def _prefill(
 ) -> PrefillChoice:
     (row, column), (ftl, busy) = point, times
     batch, mapping, busy = grid.batch[: column + 1].astype(float), grid.mappings[row], busy[: column + 1]
-    longer = lengthened(work, grid.setup, mapping, *one_piece(work, mapping, batch, busy))
     return PrefillChoice(
         at=grid.setup,
         mapping=mapping,
         work=work,
         batch=batch,
-        busy=busy * longer,
-        ftl=ftl[:, : column + 1] * longer,
+        busy=busy,
+        ftl=ftl[:, : column + 1],
         spread=spread,
         weights=work.lengths.prompt_nodes().weight,
         host=host_of(grid.setup),
@@ -356,7 +353,7 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
         work=work,
         seats=int(grid.batch[column]),
         batch=batch,
-        step=step * lengthened(work, at, mapping, *in_a_stage(mapping, batch * (1 + mapping.draft_tokens), step)),
+        step=step,
         link_rate=math.inf,
         memory=float(grid.memory_bytes[row, column]),
         memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
@@ -445,8 +442,7 @@ def _colocated(
     last = min(last, tables.shape[-1] - 1)
     batch = grid.batch[: last + 1].astype(float)
     verified = batch * (1.0 + mapping.draft_tokens)
-    longer = lengthened(work, at, mapping, *in_a_stage(mapping, verified, tables[0, 0, : last + 1]))
-    mixed, single, late = tables[:, :, : last + 1] * longer
+    mixed, single, late = tables[:, :, : last + 1]
     prompts = lengths.prompt_nodes()
     loads = Loads.of(at, mapping, prompts)
     for of_rank, memory in zip(BUDGETS, held[:, : last + 1], strict=True):

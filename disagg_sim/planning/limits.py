@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -88,7 +87,6 @@ class Work:
     ttft: Limit
     tpot: Limit
     dispersion: float = 1.0  # variance of the requests of a short window over their mean; 1 = Poisson [1]
-    drift: float = math.inf  # time constant of the popularity of experts; inf = it stays [s]
     surge: float = 1.0  # rate that the share of the limits does not see exceeded, over the mean rate [1]
     hold_steps: tuple[int, ...] | None = ()  # waits of prompts to try beside none; None = those worth trying [1]
     headroom: float = HEADROOM  # share of the rate that a pool could serve beside it [1]

@@ -89,7 +89,6 @@ class PoolsQuestion:
         told = {
             "users": self.size.users,
             "availability": options.availability,
-            "popularity_drift": options.popularity_drift,
             "objective": None if options.objective != "joule" else "'joule'",
         }
         faults += [f"{name}: {value} is of plans of prefill and decode alone" for name, value in told.items() if value]

@@ -114,12 +114,10 @@ def _planned(
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
-    drift = math.inf if options.popularity_drift is None else options.popularity_drift
     work = Work(
         lengths=law,
         ttft=limit_of(ttft, "ttft"),
         tpot=limit_of(tpot, "tpot"),
-        drift=drift,
         hold_steps=asked_hold(options.hold_prompts),
         headroom=options.headroom,
     )

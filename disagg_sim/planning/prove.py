@@ -20,7 +20,6 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InfeasibleError, InputError
-from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
@@ -28,7 +27,6 @@ from disagg_sim.planning.replayed import policy_of, requests_of, run_options, sl
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.failures import FailureEvent, Failures
-from disagg_sim.simulation.placed import Aging
 from disagg_sim.simulation.simulate import SimulationResult, simulate
 from disagg_sim.workload.trace import Trace
 
@@ -252,11 +250,7 @@ def deployed(design: Design, name: str = "planned") -> ServedDeployment:
         Parts prefill and decode, or co-located.
     """
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
-    aging = {each.role: Aging(drift=design.work.drift, period=each.period) for each in moves_of(design)}
-    parts = {
-        pool.role: (replace(pool.replicas, setup=pool.setup if apart else None, aging=aging.get(pool.role)),)
-        for pool in design.pools
-    }
+    parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in design.pools}
     return ServedDeployment(
         name=name,
         gpus=design.gpus,

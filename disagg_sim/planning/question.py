@@ -64,7 +64,6 @@ class PlanOptions:
     max_pcp: int = 1  # most attention ranks that share a prompt, of prefill pools [1]
     max_redundant_experts: int = 0  # most slots for copies of experts, over all EP ranks [1]
     expert_skew: float = 0.0  # coefficient of variation of the popularity of experts [1]
-    popularity_drift: float | None = None  # time constant with which experts become others' popular; None = never [s]
     within: str | None = None  # engine that must be able to start the mappings, or ``OWN``; None = any engine
     max_nic: float | None = None  # of KV caches, one way, per GPU; None = what the links reach [B/s]
     prices: Mapping[str, float] = field(default_factory=dict)  # of a GPU by system, in place of the market's [USD/h]
@@ -95,10 +94,6 @@ class PlanOptions:
         whole_number("max_dcp", self.max_dcp)
         whole_number("max_pcp", self.max_pcp)
         whole_number("max_redundant_experts", self.max_redundant_experts, 0)
-        if self.popularity_drift is not None:
-            above_zero("popularity_drift", self.popularity_drift, "s")
-            if not (self.expert_skew and self.max_redundant_experts):
-                raise InputError("popularity_drift acts with expert_skew and max_redundant_experts above 0 only")
         asked_hold(self.hold_prompts)
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")

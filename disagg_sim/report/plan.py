@@ -14,7 +14,6 @@ from disagg_sim.atomic import require_own, write_csv, write_text
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Trust, shares_text
-from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, evidence_of
 from disagg_sim.planning.design import Design, PlannedPool
@@ -281,8 +280,6 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     }
     if plan.best is not None and (uses := tier_uses(plan.best)):
         whole["tiers"] = [plain({**asdict(each), "loads": each.loads}) for each in uses]
-    if plan.best is not None and (moves := moves_of(plan.best)):
-        whole["rebalancing"] = [plain(asdict(each)) for each in moves]
     if plan.best is not None and plan.fewest is not None:
         own, small = (drawn(each).watts / each.tokens_per_s for each in (plan.best, plan.fewest))
         whole["joules_per_output_token"] = own

@@ -9,7 +9,6 @@ from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
 from disagg_sim.domain import Mode
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.planning.aging import moves_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
@@ -66,7 +65,6 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
             f"{Trust.MEASURED}: bytes of the caches at this rate",
         )
     yield from tier_rows(tier_uses(design), design.pools[0].setup.system.name)
-    yield from moves_rows(design)
     hour, million = price_of(plan, design)
     if math.isnan(hour):
         unknown = ", ".join(
@@ -87,21 +85,6 @@ def _hosts(design: Design) -> Iterator[str]:
     for name, (count, idle) in design.hosts.items():
         more = f", {idle} of these GPUs left for others" if idle else ", all GPUs in use"
         yield f"{count} host{'s' * (count > 1)} of {sizes[name]} {name} each{more}"
-
-
-def moves_rows(design: Design) -> Iterator[tuple[str, str, str]]:
-    """Write how often copies of experts are best placed anew, and what that costs, where popularity drifts."""
-    for each in moves_of(design):
-        role = "co-located" if each.role == "colocated" else each.role
-        if each.passes is None:
-            told = f"{role}: copies are never moved, {each.never:.2%} of the time is lost as they age"
-        else:
-            told = (
-                f"{role}: copies are moved every {seconds_text(each.period)} ({each.passes:,} passes), {each.loss:.2%} "
-                f"of the time is lost; {each.never:.2%} if never"
-            )
-            told += "" if math.isnan(each.usual) else f", {each.usual:.2%} at the engine's own number of passes"
-        yield "experts", told, f"{Trust.ASSUMED}: popularity drifts as stated"
 
 
 def cached_rows(

@@ -135,17 +135,6 @@ class TierJson(TypedDict):
     loads: Annotated[bool, Field(description="whether loading is the sooner")]
 
 
-class MovesJson(TypedDict):
-    """How often the copies of experts of a pool are best placed anew."""
-
-    role: str
-    period: Annotated[float | None, Field(description="between moves; null = no move pays [s]")]
-    passes: Annotated[int | None, Field(description="in that time [1]")]
-    loss: Annotated[float, Field(description="of time, moves included [1]")]
-    usual: Annotated[float | None, Field(description="the same at the number of passes that the engine takes [1]")]
-    never: Annotated[float, Field(description="the same without a move [1]")]
-
-
 class FewestJson(TypedDict):
     """The design of fewest GPUs, beside one of fewest joules."""
 
@@ -273,7 +262,6 @@ class PlanJson(TypedDict):
     simulated: ProofJson | None
     joules_per_output_token: NotRequired[Annotated[float, Field(description="plan --objective joule [J/token]")]]
     fewest_gpus: NotRequired[Annotated[FewestJson, Field(description="plan --objective joule")]]
-    rebalancing: NotRequired[Annotated[list[MovesJson], Field(description="plan --popularity-drift")]]
     tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: plan --tiers")]]
     drawn: NotRequired[Annotated[DrawnJson, Field(description="of the best design: plan --energy")]]
     usd_per_million_tokens: NotRequired[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,7 +14,7 @@ from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
 from disagg_sim.facts.profile import profile_and_skew
-from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Unless, Written
+from disagg_sim.facts.schema import OneOf, Range, Several, Strict, Written
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.setup import Setup, engine_names, setup
@@ -23,7 +22,7 @@ from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST_TOKENS
-from disagg_sim.simulation.placed import Aging, FfnPool
+from disagg_sim.simulation.placed import FfnPool
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
 PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}
@@ -39,7 +38,6 @@ ENCODES = ("system", "precision")
 
 _PROFILES = OneOf(partial(load.list_specs, "profile"))
 _Degree = Annotated[int, Range(1, 1024)]
-_Seconds = Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]
 
 
 @lru_cache(maxsize=32)
@@ -162,8 +160,6 @@ class _Instances(Strict):
     token_budget: Annotated[int | None, Range(1, PART_LIMITS["token_budget"])] = None
     chunk_tokens: Annotated[int | None, Range(1, PART_LIMITS["chunk_tokens"])] = None
     hold_steps: Annotated[int | None, Range(1, PART_LIMITS["hold_steps"])] = None
-    popularity_drift_s: _Seconds = math.inf
-    rebalance_s: _Seconds = 0.0
     model: Annotated[str, load.spec_name("model")] = ""
     system: Annotated[str, load.spec_name("hardware")] = ""
     precision: Annotated[str, load.spec_name("precision")] = ""
@@ -186,13 +182,6 @@ def _group(part: str, keys: _Instances) -> Group:
         faults.append((("ffn",), f"is in {part}; allowed: in decode"))
     elif keys.ffn is not None and keys.ep > 1:
         faults.append((("ffn",), f"ep {keys.ep}: experts lie on the GPUs of ffn; allowed: ep 1"))
-    drifts = math.isfinite(keys.popularity_drift_s)
-    if drifts and (keys.ffn is not None or not keys.redundant_slots):
-        faults.append((("popularity_drift_s",), "acts with redundant_slots above 0, and without ffn"))
-    if drifts and not keys.rebalance_s:
-        faults.append(((), "rebalance_s is missing; allowed: seconds of work between moves of copies, or none"))
-    if keys.rebalance_s and not drifts:
-        faults.append((("rebalance_s",), "acts with popularity_drift_s only"))
     if faults:
         raise SeveralFaultsError(faults)
     ep = keys.dp if keys.ffn is not None else keys.ep
@@ -208,8 +197,7 @@ def _group(part: str, keys: _Instances) -> Group:
         chunk_tokens=chunk or 0,
     )
     limits = {name: getattr(keys, name) for name in LIMITS}
-    aging = Aging(drift=keys.popularity_drift_s, period=keys.rebalance_s) if drifts else None
-    replicas = expected(lambda: Replicas(mapping=mapping, instances=keys.instances, aging=aging, **limits))
+    replicas = expected(lambda: Replicas(mapping=mapping, instances=keys.instances, **limits))
     return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens, keys.ffn)
 
 
@@ -279,8 +267,6 @@ def _placed(group: Group, usual: Mapping[str, Any], *, own: bool) -> Replicas:
     if drafts is None:
         drafts = 0 if names["speculation"] in ("", NO_SPECULATION) else usual.get("draft_tokens", 0)
     at = setup_named(*(names[key] for key in SERVES))
-    if replicas.aging is not None:
-        replicas.aging.check(at)
     return replace(
         replicas,
         mapping=replace(replicas.mapping, draft_tokens=drafts),

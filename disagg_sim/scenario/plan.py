@@ -183,7 +183,6 @@ def _instances(deployment: ServedDeployment) -> tuple[Any, ...]:
             *(() if each.hold_steps is None else (each.hold_steps,)),
             _specs_of(each.setup),
             *(() if each.ffn is None else (each.ffn.mapping, each.ffn.microbatches, *_specs_of(each.ffn.setup))),
-            *(() if each.aging is None else (each.aging,)),
         )
         for part in PARTS
         for each in deployment.part(part)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
-from disagg_sim.simulation.placed import Aging, FfnPool, bare
+from disagg_sim.simulation.placed import FfnPool, bare
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions
@@ -121,12 +120,7 @@ def _deployment(deployment: ServedDeployment, usual: dict[str, str]) -> dict[str
         said = {key: name for key, name in own.items() if name != usual[key]}
         if said.get("speculation") == "":
             said["speculation"] = NO_SPECULATION
-        return {
-            **said,
-            **_replicas(each),
-            **({} if each.ffn is None else {"ffn": _ffn(each.ffn, own)}),
-            **({} if each.aging is None else _aging(each.aging)),
-        }
+        return {**said, **_replicas(each), **({} if each.ffn is None else {"ffn": _ffn(each.ffn, own)})}
 
     parts = {part: [group(each) for each in getattr(deployment, part)] for part in PARTS}
     encode = {} if deployment.encode is None else {"encode": _encode(deployment.encode, usual)}
@@ -140,12 +134,6 @@ def _ffn(pool: FfnPool, own: dict[str, str]) -> dict[str, Any]:
     theirs = own if pool.setup is None else _serves(pool.setup)
     said = {key: theirs[key] for key in ENCODES if theirs[key] != own[key]}
     return {"gpus": int(mapping.gpus), **groups, "microbatches": pool.microbatches, **said}
-
-
-def _aging(aging: Aging) -> dict[str, Any]:
-    """How popularity drifts, and how often copies move."""
-    never = math.isinf(aging.period)
-    return {"popularity_drift_s": aging.drift, "rebalance_s": "none" if never else aging.period}
 
 
 def _encode(pool: Encoders, usual: dict[str, str]) -> dict[str, Any]:
@@ -284,7 +272,6 @@ def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
             each.limits,
             each.setup and _serves(each.setup),
             each.ffn and _ffn(each.ffn, dict.fromkeys(SERVES, "")),
-            each.aging,
         )
         for part in PARTS
         for each in getattr(deployment, part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.arrays import Floats, Ints
+from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
@@ -23,7 +22,6 @@ from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
-from disagg_sim.search.aging import Aged, Cycle, aged_together, in_a_stage, piece_of_pass
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
@@ -316,8 +314,6 @@ class _Scored:
         per_token = batch[index] / case.lengths.gaps  # prompts
         often = np.tile(passes.passes, len(cuts))
         accepted = self.group.accepted(case)
-        aged = self._aged(part, index, (step, step * idle), (each, per_token, often))
-        step, each, own = step * aged.steps, each * aged.passes, own * aged.passes
         others = np.maximum((batch[index] - left) * each - own, 0.0)  # passes that a request's tokens wait for
         mean, tpot, ftl = step * idle + per_token * each, step + others / case.lengths.gaps, own
         if any(np.ndim(cut.load) for cut in cuts):
@@ -329,7 +325,7 @@ class _Scored:
         def largest_gap(places: Any) -> Floats:
             long_time = np.concatenate([cut.long_time[rows][:, passes.longest] for cut in cuts], axis=1)
             between = passes_in_gap(accepted * per_token * often)[places[1]]
-            return np.asarray(accepted * step[places] + between * (long_time * aged.passes)[places])
+            return np.asarray(accepted * step[places] + between * long_time[places])
 
         options = Options(
             batch_index=index,
@@ -362,22 +358,6 @@ class _Scored:
             mla_form=np.array([cut.form_code(case.at) for cut in cuts])[column // columns],
         )
         return Best(chosen, row, tallies)
-
-    def _aged(
-        self, part: Mapping, index: Ints, steps: tuple[Floats, Floats], passes: tuple[Floats, Floats, Floats]
-    ) -> Aged:
-        """By how much steps and passes of some rows are longer, as placements of experts age and are moved."""
-        case, drift = self.case, self.case.options.popularity_drift
-        if math.isinf(drift):
-            return Aged(math.inf, 1.0, 1.0)
-        mapping, accepted = part.for_grid(), self.group.accepted(case)
-        (step, decoding), (each, per_token, often) = steps, passes
-        chunks = np.repeat([cut.chunk_tokens for cut in self.cuts], self.passes.batch_index.size)
-        piece = piece_of_pass(case.lengths, mapping, chunks, 1.0 / often, each / often)
-        tokens = self.group.batch[index] * (1.0 + self.group.drafts)
-        decodes, stage = in_a_stage(mapping, tokens, step * accepted)
-        cycle = Cycle(decodes, stage, decoding / stage, *piece, per_token * each)
-        return aged_together(case.at, mapping, cycle, drift)
 
     @cached_property
     def _held(self) -> list[Floats]:

@@ -8,7 +8,6 @@ Past 400 lines: both modes share options, cases, choice and table, each with its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
@@ -58,7 +57,6 @@ class Colocation:
     interference: Interference = NO_INTERFERENCE  # ``piggyback``: what the phases cost each other in a mixed step
     ttl_measure: str = "tpot"  # what ``ttl_s`` is, of ``TTL_MEASURES``
     mla_form: str = "auto"  # of MLA in prefill; "auto" takes the fastest that fits. Decodes are absorbed
-    popularity_drift: float = math.inf  # time constant with which experts become others' popular; inf = they stay [s]
     allow_long_context: bool = False  # score requests beyond the model's context limit instead of refusing them
 
     def __post_init__(self) -> None:
@@ -67,8 +65,6 @@ class Colocation:
             if (given := getattr(self, name)) is not None and (name != "hold_steps" or np.size(given)):
                 object.__setattr__(self, name, tuple(given_sizes(name, given).tolist()))
         check_kinds(self)
-        if self.popularity_drift != math.inf:
-            above_zero("popularity_drift", self.popularity_drift, "s")
         check_form(self.mla_form)
         if self.ttl_measure not in TTL_MEASURES:
             near = nearest(self.ttl_measure, TTL_MEASURES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +18,11 @@ from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums, sums_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, side_by_side
-from disagg_sim.search.aging import Cycle, aged_together, in_a_stage
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
-from disagg_sim.serving.freed_seats import MixedSteps, mixed_steps
+from disagg_sim.serving.freed_seats import mixed_steps
 from disagg_sim.serving.searched import Best, searched
 from disagg_sim.workload.lengths import Lengths
 
@@ -242,38 +240,6 @@ def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Float
     ]
 
 
-def _longer(case: Case, columns: ChunkColumns, steps: MixedSteps, step: Floats, time: Floats) -> tuple[Any, Any]:
-    """Factors on decode steps and mixed ones, (rows, forms, columns), as placements of experts age and are moved."""
-    shape = (*time.shape[:2], step.shape[1])
-    if math.isinf(drift := case.options.popularity_drift):
-        return 1.0, 1.0
-    count, accepted, mapping = shape[-1], columns.accepted, columns.rows.table.for_grid()
-    inside, some = steps.full[:, None] * time[..., :count], 1.0 - steps.plain
-    tokens = steps.full * columns.chunk
-    if time.shape[-1] > count:
-        inside = inside + steps.alone[:, None] * time[..., count:]
-        tokens = tokens + steps.alone * np.maximum(columns.chunk / mapping.dp_attn, 1.0)
-
-    def flat(values: Any) -> Floats:
-        return np.asarray(np.broadcast_to(values, shape).reshape(shape[0], -1))
-
-    decodes = columns.rows.batch[columns.batch_index] * (1.0 + np.max(mapping.draft_tokens))
-    own, stage = in_a_stage(mapping, flat(decodes), flat(step[:, None] * accepted))
-    piece, mixed = in_a_stage(mapping, flat((decodes + tokens / some)[:, None]), flat(inside / some[:, None]))
-    cycle = Cycle(
-        decodes=own,
-        step=stage,
-        steps=flat(steps.plain[:, None] / accepted) * mapping.pp,
-        piece=piece,
-        stage=mixed,
-        spent=flat(inside / accepted),
-    )
-    aged = aged_together(case.at, mapping, cycle, drift)
-    wide = shape[0], shape[1] * count
-    of_steps, of_mixed = (np.broadcast_to(each, wide).reshape(shape) for each in aged[1:])
-    return of_steps, of_mixed
-
-
 def _sums_of_forms(mixed: list[MixedStep], form: Ints, points: tuple[Ints, Ints]) -> Sums:
     """Sums of mixed steps at points, under the form of each."""
     if len(mixed) == 1:
@@ -314,14 +280,10 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]
     time = np.stack([each.time for each in mixed], axis=1)
     steps, count = mixed_steps(columns.share, mapping.dp_attn), batch_index.size
     several = time.shape[-1] > count
-    steps_longer, longer = _longer(case, columns, steps, step, time)
-    if np.ndim(longer):
-        time = time * (np.concatenate([longer, longer], axis=-1) if several else longer)
-    plain = step[:, None] * steps_longer
-    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * plain
+    mean = steps.full[:, None] * time[..., :count] / columns.accepted + steps.plain[:, None] * step[:, None]
     if several:
         mean = mean + steps.alone[:, None] * time[..., count:] / columns.accepted
-    first = np.stack([each.ftl for each in under], axis=1) * longer
+    first = np.stack([each.ftl for each in under], axis=1)
     if any(np.ndim(each.load) for each in under):
         loads = np.stack([np.broadcast_to(each.load, step.shape) for each in under], axis=1)
         waits = residents / (mapping.dp_attn * case.lengths.gaps)
@@ -330,7 +292,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]
     mean = of_forms(mean)
 
     def largest_gap(places: Any) -> Floats:
-        longest = of_forms(np.stack([each.long_time for each in under], axis=1) * longer)
+        longest = of_forms(np.stack([each.long_time for each in under], axis=1))
         return np.asarray(np.maximum(longest[places], mean[places]))
 
     options = Options(
@@ -366,7 +328,7 @@ def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]
         ftl=options.ftl[row, column],
         memory=options.memory[row, column],
         prefill_rate=chunk[row, own] / (new * time[row, form, own]),
-        decode_rate=case.lengths.request_rate(batch, np.broadcast_to(plain, shape)[row, form, own]),
+        decode_rate=case.lengths.request_rate(batch, np.broadcast_to(step[:, None], shape)[row, form, own]),
         bound=bound_codes(sums),
         mla_form=np.array([form_code(at, each) for each in forms])[form],
     )

@@ -16,7 +16,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.options import MOST, MOST_SEQUENCES
-from disagg_sim.simulation.placed import Aging, FfnPool, placed
+from disagg_sim.simulation.placed import FfnPool, placed
 from disagg_sim.workload.trace import Trace
 
 #: Parts of a deployment: pools of one phase, instances that do both, and instances that work in pairs.
@@ -44,7 +44,6 @@ class Replicas:
     #: What they serve, and on what; None = as the deployment.
     setup: Setup | None = field(default=None, compare=False, repr=False)
     ffn: FfnPool | None = None  # of instances that decode, GPUs for their feed-forward part; None = none of its own
-    aging: Aging | None = None  # of placements of experts; None = popularity stays
 
     def __post_init__(self) -> None:
         """``InputError`` unless the counts are whole numbers in range, and the budget holds a token of each request.
@@ -52,9 +51,7 @@ class Replicas:
         The setup becomes a part of the mapping, by which all else tells instances apart.
         """
         check_kinds(self)
-        if self.aging is not None and (self.ffn is not None or not self.mapping.redundant_slots):
-            raise InputError("popularity drifts: allowed with redundant_slots above 0, and without ffn")
-        mapping = placed(self.mapping, self.setup, self.ffn, self.aging)
+        mapping = placed(self.mapping, self.setup, self.ffn)
         object.__setattr__(self, "mapping", mapping)
         whole_number("instances", self.instances)
         for name, most in LIMITS.items():

@@ -19,7 +19,7 @@ from disagg_sim.simulation.engine import Streams
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.placed import aging_of, bare, ffn_of, placed, setup_of
+from disagg_sim.simulation.placed import bare, ffn_of, placed, setup_of
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.stream import TraceStream
@@ -186,7 +186,7 @@ def tables_of(usual: Setup, request: int, prompt: int) -> Tables:
 
     def table(mapping: Mapping, max_sequences: int) -> StepTable:
         at, longest, most = setup_of(mapping, usual), request, prompt
-        cut = placed(mapping, None, ffn_of(mapping), aging_of(mapping))
+        cut = placed(mapping, None, ffn_of(mapping))
         tables = known[id(at)] if id(at) in known else known.setdefault(id(at), _kept(at))
         if longest > _CONTEXT or most > _TOKENS:  # no instance computes what it cannot hold
             holds = at if ffn_of(mapping) is None else half_setups(at, at)[0]

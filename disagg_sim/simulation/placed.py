@@ -5,12 +5,11 @@ The feed-forward part of an instance that decodes may stand on GPUs of its own (
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from disagg_sim.domain import MAPPING_FIELDS, Mapping
-from disagg_sim.errors import InputError, above_zero, check_kinds, whole_number
+from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
 
@@ -29,37 +28,9 @@ class FfnPool:
         whole_number("microbatches", self.microbatches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aging:
-    """How the popularity of experts drifts, and how often an instance moves their copies after it.
-
-    The law is that of ``physics.rebalance``, whose ``best_period`` loses least.
-    """
-
-    drift: float  # time constant with which experts become others' popular [s]
-    period: float  # work between two moves; inf = they never move [s]
-
-    def __post_init__(self) -> None:
-        """``InputError`` for times that are not above 0, and for popularity that stays."""
-        check_kinds(self)
-        above_zero("drift", self.drift, "s")
-        if math.isinf(self.drift):
-            raise InputError("drift inf: popularity stays, and nothing ages; allowed: finite times above 0 s")
-        if not self.period > 0:
-            raise InputError(f"period {self.period:g} is out of range; allowed: above 0 s, or inf: never")
-
-    def check(self, at: Setup) -> None:
-        """``InputError`` where all experts are alike, so that none becomes popular."""
-        if not at.profile.expert_skew:
-            raise InputError(
-                f"popularity drifts, and experts of profile {at.profile.name!r} are all alike; allowed: a profile with "
-                "a skew of experts, such as 'measured_skew0.5'"
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedMapping(Mapping):
-    """A mapping of instances with a setup of their own, with feed-forward GPUs, or with experts whose placement ages.
+    """A mapping of instances with a setup of their own, or with feed-forward GPUs.
 
     Policies hand it on as they do any mapping; the site knows the step times, the memory and the links of it. The
     degrees are those of attention where there are feed-forward GPUs.
@@ -67,7 +38,6 @@ class PlacedMapping(Mapping):
 
     at: Setup | None = field(default=None, repr=False)  # the same only as itself; None = that of the deployment
     ffn: FfnPool | None = None  # None = attention and feed-forward part share their GPUs
-    aging: Aging | None = None  # None = popularity stays
 
     @property
     def gpus(self) -> Any:
@@ -75,8 +45,8 @@ class PlacedMapping(Mapping):
         return self.stage_gpus * self.pp + (0 if self.ffn is None else self.ffn.mapping.gpus)
 
 
-def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None, aging: Aging | None = None) -> Mapping:
-    """Give a mapping a setup of its own, in place of one that it may have, feed-forward GPUs, or an aging placement.
+def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None) -> Mapping:
+    """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs.
 
     Parameters
     ----------
@@ -86,13 +56,11 @@ def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None, aging
         What the instance serves, and on what; None = as the deployment.
     ffn
         GPUs for its feed-forward part; None = none of its own.
-    aging
-        Of the placement of its experts; None = popularity stays.
 
     Returns
     -------
     Mapping
-        Equal to another where mapping, setup, feed-forward GPUs and aging are the same.
+        Equal to another where mapping, setup and feed-forward GPUs are the same.
 
     Examples
     --------
@@ -104,13 +72,13 @@ def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None, aging
     6
     """
     degrees = {name: getattr(mapping, name) for name in MAPPING_FIELDS}
-    if at is None and ffn is None and aging is None:
+    if at is None and ffn is None:
         return Mapping(**degrees)
-    return PlacedMapping(**degrees, at=at, ffn=ffn, aging=aging)
+    return PlacedMapping(**degrees, at=at, ffn=ffn)
 
 
 def bare(mapping: Mapping) -> Mapping:
-    """Leave the setup of a mapping away, its feed-forward GPUs, and the aging of its experts.
+    """Leave the setup of a mapping away, and its feed-forward GPUs.
 
     Parameters
     ----------
@@ -150,27 +118,6 @@ def ffn_of(mapping: Mapping) -> FfnPool | None:
     (3, None)
     """
     return mapping.ffn if isinstance(mapping, PlacedMapping) else None
-
-
-def aging_of(mapping: Mapping) -> Aging | None:
-    """Look up how placements of experts age on instances of a mapping.
-
-    Parameters
-    ----------
-    mapping
-        Of the instances.
-
-    Returns
-    -------
-    Aging
-        None where popularity stays.
-
-    Examples
-    --------
-    >>> aging_of(placed(Mapping(), None, None, Aging(drift=600.0, period=150.0))).period, aging_of(Mapping())
-    (150.0, None)
-    """
-    return mapping.aging if isinstance(mapping, PlacedMapping) else None
 
 
 def split_of(mapping: Mapping, ffn: FfnPool) -> Split:

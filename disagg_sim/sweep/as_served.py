@@ -1,10 +1,9 @@
-"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links, drift."""
+"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
@@ -14,7 +13,6 @@ from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
-from disagg_sim.sweep.moves import MOVE_COLUMNS
 from disagg_sim.sweep.told import KINDS, Told
 from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
@@ -28,18 +26,7 @@ class AsServed:
 
     availability: float | None = None  # share of time at full capacity, for which spares are added; 0 = none [1]
     failures: str = FAILURES  # failure rates behind it
-    drift: float | None = None  # time constant of the popularity of experts; inf = it stays, None = rows do not say [s]
     kv_link: KvWire | None = None  # what the hand-over of a cache takes; None = rows do not say
-
-    @property
-    def still(self) -> bool:
-        """Whether the popularity of experts stays."""
-        return self.drift is None or math.isinf(self.drift)
-
-    @property
-    def stayed(self) -> AsServed:
-        """The same where experts are equally popular, or there are none."""
-        return self if self.still else replace(self, drift=math.inf)
 
     @property
     def columns_of_spares(self) -> bool:
@@ -52,15 +39,13 @@ class AsServed:
         rates = f"_{self.failures}" if self.failures != FAILURES else ""
         return {
             "availability": f"availability{self.availability:.12g}{rates}" if self.availability else "no_spares",
-            "popularity_drift": f"drift{'_none' if self.still else f'{self.drift:.12g}'}",
             "kv_link": str(self.kv_link or NO_LINK),
         }
 
     def columns(self, throughput: str) -> tuple[Column, ...]:
         """Columns of points beside those of the modes and of costs."""
         links = () if self.kv_link is None else LINK_COLUMNS
-        moves = () if self.drift is None else MOVE_COLUMNS
-        return (*links, *moves, *(spares_columns(throughput) if self.columns_of_spares else ()))
+        return (*links, *(spares_columns(throughput) if self.columns_of_spares else ()))
 
     @property
     def specs(self) -> dict[str, Any]:
@@ -84,7 +69,6 @@ class ServedKeys(Strict):
 
     availability: Axis[Annotated[float, Range(LEAST_SHARE, MOST_SHARE), Unless("none", 0.0)]] = (0.0,)
     failures: Axis[Annotated[str, load.spec_name("failures")]] = (FAILURES,)
-    popularity_drift_s: Axis[Annotated[float, Range(1.0, 1e9, "s"), Unless("none", math.inf)]] = (math.inf,)
     kv_link: LinkAxis = (NO_LINK,)
     columns: Axis[Annotated[str, OneOf(KINDS)]] = ()
     utilisation: Annotated[float, Range(1e-3, 1.0)] = 1.0
@@ -94,11 +78,9 @@ class ServedKeys(Strict):
         """Every combination of what is counted; without a target failures have nothing to act on."""
         shares: tuple[float | None, ...] = self.availability if any(self.availability) else (None,)
         links: tuple[KvWire | None, ...] = self.kv_link if any(each.counts for each in self.kv_link) else (None,)
-        moves = any(map(math.isfinite, self.popularity_drift_s))
-        drifts: tuple[float | None, ...] = self.popularity_drift_s if moves else (None,)
         found = [
-            AsServed(availability=share, failures=name if share else FAILURES, drift=drift, kv_link=link)
-            for share, name, drift, link in product(shares, self.failures, drifts, links)
+            AsServed(availability=share, failures=name if share else FAILURES, kv_link=link)
+            for share, name, link in product(shares, self.failures, links)
         ]
         return tuple(dict.fromkeys(found))
 
@@ -107,10 +89,8 @@ class ServedKeys(Strict):
         """What frontiers tell beside their own columns."""
         return Told(columns=self.columns, utilisation=self.utilisation)
 
-    def faults(self, per: str, gpu_cap: int, *, copied: bool) -> Iterator[str]:
-        """What the keys say that does not go together, and with other keys; ``copied``: copies of popular experts."""
-        if any(map(math.isfinite, self.popularity_drift_s)) and not copied:
-            yield "popularity_drift_s: acts with 'expert_skew' and 'limits.max_redundant_experts' above 0 only"
+    def faults(self, per: str, gpu_cap: int) -> Iterator[str]:
+        """What the keys say that does not go together, and with other keys."""
         if not any(self.availability) and self.failures != (FAILURES,):
             yield "failures: act with 'availability' only"
         if any(self.availability) and gpu_cap > MOST_GPUS:

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from disagg_sim.certainty.energy import COLUMNS_PER
-from disagg_sim.certainty.rows import ASSUMED, DRIFT, Origin
+from disagg_sim.certainty.rows import ASSUMED, Origin
 from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
@@ -132,7 +132,6 @@ class Case:
                 ttl_measure=self.sharing.ttl_measure,
                 hold_steps=self.sharing.hold_steps,
                 mla_form=self.mla_form,
-                popularity_drift=math.inf if self.served.drift is None else self.served.drift,
                 allow_long_context=True,
             ),
         )
@@ -199,8 +198,7 @@ def _cases_of_model(spec: SweepSpec, model: str) -> list[Case]:
     skews = spec.expert_skews if load.load_model(model).is_moe else (0.0,)
     drafts = any(spec.draft_tokens) or not spec.draft_tokens  # 0 alone: nobody holds a drafter
     drafters = spec.speculations if drafts else ("",)
-    stayed = tuple(dict.fromkeys(each.stayed for each in spec.served))  # experts of one popularity
-    counted = tuple((skew, each) for skew in skews for each in (spec.served if skew else stayed))
+    counted = tuple(product(skews, spec.served))
     varied = (spec.ctx_gen_ratios, spec.nvlink_domains, forms, drafters, counted)
     axes = (spec.traffic, spec.pools_of(model), spec.limits, *varied)
     cases = [
@@ -306,7 +304,6 @@ def axis_columns(case: Case) -> dict[str, Any]:
         "every_step_mixed": sharing.every_step_mixed,
         "minority_efficiency": sharing.interference.minority_efficiency,
         "overlap_loss": sharing.interference.overlap_loss,
-        **({} if case.served.drift is None else {DRIFT: case.served.drift}),
         **_link_columns(case),
     }
 

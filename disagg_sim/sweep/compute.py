@@ -31,7 +31,6 @@ from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.moves import with_moves, with_shared_moves
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
 from disagg_sim.sweep.scored import score_together, scored
@@ -273,21 +272,10 @@ def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     if case.served.kv_link is not None:
         ends = case.prefill_setup, case.decode_setup
         frame = with_link(frame, case.served.kv_link, ends, case.lengths)
-    if case.served.drift is not None:
-        frame = _moved(frame, case, case.served.drift)
     wanted = case.served.wanted(case.limits.gpu_cap, dict(case.prices) or case.per)
     if wanted is None:
         return frame
     return with_spares(frame, wanted, {spec.name: spec for spec in (case.prefill_system, case.decode_system)})
-
-
-def _moved(frame: pd.DataFrame, case: Case, drift: float) -> pd.DataFrame:
-    """The points with how often copies of experts are best moved."""
-    if not len(frame) or frame["mode"].iloc[0] == Mode.DISAGGREGATED:
-        return with_moves(frame, (case.prefill_setup, case.decode_setup), case.lengths, drift)
-    shown = assumed_columns(case)
-    moved = with_shared_moves(frame.assign(**shown), replace(origin_of(case), exact=False), drift)
-    return moved.drop(columns=[name for name in shown if name not in frame])
 
 
 def _limits(

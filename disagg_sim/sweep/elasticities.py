@@ -50,8 +50,6 @@ def why_not(item: CaseResult) -> str:
         return "no result"
     if case.per != "gpu":
         return f"its frontier is one per {case.per}, elasticities are of throughput per GPU"
-    if not case.served.still:
-        return "its placements of experts age, elasticities are of fresh ones"
     return "its frontier counts spares, elasticities are of the GPUs that serve" * case.served.columns_of_spares
 
 

@@ -1,6 +1,6 @@
 """Score the grids of blocks; rows that a block of equal setups and lengths has had scored are taken from there.
 
-Cases that differ in limits, costs, matching or drift alone score the same grids. Of two that differ in their mappings,
+Cases that differ in limits, costs or matching alone score the same grids. Of two that differ in their mappings,
 such as with and without stages of one GPU, the one has the rows of the other. Small grids of cases that differ in their
 lengths are scored together.
 """
@@ -15,7 +15,6 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
-from disagg_sim.search.aging import aged
 from disagg_sim.search.axes import CHUNK_TOKENS, with_chunks
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.grid import decode_grids, prefill_grids
@@ -51,7 +50,7 @@ def scored(block: Block) -> PhaseGrid:
     _kept.move_to_end(asked)
     while len(_kept) > KEPT_GRIDS:
         _kept.popitem(last=False)
-    return grid if block.case.served.drift is None else aged(grid, block.case.served.drift)
+    return grid
 
 
 def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:

@@ -413,9 +413,8 @@ def load_sweep(
     found = checked_or_faults(_File, {**document, **overrides})
     if isinstance(found, _File):
         spec = found.spec(str(path))
-        copied = any(spec.expert_skews) and any(each.max_redundant_experts for each in spec.limits)
         found = [
-            *found.faults(spec.per, max(each.gpu_cap for each in spec.limits), copied=copied),
+            *found.faults(spec.per, max(each.gpu_cap for each in spec.limits)),
             *_conflicts(spec, long_context=found.allow_long_context),
         ]
         if not found:

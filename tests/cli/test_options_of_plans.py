@@ -115,13 +115,6 @@ REACHED = [
     Row("max_pcp", "--max-pcp 2", "max_pcp", 2),
     Row("max_redundant_experts", "--max-redundant-experts 8 --expert-skew 0.4", "max_redundant_experts", 8, EXPERTS),
     Row("expert_skew", "--expert-skew 0.4", "expert_skew", 0.4, EXPERTS),
-    Row(
-        "popularity_drift",
-        "--popularity-drift '10 min' --max-redundant-experts 8 --expert-skew 0.4",
-        "popularity_drift",
-        600.0,
-        EXPERTS,
-    ),
     Row("hold_prompts", "--hold-prompts none", "hold_prompts", "none"),
     Row("headroom", "--headroom 20%", "headroom", 0.2),
     Row("max_nic", "--max-nic 25", "max_nic", 25 * GB, tool=("max_nic_gb_per_s", 25)),
@@ -246,12 +239,6 @@ SLOW = [
     _with("rank_imbalance", EXPERTS, "--rank-imbalance random", "runners_up"),
     _with("expert_skew", EXPERTS, "--expert-skew 0.5", "best.tpot_s.p90"),
     _with("max_redundant_experts", f"{EXPERTS} --expert-skew 0.5", "--max-redundant-experts 8", "runners_up"),
-    _with(
-        "popularity_drift",
-        f"{EXPERTS} --expert-skew 0.5 --max-redundant-experts 8",
-        "--popularity-drift 60",
-        "runners_up",
-    ),
     _with(
         "max_dcp",
         "--model deepseek_r1 --system gb200_nvl72 --isl 100000 --osl 512 --rate 2 --ttft 10s --tpot 10ms",

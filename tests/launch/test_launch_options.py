@@ -100,10 +100,7 @@ RARER = {
     "shared tokens": workers("decode", R1, ds.Mapping(tp_attn=8, ep=8, dcp=8, draft_tokens=2), batch=64),
     "shared prompts": workers("prefill", R1, ds.Mapping(tp_attn=4, ep=8, pcp=2), batch=1),
     "prompts held back": workers("colocated", R1, ds.Mapping(dp_attn=8, ep=8), batch=64, hold_steps=7),
-    "copies that move": workers(
-        "decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8, draft_tokens=1), batch=64, moved_after=300
-    ),
-    "copies that stay": workers("decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8), batch=64, moved_after=0),
+    "copies": workers("decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8, draft_tokens=1), batch=64),
     "tiers": workers("prefill", R1, ds.Mapping(dp_attn=8, ep=8), batch=8, tiers=("dram", "ssd"), lengths=CHAT),
 }
 

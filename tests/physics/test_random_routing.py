@@ -95,11 +95,11 @@ def test_any_order_of_experts_is_the_mean_of_all_orders():
     assert placement(6, 6, 3, 1.0).fullest == pytest.approx(3 * three.mean(), rel=0.01)
 
 
-@pytest.mark.parametrize(("ep", "copies", "placed"), [(8, 0, True), (32, 0, True), (32, 32, True), (32, 32, False)])
+@pytest.mark.parametrize(("ep", "copies"), [(8, 0), (32, 0), (32, 32)])
 @pytest.mark.parametrize(("tokens", "skew"), [(16, 0.5), (16, 1.0), (64, 1.0), (16, 2.0)])
-def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies, placed):
+def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
     """Orders of experts and picks drawn one by one; copies of an expert share its picks."""
-    lie, draw, found = placement(256, 256 + copies, ep, skew, placed), np.random.default_rng(5), []
+    lie, draw, found = placement(256, 256 + copies, ep, skew), np.random.default_rng(5), []
     for _ in range(300):
         each = lie.share if lie.known else draw.permutation(lie.share)
         tickets = np.minimum(8 * each, 1.0)
@@ -109,7 +109,7 @@ def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies, pla
         counts = np.bincount(picked, minlength=each.size).reshape(ep, -1)
         found.append((counts.sum(axis=1).max(), (counts > 0).sum(axis=1).max()))
     picks, hit = np.mean(found, axis=0)
-    load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), skew=skew, redundant=copies, placed=placed)
+    load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), skew=skew, redundant=copies)
     assert float(load.picks) == pytest.approx(picks, rel=0.06)
     assert float(load.distinct) == pytest.approx(hit, rel=0.05)
 

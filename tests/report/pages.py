@@ -48,8 +48,6 @@ def plan_directory(root: Path) -> Path:
     plan = {"schema": "disagg-sim/plan/2", "status": "feasible", "binds": "", "question": question, "best": best}
     plan |= {"gain": None, "runners_up": [], "assurance": None, "flips": None, "simulated": None, "left_out": [SPOILT]}
     plan["tiers"] = [{"name": SPOILT, "share": 0.5, "holds": None, "load": 0.1, "recomputed": 0.05, "loads": False}]
-    plan["rebalancing"] = [{"role": "colocated", "period": None, "passes": None, "loss": 0.05, "usual": None}]
-    plan["rebalancing"][0]["never"] = 0.05
     plan["said"] = {"question": SPOILT, "verdict": [SPOILT], "why": [[SPOILT, SPOILT]], "changes": [SPOILT]}
     (root / "plan.json").write_text(json.dumps(plan))
     (root / "plan.txt").write_text(SPOILT)

@@ -33,7 +33,7 @@ KEYS = {
     "uneven ranks": {"rank_imbalance": "round_robin"},
     "spares": {"availability": 0.999},
     "link": {"kv_link": {"path": "rail", "order": "nhd"}},
-    "drift": {"popularity_drift_s": 600, "expert_skew": 0.5, "limits": {**BASE["limits"], "max_redundant_experts": 4}},
+    "copies": {"expert_skew": 0.5, "limits": {**BASE["limits"], "max_redundant_experts": 4}},
     "columns": {"columns": ["token_prices", "energy"], "utilisation": 0.6},
     "further pools": {"pools": ["encode", "prefill", "attention", "ffn", "decode"], "images": IMAGES},
     "joules": {"per": "joule"},

@@ -76,7 +76,6 @@ class Moe(FfnBlock[MoeFfn]):
                 ep=mapping.ep,
                 skew=routing.skew,
                 redundant=mapping.redundant_slots,
-                placed=routing.placed,
             )
             rows = ExpertRows(*load, (experts + mapping.redundant_slots) / mapping.ep, hidden, width)
         else:

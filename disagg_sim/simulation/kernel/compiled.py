@@ -55,7 +55,6 @@ Function = TypeVar("Function", bound=Callable[..., object])
 SOURCES = (
     "compiled",
     "layout",
-    "aging",
     "home",
     "least",
     "drafts",

@@ -18,7 +18,6 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
-from disagg_sim.simulation.kernel.aging import GOLDEN, place
 from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
@@ -432,7 +431,6 @@ class Fleet:
                 row[name] = 0
             let_idle(row)
             row["free_blocks"] = row["total_blocks"]
-        place(self._inst[instance], 0.0, now)
         self._bind()
         if self.shared is not None:
             self.shared.empty(self.home, instance, self._rows_of(instance))
@@ -540,11 +538,9 @@ class Fleet:
         self._inst[moved] = inst
         self._sets[:, moved, : sets.shape[2]] = sets
         self._inst["table"] = heads[of]
-        self._inst["table"]["stale"][moved] = inst["table"]["stale"]
         self._inst["rank_at"] = [len(own) + np.searchsorted(several, i) if self._ranks[i] > 1 else i for i in of]
         for instance in range(there, len(self._specs)):
             self._fill(instance, now)
-            place(self._inst[instance], 0.0 if there else (0.5 + GOLDEN * instance) % 1.0, now)
         self._world["instances"] = len(self._specs)
         self._bind()
         self._share(there)

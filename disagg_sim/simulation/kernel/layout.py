@@ -83,8 +83,8 @@ FREE, WAITS, MOVES = range(3)
 #: Queues of an instance: prompts; segments without a prompt here, and all that wait for a reservation; those that leave
 #: its pipeline; those whose cache has landed in reserved blocks.
 PROMPTS, COMING, AWAY, LANDED = range(4)
-#: Kinds of a run; in the last one copies of experts are moved.
-IDLE, DECODING, MIXED, PASS, REBALANCING = range(5)
+#: Kinds of a run.
+IDLE, DECODING, MIXED, PASS = range(4)
 
 
 class Table:
@@ -115,11 +115,6 @@ class Table:
     passed_at: int  # (2, tokens) those of a pass through a pipeline: in its slowest stage, and in all of them [s]
     drafts: int  # that a decode step verifies of each sequence; 0 = no speculation [token]
     accepted_at: int  # (drafts) marginal acceptance: share of steps in which the first drafts are all accepted [1]
-    drift_s: float  # time constant with which placements of experts age; inf = they do not [s]
-    period_s: float  # work between two moves of copies; inf = they never move [s]
-    move_s: float  # time of a move [s]
-    stale_at: int  # (2, tokens) what a stage, and a whole step, takes more with copies anywhere [s]
-    stale: float  # share of that at the age that the placement had when the run began [1]
 
 
 class Instance:
@@ -180,7 +175,7 @@ class Instance:
     residue: Annotated[MutableSequence[int], BLOCK_TOKENS]  # running segments by (cached tokens - counter) mod 16
     growing: int  # blocks that the running set takes for its next step, where it drafts: it has no residues [block]
     groups: int  # segments that joined the running set since its last step: row 1 of ``sets``
-    run_kind: int  # what the instance does, IDLE to REBALANCING
+    run_kind: int  # what the instance does, IDLE to PASS
     run_steps: int  # decode steps of the current run that are not yet counted
     pieces: int  # first segments of the queue that are in the current step
     next_s: float  # next event: end of the run, or a pass that leaves its pipeline; inf = none [s]
@@ -197,8 +192,6 @@ class Instance:
     preemptions: int
     decode_s: float  # time of the steps with at least one decode [s]
     busy_s: float  # [s]
-    placed_s: float  # when its copies of experts were placed; -inf = so long ago that they lie anywhere [s]
-    worked_s: float  # ``busy_s`` then [s]
     prefill_pairs: float  # query-key pairs of all prefill [1]
     decode_context: float  # keys read by all decodes: sum of contexts [token]
 

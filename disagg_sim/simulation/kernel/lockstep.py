@@ -13,20 +13,8 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.aging import age_step, end_move, move_due
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import (
-    AWAY,
-    DECODING,
-    IDLE,
-    MIXED,
-    PASS,
-    PROMPTS,
-    REBALANCING,
-    Admission,
-    Mode,
-    State,
-)
+from disagg_sim.simulation.kernel.layout import AWAY, DECODING, IDLE, MIXED, PASS, PROMPTS, Admission, Mode, State
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
 from disagg_sim.simulation.kernel.queue import (
     blocks_to_begin,
@@ -37,7 +25,7 @@ from disagg_sim.simulation.kernel.queue import (
     to_find,
     unlink,
 )
-from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time, run_within
+from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
     end_pieces,
@@ -50,7 +38,6 @@ from disagg_sim.simulation.kernel.steps import (
     take_prompts,
 )
 from disagg_sim.simulation.kernel.times import (
-    aged_time,
     aware_prefill,
     decode_line,
     decode_time,
@@ -94,7 +81,6 @@ def step_together(st: State, i: int, decodes: bool) -> float:
     sheet = sheet_of(total, prefill)
     time = linear_time(head, values, sheet, full, fullest) + attention
     time -= expert_time(head, values, sheet, fullest) - expert_time(head, values, sheet, total + prefill)
-    time += aged_time(head, values, 1, total + prefill)
     least: float = values[head.floor_at + full]
     return max(time, least)
 
@@ -279,9 +265,6 @@ def form_together(st: State, i: int, now: float) -> None:
     inst.pieces = 0
     for row in rows:
         st.inst[row].pieces = st.inst[row].preempted = 0
-    if inst.active == 1 and move_due(st, i, now):
-        begin(st, i, now, REBALANCING, inst.table.move_s)
-        return
     if inst.active == 1:
         for row in rows:
             make_room(st, row, now)
@@ -299,8 +282,6 @@ def form_together(st: State, i: int, now: float) -> None:
             steps = 1 if alone else decode_steps_left(st, i)
             if held > 0:
                 steps = min(steps, held)
-            if inst.table.drift_s < math.inf:
-                steps = max(run_within(st, i, age_step(inst.table), steps), 1)
             inst.run_steps = steps
             begin(st, i, now, DECODING, run_time(st, i, steps))
             return
@@ -322,9 +303,6 @@ def end_together(st: State, i: int, now: float) -> None:
     inst = st.inst[i]
     kind, start = inst.run_kind, inst.run_start_s
     if kind == IDLE:
-        return
-    if kind == REBALANCING:
-        end_move(st, i, now)
         return
     if kind == DECODING:
         count_together(st, i, inst.run_steps)

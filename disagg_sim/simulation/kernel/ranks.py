@@ -11,7 +11,7 @@ import math
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import AWAY, Queues, RankChoice, State
 from disagg_sim.simulation.kernel.runs import add_linear_gaps, count_gaps, count_steps, steps_in_cell, steps_of_line
-from disagg_sim.simulation.kernel.times import aged_time, decode_line, expert_time, knot_of
+from disagg_sim.simulation.kernel.times import decode_line, expert_time, knot_of
 
 IN_TURN, FEWEST_TOKENS = int(RankChoice.IN_TURN), int(RankChoice.FEWEST_TOKENS)
 #: A request that waits counts as so many that run: vLLM's ``core_client.py``, ``get_core_engine_for_request``. [1]
@@ -108,7 +108,6 @@ def decode_piece(st: State | Queues, i: int, done: int, most: int) -> tuple[floa
     row_of_full, queries = full * head.knots, 1 + head.drafts
     base = values[head.decode_at + row_of_full] - values[head.scores_at + row_of_full]
     base -= expert_time(head, values, 1, full * queries) - expert_time(head, values, 1, total * queries)
-    base += aged_time(head, values, 1, total * queries)
     longest, slope = -math.inf, 0.0
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         rank = st.inst[row]

@@ -23,7 +23,7 @@ from disagg_sim.simulation.kernel.layout import (
     Table,
 )
 from disagg_sim.simulation.kernel.sharing import take_free
-from disagg_sim.simulation.kernel.times import decode_time, knot_of, step_line
+from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
 
 OUTPUT_FITS = int(Admission.OUTPUT_FITS)
 
@@ -67,7 +67,7 @@ def steps_time(head: Table, values: Floats, decodes: int, context: float, steps:
     total = 0.0
     done = 0
     while done < steps:
-        left, value, slope = step_line(head, values, decodes, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
         count = steps_in_cell(head, values, cell, context + done, steps - done)
         total += count * (value + (context + done - left) * slope) + slope * (0.5 * count * (count - 1))
         done += count
@@ -100,7 +100,7 @@ def steps_within(head: Table, values: Floats, decodes: int, context: float, elap
     done = 0
     before = 0.0
     while done < most:
-        left, value, slope = step_line(head, values, decodes, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
         count = steps_in_cell(head, values, cell, context + done, most - done)
         first = value + (context + done - left) * slope
         total = count * first + slope * (0.5 * count * (count - 1))
@@ -208,7 +208,7 @@ def count_run(st: State, i: int, steps: int) -> None:
     cell = knot_of(head, values, context + 1.0)
     done = 1
     while done < steps:
-        left, value, slope = step_line(head, values, running, cell)
+        left, value, slope = decode_line(head, values, head.decode_at, running, cell)
         count = steps_in_cell(head, values, cell, context + done, steps - done)
         gap = value + (context + done - left) * slope
         add_linear_gaps(st, gap, slope, count, running)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -27,12 +26,10 @@ from disagg_sim.physics.passes.layers import (
     with_prefill,
 )
 from disagg_sim.physics.passes.overlap import in_halves, of_halves, overlaps
-from disagg_sim.physics.rebalance import staleness
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Levels
 from disagg_sim.physics.work import Numeric
-from disagg_sim.simulation.placed import aging_of, bare
 
 
 class StepPhysics:
@@ -225,24 +222,6 @@ class StepPhysics:
     def _step(self, micro: Floats, stage: Numeric, whole: Numeric, decodes: Floats, *, graphs: bool) -> Numeric:
         """Host included. [s]"""
         return step_time(self._at, self._mapping, micro, stage, whole, decodes=decodes, graphs=graphs)
-
-
-def aging_of_steps(at: Setup, mapping: Mapping, tokens: Floats) -> dict[str, Any]:
-    """What steps take more with copies of experts anywhere, and how these move; nothing where no placement ages.
-
-    The micro-batches of a step, one a stage, each go through all stages.
-    """
-    aging = aging_of(mapping)
-    if aging is None:
-        return {}
-    aging.check(at)
-    cut, stages = bare(mapping), int(mapping.pp)
-    stage, move = staleness(at, cut, tokens)
-    part, _ = staleness(at, cut, np.maximum(tokens / stages, 1.0))
-    return {
-        "stale": np.maximum(np.stack([stage, stages * part]), 0.0),
-        "moves": (aging.drift, aging.period, float(move)),
-    }
 
 
 Linear = Callable[[str, Floats, Floats], Floats]

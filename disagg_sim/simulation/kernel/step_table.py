@@ -34,7 +34,7 @@ from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
 from disagg_sim.simulation.kernel.split_physics import SplitPhysics
 from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
-from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics, aging_of_steps
+from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
 from disagg_sim.simulation.placed import bare, ffn_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
@@ -130,7 +130,6 @@ class StepTable:
             chunk=int(mapping.chunk_tokens),
             host=(physics.host_once, physics.host_each, physics.launch),
             floor=physics.launches(np.arange(max_sequences + 1.0)) if at.overheads else np.zeros(max_sequences + 1),
-            **aging_of_steps(at, mapping, tokens),
         ).table(_work(at))
 
     @classmethod
@@ -302,8 +301,6 @@ class _Parts:
     chunk: int = 0  # [token]
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
     floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0
-    stale: Floats = field(default_factory=lambda: np.zeros(0))  # what copies anywhere take more, (2, tokens) [s]
-    moves: tuple[float, float, float] = (np.inf, np.inf, 0.0)  # drift, work between moves, and time of one [s]
 
     def table(self, work: Work) -> StepTable:
         """Pack the table into one array of numbers and a header with offsets."""
@@ -323,7 +320,6 @@ class _Parts:
             "experts_at": self.experts if self.ranks > 1 else np.zeros(0),
             "passed_at": self.passed,
             "accepted_at": self.accepted,
-            "stale_at": self.stale,
         }
         head, start = np.zeros(1, TABLE), 0
         for name, part in parts.items():
@@ -341,7 +337,6 @@ class _Parts:
             "ranks": self.ranks,
             "chunk": self.chunk,
             "drafts": self.accepted.size,
-            **dict(zip(("drift_s", "period_s", "move_s"), self.moves, strict=True)),
         }
         for name, size in sizes.items():
             head[name] = size

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.simulation.kernel.aging import age_step, end_move, move_due
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import admit_landed, reserved
 from disagg_sim.simulation.kernel.layout import (
@@ -21,7 +20,6 @@ from disagg_sim.simulation.kernel.layout import (
     MIXED,
     PASS,
     PROMPTS,
-    REBALANCING,
     Admission,
     Mode,
     SegmentStatus,
@@ -40,15 +38,7 @@ from disagg_sim.simulation.kernel.queue import (
     take_blocks,
     unlink,
 )
-from disagg_sim.simulation.kernel.runs import (
-    count_gaps,
-    count_run,
-    count_steps,
-    growth_of,
-    steps_in_memory,
-    steps_time,
-    steps_within,
-)
+from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps, growth_of, steps_in_memory, steps_time
 from disagg_sim.simulation.kernel.sharing import enlist, note_begun
 from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
 
@@ -289,9 +279,6 @@ def form(st: State, i: int, now: float) -> None:
     mode = inst.mode
     inst.pieces = 0
     inst.preempted = 0
-    if inst.active == 1 and move_due(st, i, now):
-        begin(st, i, now, REBALANCING, head.move_s)
-        return
     if inst.active == 1:
         make_room(st, i, now)
         together = mode in (CHUNKED, SLO_AWARE)
@@ -320,8 +307,6 @@ def form(st: State, i: int, now: float) -> None:
             alone = st.world[0].step_by_step == 1 or (inst.preempted == 1 and inst.admission != WHOLE_PROMPT)
             alone |= head.drafts > 0
             steps = 1 if alone else steps_in_memory(st, i, steps)
-            if head.drift_s < math.inf:
-                steps = max(steps_within(head, st.values, running, context, age_step(head), steps), 1)
             inst.run_steps = steps
             begin(st, i, now, DECODING, steps_time(head, st.values, running, context, steps))
             return
@@ -402,8 +387,6 @@ def end_run(st: State, i: int, now: float) -> None:
         emitted = start + inst.latency_s
         end_pieces(st, i, now, emitted if emitted > now else now)
         next_leaving(st, i)
-    elif kind == REBALANCING:
-        end_move(st, i, now)
 
 
 @inner

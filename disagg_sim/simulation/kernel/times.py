@@ -67,27 +67,9 @@ def decode_line(head: Table, values: Floats, base: int, decodes: int, cell: int)
 
 
 @inner
-def aged_time(head: Table, values: Floats, whole: int, tokens: int) -> float:
-    """What a stage, or the ``whole`` of a step, takes more on tokens of all ranks by the age of its placement. [s]"""
-    if head.stale == 0.0:
-        return 0.0
-    i, u = token_place(tokens, head.tokens)
-    at = head.stale_at + whole * head.tokens + i
-    time: float = head.stale * (values[at] + (values[at + 1] - values[at]) * u)
-    return time
-
-
-@inner
-def step_line(head: Table, values: Floats, decodes: int, cell: int) -> tuple[float, float, float]:
-    """``decode_line`` of whole decode steps, at the age of the placement."""
-    left, value, slope = decode_line(head, values, head.decode_at, decodes, cell)
-    return left, value + aged_time(head, values, 1, decodes * (1 + head.drafts)), slope
-
-
-@inner
 def decode_time(head: Table, values: Floats, decodes: int, context: float) -> float:
     """A decode step of so many sequences at a mean context. [s]"""
-    left, value, slope = step_line(head, values, decodes, knot_of(head, values, context))
+    left, value, slope = decode_line(head, values, head.decode_at, decodes, knot_of(head, values, context))
     return value + (context - left) * slope
 
 
@@ -178,7 +160,6 @@ def mixed_time(
     if decodes > 0:
         left, value, slope = decode_line(head, values, head.scores_at, decodes, knot_of(head, values, context))
         time += value + (context - left) * slope
-    time += aged_time(head, values, 1, decodes * queries + prefill)
     least: float = values[head.floor_at + decodes]
     return max(time, least)
 
@@ -252,13 +233,10 @@ def pass_part(
         stage = values[at] + (values[at + 1] - values[at]) * u if u != 0.0 else values[at]
         stage += attention_time(head, values, head.pipeline, prompts, float(new), float(past + done))
         stage -= passed_time(head, values, 0, tokens, filled)
-        aged = aged_time(head, values, 0, int(tokens * filled))
-        stage += aged
         stage = max(stage, launch)
         through = linear_time(head, values, 0, 0, tokens) - values[head.host_at] - each
         through += attention_time(head, values, 0, prompts, float(new), float(past + done))
         through -= passed_time(head, values, 1, tokens, filled)
-        through += aged * head.pipeline
         through = max(through, launch * head.pipeline)
         slowest += stage + each
         others = max(others, through - stage)

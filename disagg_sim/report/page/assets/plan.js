@@ -162,27 +162,6 @@ function planTiers(tiers) {
 }
 
 /** How often copies of experts move, and what that costs beside other ways. */
-function planMoves(moves) {
-  return simpleTable(
-    ["pool", "copies move every", "passes", "time lost", "at the engine's own number", "if never"],
-    moves.map((each) => [
-      el("b", {}, ROLE[each.role] || each.role),
-      known(each.period) ? seconds(each.period) : "never",
-      count(each.passes),
-      percent(each.loss),
-      percent(each.usual),
-      percent(each.never),
-    ]),
-    [1, 2, 3, 4, 5],
-    "Moves of experts",
-  );
-}
-
-/** A share close to 1 with as many digits as tell it from 1. */
-const nines = (share) =>
-  1 - share < 1e-8 ? "more than 99.999999 %" : percent(share, Math.max(2 - Math.floor(Math.log10(1 - share)), 3));
-
-/** Spare instances of each pool, what they give, and what one failure stops. */
 function planSpares(best) {
   const { spares } = best;
   return [
@@ -278,14 +257,6 @@ function planPage({ facts: told }) {
           "Prefix caches",
           "What prompts find in each tier; times are those of a mean prompt that comes alone.",
           planTiers(plan.tiers),
-        )
-      : null,
-    plan.rebalancing
-      ? section(
-          "experts",
-          "Moves of experts",
-          "Placements age as other experts become popular, by the drift that was stated; the time lost is in the counts.",
-          planMoves(plan.rebalancing),
         )
       : null,
     best && best.spares

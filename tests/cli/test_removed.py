@@ -1,0 +1,21 @@
+"""Options and keys of earlier releases: one line says what to do instead."""
+
+from pathlib import Path
+
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.errors import REMOVED
+
+
+def test_a_removed_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64", "--osl", "8", "--rate", "1"]
+    assert run([*asked, "--popularity-drift", "600"]) == 2
+    assert f"--popularity-drift {REMOVED['--popularity-drift']}" in capsys.readouterr().err
+
+
+def test_a_removed_key_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("models: [llama_3_1_8b]\npopularity_drift_s: 600\n")
+    assert run(["specs", "check", str(file)]) == 2
+    assert f"popularity_drift_s {REMOVED['popularity_drift_s']}" in capsys.readouterr().err
