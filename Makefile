@@ -54,11 +54,11 @@ $(VENV)/.installed-docs: $(VENV)/.installed-dev
 # Of what users install; tools of development are as new as these allow.
 $(VENV)/lowest.txt: pyproject.toml | $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct --python $(BIN)/python --extra all --extra dask --extra ray \
-	  --extra bucket --output-file $@ pyproject.toml
+	  --output-file $@ pyproject.toml
 
 lock: | $(BIN)/uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --extra dev --extra docs --extra bucket --custom-compile-command 'make lock' $(ARGS) --output-file .ci/locked.txt pyproject.toml
+	  --extra dev --extra docs --custom-compile-command 'make lock' $(ARGS) --output-file .ci/locked.txt pyproject.toml
 	sed -e 's/ \\$$//' -e '/^ /d' .ci/locked.txt >constraints.txt
 
 versions:

@@ -33,7 +33,6 @@ EXTRAS: Mapping[str, Extra] = MappingProxyType(
         "hub": Extra("a name of the Hugging Face hub", ("huggingface_hub",)),
         "dask": Extra("the backend dask", ("distributed", "dask")),
         "ray": Extra("the backend ray", ("ray",)),
-        "bucket": Extra("a bucket", ("fsspec",)),
         "measure": Extra("timing the kernels of a GPU", ("torch",)),
     }
 )

@@ -228,7 +228,7 @@ def test_extras_are_those_of_the_distribution():
     for name, each in EXTRAS.items():
         assert {*each.packages} <= brought[name], name
     (every,) = declared["optional-dependencies"]["all"]
-    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure", "dask", "ray", "bucket"}
+    assert {*every.partition("[")[2].rstrip("]").split(",")} == {*EXTRAS} - {"measure", "dask", "ray"}
     assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all,dask,ray]"
 
 

@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Address, Backend, Bucket, Keep, cores
+from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.elasticities import draw_elasticities
 from disagg_sim.report.words import case_title
 from disagg_sim.sweep.backends.workers import Workers
@@ -27,7 +27,6 @@ def sensitivity(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
     backend: Backend = "",
     address: Address = "",
-    bucket: Bucket = "",
     keep: Keep = EVERYTHING,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
     no_figures: Annotated[bool, typer.Option("--no-figures", help="Write the table only.")] = False,
@@ -39,7 +38,7 @@ def sensitivity(
     """
     told = listener()
     plan = plan_sweep(load_sweep(name, profile=profile), keep=keep)
-    workers = Workers(jobs or cores(), backend, address, bucket)
+    workers = Workers(jobs or cores(), backend, address)
     result = run_sweep(plan, out, jobs=workers, listener=told)
     result.require()
     for item in result.cases:

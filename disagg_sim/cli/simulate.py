@@ -12,7 +12,7 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Address, Backend, Bucket, cores
+from disagg_sim.cli.workers import Address, Backend, cores
 from disagg_sim.domain import MOST_SEED
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.perfetto import write_perfetto
@@ -35,7 +35,6 @@ def simulate(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
     backend: Backend = "",
     address: Address = "",
-    bucket: Bucket = "",
     seed: Annotated[int | None, typer.Option(min=0, max=MOST_SEED, help="Seed; overrides the scenario.")] = None,
     requests: Annotated[
         int | None,
@@ -62,7 +61,7 @@ def simulate(
         result = _simulate(
             plan,
             out,
-            Workers(jobs or cores(), backend, address, bucket),
+            Workers(jobs or cores(), backend, address),
             figures=not no_figures,
             overwrite=overwrite,
             perfetto=perfetto,

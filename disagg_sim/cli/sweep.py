@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from disagg_sim.cli.progress import listener
-from disagg_sim.cli.workers import Address, Backend, Bucket, Keep, cores
+from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.summary import write_summary
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
@@ -30,7 +30,6 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes; default: all cores.")] = None,
     backend: Backend = "",
     address: Address = "",
-    bucket: Bucket = "",
     keep: Keep = EVERYTHING,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the design points and stop.")] = False,
     profile: Annotated[str, typer.Option(help="ideal, optimistic or measured; overrides the file.")] = "",
@@ -56,7 +55,7 @@ def sweep(
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
-            workers = Workers(jobs or cores(), backend, address, bucket)
+            workers = Workers(jobs or cores(), backend, address)
             with staying(workers) as there:
                 said = compute(plan, out, there, figures=not no_figures, overwrite=overwrite, error_bars=uncertainty)
             typer.echo(_document(out) if as_json else said)

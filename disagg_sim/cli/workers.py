@@ -21,13 +21,6 @@ Address = Annotated[
         metavar="ADDRESS", help="Of a running cluster: of Dask (tcp://HOST:8786) or Ray (HOST:6379), which need it."
     ),
 ]
-Bucket = Annotated[
-    str,
-    typer.Option(
-        metavar="URL", help="Object store through which workers without the directory pass results: s3://NAME/DIR."
-    ),
-]
-
 Keep = Annotated[
     str,
     typer.Option(

@@ -138,7 +138,7 @@ def _numbered(task: CellTask) -> tuple[int, RunResult]:
 def piece_folder(store: Store, run: Run) -> Iterator[Path]:
     """The directory in which a run is kept while it goes on; it is removed at the end."""
     key = run.key(REQUESTS)
-    folder = store.folder / PIECES / key.group / key.name
+    folder = store.root / PIECES / key.group / key.name
     for old in folder.glob("*"):
         if old.name != key.digest:
             shutil.rmtree(old, ignore_errors=True)

@@ -32,7 +32,7 @@ from disagg_sim.simulation.pieces import PIECE
 from disagg_sim.simulation.records import EncodeUse, RunResult
 from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers, bucket_of
+from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.store import Listener, Own, State, Store, missing, opened
 from disagg_sim.units import HOUR
@@ -82,7 +82,6 @@ class Done:
     name: str
     requests: int  # [request]
     fault: str = ""  # one line; empty when it went well
-    timing: str = ""  # its line of ``timing.jsonl``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,18 +110,18 @@ class ScenarioResult:
 
 def compute_run(task: RunTask) -> Done:
     """Simulate one run, or one search for a capacity, and write it into the store."""
-    run, timing = task.run, ""
+    run = task.run
     try:
         for path in run.scenario.policy_files:
             load_policies(path)
         if run.rate_scale is None:
-            timing = _search(task)
+            _search(task)
         else:
             with piece_folder(task.store, run) as folder:
                 result = _simulated(run, run.rate_scale, folder=folder, jobs=task.jobs)
                 _write_records(task, result, folder)
             row = _summarised(run, result, run.rate_scale)
-            timing = _logged(task, run.key(RUNS), [row])
+            _logged(task, run.key(RUNS), [row])
             task.store.write(run.key(RUNS), _frame([row]), _note(result))
     except StoreError:
         raise  # what cannot be written ends all runs
@@ -132,10 +131,9 @@ def compute_run(task: RunTask) -> Done:
         whole = options.records == FULL and options.cells == 1
         if whole and isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))
-            key, store = run.key(REQUESTS), task.store
-            kept = f"; its rows so far are in {key.relative if store.bucket else store.path(key)}"
+            kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
         return Done(run.name, run.requests, f"{run.name}: {error}{kept}")
-    return Done(run.name, run.requests, timing=timing)
+    return Done(run.name, run.requests)
 
 
 def run_scenario(
@@ -191,7 +189,7 @@ def run_scenario(
     """
     planned = {key for run in plan.tasks for key in run.blocks}
     own = Own(TABLES, planned, partial(_require_own, plan, planned))
-    with opened(root, listener, overwrite=overwrite, noun="scenario", own=own, bucket=bucket_of(jobs)) as store:
+    with opened(root, listener, overwrite=overwrite, noun="scenario", own=own) as store:
         for note in plan.notes:
             listener.note(note)
         lacking = missing(plan.tasks, lambda run: run.blocks, store, listener, noun="runs")
@@ -202,16 +200,13 @@ def run_scenario(
         def give_up(task: RunTask, why: str) -> None:
             faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
 
-        there, bucket, by_name = Store.of_tasks(root, jobs), bucket_of(jobs), {run.name: run for run in lacking}
+        there = Store.of_tasks(root)
         elsewhere = isinstance(jobs, Workers) and jobs.backend in CLUSTERS
         alone = len(lacking) == 1 and not elsewhere
         processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1
         tasks = [RunTask(there, run.anywhere(), processes) for run in lacking]
         for done in run_tasks(compute_run, tasks, jobs=jobs, given_up=give_up):
             listener.advance(done.requests)
-            if bucket:
-                store.fetch_all(by_name[done.name].blocks, bucket)
-                log_timing(root, done.timing)
             faults += [done.fault] if done.fault else []
         listener.finish()
         result = _collect(plan, store, tuple(sorted(faults)))
@@ -279,8 +274,8 @@ def _aim(scenario: Scenario) -> Aim:
     return attains(aim.share) if aim.criterion == "attainment" else p99_inside(scenario.slo)
 
 
-def _search(task: RunTask) -> str:
-    """Search for a capacity; gives the line of the measured columns."""
+def _search(task: RunTask) -> None:
+    """Search for a capacity, and write its runs."""
     run = task.run
 
     def summarised(scale: float) -> Summary:
@@ -294,9 +289,8 @@ def _search(task: RunTask) -> str:
         "met_again": found.met_again,
     }
     note = json.dumps({**answer, "message": found.message})
-    timing = _logged(task, run.key(run.table), found.runs)
+    _logged(task, run.key(run.table), found.runs)
     task.store.write(run.key(run.table), _frame(found.runs), note)
-    return timing
 
 
 def _write_records(task: RunTask, result: RunResult, folder: Path | None = None) -> None:
@@ -501,12 +495,11 @@ def warm_up(runs: Sequence[Run], listener: Listener) -> None:
                 )
 
 
-def _logged(task: RunTask, key: Key, rows: Sequence[Summary]) -> str:
-    """Log the measured columns of the rows of a block; gives the line, for a directory that the worker has not."""
+def _logged(task: RunTask, key: Key, rows: Sequence[Summary]) -> None:
+    """Add the measured columns of the rows of a block to their log."""
     rows_told = [{name: getattr(row, name) for name in MEASURED} for row in rows]
     line = json.dumps({"block": str(key.relative), "digest": key.digest, "rows": rows_told})
-    log_timing(task.store.folder, line)
-    return line
+    log_timing(task.store.root, line)
 
 
 def log_timing(root: Path, line: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from disagg_sim.errors import StoreError
 from disagg_sim.sweep.backends.run import run_tasks, staying
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers, bucket_of
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Workers
 from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
@@ -126,7 +126,7 @@ def run_sweeps(
     begun = time.perf_counter()
     with ExitStack() as held:
         jobs = held.enter_context(staying(jobs))
-        runs = [_opened(held, plan, root, listener, bucket_of(jobs), overwrite=overwrite) for plan, root in sweeps]
+        runs = [_opened(held, plan, root, listener, overwrite=overwrite) for plan, root in sweeps]
         lacking = {block.key: block.points for run in runs for block in run.lacking}
         listener.start(sum(lacking.values()))
         tabled = partial(_tabled, outside=outside, begun=begun)
@@ -165,10 +165,10 @@ class _Run:
                 self.gathered.add(block.key, stored_block(self.store, block))
 
 
-def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, bucket: str, *, overwrite: bool) -> _Run:
+def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, *, overwrite: bool) -> _Run:
     planned = {block.key for block in plan.blocks}
     own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
-    store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own, bucket=bucket))
+    store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own))
     for case in plan.cases:
         if case.left_out:
             modes, reasons = zip(*case.left_out, strict=True)
@@ -211,7 +211,7 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
 
     def task(group: Sequence[Block]) -> BlockTask:
         first, *_ = found = takers[group[0].key]
-        there = dict.fromkeys(Store.of_tasks(run.store.root, jobs) for run in found)
+        there = dict.fromkeys(Store.of_tasks(run.store.root) for run in found)
         return BlockTask(tuple(there), tuple(group), first.plan.sources, first.plan.keep)
 
     def give_up(task: BlockTask, why: str) -> None:
@@ -233,8 +233,6 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
             first, *_ = takers[done.key]
             first.effort = first.effort.and_of(done.points, done.seconds)
             for run in takers[done.key]:
-                if bucket_of(jobs):
-                    run.store.fetch(done.key, bucket_of(jobs))
                 run.gathered.add(done.key, done.found)
         left, alone = alone, []
 

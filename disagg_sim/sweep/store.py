@@ -7,7 +7,7 @@ again. A block is a file of its own, or a part of one (``sweep.merged``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -20,8 +20,6 @@ import pandas as pd
 from disagg_sim.atomic import remove, remove_leftovers, written
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
-from disagg_sim.sweep.backends.workers import Workers, bucket_of
-from disagg_sim.sweep.bucket import get, held, put, scratch
 from disagg_sim.sweep.index import SCHEMA, require_no_others, write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
@@ -70,21 +68,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The blocks below one directory, or those that a worker without it passes through a bucket."""
+    """The blocks below one directory."""
 
     root: Path
-    bucket: str = ""  # URL; then ``folder`` is one of this process, and the blocks lie in the bucket
-
-    @property
-    def folder(self) -> Path:
-        """Where files are made."""
-        return scratch() if self.bucket else self.root
 
     @classmethod
-    def of_tasks(cls, root: Path, jobs: int | Workers) -> Store:
-        """As tasks are to use it: on a cluster they run in directories of their own, maybe without this one."""
-        bucket = bucket_of(jobs)
-        return cls(Path(), bucket) if bucket else cls(root.absolute())
+    def of_tasks(cls, root: Path) -> Store:
+        """As tasks are to use it: on a cluster they run in directories of their own."""
+        return cls(root.absolute())
 
     def prepare(self) -> None:
         """Create the directory; ``StoreError`` when it cannot be written."""
@@ -97,7 +88,7 @@ class Store:
 
     def path(self, key: Key) -> Path:
         """File of a block."""
-        return self.folder / key.relative
+        return self.root / key.relative
 
     def write(self, key: Key, frame: pd.DataFrame, note: str, header: str = "") -> None:
         """Write a block, its note and its header, with a checksum of every byte of its file."""
@@ -105,7 +96,6 @@ class Store:
         with written(self.path(key)) as handle:
             write_parquet(frame, handle.name, own)
             handle.write(sealed(Path(handle.name).read_bytes()))
-        self._pass_on(key)
 
     def copy(self, key: Key, held: Store) -> None:
         """Take a block that another store holds in a file of its own."""
@@ -118,29 +108,6 @@ class Store:
         with written(self.path(key)) as handle:
             join_parquet(parts, handle.name, own, by=by)
             handle.write(sealed(Path(handle.name).read_bytes()))
-        self._pass_on(key)
-
-    def _pass_on(self, key: Key) -> None:
-        if self.bucket:
-            put(self.bucket, key.relative, self.path(key))
-            remove(self.path(key))
-
-    def fetch(self, key: Key, bucket: str) -> None:
-        """Bring a block from a bucket, unless it is here; ``StoreError`` where it is not, or is of other inputs."""
-        if self.state(key) is State.STORED:
-            return
-        if not get(bucket, key.relative, self.path(key)) or self.state(key) is not State.STORED:
-            said = "is not there, or is that of another run; give each run a bucket of its own"
-            raise StoreError(f"bucket {bucket}: {key.relative} {said}")
-
-    def fetch_all(self, keys: Iterable[Key], bucket: str) -> int:
-        """Bring the blocks from a bucket that are there and not here; returns how many were of use."""
-        there, found = held(bucket), 0
-        for key in keys:
-            if key.relative.as_posix() in there and self.state(key) is not State.STORED:
-                get(bucket, key.relative, self.path(key))
-                found += self.state(key) is State.STORED
-        return found
 
     def join(self, keys: Sequence[Key]) -> None:
         """Make one file of stored blocks with consecutive numbers, each in a file of its own, which is removed.
@@ -243,8 +210,6 @@ class Store:
 
     def _whole(self, key: Key) -> tuple[Path, Part | None]:
         """File of a block that is as it was written, and which part of it the block is; None = all of it."""
-        if self.bucket:
-            self.fetch(key, self.bucket)
         path = self.path(key)
         if not self.is_alone(key) and (several := file_with(path)) is not None:
             part = (parts_of(several) or {}).get(key.name)
@@ -269,9 +234,7 @@ class Own:
 
 
 @contextmanager
-def opened(
-    root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own, bucket: str = ""
-) -> Iterator[Store]:
+def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
     """Open the store of a directory, locked, without the blocks that are not planned.
 
     Parameters
@@ -286,8 +249,6 @@ def opened(
         What is run, "sweep" or "scenario".
     own : Own
         Its tables and blocks.
-    bucket : str
-        URL of what workers pass their blocks through: those that an earlier run left there are brought here.
 
     Yields
     ------
@@ -320,8 +281,6 @@ def opened(
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
         write_index(root, noun, own.planned)
-        if bucket and (brought := store.fetch_all(own.planned, bucket)):
-            listener.note(f"{brought} blocks brought from {bucket}")
         yield store
 
 

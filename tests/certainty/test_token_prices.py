@@ -118,3 +118,16 @@ def test_cached_tokens_of_a_plan_pay_for_the_time_that_prefill_takes_longer_by_t
     )
     spent = prefill.gpus * 3.6 / 3600 / 4 * (1 - alone / whole)
     assert planned_prices(design, PRICE, 1.0).cached == pytest.approx(1e6 * spent / (32768 - new))
+
+
+def test_tokens_of_a_shared_instance_pay_for_the_time_that_they_take_of_it():
+    """A prompt a pass of its own; an output token its part of a step of the sequences that there are."""
+    lengths = ds.lengths(2048, 256)
+    best = ds.plan("llama_3_1_8b", "h200_sxm", lengths, rate=40, tpot="20 ms").best
+    (pool,) = best.pools
+    running = round(pool.sequences)
+    assert running < pool.batch / 2
+    prompt = float(ds.prefill_grid(pool.setup, pool.mapping, lengths, batch=[1]).latency[0, 0])
+    step = float(ds.decode_grid(pool.setup, pool.mapping, lengths, batch=[running]).latency[0, 0])
+    told = planned_prices(best, PRICE, 1.0)
+    assert 2048 * told.new / (256 * told.output) == pytest.approx(prompt / (step * 255 / running), rel=0.02)

@@ -7,11 +7,19 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.errors import REMOVED
 
+PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64", "--osl", "8", "--rate", "1"]
 
-def test_a_removed_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64", "--osl", "8", "--rate", "1"]
-    assert run([*asked, "--popularity-drift", "600"]) == 2
-    assert f"--popularity-drift {REMOVED['--popularity-drift']}" in capsys.readouterr().err
+
+@pytest.mark.parametrize(
+    ("option", "asked"),
+    [
+        ("--popularity-drift", [*PLAN, "--popularity-drift", "9"]),
+        ("--bucket", ["sweep", "smoke", "--bucket", "s3://a"]),
+    ],
+)
+def test_a_removed_option_is_told(option: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(asked) == 2
+    assert f"{option} {REMOVED[option]}" in capsys.readouterr().err
 
 
 def test_a_removed_key_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,15 +61,13 @@ class Workers:
     address
         Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray), which these backends
         need: one that they start themselves opens ports without a password.
-    bucket
-        URL, ``s3://NAME/DIR``, through which workers pass what they store; empty: they share the directory of results.
 
     Raises
     ------
     UnknownNameError
         No such backend.
     InputError
-        An address of a backend that takes none, or none of one that needs it; a bucket that is no URL.
+        An address of a backend that takes none, or none of one that needs it.
 
     Examples
     --------
@@ -83,7 +81,6 @@ class Workers:
     jobs: int = 1
     backend: str = ""
     address: str = ""
-    bucket: str = ""
     engine: Engine | None = field(default=None, compare=False, repr=False)  # of a cluster that stays; None = not yet
 
     def __post_init__(self) -> None:  # noqa: D105
@@ -97,29 +94,6 @@ class Workers:
         if self.backend in CLUSTERS and not self.address and self.engine is None:
             here = "on this machine leave it out: the workers of --jobs are processes that open no port"
             raise InputError(f"backend {self.backend}: needs the --address of a cluster that runs; {here}")
-        if self.bucket and "://" not in self.bucket:
-            raise InputError(f"bucket {quoted(self.bucket)}: no URL; allowed: s3://NAME/DIR, gs://..., file:///...")
-
-
-def bucket_of(jobs: int | Workers) -> str:
-    """Say through which bucket workers pass what they store; "" = they share the directory of results.
-
-    Parameters
-    ----------
-    jobs
-        Processes of this machine, or where tasks run.
-
-    Returns
-    -------
-    str
-        URL.
-
-    Examples
-    --------
-    >>> bucket_of(2), bucket_of(Workers(bucket="s3://results/demo"))
-    ('', 's3://results/demo')
-    """
-    return jobs.bucket if isinstance(jobs, Workers) else ""
 
 
 def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcome:
