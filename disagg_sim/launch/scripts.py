@@ -35,6 +35,8 @@ _ADDRESS = "[0-9A-Za-z:][0-9A-Za-z.:_-]*"
 _LOOPBACK = r"127(\.[0-9]{1,3}){3}|::1|localhost"
 _NAMES = "a name on the hub, or a path"
 _NAME = "[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*"
+#: How scripts begin: Python, from 3.11 on, takes no modules from the working directory.
+_START = "set -feuo pipefail\nexport PYTHONSAFEPATH=1"
 #: Ends a script with one line where a variable is something else.
 _REQUIRE = """require() {
   local LC_ALL=C
@@ -143,7 +145,7 @@ def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
         "#!/usr/bin/env bash\n"
         f"# {workers.label}: {count} of {degrees_of(workers)}, {size} each. {ENGINES[engine].title} {version}.\n"
         f"# Run it {where}.\n"
-        "set -feuo pipefail"
+        + _START
     )
 
 
@@ -250,7 +252,7 @@ def _router(engine: str, workers: Sequence[Workers]) -> str:
 #: sends OPENAI_API_KEY to prefill and decode, and to co-located instances the key of the client. Both were tried.
 _ROUTER = f"""#!/usr/bin/env bash
 # Answers clients, and sends their requests to the instances.
-set -feuo pipefail
+{_START}
 {_REQUIRE}
 ROUTER_HOST="${{ROUTER_HOST:-127.0.0.1}}"
 """[:-1]

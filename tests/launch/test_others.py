@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,16 @@ def test_who_is_reached_by_others_asks_for_a_key_or_is_told_that_the_network_is_
             keyed = started(files, name, programs, tmp_path, **there, API_KEY=key)
             assert (keyed.returncode == 0) == asks
             assert (key in keyed.stdout) == (engine == "sglang"), "of the others no argument, which all users see"
+    assert not (tmp_path / "owned").exists()
+
+
+def test_modules_of_the_working_directory_are_not_run(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    for planted in ("sglang.py", "sglang_router.py"):
+        (tmp_path / planted).write_text("open('owned', 'w')")
+    files = ds.launch(CASES["unequal_tp"][0](), engine="sglang").files
+    for name in files:
+        assert "No module named" in started(files, name, tmp_path, tmp_path).stderr
     assert not (tmp_path / "owned").exists()
 
 

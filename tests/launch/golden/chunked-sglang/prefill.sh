@@ -3,6 +3,7 @@
 # prefill: 1 instance of TP8 PP4, 32 GPUs on 4 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -3,6 +3,7 @@
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 2 nodes.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -3,6 +3,7 @@
 # decode: 1 instance of DP16 EP16, 16 GPUs on 2 nodes each. vLLM 0.31.0.
 # Run it on every node of each instance.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -2,6 +2,7 @@
 # Written by disagg-sim.
 # Answers clients, and sends their requests to the instances.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -3,6 +3,7 @@
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. SGLang 0.5.21.
 # Run it on every node of each instance.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -3,6 +3,7 @@
 # decode: 1 instance of DP48 EP48+32, 48 GPUs on 12 nodes each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, in an allocation of Slurm over 12 nodes.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

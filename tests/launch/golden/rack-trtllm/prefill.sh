@@ -3,6 +3,7 @@
 # prefill: 6 instances of DP4 EP4, 4 GPUs on 1 node each. TensorRT-LLM 1.3.0rc29.
 # Run it once for each instance, on its node.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

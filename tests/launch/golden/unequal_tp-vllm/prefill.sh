@@ -3,6 +3,7 @@
 # prefill: 3 instances of TP2, 2 GPUs on 1 node each. vLLM 0.31.0.
 # Run it once for each instance, on its node.
 set -feuo pipefail
+export PYTHONSAFEPATH=1
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return
