@@ -219,7 +219,7 @@ def _accepted(workers: Sequence[Workers]) -> str:
 
 #: Who asks for a key; the routers were tried.
 _KEYS = {
-    "vllm": "API_KEY: instances ask for it, the router asks nobody: put a proxy before it that does",
+    "vllm": "API_KEY: instances ask for it on some routes, the router on none: put a proxy before it that does",
     "sglang": "API_KEY: instances and the router ask for it; all users of a machine see it in its list of processes",
     "trtllm": "nothing asks for a key: put a proxy before it that does",
 }
@@ -245,6 +245,6 @@ def _reached(workers: Sequence[Workers], engine: str, launcher: str, node_gpus: 
         yield "caches, and what nodes of an instance exchange, travel unencrypted and unasked: use a private network"
     if scripts:
         yield f"HOST: address on which an instance listens; ROUTER_HOST: of the router, 127.0.0.1; {_KEYS[engine]}"
-        yield "TRUSTED_NETWORK=1: needed where others reach an address and no key is asked for; CHECKPOINT: another one"
+        yield "TRUSTED_NETWORK=1: needed where others reach an address that no key guards; CHECKPOINT: another one"
     else:
         yield "pods listen on all of their addresses and ask for no key: keep others out with a NetworkPolicy"

@@ -86,7 +86,7 @@ def scripts_of(
         parts = [_heading(engine, each, nodes, version), _variables(engine, each, own, nodes, alone=alone)]
         parts += [f"export {name}={value}" for name, value in exports.items()]
         if engine == "vllm":
-            parts.append('export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty')
+            parts.append('export VLLM_API_KEY="${API_KEY:-}"  # asked for below /v1, /v2 and /inference')
         if engine == "vllm" and each.role != "colocated":
             parts += ['export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"']
             parts += [f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + SLOT * {each.gpus}))"]
@@ -144,8 +144,7 @@ def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
     return (
         "#!/usr/bin/env bash\n"
         f"# {workers.label}: {count} of {degrees_of(workers)}, {size} each. {ENGINES[engine].title} {version}.\n"
-        f"# Run it {where}.\n"
-        + _START
+        f"# Run it {where}.\n" + _START
     )
 
 
@@ -155,7 +154,7 @@ def _variables(engine: str, workers: Workers, weights: Weights, nodes: int, *, a
     rows += ['  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2', "fi"]
     if alone:
         rows.append('HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node')
-    rows += _address("HOST", "address of this node in a private network, where it listens", engine, "vllm", "sglang")
+    rows += _address("HOST", "address of this node in a private network, where it listens", engine)
     if nodes > 1 and engine != "trtllm":
         rows.append(_required("NODE_RANK", _NUMBER, "number of this node in its instance, from 0"))
         rows.append(_required("HEAD", _ADDRESS, "address of node 0 of the instance"))
@@ -173,12 +172,12 @@ def _required(name: str, pattern: str, said: str) -> str:
     return f"require {name} {shlex.quote(pattern)} {shlex.quote(said)}"
 
 
-def _address(name: str, said: str, engine: str, *asking: str) -> list[str]:
-    """What others reach is opened to those with a key, where it is asked for, or where the user trusts the network."""
-    key, or_key = '[ -n "${API_KEY:-}" ] || ', "; or give API_KEY, which clients must send"
-    trusted = _required("TRUSTED_NETWORK", "1", f"1, where nobody else reaches {name}{or_key * (engine in asking)}")
-    reached = f'[[ "${name}" =~ ^({_LOOPBACK})$ ]] || {key * (engine in asking)}{trusted}'
-    return [_required(name, _ADDRESS, said), reached]
+def _address(name: str, said: str, engine: str) -> list[str]:
+    """What others reach is opened where all routes ask for a key, or where the user trusts the network."""
+    asks = engine == "sglang"
+    key, or_key = '[ -n "${API_KEY:-}" ] || ' * asks, "; or give API_KEY, which clients must send" * asks
+    trusted = _required("TRUSTED_NETWORK", "1", f"1, where nobody else reaches {name}{or_key}")
+    return [_required(name, _ADDRESS, said), f'[[ "${name}" =~ ^({_LOOPBACK})$ ]] || {key}{trusted}']
 
 
 def _urls(engine: str, *names: str) -> list[str]:
@@ -227,7 +226,7 @@ def _router(engine: str, workers: Sequence[Workers]) -> str:
     if engine == "trtllm" and not apart:
         return ""
     names = ("PREFILL_URLS", "DECODE_URLS") if apart else ("WORKER_URLS",)
-    rows = [_ROUTER, *_address("ROUTER_HOST", "where it listens", engine, "sglang")]
+    rows = [_ROUTER, *_address("ROUTER_HOST", "where it listens", engine)]
     rows += _urls(engine, *names)
     if engine == "trtllm":
         return "\n".join([*rows, _TRTLLM_ROUTER])

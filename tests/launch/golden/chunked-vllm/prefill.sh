@@ -17,11 +17,11 @@ if [ "$CHECKPOINT" != "$PLANNED" ]; then
   echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2
 fi
 require HOST '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of this node in a private network, where it listens'
-[[ "$HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || [ -n "${API_KEY:-}" ] || require TRUSTED_NETWORK 1 '1, where nobody else reaches HOST; or give API_KEY, which clients must send'
+[[ "$HOST" =~ ^(127(\.[0-9]{1,3}){3}|::1|localhost)$ ]] || require TRUSTED_NETWORK 1 '1, where nobody else reaches HOST'
 require NODE_RANK '0|[1-9][0-9]{0,3}' 'number of this node in its instance, from 0'
 require HEAD '[0-9A-Za-z:][0-9A-Za-z.:_-]*' 'address of node 0 of the instance'
 SLOT=0
-export VLLM_API_KEY="${API_KEY:-}"  # asked for where it is not empty
+export VLLM_API_KEY="${API_KEY:-}"  # asked for below /v1, /v2 and /inference
 export VLLM_NIXL_SIDE_CHANNEL_HOST="$HOST"
 export VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + SLOT * 32))
 FOLLOWER=()
