@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.calibration.served.steady_state import (
@@ -104,12 +104,13 @@ def test_requests_that_start_together_wait_for_half_of_all_prompts():
 
 
 @given(first=st.integers(1, 200), more=st.integers(1, 200))
+@example(first=138, more=3)
 @settings(max_examples=12, deadline=None)
 def test_more_in_flight_is_never_faster_for_a_request_nor_slower_in_total(first, more):
     shape = RowLengths(500 * np.ones(2), 300 * np.ones(2))
     state = colocated(RUN, tensor_parallel(np.ones(2)), shape, np.array([first, first + more], float))
     latency = state.latency(shape)
-    stairs = 0.02  # tiles and waves of matrix multiplies: one more sequence may cost a whole tile
+    stairs = 0.03  # tiles and waves of matrix multiplies: 138 to 141 sequences begin a new tile, 2.2 %
     assert latency[1] >= latency[0] * (1 - stairs)
     assert state.request_rate[1] >= state.request_rate[0] * (1 - stairs)
 

@@ -289,6 +289,6 @@ def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> An
     for exclusion in exclusions:
         if exclusion.form != form.name:
             continue
-        found = rows.index[exclusion.condition.holds(rows)]
+        found = rows.index[exclusion.condition(rows)]
         reasons.loc[found] = reasons.loc[found].where(reasons.loc[found] != "", exclusion.reason)
     return reasons

@@ -86,7 +86,7 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
     rows = rows.assign(per_instance=per_instance(rows))
     lines = []
     for bar in BARS:
-        held = rows[bar.rows.holds(rows) & (rows["quantity"] == bar.quantity).to_numpy()]
+        held = rows[bar.rows(rows) & (rows["quantity"] == bar.quantity).to_numpy()]
         for part in PARTS:
             mine = held[held["part"] == part]
             if len(mine):
