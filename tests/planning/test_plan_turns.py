@@ -8,7 +8,7 @@ from disagg_sim.cli.main import app
 from disagg_sim.cli.plan import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.turns import plan_turns
+from disagg_sim.planning.turns import _met, plan_turns
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.workload.turns import mean_turns, turn_lengths
 
@@ -32,6 +32,18 @@ def test_what_turns_find_is_what_the_planned_instances_remember():
         assert turn_lengths("coding_agent", found.caches).mean_new == pytest.approx(found.lengths.mean_new, rel=0.02)
         assert pool.setup.memory_limit == ds.setup("llama_3_1_8b", "h200_sxm", "fp8").memory_limit - 8e9
     assert large.plan.best.gpus < small.plan.best.gpus
+
+
+def test_prompts_are_remembered_where_they_are_prefilled():
+    """12 prefill instances of one GPU keep prompts, not the two decode instances of two GPUs."""
+    plan = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), rate=20)
+    prefill, decode = plan.best.pools
+    assert prefill.instances != decode.instances
+    memory = GpuCaches(hbm=8e9)
+    found = _met(plan.best, memory, plan.work.lengths, 1.0)
+    assert found.caches == prefill.instances
+    bytes_of_token = 80 * 2 * 8 * 128  # of keys and values in fp8
+    assert dict(found.rooms)["hbm"] == pytest.approx(prefill.mapping.gpus * 8e9 / bytes_of_token, rel=1e-3)
 
 
 def test_words_of_the_command_are_read():
