@@ -228,13 +228,13 @@ def remove_leftovers(root: Path) -> int:
     return _remove(_temporary(root))
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, mark: str = "") -> None:
     """Remove a file, or a link, where there is one.
 
     Parameters
     ----------
-    path
-        What is to be gone.
+    path, mark
+        What is to be gone, and a text without which it stays; empty = it goes in any case.
 
     Returns
     -------
@@ -250,7 +250,8 @@ def remove(path: Path) -> None:
     >>> remove(Path("no/such/file"))
     """
     try:
-        path.unlink(missing_ok=True)
+        if not mark or _has(path, mark):
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{path}: cannot be removed: {error.strerror or error}") from None
 

@@ -16,7 +16,7 @@ from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.report.breakdown import RESOURCE_COLOURS, RESOURCE_TEXT, heading, latency_title, lines_of, point_of
 from disagg_sim.report.drawing import FuncFormatter, mpl
-from disagg_sim.report.figures import STYLE, blank_figure
+from disagg_sim.report.figures import MARK, STYLE, blank_figure
 from disagg_sim.units import MS, TB, TERA
 
 #: Arithmetic that no operator uses.
@@ -24,8 +24,6 @@ UNUSED_ARITHMETIC = frozenset({"fp64", "fp32", "tf32", "int8"})
 ROOF = "#555555"
 #: Bars that a panel has room for at least, beside its roofline. [1]
 LEAST_BARS = 9
-#: Stands in every picture, so that one of somebody else is never replaced.
-_MARK = "Drawn by disagg-sim"
 _STYLE: Any = {**STYLE, "font.size": 9.5, "axes.titlesize": 10.5, "svg.hashsalt": "disagg-sim"}
 #: Operators that have their name on the roofline. [1]
 NAMED = 7
@@ -60,8 +58,8 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "pdf"):
         raise InputError(f"{path}: a picture ends in .png, .svg or .pdf")
-    require_own(path.parent, [path.name], _MARK)
-    told = {"Software": _MARK} if kind == "png" else {"Creator": _MARK, **({"Date": None} if kind == "svg" else {})}
+    require_own(path.parent, [path.name], MARK)
+    told = {"Software": MARK} if kind == "png" else {"Creator": MARK, **({"Date": None} if kind == "svg" else {})}
     with mpl.rc_context(_STYLE):
         figure = breakdown_figure(found, row)
         with written(path) as handle:

@@ -14,7 +14,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.atomic import remove
 from disagg_sim.domain import Slo
 from disagg_sim.report.drawing import FuncFormatter, LogLocator, NullLocator, mpl
-from disagg_sim.report.figures import COLOURS, LINES, MARKS, STYLE, blank_figure, save_png
+from disagg_sim.report.figures import COLOURS, LINES, MARK, MARKS, STYLE, blank_figure, save_png
 from disagg_sim.report.labels import plain
 from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
@@ -86,7 +86,7 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
     0
     """
     for old in (root / "figures").glob("**/*.png"):
-        remove(old)
+        remove(old, MARK)
     there = root.absolute()  # workers run in directories of their own
     tasks = [*_tasks(result, Store(there), there / "figures")]
     return sum(run_tasks(_draw, tasks, jobs=jobs))

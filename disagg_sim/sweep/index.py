@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from disagg_sim.atomic import write_text
-from disagg_sim.errors import InputError, StoreError
+from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.sweep.keys import Key
 
 INDEX = "store.json"
-#: Files of results that people write under the same names.
+#: All that runs write or remove beside their tables of blocks and ``.lock``.
 WRITTEN = (
     *("summary.md", "designs.md", "frontier.csv", "pools.csv", "infeasible.csv", "summary.csv", "decisions.csv"),
-    *("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "notes.txt"),
+    *("classes.csv", "models.csv", "tiers.csv", "capacity.csv", "capacity_runs.csv", "energy.csv", "notes.txt"),
+    *("outside_calibration.csv", "uncertainty.csv", "gain.csv", "sensitivity.csv", "manifest.json", INDEX),
+    *("figures", "perfetto", "pieces"),
 )
 #: Of the layout of directories, and of names and metadata of files; raised when an older program could not read them.
 SCHEMA = 1
@@ -39,16 +41,6 @@ def write_index(root: Path, holds: str, blocks: Iterable[Key]) -> None:
     path = root / INDEX
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
-
-
-def require_no_others(root: Path, tables: Sequence[str]) -> None:
-    """Raise ``StoreError`` where a directory without a store holds files that results would take the place of."""
-    ours = (root / INDEX, root / "manifest.json", *(root / table for table in tables))
-    held = [name for name in WRITTEN if (root / name).exists()]
-    if held and not any(path.exists() for path in ours):
-        raise StoreError(
-            f"{root / held[0]}: is there already, and no run wrote it; give another --out, or --overwrite to replace it"
-        )
 
 
 def read_index(root: Path) -> Index:

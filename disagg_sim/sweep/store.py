@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 import pandas as pd
 
 from disagg_sim.atomic import remove, remove_leftovers, written
-from disagg_sim.errors import StoreError
+from disagg_sim.errors import InputError, StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
-from disagg_sim.sweep.index import SCHEMA, require_no_others, write_index
+from disagg_sim.sweep.index import SCHEMA, WRITTEN, read_index, write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
@@ -273,7 +273,7 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
     store.prepare()
     with locked(root, own.tables):
         if not overwrite:
-            require_no_others(root, own.tables)
+            _require_no_others(store, own.tables)
             own.require(store)
         for path in store.damaged(own.tables):
             listener.warn(f"{path}: damaged, computing its blocks again")
@@ -282,6 +282,19 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
         write_index(root, noun, own.planned)
         yield store
+
+
+def _require_no_others(store: Store, tables: tuple[str, ...]) -> None:
+    """Raise ``StoreError`` where a directory that no run wrote into holds what results would take the place of."""
+    with suppress(InputError):
+        read_index(store.root)
+        return
+    paths = [store.root / name for name in (*WRITTEN, *tables)]
+    held = [path for path in paths if (any(path.iterdir()) if path.is_dir() else path.exists())]
+    if held and not store.groups(tables):
+        raise StoreError(
+            f"{held[0]}: is there already, and no run wrote it; give another --out, or --overwrite to replace it"
+        )
 
 
 def missing(

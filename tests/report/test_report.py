@@ -16,7 +16,7 @@ from matplotlib.text import Text
 
 from disagg_sim.domain import SHARDING
 from disagg_sim.report.designs import designs_text
-from disagg_sim.report.figures import draw_figures
+from disagg_sim.report.figures import MARK, draw_figures
 from disagg_sim.report.labels import MOST, place_labels
 from disagg_sim.report.summary import summary
 from disagg_sim.report.words import mapping_text, ratio_text
@@ -180,7 +180,9 @@ def test_figures_of_an_earlier_sweep_are_removed(tmp_path: Path, result: SweepRe
     run_sweep(result.plan, tmp_path, jobs=1, listener=Silent())
     stale = tmp_path / "figures" / "gone" / "pareto.png"
     stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"")
+    stale.write_text(MARK)
+    (mine := stale.with_name("mine.png")).write_text("of somebody else")
     assert draw_figures(result, tmp_path, jobs=1) == 3  # one case has results, one has none; no overview of one
     assert not stale.exists()
+    mine.unlink()
     assert len(list((tmp_path / "figures").glob("**/*.png"))) == 3

@@ -8,6 +8,8 @@ import pytest
 
 from disagg_sim.certainty.trust import Trust, shares_of_text
 from disagg_sim.cli.main import run
+from disagg_sim.sweep.index import WRITTEN
+from disagg_sim.sweep.run import POINTS, POOLS, PREFILL
 
 SWEEP = """
 name: tiny
@@ -88,3 +90,5 @@ def test_elasticities_of_a_sweep(swept, capsys):
     assert (capacity["frontier"].dropna() > -0.05).all()
     assert np.isfinite(table["ttl"]).all()
     assert list((root / "out" / "figures").glob("*/sensitivity.png"))
+    left = {path.name for path in (root / "out").iterdir()}
+    assert left <= {*WRITTEN, PREFILL, POINTS, POOLS, ".lock"}  # none of these takes the place of somebody else's

@@ -168,14 +168,18 @@ def test_a_file_in_the_place_of_the_directory_is_one_error(tmp_path: Path) -> No
         Store(tmp_path / "out").prepare()
 
 
-@pytest.mark.parametrize("name", ["summary.md", "frontier.csv", "notes.txt"])
+@pytest.mark.parametrize(
+    "name", ["summary.md", "frontier.csv", "gain.csv", "manifest.json", "store.json", "figures/a/b.png", "points/mine"]
+)
 def test_a_file_that_no_run_wrote_is_kept_unless_it_may_be_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
+    (tmp_path / "points").mkdir(exist_ok=True)  # says nothing of who wrote the rest
     own = Own(("points",), set(), lambda _: None)
     asked = opened(tmp_path, Mock(), overwrite=False, noun="sweep", own=own)
-    with pytest.raises(StoreError, match=rf"{name}: is there already, and no run wrote it; give another --out"), asked:
+    with pytest.raises(StoreError, match="is there already, and no run wrote it; give another --out"), asked:
         pass
-    assert {path.name for path in tmp_path.iterdir()} <= {".lock", name}
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "points", name.partition("/")[0]}
     for overwrite in (True, False):  # from then on it is a directory of results
         with opened(tmp_path, Mock(), overwrite=overwrite, noun="sweep", own=own):
-            assert (tmp_path / name).read_text() == "mine"
+            assert name == "store.json" or (tmp_path / name).read_text() == "mine"
