@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from disagg_sim.atomic import require_own, write_text
-from disagg_sim.errors import InputError, whole_number
+from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
 from disagg_sim.launch.engines import (
@@ -26,7 +26,7 @@ from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, exp
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
-from disagg_sim.launch.workers import Workers, longest_of, node_gpus_of, workers_of
+from disagg_sim.launch.workers import Workers, longest_of, workers_of
 from disagg_sim.units import GB
 
 #: What is not known of prefill in chunks over the stages of a pipeline, by engine.
@@ -106,9 +106,9 @@ def launch(
     >>> "--tensor-parallel-size 4" in made.files["decode.sh"], made.version
     (True, '0.31.0')
     """
-    if node_gpus is not None:
-        whole_number("node_gpus", node_gpus)
     workers = workers_of(deployment)
+    if node_gpus is not None:
+        workers = tuple(replace(each, node_gpus=node_gpus) for each in workers)
     name, own = canonical_name(engine), backend_of(engine, workers, backend)
     reasons = expressible(workers, engine, backend=own)
     if reasons:
@@ -118,13 +118,13 @@ def launch(
     weights = [weights_of(each.setup, checkpoint, quantises=ENGINES[own].quantises) for each in workers]
     spec, serves = load_launcher(name), load_launcher(own)
     if name == "dynamo":
-        files = {"deployment.yaml": dynamo_manifest(own, list(zip(workers, weights, strict=True)), spec, node_gpus)}
+        files = {"deployment.yaml": dynamo_manifest(own, list(zip(workers, weights, strict=True)), spec)}
     elif name == "llm_d":
-        files = llm_d_manifests(list(zip(workers, weights, strict=True)), spec, serves.image, node_gpus)
+        files = llm_d_manifests(list(zip(workers, weights, strict=True)), spec, serves.image)
     else:
-        files = scripts_of(own, workers, weights, spec.version, node_gpus)
+        files = scripts_of(own, workers, weights, spec.version)
     version = spec.version if name == own else f"{spec.version}, {serves.title} {serves.version}"
-    notes = dict.fromkeys(_notes(workers, weights, own, name, node_gpus))
+    notes = dict.fromkeys(_notes(workers, weights, own, name))
     said = f"{_MARK}: options of {spec.title} {version}; other versions may name them differently"
     files = {name: _marked(text) for name, text in files.items()}
     return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
@@ -160,12 +160,10 @@ def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
         yield f"\n# --- {name}\n{text.rstrip()}" if directory is None else str(directory / name)
 
 
-def _notes(
-    workers: Sequence[Workers], weights: Sequence[Weights], engine: str, launcher: str, node_gpus: int | None
-) -> Iterator[str]:
+def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, launcher: str) -> Iterator[str]:
     title = ENGINES[engine].title
     for each, own in zip(workers, weights, strict=True):
-        nodes = each.nodes(node_gpus)
+        nodes = each.nodes()
         size = f"{each.gpus} GPU{'s' * (each.gpus > 1)}, {nodes} node{'s' * (nodes > 1)}"
         yield f"{each.label}: {each.instances} x {degrees_of(each)} ({size}) of {each.setup.system.name}"
         yield from (said.note for said in (own, own.drafter) if said is not None and said.note)
@@ -191,9 +189,8 @@ def _notes(
         if each.mapping.ep > 1 and each.mapping.dp_attn > 1:
             yield from _exchange(each, engine)
     yield _accepted(workers)
-    yield from _reached(workers, engine, launcher, node_gpus)
-    most = node_gpus or node_gpus_of(workers[0].setup)
-    yield f"nodes of {most} GPUs {'as given' if node_gpus else 'are assumed'}"
+    yield from _reached(workers, engine, launcher)
+    yield f"nodes of {workers[0].local_gpus} GPUs {'as given' if workers[0].node_gpus else 'are assumed'}"
 
 
 def _exchange(workers: Workers, engine: str) -> Iterator[str]:
@@ -225,11 +222,11 @@ _KEYS = {
 }
 
 
-def _reached(workers: Sequence[Workers], engine: str, launcher: str, node_gpus: int | None) -> Iterator[str]:
+def _reached(workers: Sequence[Workers], engine: str, launcher: str) -> Iterator[str]:
     """Which ports are opened, and what keeps others from them."""
     scripts = launcher == engine
     apart = any(each.role in ("prefill", "decode") for each in workers)
-    several = any(each.nodes(node_gpus) > 1 for each in workers)
+    several = any(each.nodes() > 1 for each in workers)
     ports = [f"{SERVE_PORT} and up: instances"] if scripts else []
     ports += [f"{MODEL_PORT}: decode behind its sidecar"] if apart and launcher == "llm_d" else []
     if apart or engine != "trtllm" or not scripts:

@@ -22,7 +22,7 @@ MODEL_PORT, HUB_SECRET, LLM_D_SECRET = 8200, "hf-token-secret", "llm-d-hf-token"
 Pools = Sequence[tuple[Workers, Weights]]
 
 
-def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec, node_gpus: int | None) -> str:
+def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec) -> str:
     """Write a DynamoGraphDeployment, whose operator joins the nodes of an instance.
 
     Parameters
@@ -33,8 +33,6 @@ def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec, node_gpus: in
         Workers and their checkpoints.
     spec
         Of Dynamo: its version is that of the image.
-    node_gpus
-        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
 
     Returns
     -------
@@ -47,7 +45,7 @@ def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec, node_gpus: in
     >>> from disagg_sim.facts.load import load_launcher
     >>> from disagg_sim.physics.setup import setup
     >>> one = Workers(role="colocated", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> made = dynamo_manifest("vllm", [(one, Weights(checkpoint="a/model"))], load_launcher("dynamo"), None)
+    >>> made = dynamo_manifest("vllm", [(one, Weights(checkpoint="a/model"))], load_launcher("dynamo"))
     >>> [(each["name"], each["replicas"]) for each in yaml.safe_load(made)["spec"]["components"]]
     [('frontend', 1), ('colocated', 2)]
     """
@@ -59,7 +57,7 @@ def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec, node_gpus: in
         {"name": "frontend", "type": "frontend", "replicas": 1, "podTemplate": {"spec": {"containers": [front]}}}
     ]
     for workers, weights in pools:
-        nodes = workers.nodes(node_gpus)
+        nodes = workers.nodes()
         container = main | {
             "command": ["python3", "-m", f"dynamo.{engine}"],
             "args": arguments(_dynamo_flags(engine, workers, weights)),
@@ -89,7 +87,7 @@ def _dynamo_flags(engine: str, workers: Workers, weights: Weights) -> dict[str, 
     return {"--model": name, "--served-model-name": name, **mode, **own}
 
 
-def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str, node_gpus: int | None) -> dict[str, str]:
+def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str) -> dict[str, str]:
     """Write a LeaderWorkerSet for each pool of vLLM, and the values of the router that sends requests to them.
 
     Parameters
@@ -100,8 +98,6 @@ def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str, node_gpus: int
         Of llm-d: its image is the sidecar of decode pods.
     image
         Of vLLM.
-    node_gpus
-        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
 
     Returns
     -------
@@ -114,21 +110,17 @@ def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str, node_gpus: int
     >>> from disagg_sim.facts.load import load_launcher
     >>> from disagg_sim.physics.setup import setup
     >>> one = Workers(role="decode", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> sorted(llm_d_manifests([(one, Weights(checkpoint="a/model"))], load_launcher("llm_d"), "vllm:1", None))
+    >>> sorted(llm_d_manifests([(one, Weights(checkpoint="a/model"))], load_launcher("llm_d"), "vllm:1"))
     ['decode.yaml', 'router.values.yaml']
     """
     name = _name(pools, "vllm")
-    files = {
-        f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image, node_gpus)) for workers, own in pools
-    }
+    files = {f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image)) for workers, own in pools}
     apart = any(workers.role == "prefill" for workers, _ in pools)
     return files | {"router.values.yaml": _dump(_router_values(name, apart=apart))}
 
 
-def _group(
-    name: str, workers: Workers, weights: Weights, spec: LauncherSpec, image: str, node_gpus: int | None
-) -> dict[str, Any]:
-    nodes, behind = workers.nodes(node_gpus), workers.role == "decode"  # a sidecar stands before decode
+def _group(name: str, workers: Workers, weights: Weights, spec: LauncherSpec, image: str) -> dict[str, Any]:
+    nodes, behind = workers.nodes(), workers.role == "decode"  # a sidecar stands before decode
     port = MODEL_PORT if behind else ROUTER_PORT
     flags = {"--port": str(port), **ENGINES["vllm"].settings(workers, weights)}
     if nodes > 1:

@@ -21,7 +21,7 @@ from disagg_sim.launch.engines import (
 from disagg_sim.launch.expressible import degrees_of
 from disagg_sim.launch.flags import Shell, lines
 from disagg_sim.launch.weights import Weights
-from disagg_sim.launch.workers import Workers, node_gpus_of
+from disagg_sim.launch.workers import Workers
 
 #: First words of the command that starts a worker.
 COMMANDS = {
@@ -49,9 +49,7 @@ _REQUIRE = """require() {
 _LANGUAGE_ONLY = {"--language-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
 
 
-def scripts_of(
-    engine: str, workers: Sequence[Workers], weights: Sequence[Weights], version: str, node_gpus: int | None
-) -> dict[str, str]:
+def scripts_of(engine: str, workers: Sequence[Workers], weights: Sequence[Weights], version: str) -> dict[str, str]:
     """Write the files that start a deployment by hand.
 
     Parameters
@@ -62,8 +60,6 @@ def scripts_of(
         Pools, and the checkpoint of each.
     version
         Of the engine, for the heading.
-    node_gpus
-        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
 
     Returns
     -------
@@ -75,13 +71,13 @@ def scripts_of(
     >>> from disagg_sim.domain import Mapping
     >>> from disagg_sim.physics.setup import setup
     >>> one = Workers(role="colocated", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> sorted(scripts_of("trtllm", [one], [Weights(checkpoint="meta-llama/Llama-3.1-8B-Instruct")], "1.3.0", None))
+    >>> sorted(scripts_of("trtllm", [one], [Weights(checkpoint="meta-llama/Llama-3.1-8B-Instruct")], "1.3.0"))
     ['colocated.sh', 'colocated.yaml']
     """
     files, exports = {}, environment_of(engine, workers)
-    alone = on_one_node(workers, node_gpus)
+    alone = on_one_node(workers)
     for each, own in zip(workers, weights, strict=True):
-        nodes = each.nodes(node_gpus)
+        nodes = each.nodes()
         settings = ENGINES[engine].settings(each, own)
         parts = [_heading(engine, each, nodes, version), _variables(engine, each, own, nodes, alone=alone)]
         parts += [f"export {name}={value}" for name, value in exports.items()]
@@ -108,15 +104,13 @@ def scripts_of(
 _KEY = '${API_KEY:+--api-key "$API_KEY"}'
 
 
-def on_one_node(workers: Sequence[Workers], node_gpus: int | None) -> bool:
+def on_one_node(workers: Sequence[Workers]) -> bool:
     """Whether one node holds a whole deployment, so that nothing of it has to be reached from another one.
 
     Parameters
     ----------
     workers
         All pools.
-    node_gpus
-        GPUs of a node; None = as ``Workers.nodes`` assumes. [1]
 
     Returns
     -------
@@ -127,10 +121,10 @@ def on_one_node(workers: Sequence[Workers], node_gpus: int | None) -> bool:
     >>> from disagg_sim.domain import Mapping
     >>> from disagg_sim.physics.setup import setup
     >>> one = Workers(role="colocated", mapping=Mapping(), instances=8, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> on_one_node([one], None), on_one_node([one], 4)
-    (True, False)
+    >>> on_one_node([one])
+    True
     """
-    return sum(each.gpus * each.instances for each in workers) <= (node_gpus or node_gpus_of(workers[0].setup))
+    return sum(each.gpus * each.instances for each in workers) <= workers[0].local_gpus
 
 
 def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:

@@ -48,6 +48,7 @@ class Workers:
     token_budget: int | None = None  # None = as the engine takes it [token]
     hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     name: str = ""  # in files and manifests; empty = the role
+    node_gpus: int | None = None  # of a node; None = as its system's file says, else 8 [1]
     tiers: tuple[str, ...] = ()  # below HBM in which it keeps prompts, of ``kv_tiers`` of its system
     lengths: Lengths | None = field(default=None, compare=False, repr=False)  # that were planned; None = not known
 
@@ -60,6 +61,8 @@ class Workers:
             whole_number("batch", self.batch, most=MOST_SEQUENCES * ranks)
         if self.token_budget is not None:
             whole_number("token_budget", self.token_budget, most=MOST_TOKENS * ranks)
+        if self.node_gpus is not None:
+            whole_number("node_gpus", self.node_gpus)
         if self.role not in ROLES:
             raise InputError(f"role {quoted(self.role)}{nearest(self.role, ROLES)}; allowed: {', '.join(ROLES)}")
         if not re.fullmatch("(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?", self.name):
@@ -115,13 +118,13 @@ class Workers:
         """Of one attention rank, rounded up."""
         return -(-whole // int(self.mapping.dp_attn))
 
-    def nodes(self, node_gpus: int | None = None) -> int:
-        """Fewest equal nodes that hold an instance, none with a part of one attention rank beside a whole one.
+    @property
+    def local_gpus(self) -> int:
+        """Of a node. [1]"""
+        return self.node_gpus or self.setup.system.node_gpus or NODE_GPUS
 
-        Parameters
-        ----------
-        node_gpus
-            GPUs of a node; None = ``node_gpus_of`` the system. [1]
+    def nodes(self) -> int:
+        """Fewest equal nodes that hold an instance, none with a part of one attention rank beside a whole one.
 
         Returns
         -------
@@ -133,38 +136,15 @@ class Workers:
         >>> from disagg_sim.physics.setup import setup
         >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
         >>> wide = Workers(role="decode", mapping=Mapping(dp_attn=32, ep=32), instances=1, setup=at)
-        >>> wide.nodes(), wide.nodes(8)
+        >>> wide.nodes(), replace(wide, node_gpus=8).nodes()
         (8, 4)
         """
-        most = node_gpus or node_gpus_of(self.setup)
         rank = int(self.mapping.tp_attn * self.mapping.pcp * self.mapping.pp)
-        for nodes in range(math.ceil(self.gpus / most), self.gpus):
+        for nodes in range(math.ceil(self.gpus / self.local_gpus), self.gpus):
             own, odd = divmod(self.gpus, nodes)
             if not odd and (own % rank == 0 or rank % own == 0):
                 return nodes
         return self.gpus if self.gpus > 1 else 1
-
-
-def node_gpus_of(at: Setup) -> int:
-    """Find the GPUs of a node: those of its file, else 8.
-
-    Parameters
-    ----------
-    at
-        Whose system counts.
-
-    Returns
-    -------
-    int
-        GPUs. [1]
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> [node_gpus_of(setup("llama_3_1_8b", system, "fp8")) for system in ("h100_sxm", "gb200_nvl72")]
-    [8, 4]
-    """
-    return at.system.node_gpus or NODE_GPUS
 
 
 def workers_of(

@@ -188,6 +188,15 @@ def test_the_router_of_tensorrt_llm_writes_sourced_keys(programs, tmp_path):
     Path(words[words.index("--config") + 1]).unlink()
 
 
+def test_given_nodes_of_tensorrt_llm_are_those_of_its_configuration():
+    pool = workers("colocated", R1, ds.Mapping(dp_attn=8, ep=8), batch=64)
+    text = ds.launch([pool], engine="dynamo", backend="trtllm", node_gpus=4).files["deployment.yaml"]
+    component = yaml.safe_load(text)["spec"]["components"][1]
+    (container,) = containers(component)
+    config = json.loads(container["args"][-1])
+    assert (component["multinode"]["nodeCount"], config["gpus_per_node"]) == (2, 4)
+
+
 def test_dynamo_takes_the_engine_that_was_planned_for():
     assert [backend_of("dynamo", CASES[case][0]()) for case in ("unequal_tp", "dep", "rack")] == [
         "vllm",

@@ -60,7 +60,7 @@ def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
     mapping = ds.Mapping(tp_attn=8, tp_ffn=8, draft_tokens=2)
     pool = [workers("colocated", DRAFTING, mapping, batch=8)]
     own = Weights(checkpoint=name, drafter=Weights(checkpoint=drafter))
-    files = scripts_of(engine, pool, [own], version.replace("\n", " "), None)
+    files = scripts_of(engine, pool, [own], version.replace("\n", " "))
     ran = started(files, "colocated.sh", programs, tmp_path)
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
@@ -79,8 +79,8 @@ def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
 def test_every_text_of_a_manifest_is_told_as_it_is(name: str) -> None:
     pool = CASES["one_pool"][0]()[0]
     pairs = [(pool, Weights(checkpoint=name))]
-    made = [dynamo_manifest("vllm", pairs, load_launcher("dynamo"), None)]
-    made += llm_d_manifests(pairs, load_launcher("llm_d"), "image:1", None).values()
+    made = [dynamo_manifest("vllm", pairs, load_launcher("dynamo"))]
+    made += llm_d_manifests(pairs, load_launcher("llm_d"), "image:1").values()
     told = [each["args"] for text in made for each in containers(yaml.safe_load(text)) if "args" in each]
     assert told
     assert all(name in args for args in told)

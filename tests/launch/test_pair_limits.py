@@ -48,14 +48,15 @@ def test_mixed_steps_of_sglang_count_prompts_alone() -> None:
 
 @given(ranks=st.sampled_from([1, 2, 4, 8, 12, 24, 36, 48]), tensor=st.sampled_from([1, 2, 4, 8, 16]))
 def test_nodes_hold_an_instance_in_equal_parts_of_whole_or_cut_ranks(ranks: int, tensor: int) -> None:
-    one = workers("decode", R1, ds.Mapping(tp_attn=tensor, dp_attn=ranks, ep=ranks * tensor))
+    mapping = ds.Mapping(tp_attn=tensor, dp_attn=ranks, ep=ranks * tensor)
     for size in (4, 8):
-        nodes = one.nodes(size)
+        one = workers("decode", R1, mapping, node_gpus=size)
+        nodes = one.nodes()
         local, odd = divmod(one.gpus, nodes)
         assert not odd
         assert local <= size
         assert local % tensor == 0 or tensor % local == 0
-    assert one.nodes(10**4) == 1
+    assert workers("decode", R1, mapping, node_gpus=10**4).nodes() == 1
 
 
 def test_a_row_of_a_frontier_is_launched_as_its_pools() -> None:
