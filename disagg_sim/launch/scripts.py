@@ -35,8 +35,10 @@ _ADDRESS = "[0-9A-Za-z:][0-9A-Za-z.:_-]*"
 _LOOPBACK = r"127(\.[0-9]{1,3}){3}|::1|localhost"
 _NAMES = "a name on the hub, or a path"
 _NAME = "[0-9A-Za-z_./~][0-9A-Za-z_ ./~@:+=,-]*"
-#: How scripts begin: Python, from 3.11 on, takes no modules from the working directory.
-_START = "set -feuo pipefail\nexport PYTHONSAFEPATH=1"
+#: How scripts begin: Python, from 3.11 on, takes no modules from the working directory; a blank key is none.
+_START = """set -feuo pipefail
+export PYTHONSAFEPATH=1
+[[ "${API_KEY:-}" =~ [^[:space:]] ]] || API_KEY=''"""
 #: Ends a script with one line where a variable is something else.
 _REQUIRE = """require() {
   local LC_ALL=C

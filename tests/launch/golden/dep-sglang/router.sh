@@ -3,6 +3,7 @@
 # Answers clients, and sends their requests to the instances.
 set -feuo pipefail
 export PYTHONSAFEPATH=1
+[[ "${API_KEY:-}" =~ [^[:space:]] ]] || API_KEY=''
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

@@ -4,6 +4,7 @@
 # Run it on every node of each instance.
 set -feuo pipefail
 export PYTHONSAFEPATH=1
+[[ "${API_KEY:-}" =~ [^[:space:]] ]] || API_KEY=''
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

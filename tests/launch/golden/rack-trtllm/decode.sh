@@ -4,6 +4,7 @@
 # Run it once for each instance, in an allocation of Slurm over 12 nodes.
 set -feuo pipefail
 export PYTHONSAFEPATH=1
+[[ "${API_KEY:-}" =~ [^[:space:]] ]] || API_KEY=''
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return

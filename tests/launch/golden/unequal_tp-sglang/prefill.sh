@@ -4,6 +4,7 @@
 # Run it once for each instance, on its node.
 set -feuo pipefail
 export PYTHONSAFEPATH=1
+[[ "${API_KEY:-}" =~ [^[:space:]] ]] || API_KEY=''
 require() {
   local LC_ALL=C
   [[ "${!1:-}" =~ ^($2)$ ]] && return
