@@ -109,11 +109,11 @@ def checkpoint_name(text: str) -> str:
     'meta-llama/Llama-3.1-8B-Instruct'
     >>> checkpoint_name("a/model; reboot")
     Traceback (most recent call last):
-    ValueError: 'a/model; reboot' is no name of a checkpoint; allowed: letters, digits, spaces, and / . _ - ~ @ : + = ,
+    ValueError: 'a/model; reboot' is no name of a checkpoint; allowed: ASCII letters, digits, spaces, and / . _ - ~ @ : + = ,
     """
-    if not re.fullmatch(r"[\w./~][\w ./~@:+=,-]{0,1023}", text):
+    if not re.fullmatch(r"[\w./~][\w ./~@:+=,-]{0,1023}", text, re.ASCII):
         raise ValueError(
-            f"{quoted(text)} is no name of a checkpoint; allowed: letters, digits, spaces, and / . _ - ~ @ : + = ,"
+            f"{quoted(text)} is no name of a checkpoint; allowed: ASCII letters, digits, spaces, and / . _ - ~ @ : + = ,"
         )
     return text
 
