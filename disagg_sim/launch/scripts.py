@@ -20,7 +20,7 @@ from disagg_sim.launch.engines import (
 )
 from disagg_sim.launch.expressible import degrees_of
 from disagg_sim.launch.flags import Shell, lines
-from disagg_sim.launch.weights import Weights
+from disagg_sim.launch.weights import UNKNOWN, Weights
 from disagg_sim.launch.workers import Workers
 
 #: First words of the command that starts a worker.
@@ -145,9 +145,13 @@ def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:
 
 
 def _variables(engine: str, workers: Workers, weights: Weights, nodes: int, *, alone: bool) -> str:
-    rows = [_REQUIRE, f"PLANNED={shlex.quote(weights.checkpoint)}", 'CHECKPOINT="${CHECKPOINT:-$PLANNED}"']
-    rows += ['if [ "$CHECKPOINT" != "$PLANNED" ]; then', f"  {_required('CHECKPOINT', _NAME, _NAMES)}"]
-    rows += ['  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2', "fi"]
+    rows, other = [_REQUIRE], _required("CHECKPOINT", _NAME, _NAMES)
+    if weights.checkpoint == UNKNOWN:
+        rows.append(other)
+    else:
+        rows += [f"PLANNED={shlex.quote(weights.checkpoint)}", 'CHECKPOINT="${CHECKPOINT:-$PLANNED}"']
+        rows += ['if [ "$CHECKPOINT" != "$PLANNED" ]; then', f"  {other}"]
+        rows += ['  echo "starting CHECKPOINT=$CHECKPOINT in place of $PLANNED" >&2', "fi"]
     if alone:
         rows.append('HOST="${HOST:-127.0.0.1}"  # where it listens; the whole deployment fits on one node')
     rows += _address("HOST", "address of this node in a private network, where it listens", engine)

@@ -117,7 +117,7 @@ def _of_model(at: Setup, checkpoint: str, *, quantises: bool) -> Weights:
     if kind == "fp8" and "bf16" in known and quantises:
         said = f"{known['bf16']} is quantised to fp8 as it loads"
         return Weights(checkpoint=known["bf16"], quantised="fp8", note=said + other)
-    said = f"no published checkpoint of {model.name} in {kind} is known: put its name or path in place of {UNKNOWN}"
+    said = f"no published checkpoint of {model.name} in {kind} is known: give its name or path for {UNKNOWN}"
     return Weights(checkpoint=UNKNOWN, note=said)
 
 

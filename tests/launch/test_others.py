@@ -243,6 +243,14 @@ def test_another_checkpoint_than_the_planned_one_is_told(programs: Path, tmp_pat
     assert other.stderr == "starting CHECKPOINT=/disk/mine in place of Qwen/Qwen3-32B\n"
 
 
+def test_a_script_without_a_known_checkpoint_asks_for_one(programs: Path, tmp_path: Path) -> None:
+    at = ds.setup("llama_3_1_70b", "b200_sxm", "nvfp4_fp8kv")
+    files = ds.launch([workers("colocated", at, tp(1))], engine="vllm").files
+    bare = started(files, "colocated.sh", programs, tmp_path)
+    assert (bare.stdout, bare.stderr) == ("", "CHECKPOINT=''; allowed: a name on the hub, or a path\n")
+    assert '"serve", "a/model"' in started(files, "colocated.sh", programs, tmp_path, CHECKPOINT="a/model").stdout
+
+
 @pytest.mark.parametrize(("case", "engine"), [pair for pair in PAIRS if pair[0] in ("dep", "one_pool")])
 def test_notes_name_every_port_and_the_private_network(case: str, engine: str) -> None:
     made = ds.launch(CASES[case][0](), engine=engine)
