@@ -227,11 +227,18 @@ def plan(
     elif made is not None:
         typer.echo("".join(f"\n{line}" for line in lines_of(made, None if out is None else out / "start")))
     if out is not None:
-        write_plan(found, told, text, out)
-        if made is not None:
-            made.write(out / "start")
+        _write(found, told, text, out, made)
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
+
+
+def _write(found: Plan, told: Told, text: str, out: Path, made: Launch | None) -> None:
+    """Write the plan and what starts it, or nothing where one of the files may not be written."""
+    if made is not None:
+        made.require_own(out / "start")
+    write_plan(found, told, text, out)
+    if made is not None:
+        made.write(out / "start")
 
 
 def _require_drawn(turns: bool, traffic: str) -> None:

@@ -129,6 +129,8 @@ def answer_pools(
     else:
         typer.echo(text, nl=False)
     if told.out is not None:
+        if made is not None:
+            made.require_own(told.out / "start")
         write_pools(found, text, told.out, run, facts)
     if made is not None and not told.as_json:
         typer.echo("".join(f"\n{line}" for line in lines_of(made, None if told.out is None else told.out / "start")))

@@ -47,13 +47,14 @@ class Launch:
     files: dict[str, str]  # name -> text
     notes: tuple[str, ...]  # a line each
 
-    def write(self, directory: str | Path) -> tuple[Path, ...]:
-        """Write the files and ``notes.txt`` into a directory; return their paths, scripts ready to run.
+    def require_own(self, directory: str | Path) -> None:
+        """``StoreError`` where a file is there that a launch did not write, or a link."""
+        require_own(Path(directory), [*self.files, "notes.txt"], _MARK)
 
-        ``StoreError`` where a file is there that a launch did not write.
-        """
+    def write(self, directory: str | Path) -> tuple[Path, ...]:
+        """Write the files and ``notes.txt`` into a directory; return their paths, scripts ready to run."""
+        self.require_own(directory)
         texts = {**self.files, "notes.txt": "".join(f"{line}\n" for line in self.notes)}
-        require_own(Path(directory), texts, _MARK)
         paths = tuple(Path(directory) / name for name in texts)
         for path, text in zip(paths, texts.values(), strict=True):
             write_text(path, text)
