@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
+from disagg_sim.facts.hub.files import FETCHED
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, shipped_root
 
 #: Arguments of an event that are paths, besides the first; each is written.
@@ -27,15 +29,11 @@ _WRITTEN = {
 _READ = ("os.listdir", "os.scandir")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Of the system, and without a secret of anybody.
-_SYSTEM = (
-    "/proc/self",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/sys/devices",
-    "/sys/fs/cgroup",
-    "/dev/null",
-    "/dev/urandom",
-)
+_SYSTEM = ("/proc/cpuinfo", "/proc/meminfo", "/sys/devices", "/sys/fs/cgroup", "/dev/null", "/dev/urandom")
+#: Modules that keep machine code.
+_CODE = ("numba", "disagg_sim.simulation.kernel.compiled")
+#: Asks for its cache, for certificates and for what its own imports read.
+_HUB = "huggingface_hub"
 _root: ContextVar[Path | None] = ContextVar("root", default=None)
 
 
@@ -96,10 +94,21 @@ def _heard(event: str, told: tuple[Any, ...]) -> None:
 
 def _allowed(path: str, root: Path, *, written: bool) -> bool:
     place = Path(os.path.realpath(path))
-    if any(place.is_relative_to(each) for each in (root, *_caches())):
+    inside = place.is_relative_to(root)
+    for kept, modules in _caches().items():
+        if place.is_relative_to(kept) and not (inside and root.is_relative_to(kept)):
+            return _by(*modules, _HUB) or (not written and Path(os.path.abspath(path)).parent in FETCHED)
+    if inside or (not written and any(place.is_relative_to(each) for each in _installation())):
         return True
-    installed = any(place.is_relative_to(each) for each in _installation())
-    return installed and (not written or "__pycache__" in place.parts)
+    return _by(_HUB) or ("__pycache__" in place.parts and _by(*_CODE, "importlib", "_frozen_importlib"))
+
+
+def _by(*modules: str) -> bool:
+    """Whether one of the modules, or of packages, asks: a path in an argument is opened by none of them."""
+    frame = sys._getframe()
+    while frame and not f"{frame.f_globals.get('__name__')}.".startswith(tuple(f"{each}." for each in modules)):
+        frame = cast(FrameType, frame.f_back)
+    return bool(frame)
 
 
 @cache
@@ -118,10 +127,13 @@ def _installation() -> tuple[Path, ...]:
 
 
 @cache
-def _caches() -> tuple[Path, ...]:
-    """Where compiled code and the hub's files are kept."""
-    home = Path.home() / ".cache"
-    hub = os.environ.get("HF_HUB_CACHE") or os.environ.get("HF_HOME") or home / "huggingface"
+def _caches() -> dict[Path, tuple[str, ...]]:
+    """Where compiled code and the hub's files are kept, beside keys of this account, and by which modules."""
+    home, told = Path.home() / ".cache", os.environ.get
+    hub = told("HF_HOME") or Path(told("XDG_CACHE_HOME") or home, "huggingface")
     passing = Path(tempfile.gettempdir(), f"disagg_sim-{os.getuid()}")  # see ``simulation.kernel.compiled``
-    places = [home / "disagg_sim", hub, passing, *filter(None, [os.environ.get("NUMBA_CACHE_DIR")])]
-    return tuple(Path(os.path.realpath(place)) for place in places)
+    places = {
+        **dict.fromkeys([hub, told("HF_HUB_CACHE"), told("HF_TOKEN_PATH")], (_HUB,)),
+        **dict.fromkeys([home / "disagg_sim", passing, told("NUMBA_CACHE_DIR")], _CODE),
+    }
+    return {Path(os.path.realpath(place)): modules for place, modules in places.items() if place}

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import jsonschema
 import pytest
 
+from disagg_sim.cli import confined
 from disagg_sim.cli import mcp as mcp_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp import server
@@ -222,6 +223,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "outside" / "config.json").write_text('{"secret": 1}')
     (tmp_path / "inside" / "link.yaml").symlink_to(tmp_path / "outside" / "small.yaml")
     (tmp_path / "inside" / "door").symlink_to(tmp_path / "outside")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "outside"))  # the library's own, not an agent's
+    monkeypatch.setattr(confined, "_caches", confined._caches.__wrapped__)
     monkeypatch.chdir(tmp_path / "inside")
     return tmp_path / "inside"
 
@@ -229,6 +232,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
+        ("sweep", {"file": "small.yaml", "out": str(Path(mcp_room.__file__).parent / "__pycache__" / "out")}),
+        ("plan", {**CASE, "system": "/proc/self/environ", "gpus": 8}),
         ("sweep", {"file": "../outside/small.yaml", "out": "out"}),
         ("sweep", {"file": "link.yaml", "out": "out"}),
         ("sweep", {"file": "small.yaml", "out": "../outside/out"}),

@@ -27,7 +27,15 @@ CONFIG = json.dumps(
     }
 ).encode()
 FILES = {"/own/Small-8B/resolve/main/config.json": CONFIG}
-COMMAND = "import sys; from disagg_sim.cli.main import run; sys.exit(run(sys.argv[1:]))"
+COMMAND = """
+import sys
+from pathlib import Path
+from disagg_sim.cli.confined import confined
+from disagg_sim.cli.main import run
+with confined(Path()):  # as an agent asks for it; the library has its cache all the same
+    code = run(sys.argv[1:])
+sys.exit(code)
+"""
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -28,6 +28,8 @@ _YES = ("1", "ON", "YES", "TRUE")
 ANSWER_WITHIN = 10.0
 #: Of files that people name; a model of the hub has other names.
 _FILES = (".json", ".yaml", ".yml", ".csv", ".txt", ".gz", ".parquet", ".safetensors")
+#: Directories of the hub's cache in which what was asked for by name lies.
+FETCHED: set[Path] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,9 @@ def _place(source: str | Path) -> tuple[Path, str]:
             return path, ""
     except (OSError, ValueError):
         raise SpecError(f"{quoted(str(source))}: no such file") from None
-    return _fetched(str(source)), str(source)
+    path = _fetched(str(source))
+    FETCHED.add(path.parent)
+    return path, str(source)
 
 
 def _fetched(name: str) -> Path:
