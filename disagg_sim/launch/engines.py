@@ -65,6 +65,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
     flags |= _given("--max-num-batched-tokens", workers.tokens)
+    flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
     flags["--kv-cache-dtype"] = {"fp8": "fp8", "bf16": "bfloat16"}[at.precision.cache.name]

@@ -179,6 +179,11 @@ def _notes(workers: Sequence[Workers], weights: Sequence[Weights], engine: str, 
             yield "vLLM puts prompts into the steps of decodes; the plan has passes of their own for them"
         if each.mapping.chunk_tokens and each.mapping.pp > 1 and engine in _CHUNKS_OVER_STAGES:
             yield _CHUNKS_OVER_STAGES[engine]
+        if engine != "vllm" and (each.tokens or 0) > each.mapping.chunk_tokens > 0:
+            yield (
+                f"{each.label}: planned with a chunk of each of several prompts in a pass; {title} fills it with whole "
+                "prompts and cuts the last: expect other latencies"
+            )
         for tier in each.tiers:
             room = tier_bytes(each, tier) / GB
             where = f", in {CACHE_DIRECTORY} of each node" if tier == "ssd" else ""

@@ -34,7 +34,11 @@ def test_a_pipeline_holds_a_pass_of_prompts_in_each_stage() -> None:
 
 def test_chunks_bound_the_tokens_of_a_pass() -> None:
     cut = workers("prefill", R1, ds.Mapping(dp_attn=4, ep=4, chunk_tokens=2048), batch=8, token_budget=65536)
-    assert vllm_flags(cut, NAMED)["--max-num-batched-tokens"] == 8 / 4 * 2048
+    flags = vllm_flags(cut, NAMED)
+    assert (flags["--max-num-batched-tokens"], flags["--long-prefill-token-threshold"]) == (8 / 4 * 2048, 2048)
+    for engine in ("vllm", "sglang", "trtllm"):
+        notes = " ".join(ds.launch([cut], engine=engine).notes)
+        assert ("whole prompts and cuts the last" in notes) == (engine != "vllm")
     flags = sglang_flags(cut, NAMED)
     assert (flags["--chunked-prefill-size"], flags["--max-prefill-tokens"]) == (8 * 2048, 8 / 4 * 2048)
 

@@ -34,6 +34,7 @@ exec vllm serve "$CHECKPOINT" \
   --pipeline-parallel-size 4 \
   --max-num-seqs 4 \
   --max-num-batched-tokens 4096 \
+  --long-prefill-token-threshold 4096 \
   --kv-cache-dtype fp8 \
   --kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_producer"}' \
   --nnodes 4 \
