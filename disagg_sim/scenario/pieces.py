@@ -14,9 +14,7 @@ from disagg_sim.atomic import written
 from disagg_sim.parquet import write_parquet
 from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
-from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.simulation.cells import Rows, cell_of, forget, in_whole, joined_cells
-from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.options import FULL, STREAM
 from disagg_sim.simulation.records import Requests, RunResult, frame_of
 from disagg_sim.simulation.run import RunOptions
@@ -27,26 +25,19 @@ from disagg_sim.sweep.store import Store
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
-#: Time between two states of a run that are kept. [s]
-EVERY_S = 60.0
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceFiles:
-    """Keeps a cell of a run in a directory: its requests, in a file a piece, and its newest state."""
+    """Keeps the requests of a cell of a run in a directory, in a file a piece."""
 
     folder: Path
     trace: Trace | TraceStream  # of the whole run
     rows: Rows | None  # of the trace, that the cell serves; None = all
     cell: int
     cells: int
-    kept: bool  # whether its requests are
-    every_s: float = EVERY_S
 
     def __call__(self, piece: Requests) -> None:
         """See ``pieces.Sink``."""
-        if not self.kept:
-            return
         if self.rows is not None:
             piece = in_whole(piece, self.rows, self.cell, self.cells)
         frame, classes = frame_of(piece), self.trace.classes
@@ -54,17 +45,6 @@ class PieceFiles:
             frame["class"] = np.array(classes.names)[classes.number[piece.request]]
         with written(self.folder / f"{int(piece.request[0]):010d}.parquet") as handle:
             write_parquet(frame, handle.name, {})
-
-    def keep(self, state: bytes) -> None:
-        """See ``pieces.Keeper``."""
-        write_signed(self.folder / "state", state)
-
-    def state(self) -> bytes | None:
-        """See ``pieces.Keeper``; without one no piece of before is of this run."""
-        found = read_signed(self.folder / "state")
-        if found is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +59,7 @@ class CellTask:
 
 
 def compute_cell(task: CellTask) -> RunResult:
-    """Simulate one cell of a run, from where it was cut off; a run without cells is one."""
+    """Simulate one cell of a run; a run without cells is one."""
     run, options, scenario, folder = task.run, task.options, task.run.scenario, task.folder
     for path in scenario.policy_files:
         load_policies(path)
@@ -89,16 +69,12 @@ def compute_cell(task: CellTask) -> RunResult:
         rows, trace, deployment, own, seed = cell_of(trace, deployment, options, seed, task.cell)
     else:
         own = options
-    if folder is not None and options.records != FULL:
-        if (done := read_signed(folder / "result")) is not None:
-            found: RunResult = thawed(done, {})
-            return found
-        sink = PieceFiles(folder, whole, rows, task.cell, options.cells, options.records == STREAM)
+    if folder is not None and options.records == STREAM:
+        sink = PieceFiles(folder, whole, rows, task.cell, options.cells)
     result = simulate(
         trace, deployment, run.choice.policy, at=scenario.setup, slo=scenario.slo, seed=seed, options=own, sink=sink
     )
-    if sink is not None:
-        write_signed(sink.folder / "result", frozen(result, {}))
+    if options.records != FULL:
         forget()
     return result
 
@@ -139,9 +115,8 @@ def piece_folder(store: Store, run: Run) -> Iterator[Path]:
     """The directory in which a run is kept while it goes on; it is removed at the end."""
     key = run.key(REQUESTS)
     folder = store.root / PIECES / key.group / key.name
-    for old in folder.glob("*"):
-        if old.name != key.digest:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in folder.glob("*"):  # of a run that was cut off
+        shutil.rmtree(old, ignore_errors=True)
     yield folder / key.digest
     shutil.rmtree(folder, ignore_errors=True)
     for above in (folder.parent, folder.parent.parent):

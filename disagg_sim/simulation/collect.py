@@ -45,8 +45,6 @@ class Sampler:
                 self._pieces.halve()
         if any(cluster.at_work for cluster in self._clusters):
             self._engine.at(self._engine.now + self._period, OBSERVE, self._look)
-            if self._pieces is not None:
-                self._pieces.rested()
 
     def samples(self, finish_s: Floats) -> Samples:
         """All samples; ``finish_s`` of the requests that have finished and not left the run. [s]"""

@@ -6,8 +6,6 @@ given back once they have left the run. So whoever looks a request up needs not 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
@@ -59,19 +57,13 @@ class Coming:
         """All requests, held or not. [request]"""
         return self._count
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Itself and its columns by name: what a state of the run leaves out (``checkpoint.frozen``)."""
-        names = ("arrival_s", "placed_s", "input_tokens", "output_tokens", "tokens")
-        return {"coming": self, **{name: getattr(self, name) for name in names}}
-
     def reach(self, request: int) -> int:
         """Have a request at hand, if there is one: how many are from the first on, with those given back. [request]"""
         while self.high <= request and self.high < self._count:
             window = next(self._windows)
             rows = slice(self.high, self.high + len(window))
             self.high = rows.stop
-            if rows.stop > self.low:  # else a run goes on that has no use for them any more
+            if rows.stop > self.low:
                 self.arrival_s[rows], self.placed_s[rows] = window.arrival, window.arrival + self._host
                 self.input_tokens[rows], self.output_tokens[rows] = window.input_tokens, window.output_tokens
                 self.tokens[rows] = window.input_tokens + window.output_tokens
@@ -82,8 +74,3 @@ class Coming:
         self.low = max(self.low, before)
         for column in self._columns:
             column.release(before)
-
-    def go_on(self, low: int, high: int) -> None:
-        """Hold what a run held that was cut off."""
-        self.release(low)
-        self.reach(high - 1)

@@ -7,10 +7,8 @@ request that stays keeps those behind it. Nothing that follows changes.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,28 +29,10 @@ OVER = (int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN), int(SegmentStatus
 
 
 class Sink(Protocol):
-    """Takes what leaves a run; one that is a ``Keeper``, too, takes the run itself, so that it can go on later."""
+    """Takes what leaves a run."""
 
     def __call__(self, piece: Requests) -> None:
         """Requests in the order of the trace."""
-        ...
-
-
-@runtime_checkable
-class Keeper(Protocol):
-    """Keeps states of a run that may be cut off."""
-
-    @property
-    def every_s(self) -> float:
-        """Time between two states. [s]"""
-        ...
-
-    def keep(self, state: bytes) -> None:
-        """The newest one takes the place of others."""
-        ...
-
-    def state(self) -> bytes | None:
-        """The newest; None = there is none."""
         ...
 
 
@@ -80,35 +60,12 @@ class Pieces:
         self.slo, self.limits, self.sink = slo, limits, sink
         self.totals, self.last_s = Totals(), 0.0
         self._next, self._newest, self._seen, self._kept = 0, -1, 0, 0
-        self._freeze: Callable[[], bytes] | None = None
-        self._left = False  # whether a piece has left since the run was written down
-        self._kept_s = 0.0  # when that was, on the clock of this machine [s]
         self._looks: list[float] = []  # samples since the last piece [s]
         self._finished: list[int] = []  # requests that had finished at those before them [request]
 
     def attach(self, cluster: Cluster) -> None:
         """Say which run it is."""
         self._cluster = cluster
-
-    @property
-    def keeper(self) -> Keeper | None:
-        """Who keeps states of the run, if anybody does."""
-        return self.sink if isinstance(self.sink, Keeper) else None
-
-    def guard(self, freeze: Callable[[], bytes]) -> None:
-        """``freeze`` writes the run down."""
-        self._freeze, self._kept_s = freeze, time.monotonic()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but who writes it down."""
-        return {**self.__dict__, "_freeze": None}
-
-    def rested(self) -> None:
-        """All that happens at the time of a sample has happened: the run is written down, now and then."""
-        keeper, now = self.keeper, time.monotonic()
-        if self._left and self._freeze is not None and keeper is not None and now - self._kept_s >= keeper.every_s:
-            self._left, self._kept_s = False, now
-            keeper.keep(self._freeze())
 
     def looked(self, *, now: bool = False) -> None:
         """A sample was taken; a piece leaves if there is enough of it, or in any case ``now``."""
@@ -164,7 +121,6 @@ class Pieces:
             if self.sink is not None:
                 self.sink(piece)
             self._forget()
-            self._left = True
         self._kept = len(cluster.fleet.segments)
 
     def _count(self, finish_s: Floats) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
-from disagg_sim.simulation.checkpoint import frozen, thawed
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import Clients, clients_of
 from disagg_sim.simulation.cluster import Cluster
@@ -134,28 +133,19 @@ def serve_models(
         raise InputError(
             f"concurrency {options.concurrency} with {len(models)} models; allowed: 0, the arrivals of the trace"
         )
-    running: Running | None = None
-
-    def present() -> float:
-        return engine.now if running is None else running.engine.now
-
-    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, present)
+    faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
     coming = Coming(trace, models[0].site.request_host_s) if isinstance(trace, TraceStream) else None
     models = [each._replace(coming=coming) for each in models]
-    given = _given(pieces, models, trace) if pieces is not None else {}
-    running = _going_on(pieces, given, coming) or _begun(
-        name, policy, models, deployment, engine, options, pieces, faults
-    )
-    engine, clusters, budget, outages, sampler, pieces, spent, _ = running
-    wall, cpu = time.perf_counter() - spent[0], time.process_time() - spent[1]
-    if pieces is not None and pieces.keeper is not None:
-
-        def written() -> bytes:
-            now = (time.perf_counter() - wall, time.process_time() - cpu)
-            held = (coming.low, coming.high) if coming is not None else (0, 0)
-            return frozen(running._replace(spent=now, held=held), given)
-
-        pieces.guard(written)
+    budget, clusters = GpuBudget(deployment), []
+    with faults():
+        for each in models:
+            segments = 2 * len(each.trace) if pieces is None else FEW
+            clusters.append(_opened(name, policy, each, budget, engine, options, segments))
+    outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
+    if pieces is not None:
+        pieces.attach(clusters[0])
+    sampler = Sampler(clusters, options.sample_s, pieces)
+    wall, cpu = time.perf_counter(), time.process_time()
     failure: PolicyError | None = None
     try:
         with faults(), rare_collections():
@@ -199,63 +189,6 @@ def serve_models(
     if failure is not None:
         raise PolicyError(str(failure), result) from failure.__cause__ or failure
     return result
-
-
-class Running(NamedTuple):
-    """A run in progress: all that it needs to go on."""
-
-    engine: Engine
-    clusters: list[Cluster]
-    budget: GpuBudget
-    outages: Outages | None
-    sampler: Sampler
-    pieces: Pieces | None
-    spent: tuple[float, float]  # so far: time, and of it time of the processor [s]
-    held: tuple[int, int] = (0, 0)  # requests of a stream from the first on and before the second [1]
-
-
-def _begun(
-    name: str,
-    policy: Policy,
-    models: Sequence[Served],
-    deployment: ServedDeployment,
-    engine: Engine,
-    options: RunOptions,
-    pieces: Pieces | None,
-    faults: Callable[[], AbstractContextManager[None]],
-) -> Running:
-    """A run at its start."""
-    budget, clusters = GpuBudget(deployment), []
-    with faults():
-        for each in models:
-            segments = 2 * len(each.trace) if pieces is None else FEW
-            clusters.append(_opened(name, policy, each, budget, engine, options, segments))
-    outages = Outages(options.failures, clusters, deployment, budget) if options.failures is not None else None
-    if pieces is not None:
-        pieces.attach(clusters[0])
-    return Running(engine, clusters, budget, outages, Sampler(clusters, options.sample_s, pieces), pieces, (0.0, 0.0))
-
-
-def _given(pieces: Pieces, models: Sequence[Served], trace: Trace | TraceStream) -> dict[str, Any]:
-    """What a run is given and does not change."""
-    site, coming = models[0].site, models[0].coming
-    if coming is not None:
-        columns = coming.given
-    else:
-        columns = {name: getattr(trace, name) for name in ("arrival", "input_tokens", "output_tokens")}
-    functions = {"sink": pieces.sink, "tables": site.tables, "blocks": site.blocks}
-    return {**functions, "limits": pieces.limits, "setup": site.setup, **columns}
-
-
-def _going_on(pieces: Pieces | None, given: dict[str, Any], coming: Coming | None) -> Running | None:
-    """A run where it was cut off, if somebody has kept it."""
-    state = pieces.keeper.state() if pieces is not None and pieces.keeper is not None else None
-    if state is None:
-        return None
-    found: Running = thawed(state, given)
-    if coming is not None:
-        coming.go_on(*found.held)
-    return found
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,10 +11,8 @@ import pytest
 
 from disagg_sim.errors import SpecError, StoreError
 from disagg_sim.parquet import write_parquet
-from disagg_sim.scenario import signed
 from disagg_sim.scenario.plan import REQUESTS, plan_scenario
 from disagg_sim.scenario.run import LOG, ScenarioResult, log_timing, run_scenario
-from disagg_sim.scenario.signed import read_signed, write_signed
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.cluster import Cluster
@@ -147,45 +144,14 @@ def test_the_log_of_times_is_no_link_to_another_file(tmp_path):
     assert foreign.read_text() == "precious"
 
 
-def test_a_state_of_another_account_is_none(tmp_path, monkeypatch):
-    """It was signed with another key, changed by a byte, or is no state at all."""
-    path = tmp_path / "state"
-    write_signed(path, b"of mine")
-    assert read_signed(path) == b"of mine"
-    path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert read_signed(path) is None
-    assert read_signed(tmp_path / "none") is None
-    with monkeypatch.context() as other:
-        other.setattr(signed, "_key", lambda: b"of another account")
-        write_signed(path, b"of theirs")
-        assert read_signed(path) == b"of theirs"
-    assert read_signed(path) is None
-
-
-class Harm:
-    """What a pickle may be: a call, with all rights of whoever reads it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("name", ["state", "result"])
-def test_pickles_and_pieces_of_downloaded_results_are_not_read(tmp_path, name):
-    """A run that goes on in a directory of somebody else computes what it would compute in an empty one."""
+def test_pieces_of_a_run_that_was_cut_off_are_removed(tmp_path):
+    """Whoever left them: the run begins anew, and its table is the same."""
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("RUN", "{records: stream}"))
     plan = plan_scenario(load_scenario(str(tmp_path / "tiny.yaml")))
     (run,) = plan.runs
-    key, harmed = run.key(REQUESTS), tmp_path / "harmed"
+    key = run.key(REQUESTS)
     theirs = tmp_path / "theirs" / PIECES / key.group / key.name / key.digest / "0"
     theirs.mkdir(parents=True)
-    harmful = pickle.dumps(Harm(harmed))
-    (theirs / name).write_bytes(bytes(32) + harmful)
     write_parquet(pd.DataFrame({"request": [300]}), theirs / "0000000300.parquet", {})
     empty, found = (run_scenario(plan, tmp_path / each, jobs=1, listener=Mock()) for each in ("empty", "theirs"))
     pd.testing.assert_frame_equal(empty.requests(run), found.requests(run))
-    assert not harmed.exists()
-    pickle.loads(harmful)
-    assert harmed.exists(), "whoever reads it, comes to harm"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import fields, replace
 
 import numpy as np
@@ -18,7 +17,6 @@ from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import MEASURED, summary
 from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
-from disagg_sim.simulation.records import Requests
 from disagg_sim.simulation.run import RunOptions, run
 from disagg_sim.simulation.sketch import RELATIVE_ERROR, Sketch
 from disagg_sim.simulation.totals import Totals, added
@@ -146,53 +144,6 @@ def test_cells_are_runs_by_themselves(records):
     assert (both.samples.arrivals[-1], both.samples.finished[-1], both.samples.gpus[0]) == (400, 400, 4)
     assert both.itl_counts.sum() == (trace.output_tokens - 1).sum()
     assert summary(both, SLO).gpu_hours == pytest.approx(4 * both.duration_s / 3600)
-
-
-class CutError(Exception):
-    """Stands for the end of a process."""
-
-
-class Kept:
-    """Keeps every state, and cuts the run off after some of them."""
-
-    every_s = 0.0
-
-    def __init__(self) -> None:
-        self.left: dict[int, Requests] = {}
-        self.newest: bytes | None = None
-        self.states = 0
-
-    def __call__(self, piece: Requests) -> None:
-        self.left[int(piece.request[0])] = piece
-
-    def keep(self, state: bytes) -> None:
-        self.newest, self.states = state, self.states + 1
-        if self.states in (2, 4):
-            raise CutError
-
-    def state(self) -> bytes | None:
-        return self.newest
-
-
-@pytest.mark.parametrize("policy", ["vllm", "arrow", "dynaserve"])
-def test_a_run_goes_on_where_it_was_cut_off(monkeypatch, policy):
-    """Twice: all its records are those of a run that nobody cut."""
-    monkeypatch.setattr(pieces, "PIECE", 30)
-    known, kept, streamed = RunOptions(sample_s=0.5), Kept(), None
-    whole = run(requests(), parts(), policy, at=AT, slo=SLO, options=known)
-    while streamed is None:
-        with suppress(CutError):
-            own = replace(known, records="stream")
-            streamed = run(requests(), parts(), policy, at=AT, slo=SLO, options=own, sink=kept)
-    assert kept.states > 4
-    for each in fields(whole.requests):
-        found = np.concatenate([getattr(kept.left[first], each.name) for first in sorted(kept.left)])
-        np.testing.assert_array_equal(found, getattr(whole.requests, each.name), err_msg=each.name)
-    for part in ("samples", "instances"):
-        for each in fields(getattr(whole, part)):
-            a, b = (getattr(getattr(result, part), each.name) for result in (whole, streamed))
-            np.testing.assert_array_equal(a, b, err_msg=each.name)
-    assert (whole.decisions, whole.itl_counts.tolist()) == (streamed.decisions, streamed.itl_counts.tolist())
 
 
 def test_what_has_no_cells_says_so():

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import mmap
 import pickle
-from contextlib import suppress
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pieces import AT, SLO, CutError, Kept, parts, requests
+from test_pieces import AT, SLO, parts, requests
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
@@ -99,22 +98,6 @@ def test_cells_take_their_requests_out_of_the_windows():
         np.testing.assert_array_equal(windows_of(trace, 7).cell(cell, 3).whole().arrival, trace.arrival[cell::3])
     whole, streamed = (served(each, "disaggregated", options) for each in (trace, windows_of(trace, 7)))
     assert said(streamed[1]) == said(whole[1])
-
-
-@pytest.mark.parametrize("policy", ["disaggregated", "arrow", "dopd"])
-def test_a_run_in_windows_goes_on_where_it_was_cut_off(monkeypatch, policy):
-    """Twice; what it had held of the stream is drawn again."""
-    monkeypatch.setattr(pieces, "PIECE", 30)
-    trace, kept, result = requests(), Kept(), None
-    records, whole = served(trace, policy)
-    while result is None:
-        with suppress(CutError):
-            result = run(windows_of(trace, 50), parts(), policy, at=AT, slo=SLO, options=STREAM, sink=kept)
-    assert kept.states > 4
-    left = [kept.left[first] for first in sorted(kept.left)]
-    names = [each.name for each in fields(left[0])]
-    assert b"".join(np.concatenate([getattr(piece, name) for piece in left]).tobytes() for name in names) == records
-    assert said(result) == said(whole)
 
 
 @pytest.mark.parametrize("policy", ["vllm", "arrow"])

@@ -173,11 +173,6 @@ class Feed:
             self.row["place_at"], self.row["next_at"], self.row["context_at"] = self._chooser.addresses()
         self._next, self._submitted = self.row["next"], self.row["submitted"]
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where they lie elsewhere."""
-        self.__dict__.update(state)
-        self._bind()
-
     @property
     def come(self) -> int:
         """Requests that have come so far. [request]"""

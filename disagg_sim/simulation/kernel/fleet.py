@@ -113,13 +113,6 @@ class Fleet:
         self._itl: Floats = np.stack([np.zeros(ITL_BINS), self.itl_edges[:-1]])
         self._enlarge(list(instances), 0.0)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where arrays lie elsewhere."""
-        self.__dict__.update(state)
-        self._bind()
-        if self._feed is not None:
-            self.take(self._feed)
-
     def __len__(self) -> int:
         """Instances, active or not. [1]"""
         return len(self._specs)

@@ -57,11 +57,6 @@ class Wires:
         self._joined = 0  # instances [1]
         self.grow()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where arrays lie elsewhere."""
-        self.__dict__.update(state)
-        self._bind()
-
     @property
     def in_flight(self) -> int:
         """Transfers. [1]"""

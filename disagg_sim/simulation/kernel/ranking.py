@@ -116,10 +116,6 @@ class Rankings:
         self._home = home
         self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}  # by load, instances and what these serve
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is kept goes by the identity of arrays, and is made anew."""
-        return {"_home": self._home, "_kept": {}}
-
     def least(self, load: int, among: NDArray[np.intp], served: Floats | Ints, own: int, now: float) -> int:
         """Find the instance that has the least load for what it serves.
 

@@ -67,11 +67,6 @@ class SharedBlocks:
         self._touched, self._filled = self._tokens, 0  # instances of the last answer that are not 0
         self._bind()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where arrays lie elsewhere."""
-        self.__dict__.update(state)
-        self._bind()
-
     def blocks_of(self, request: int) -> list[int]:
         """The blocks of a prompt, by their numbers."""
         start = self._starts[request]

@@ -94,11 +94,6 @@ class Choices:
         self._context["ttft"], self._context["tpot"], self._context["looked_s"] = ttft, tpot, -np.inf
         self._looked_s = self._context["looked_s"]
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where arrays lie elsewhere."""
-        self.__dict__.update(state)
-        self._bind()
-
     @property
     def ends(self) -> Floats:
         """Predicted ends of prompts, by request. [s]"""

@@ -93,11 +93,6 @@ class Book:
         self._order = least_tree(np.zeros(instances // 2))
         self.home = home_of(self._arrays)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Go on in another process, where the arrays lie elsewhere."""
-        self.__dict__.update(state)
-        home_of(self._arrays, self.home)
-
     @property
     def _arrays(self) -> tuple[NDArray[Any], ...]:
         return self.entries, self._promised, self._open, self._tally, self._order
