@@ -415,3 +415,14 @@ def test_an_instance_on_one_host_comes_before_one_on_four_beside_a_large_decode_
     best = ds.plan("deepseek_r1", "gb200_nvl72", ds.lengths(8192, 1024), ttft="2 s", tpot="30 ms", rate=40).best
     prefill, decode = best.pools
     assert (prefill.gpus, int(prefill.mapping.gpus), int(decode.mapping.gpus)) == (16, 4, 12)
+
+
+def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little():
+    """20 H100 against 16 H200: at 20/16 of the price of an H100 both cost the same."""
+    options = PlanOptions(objective="usd", prices={"h100_sxm": 3.0, "h200_sxm": 5.0})
+    plan = asked(system="h100_sxm,h200_sxm", rate=20, tpot="50 ms", options=options)
+    second = next(each for each in plan.runners_up if each.pools[-1].setup.system.name == "h200_sxm")
+    (flip,) = (each for each in flips(plan) if each.axis == "price")
+    assert (plan.best.pools[-1].setup.system.name, flip.system) == ("h100_sxm", "h200_sxm")
+    assert flip.value * second.gpus == pytest.approx(3.0 * plan.best.gpus)
+    assert flip.value == pytest.approx(5.0 * flip.factor)
