@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "disagg_sim"
@@ -42,3 +43,17 @@ def test_functions_that_other_rooms_call_have_parameters_returns_and_an_example(
         if lacking:
             silent.append(f"{module}.{name} lacks {', '.join(lacking)}")
     assert not silent, "\n".join(silent)
+
+
+def test_a_cited_page_has_the_section():
+    """``physics page, sections 5 to 7``; ``speculation page, "What is counted"``."""
+    cited = 0
+    for path in sorted(ROOT.rglob("*.py")):
+        text = " ".join(path.read_text().split())
+        for page, numbers, title in re.findall(r'(\w+) page, (?:sections? ([\d, toand-]*\d)|"([^"]+)")', text):
+            headings = re.findall(r"^#+ (.*)$", (ROOT.parent / "docs" / f"{page.lower()}.md").read_text(), re.MULTILINE)
+            wanted = [title] if title else [f"{number}. " for number in re.findall(r"\d+", numbers)]
+            for each in wanted:
+                assert any(heading.startswith(each) for heading in headings), f"{path}: {page} page has no {each}"
+            cited += 1
+    assert cited > 40

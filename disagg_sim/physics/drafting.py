@@ -1,9 +1,9 @@
 """Split a setup with speculation into what the drafter adds: its layers behind those of the model, and its passes.
 
-Serving facts page, section 2. An MTP module joins the hidden state and the embedding of a token (2d to d) in front of
-one layer of the model's kind and shares embedding and head (arXiv 2412.19437, section 2.2). EAGLE-3 joins the hidden
-states of three layers (3d to d) once a step; its layer reads hidden state and embedding side by side, and its head is
-its own (arXiv 2503.01840).
+Speculation page, "What is counted". An MTP module joins the hidden state and the embedding of a token (2d to d) in
+front of one layer of the model's kind and shares embedding and head (arXiv 2412.19437, section 2.2). EAGLE-3 joins the
+hidden states of three layers (3d to d) once a step; its layer reads hidden state and embedding side by side, and its
+head is its own (arXiv 2503.01840).
 
 A draft model is a model of its own (arXiv 2211.17192): it has the formats of the recipe and the TP of attention, as
 engines ask for (vllm/v1/spec_decode/draft_model.py; SGLang gives it the TP group of the model), a cache of its own for

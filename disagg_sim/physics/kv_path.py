@@ -3,7 +3,7 @@ r"""Time the hand-over of one cache: its path, the descriptors that describe it,
 .. math:: t = t_0 + N\,t_{post}/threads + bytes/R
 
 R is the bandwidth of the path; N counts the pieces of memory that a receiving GPU reads, which are posted one after the
-other (NIXL over UCX posts on the CPU of the caller). Source: serving facts page, section 7.
+other (NIXL over UCX posts on the CPU of the caller). Source: physics page, section 8.
 """
 
 from __future__ import annotations

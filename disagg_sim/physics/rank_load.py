@@ -17,7 +17,7 @@ With the characteristic function :math:`\varphi` of the cache of a request at a 
 
 and the largest of R independent ranks has the mean :math:`\int 1 - F^R`. That all ranks together hold a fixed number
 leaves the excess over the mean as it is. Answers of one length that come in turn keep their ages, which are alike on
-all ranks. Source: serving facts page, section 5.4; H. A. David, H. N. Nagaraja, Order Statistics, 3rd edition, 2003,
+all ranks. Source: physics page, section 8; H. A. David, H. N. Nagaraja, Order Statistics, 3rd edition, 2003,
 section 2.1.
 """
 

@@ -9,7 +9,7 @@ n GPUs fails at the rate
 (g GPUs a node, D a domain; links where it needs them) and serves a share :math:`a = 1/(1 + \lambda R)` of the time, R
 from a failure until it serves again. Instances smaller than a node, or a domain, share its failures: the parts are a
 tree, and the number of instances that serve is counted over it. Availability is the share of time in which at least as
-many serve as the load needs. Source: serving facts page, section 10.
+many serve as the load needs. Source: physics page, section 8.
 """
 
 from __future__ import annotations

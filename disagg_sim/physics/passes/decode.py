@@ -53,8 +53,8 @@ def decode_step(
     context. Source: physics page, section 7.
 
     With k draft tokens (``mapping.draft_tokens``) a step verifies 1 + k tokens of every sequence and drafts the next k,
-    which lengthens its last stage; ``TTL = t/AL(k)``, the mean over the accepted tokens. Source: serving facts page,
-    section 2.
+    which lengthens its last stage; ``TTL = t/AL(k)``, the mean over the accepted tokens. Source: speculation
+    page, "What is counted".
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Time the draft passes of a decode step with speculation. Serving facts page, section 2.2."""
+"""Time the draft passes of a decode step with speculation. Speculation page, "What is counted"."""
 
 from __future__ import annotations
 

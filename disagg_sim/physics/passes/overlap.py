@@ -89,7 +89,7 @@ def overlapped_prefill(
 
     Notes
     -----
-    ``t = 2*max(c, m)``: serving facts page, section 6.1, without what does not shrink with the half.
+    ``t = 2*max(c, m)`` (physics page, section 7), without what does not shrink with the half.
 
     Examples
     --------
