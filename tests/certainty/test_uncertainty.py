@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
+from disagg_sim.certainty import error_bars
 from disagg_sim.certainty.error_bars import kind_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import GemmFit
@@ -124,3 +125,28 @@ def test_an_ideal_profile_and_a_single_mode_are_refused_in_one_line():
 def test_every_kind_of_operator_has_a_spread(kind):
     spec = load_uncertainty("measured")
     assert kind_of(SimpleNamespace(kind=kind), spec) in spec.kinds.values()
+
+
+@pytest.mark.parametrize(("latency", "field"), [("ftl", "first_token"), ("ttl", "step")])
+def test_an_engine_is_off_by_as_much_as_its_served_runs_were(monkeypatch, latency, field):
+    """Where kernels are sure, the logarithm of a latency has the s.d. of runs of this engine, layout and mode."""
+    monkeypatch.setattr(
+        error_bars, "log_factor", lambda op, _designs, _spec, draws, _places: np.zeros((op.rows, draws.samples))
+    )
+    at, two, law = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Mapping(tp_attn=2, tp_ffn=2), ds.lengths(4096, 512)
+    points = ds.disaggregated(ds.prefill_grid(at, two, law, batch=[1]), ds.decode_grid(at, two, law, batch=[32]))
+    found = error_bars.uncertainty(points, samples=4000)
+    spread = load_uncertainty("measured").served[field]
+    kinds = {"engine": at.engine, "load": "closed_loop", "family": "dense", "layout": "TP", "mode": "disaggregated"}
+    sigma = spread.base * np.prod([spread.factor(kind, level) for kind, level in kinds.items()])
+    assert np.std(np.log(getattr(found, latency)[0])) == pytest.approx(sigma, rel=0.04)
+
+
+def test_a_fit_of_another_system_is_off_by_its_own_error_and_by_the_transfer():
+    """Independent errors: their variances add."""
+    spec = load_uncertainty("measured")
+    own = fit(0.0674490, 0.164485)
+    theirs = replace(own, inherited_from="h100_sxm")
+    at = {"kind": "gemm", "sizes": {}, "rows": 1, "cut_of": None, "architecture": "Blackwell"}
+    alone, moved = (error_bars.sigma_of(SimpleNamespace(fits=(each,), **at), spec) for each in (own, theirs))
+    assert moved**2 - alone**2 == pytest.approx(spec.kinds["gemm"].transfer_across ** 2)
