@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.energy import ENERGY_COLUMNS, with_energy
+from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, with_energy
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pass_energy import operators_of, spent_on
 from disagg_sim.certainty.passes import passes_of
@@ -189,3 +189,13 @@ def test_halves_of_a_pass_that_run_at_once_spend_what_they_spend_one_after_the_o
     assert seconds < serial
     limit, idle = 700.0, 700.0 * load_power("h200_sxm").idle
     assert joules == pytest.approx(min(alone - idle * (serial - seconds), limit * seconds), rel=0.02)
+
+
+def test_the_power_above_idle_is_off_by_the_factor_of_its_fit_either_way(at):
+    """P = idle + above: 80 % of GPUs lie between above/f and above*f, none beyond the limit of its power."""
+    energy = power.power_at(at)
+    gpus, drawn = np.array([2.0]), np.array([2 * (energy.idle + 100.0)])
+    low, high = _ends(energy, gpus, drawn)
+    assert (high - 2 * energy.idle) / (drawn - 2 * energy.idle) == pytest.approx(energy.factor)
+    assert (drawn - 2 * energy.idle) / (low - 2 * energy.idle) == pytest.approx(energy.factor)
+    assert _ends(energy, gpus, gpus * energy.limit)[1] == pytest.approx(2 * energy.limit)
