@@ -69,12 +69,13 @@ class PolicyError(DisaggSimError):
 
 
 _STILL = "was removed: forecasts and simulations take copies of experts that have just been placed; leave it out"
-#: Keys and options of earlier releases, with what to use instead.
+#: Keys, options and commands of earlier releases, with what to use instead.
 REMOVED = {
     "popularity_drift_s": _STILL,
     "rebalance_s": _STILL,
     "--popularity-drift": _STILL,
     "--bucket": "was removed: give --out on a disk that all workers share, or an object store that is mounted as one",
+    "store compact": "was removed: every command reads many small files, so nothing needs it",
 }
 
 

@@ -98,12 +98,9 @@ class Model(LazyGroup):
 
 
 class Store(LazyGroup):
-    """Check stored results, and merge their small files."""
+    """Check stored results."""
 
-    table: ClassVar = {
-        "check": Entry("store:check", "Name every missing or damaged file.", "store check reports/demo"),
-        "compact": Entry("store:compact", "Merge small files, the same rows.", "store compact reports/demo"),
-    }
+    table: ClassVar = {"check": Entry("store:check", "Name every missing or damaged file.", "store check reports/demo")}
 
 
 class Trace(LazyGroup):
@@ -172,7 +169,7 @@ class Commands(LazyGroup):
             "measure --out own.csv --system h200_sxm --quick",
         ),
         "mcp": Entry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
-        "store": Entry("commands:Store", "Check and compact stored results."),
+        "store": Entry("commands:Store", "Check stored results."),
         "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
         "model": Entry("commands:Model", "Read the config.json of a model."),
         "trace": Entry("commands:Trace", "Print the statistics of a request trace."),

@@ -128,7 +128,7 @@ def _installation() -> tuple[Path, ...]:
 
 @cache
 def _caches() -> dict[Path, tuple[str, ...]]:
-    """Where compiled code and the hub's files are kept, beside keys of this account, and by which modules."""
+    """Where compiled code and the hub's files are kept, beside the token, and by which modules."""
     home, told = Path.home() / ".cache", os.environ.get
     hub = told("HF_HOME") or Path(told("XDG_CACHE_HOME") or home, "huggingface")
     passing = Path(tempfile.gettempdir(), f"disagg_sim-{os.getuid()}")  # see ``simulation.kernel.compiled``

@@ -90,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXPECTED
     except UsageError as error:
         text = printable(str(error.format_message()))
-        if (option := getattr(error, "option_name", "")) in REMOVED:
+        if (option := getattr(error, "option_name", "") or " ".join(arguments[:2])) in REMOVED:
             text = f"{option} {REMOVED[option]}"
         print(f"error: {text or 'no command given'} ('disagg-sim --help' shows what there is)", file=sys.stderr)
         return EXPECTED

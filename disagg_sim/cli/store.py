@@ -1,4 +1,4 @@
-"""``disagg-sim store``: check the files of a directory of results, or merge small ones."""
+"""``disagg-sim store``: check the files of a directory of results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from disagg_sim.sweep.check_store import check_store
-from disagg_sim.sweep.compact import compact_store
 from disagg_sim.units import MB
 
 BROKEN = 1  # exit code of ``store check`` where a file is broken, and of nothing else
@@ -28,9 +27,3 @@ def check(results: _Results) -> None:
         typer.echo(f"{results}: {len(found.faults)} faults; the same {found.holds} computes again what is needed")
         raise typer.Exit(BROKEN)
     typer.echo(f"{results}: ok: {found.blocks:,} blocks in {found.files:,} files, {found.size / MB:,.1f} MB")
-
-
-def compact(results: _Results) -> None:
-    """Merge small Parquet files of stored results; rows, their order and what resumes stay as they are."""
-    done = compact_store(results)
-    typer.echo(f"{results}: {done.before:,} files merged into {done.after:,}")

@@ -11,7 +11,6 @@ from disagg_sim.sweep.index import read_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
-from disagg_sim.sweep.merged import file_with, parts_of
 from disagg_sim.sweep.store import State, Store
 
 _SAID = {
@@ -68,12 +67,14 @@ def check_store(root: Path) -> StoreReport:
     disagg_sim.errors.InputError: no/such: no store: store.json is missing; a sweep or a simulation writes it
     """
     index, store = read_index(root), Store(root)
-    with locked(root, (key.table for key in index.blocks), reading=True):
-        found = [(store.place(key), _SAID[state]) for key, state in _states(store, index.blocks)]
-        faults = [Fault(path.relative_to(root), said) for path, said in found + _beside(store, index.blocks)]
+    tables = {key.table for key in index.blocks}
+    with locked(root, tables, reading=True):
+        store.require_single(tables)
+        faults = [Fault(key.relative, _SAID[state]) for key, state in _states(store, index.blocks)]
+        faults += [Fault(path.relative_to(root), "left by a writer that was killed") for path in leftovers(root)]
         if index.holds == "sweep":
             faults += _tables(root)
-    files = {path for key in index.blocks if (path := store.place(key)).is_file()}
+    files = {path for key in index.blocks if (path := store.path(key)).is_file()}
     size = sum(path.stat().st_size for path in files)
     return StoreReport(index.holds, len(index.blocks), len(files), size, tuple(dict.fromkeys(faults)))
 
@@ -81,18 +82,6 @@ def check_store(root: Path) -> StoreReport:
 def _states(store: Store, keys: tuple[Key, ...]) -> list[tuple[Key, State]]:
     """Blocks that cannot be used."""
     return [(key, state) for key in keys if (state := store.state(key)) is not State.STORED]
-
-
-def _beside(store: Store, keys: tuple[Key, ...]) -> list[tuple[Path, str]]:
-    """Files that lie there and should not."""
-    twice = [
-        (store.path(key), f"also in {several.name}: `disagg-sim store compact` was interrupted; run it again")
-        for key in keys
-        if store.is_alone(key)
-        and (several := file_with(store.path(key))) is not None
-        and key.name in (parts_of(several) or {})
-    ]
-    return twice + [(path, "left by a writer that was killed") for path in leftovers(store.root)]
 
 
 def _tables(root: Path) -> list[Fault]:

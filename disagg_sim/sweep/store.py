@@ -2,12 +2,13 @@
 
 A block is a table, a text, and the digest of all its inputs; the store knows nothing of LLMs. A block with another
 digest is stale; a block whose bytes changed after they were written is corrupt (``sweep.seal``). Both are computed
-again. A block is a file of its own, or a part of one (``sweep.merged``).
+again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -19,11 +20,10 @@ import pandas as pd
 
 from disagg_sim.atomic import remove, remove_leftovers, written
 from disagg_sim.errors import InputError, StoreError
-from disagg_sim.parquet import join_parquet, parquet_metadata, parquet_rows, read_parquet, write_parquet
+from disagg_sim.parquet import join_parquet, parquet_metadata, read_parquet, write_parquet
 from disagg_sim.sweep.index import SCHEMA, WRITTEN, read_index, write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.merged import PARTS, Part, file_with, files_with_several, joined_name, parts_of, parts_text
 from disagg_sim.sweep.seal import OPEN_SEAL, bytes_of, checksum_at, is_sealed, sealed
 
 Item = TypeVar("Item")
@@ -33,6 +33,8 @@ _NOTE = "disagg_sim.note"
 _HEADER = "disagg_sim.header"
 _SCHEMA = "disagg_sim.schema"
 _SEAL = "disagg_sim.seal"
+#: Of a file in which ``store compact`` of earlier releases put several blocks, named as the first and the last.
+_PARTS, _SEVERAL = "disagg_sim.parts", re.compile(r".+-\d+-\d+")
 #: First and last bytes of every Parquet file.
 _PARQUET = b"PAR1"
 
@@ -109,67 +111,29 @@ class Store:
             join_parquet(parts, handle.name, own, by=by)
             handle.write(sealed(Path(handle.name).read_bytes()))
 
-    def join(self, keys: Sequence[Key]) -> None:
-        """Make one file of stored blocks with consecutive numbers, each in a file of its own, which is removed.
-
-        A process that is killed in between leaves some of these beside the new one; ``clean`` removes them.
-        """
-        parts: list[Part] = []
-        for key in keys:
-            path, start = self._whole(key)[0], parts[-1].stop if parts else 0
-            said = parquet_metadata(path)
-            stop = start + parquet_rows(path)
-            parts.append(Part(key.name, key.digest, start, stop, said[_NOTE], said[_HEADER]))
-        paths = [self.path(key) for key in keys]
-        own = {_SCHEMA: str(SCHEMA), _DIGEST: "", PARTS: parts_text(parts), _SEAL: OPEN_SEAL}
-        with written(paths[0].with_stem(joined_name(keys[0].name, keys[-1].name))) as handle:
-            join_parquet(paths, handle.name, own)
-            handle.write(sealed(Path(handle.name).read_bytes()))
-        for path in paths:
-            remove(path)
-
-    def place(self, key: Key) -> Path:
-        """File in which the block lies, or would lie: its own, or one of several blocks."""
-        path = self.path(key)
-        return path if self.is_alone(key) else file_with(path) or path
-
-    def is_alone(self, key: Key) -> bool:
-        """Whether the block has a file of its own."""
-        return self.path(key).exists()
-
     def state(self, key: Key) -> State:
         """Whether the block can be used; reads every byte of it."""
-        if not self.is_alone(key) and (several := file_with(self.path(key))) is not None:
-            parts = parts_of(several)
-            part = None if parts is None else parts.get(key.name)
-            if part is None:
-                return State.CORRUPT if parts is None else State.MISSING
-            digest = part.digest
-        else:
-            try:
-                data = bytes_of(self.path(key))
-            except OSError as error:
-                return State.MISSING if isinstance(error, FileNotFoundError) else State.CORRUPT
-            if not is_sealed(data):
-                whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
-                return State.UNSEALED if whole and checksum_at(data) is None else State.CORRUPT
-            digest = parquet_metadata(self.path(key)).get(_DIGEST, "")
+        try:
+            data = bytes_of(self.path(key))
+        except OSError as error:
+            return State.MISSING if isinstance(error, FileNotFoundError) else State.CORRUPT
+        if not is_sealed(data):
+            whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
+            return State.UNSEALED if whole and checksum_at(data) is None else State.CORRUPT
+        digest = parquet_metadata(self.path(key)).get(_DIGEST, "")
         return State.STORED if digest == key.digest else State.STALE
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it; ``StoreError`` when it is not as it was written."""
-        path, part = self._whole(key)
-        return read_parquet(path, columns, rows=(part.start, part.stop) if part else None)
+        return read_parquet(self._whole(key), columns)
 
     def note(self, key: Key) -> str:
         """The text stored with the table; ``StoreError`` as ``read``."""
-        path, part = self._whole(key)
-        return part.note if part else parquet_metadata(path)[_NOTE]
+        return parquet_metadata(self._whole(key))[_NOTE]
 
     def header(self, key: Key) -> str:
         """What belongs to the table and has no column in it, as text; ``StoreError`` as ``read``."""
-        path, part = self._whole(key)
-        return part.header if part else parquet_metadata(path)[_HEADER]
+        return parquet_metadata(self._whole(key))[_HEADER]
 
     def groups(self, tables: tuple[str, ...]) -> set[str]:
         """Groups that hold a block of ours."""
@@ -177,20 +141,11 @@ class Store:
         return {path.name for path in folders if any(_is_ours(block) for block in path.glob("[!.]*.parquet"))}
 
     def clean(self, tables: tuple[str, ...], planned: set[Key]) -> int:
-        """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these.
-
-        A file of several blocks goes unless all of them are planned; one that is damaged is left to ``damaged``.
-        """
+        """Remove halves of interrupted writes, and blocks of ours that are not planned; returns how many of these."""
         remove_leftovers(self.root)
         removed = 0
         for table in tables:
             places = {key.relative for key in planned if key.table == table}
-            for path in self._files_of_several((table,)):
-                found = parts_of(path) or {}
-                keys = {Key(table, path.parent.name, part.name, part.digest) for part in found.values()}
-                if keys and keys <= planned:
-                    places |= {path.relative_to(self.root)}
-                    places -= {key.relative for key in keys}
             for path in sorted((self.root / table).glob("*/*")):
                 if path.suffix == ".parquet" and path.relative_to(self.root) not in places and _is_ours(path):
                     remove(path)
@@ -200,28 +155,23 @@ class Store:
                     group.rmdir()
         return removed
 
-    def damaged(self, tables: tuple[str, ...]) -> list[Path]:
-        """Files of several blocks that were changed after they were written; their blocks cannot be told apart."""
-        return [path for path in self._files_of_several(tables) if parts_of(path) is None and _is_ours(path)]
+    def require_single(self, tables: Iterable[str]) -> None:
+        """Raise ``StoreError`` where a file holds several blocks: nothing reads them any more."""
+        for path in (path for table in tables for path in (self.root / table).glob("*/*.parquet")):
+            if _SEVERAL.fullmatch(path.stem) and _is_ours(path, _PARTS):
+                said = "give another --out, or --overwrite to compute them again"
+                raise StoreError(f"{path}: holds blocks that `store compact` of earlier releases merged; {said}")
 
-    def _files_of_several(self, tables: tuple[str, ...]) -> list[Path]:
-        folders = [folder for table in tables for folder in sorted((self.root / table).glob("*"))]
-        return [path for folder in folders for path in files_with_several(folder)]
-
-    def _whole(self, key: Key) -> tuple[Path, Part | None]:
-        """File of a block that is as it was written, and which part of it the block is; None = all of it."""
+    def _whole(self, key: Key) -> Path:
+        """File of a block that is as it was written."""
         path = self.path(key)
-        if not self.is_alone(key) and (several := file_with(path)) is not None:
-            part = (parts_of(several) or {}).get(key.name)
-            if part is not None:
-                return several, part
         try:
             data = bytes_of(path)
         except OSError as error:
             raise StoreError(f"{path}: cannot read the block: {error.strerror or error}") from None
         if not is_sealed(data):
             raise StoreError(f"{path}: the block was changed after it was written; the same command computes it again")
-        return path, None
+        return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +224,8 @@ def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: O
     with locked(root, own.tables):
         if not overwrite:
             _require_no_others(store, own.tables)
+            store.require_single(own.tables)
             own.require(store)
-        for path in store.damaged(own.tables):
-            listener.warn(f"{path}: damaged, computing its blocks again")
-            remove(path)
         if removed := store.clean(own.tables, own.planned):
             listener.note(f"{removed} stored blocks are not part of this {noun}: removed")
         write_index(root, noun, own.planned)
@@ -344,9 +292,9 @@ def missing(
     return lacking
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: Path, mark: str = _DIGEST) -> bool:
     """Whether the path is a block of a store, damaged or not."""
     try:
-        return _DIGEST.encode() in bytes_of(path)
+        return mark.encode() in bytes_of(path)
     except OSError:
         return False

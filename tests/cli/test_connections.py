@@ -34,7 +34,6 @@ sensitivity HERE/small.yaml --out HERE/sweep --jobs 1
 report sweep
 compare HERE/sweep HERE/sweep
 store check HERE/sweep
-store compact HERE/sweep
 specs check HERE/small.yaml
 trace stats HERE/few.csv
 model import HERE/config.json

@@ -15,6 +15,7 @@ PLAN = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "64"
     [
         ("--popularity-drift", [*PLAN, "--popularity-drift", "9"]),
         ("--bucket", ["sweep", "smoke", "--bucket", "s3://a"]),
+        ("store compact", ["store", "compact", "results"]),
     ],
 )
 def test_a_removed_option_is_told(option: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:

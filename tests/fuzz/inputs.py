@@ -413,7 +413,6 @@ LINES = (
     ["validate", "memory", "servers.csv", "--engine", "vllm"],
     ["sensitivity", "s.yaml", "--out", "results", "--jobs", "1", "--no-figures"],
     ["store", "check", "results"],
-    ["store", "compact", "results"],
     ["explain", "results", "--best", "--json"],
     ["launch", "results", "--best", "--engine", "sglang", "--out", "out"],
     ["report", "results", "--no-breakdowns"],

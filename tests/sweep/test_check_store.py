@@ -1,4 +1,4 @@
-"""A store says which of its files are broken, and its small files merge without a change of a row."""
+"""A store says which of its files are broken."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import duckdb
 import numpy as np
@@ -18,13 +19,10 @@ from disagg_sim.cli.main import app
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.parquet import join_parquet, write_parquet
 from disagg_sim.sweep.check_store import check_store
-from disagg_sim.sweep.compact import Compacted, compact_store
 from disagg_sim.sweep.index import write_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.merged import PARTS
-from disagg_sim.sweep.seal import OPEN_SEAL, sealed
-from disagg_sim.sweep.store import State, Store
+from disagg_sim.sweep.store import Own, Store, opened
 
 KEYS = [Key("points", group, f"{stem}-{number:04d}", f"{group}-{stem}-{number}")
         for group in ("apples", "pears") for stem in ("red", "red-ripe") for number in range(4)]  # fmt: skip
@@ -51,68 +49,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def store(whole: Path, tmp_path: Path) -> Store:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     return Store(tmp_path)
-
-
-def all_rows(root: Path) -> list[tuple[float, str]]:
-    return sorted(duckdb.sql(f"FROM '{root}/points/*/*.parquet'").fetchall())
-
-
-def files(root: Path) -> list[str]:
-    return sorted(path.name for path in root.glob("points/*/*.parquet"))
-
-
-def test_merged_files_hold_the_same_blocks(store: Store) -> None:
-    before = all_rows(store.root)
-    assert compact_store(store.root) == Compacted(16, 4)
-    assert files(store.root) == sorted(["red-0000-0003.parquet", "red-ripe-0000-0003.parquet"] * 2)
-    assert all_rows(store.root) == before
-    for number, key in enumerate(KEYS):
-        assert store.state(key) is State.STORED
-        assert (store.note(key), store.header(key)) == (f"note {number}", f"header {number}")
-        pd.testing.assert_frame_equal(store.read(key), table(number))
-    assert store.read(KEYS[2], columns=["kind"])["kind"].tolist() == ["heavy"] * 3
-    assert store.state(Key(*["points", "apples", "red-0002"], "other inputs")) is State.STALE
-    assert compact_store(store.root) == Compacted(4, 4)
-    assert store.clean(("points",), set(KEYS)) == 0
-    assert store.clean(("points",), set(KEYS[1:])) == 1  # a file of which one block is not planned goes
-    assert store.state(KEYS[1]) is State.MISSING
-
-
-def test_a_file_grows_to_its_size_and_damaged_blocks_stay_apart(store: Store) -> None:
-    size = store.path(KEYS[0]).stat().st_size
-    store.path(KEYS[9]).write_bytes(b"")
-    compact_store(store.root, file_size=2.5 * size)
-    assert files(store.root / "points" / "..")[:2] == ["red-0000-0001.parquet", "red-0000.parquet"]
-    assert store.state(KEYS[9]) is State.CORRUPT
-    assert store.state(KEYS[10]) is State.STORED
-
-
-def test_a_compaction_that_was_killed_is_completed(store: Store) -> None:
-    """Killed after the merged file was there and before the others were gone."""
-    first = store.path(KEYS[0])
-    data, before = first.read_bytes(), all_rows(store.root)
-    compact_store(store.root)
-    first.write_bytes(data)
-    (fault,) = check_store(store.root).faults
-    assert str(fault.path) == "points/apples/red-0000.parquet"
-    assert "compact` was interrupted" in fault.said
-    compact_store(store.root)
-    assert all_rows(store.root) == before
-    assert not check_store(store.root).faults
-
-
-def test_a_damaged_merged_file_is_named_and_its_blocks_are_lacking(store: Store) -> None:
-    compact_store(store.root)
-    path = store.place(KEYS[0])
-    data = bytearray(path.read_bytes())
-    data[40] ^= 1
-    path.write_bytes(data)
-    assert {store.state(key) for key in KEYS[:4]} == {State.CORRUPT}
-    assert store.damaged(("points",)) == [path]
-    (fault,) = check_store(store.root).faults  # one file, one line
-    assert (fault.path.name, fault.said) == (path.name, "damaged: changed after it was written")
-    with pytest.raises(StoreError, match="cannot read the block"):
-        store.read(KEYS[0])
 
 
 def test_every_kind_of_broken_file_is_named(store: Store) -> None:
@@ -168,9 +104,8 @@ def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
 def test_what_is_no_store_is_one_line(tmp_path: Path, text: str | None, said: str) -> None:
     if text is not None:
         (tmp_path / "store.json").write_text(text)
-    for look in (check_store, compact_store):
-        with pytest.raises(InputError, match=said):
-            look(tmp_path)
+    with pytest.raises(InputError, match=said):
+        check_store(tmp_path)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -192,9 +127,14 @@ def test_no_link_leads_out_of_the_directory(store: Store, whole: Path, tmp_path_
     if name == "points":  # of another account
         monkeypatch.setattr(os, "getuid", lambda: link.lstat().st_uid + 1)
     before = tree(foreign.parent)
-    for look in (check_store, compact_store)[name == "points" :]:
-        with pytest.raises(StoreError, match=rf"{name}: (a link to another directory|cannot be locked.* it is a link)"):
-            look(store.root)
+    own = Own(("points",), set(), lambda _: None)
+    run = opened(store.root, Mock(), overwrite=True, noun="scenario", own=own)
+    said = rf"{name}: (a link to another directory|cannot be locked.* it is a link)"
+    with pytest.raises(StoreError, match=said), run:
+        pass
+    if name != "points":
+        with pytest.raises(StoreError, match=said):
+            check_store(store.root)
     assert tree(foreign.parent) == before
 
 
@@ -203,8 +143,6 @@ def test_a_table_may_be_a_link_to_a_scratch_disk(store: Store, tmp_path_factory:
     shutil.move(store.root / "points", scratch)
     (store.root / "points").symlink_to(scratch)
     assert not check_store(store.root).faults
-    assert compact_store(store.root) == Compacted(16, 4)
-    assert len([*scratch.glob("*/*")]) == 4
 
 
 def test_results_that_cannot_be_written_are_checked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,14 +162,14 @@ def test_results_that_cannot_be_written_are_checked(store: Store, monkeypatch: p
     (store.root / ".lock").unlink()
     assert not check_store(store.root).faults
     with pytest.raises(StoreError, match="cannot be locked against a second run: Read-only file system"):
-        compact_store(store.root)
+        locked(store.root).__enter__()
 
 
 def test_a_check_and_a_run_do_not_meet(store: Store) -> None:
     with locked(store.root), pytest.raises(StoreError, match="another run is writing there;"):
         check_store(store.root)
     with locked(store.root, reading=True), pytest.raises(StoreError, match="or a check reads"):
-        compact_store(store.root)
+        locked(store.root).__enter__()
 
 
 def test_a_pipe_in_the_place_of_a_block_is_not_waited_for(store: Store) -> None:
@@ -248,24 +186,17 @@ def test_a_manifest_names_no_table_outside(store: Store) -> None:
     assert "damaged: not the manifest of a sweep" in fault.said
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        ["red-0000", "apples-red-0", "0 OR (SELECT count(*) FROM read_text('/etc/passwd')) > 0", 3, "", ""],
-        ["../red-0000", "apples-red-0", 0, 3, "", ""],
-        ["red-0000"],
-        7,
-    ],
-)
-def test_what_a_merged_file_says_of_its_parts_becomes_no_query(store: Store, part: object) -> None:
-    """Its checksum has no secret: whoever makes a file can make one that holds."""
-    compact_store(store.root)
-    path = store.place(KEYS[0])
-    write_parquet(table(0), path, {PARTS: json.dumps([part]), "disagg_sim.seal": OPEN_SEAL})
-    path.write_bytes(sealed(path.read_bytes()))
-    assert store.state(KEYS[0]) is State.CORRUPT
-    with pytest.raises(StoreError, match="cannot read the block"):
-        store.read(KEYS[0])
+def test_several_blocks_in_a_file_are_one_line(store: Store) -> None:
+    """Of earlier releases: nothing is removed, nor computed beside them."""
+    path = store.path(KEYS[0]).with_stem("red-0000-0003")
+    write_parquet(table(0), path, {"disagg_sim.parts": "[]"})
+    own = Own(("points",), set(KEYS), lambda _: None)
+    with pytest.raises(StoreError, match=f"{path}: holds blocks that"):
+        check_store(store.root)
+    run = opened(store.root, Mock(), overwrite=False, noun="scenario", own=own)
+    with pytest.raises(StoreError, match=f"{path}: holds blocks that"), run:
+        pass
+    assert path.exists()
 
 
 def test_unlike_tables_do_not_join(tmp_path: Path) -> None:

@@ -84,10 +84,6 @@ def computed(out: Path, *options: str) -> int:
     return run(["sweep", str(file), "--out", str(out), "--jobs", "1", *options])
 
 
-def merged(out: Path) -> int:
-    return run(["store", "compact", str(out)])
-
-
 def contents(out: Path) -> dict[str, Any]:
     """All that a user finds there; without what a manifest says of the run that wrote it."""
     found: dict[str, Any] = {
@@ -154,20 +150,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("sweep"), lambda out: computed(out, "--no-figures"))
 
 
-@pytest.fixture(scope="module")
-def merge(sweep: Case, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(tmp_path_factory.mktemp("merge"), merged, sweep.folder / "whole")
-
-
 def last_of_each_kind(case: Case) -> set[int]:
     return {*{kind: number for number, (kind, _) in enumerate(case.steps, 1)}.values()}
 
 
-def test_a_step_of_each_kind_may_fail(sweep: Case, merge: Case, capsys: pytest.CaptureFixture[str]) -> None:
-    for case in (sweep, merge):
-        for number in last_of_each_kind(case):
-            case.must_go_on(number, errno.EIO, capsys)
-    assert {kind for kind, _ in sweep.steps + merge.steps} == {*TAKES_ROOM, "unlink", "rmdir"}
+def test_a_step_of_each_kind_may_fail(sweep: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in last_of_each_kind(sweep):
+        sweep.must_go_on(number, errno.EIO, capsys)
+    assert {kind for kind, _ in sweep.steps} == {*TAKES_ROOM, "unlink"}
 
 
 def test_a_disk_may_be_full(sweep: Case, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,13 +166,10 @@ def test_a_disk_may_be_full(sweep: Case, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "code"), [("sweep", errno.ENOSPC), ("merge", errno.EIO)])
-def test_every_step_may_fail(
-    request: pytest.FixtureRequest, name: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case = request.getfixturevalue(name)
-    for number in range(1, len(case.steps) + 1):
-        case.must_go_on(number, code, capsys)
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_every_step_may_fail(sweep: Case, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(1, len(sweep.steps) + 1):
+        sweep.must_go_on(number, code, capsys)
 
 
 @contextmanager
