@@ -276,7 +276,9 @@ def explain(
 
 def sweep(
     file: Annotated[str, Field(description="YAML file of a sweep, or the name of a shipped one, such as smoke")],
-    out: Annotated[str, Field(description="directory of the results; an interrupted sweep goes on there")],
+    out: Annotated[
+        str, Field(min_length=1, description="directory of the results; an interrupted sweep goes on there")
+    ],
 ) -> SweepJson:
     """Compute the frontiers of every case of a sweep into a directory, and tell their best points."""
     asked = plan_sweep(load_sweep(file))

@@ -166,6 +166,7 @@ def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path, monkeypatch: py
     jsonschema.validate(found, json_schema("sweep"))
     assert len(found["cases"]) == 2
     assert called("sweep_summary", results=str(out)).structured_content == found
+    assert called("sweep", file=str(file), out="").is_error
     monkeypatch.setattr("disagg_sim.cli.mcp_tools.MOST_POINTS", 1_000_000)
     large = called("sweep", file="demo", out=str(tmp_path / "demo"))
     assert large.is_error
