@@ -150,6 +150,8 @@ def test_pieces_of_a_run_that_was_cut_off_are_removed(tmp_path):
     plan = plan_scenario(load_scenario(str(tmp_path / "tiny.yaml")))
     (run,) = plan.runs
     key = run.key(REQUESTS)
+    run_scenario(plan, tmp_path / "theirs", jobs=1, listener=Mock())
+    (tmp_path / "theirs" / "requests" / f"{key.group}" / f"{key.name}.parquet").unlink()
     theirs = tmp_path / "theirs" / PIECES / key.group / key.name / key.digest / "0"
     theirs.mkdir(parents=True)
     write_parquet(pd.DataFrame({"request": [300]}), theirs / "0000000300.parquet", {})

@@ -102,8 +102,8 @@ def test_sites_too_large_for_the_law_are_refused() -> None:
     with pytest.raises(InputError, match="gpu_cap: 60000 with an availability; allowed: 1 to 4,096"):
         SpareRules(target=0.999, gpu_cap=60_000)
     keys = ServedKeys.model_validate({"availability": 0.999})
-    assert [*keys.faults("gpu", 4096, copied=False)] == []
-    (line,) = keys.faults("gpu", 60_000, copied=False)
+    assert [*keys.faults("gpu", 4096)] == []
+    (line,) = keys.faults("gpu", 60_000)
     assert line == "availability: counts spares up to 'limits.gpu_cap: 4096'; it is 60000"
 
 

@@ -161,7 +161,11 @@ function planTiers(tiers) {
   );
 }
 
-/** How often copies of experts move, and what that costs beside other ways. */
+/** A share close to 1 with as many digits as tell it from 1. */
+const nines = (share) =>
+  1 - share < 1e-8 ? "more than 99.999999 %" : percent(share, Math.max(2 - Math.floor(Math.log10(1 - share)), 3));
+
+/** Spare instances of each pool, what they give, and what one failure stops. */
 function planSpares(best) {
   const { spares } = best;
   return [
