@@ -36,7 +36,6 @@ TECHNIQUES = {
     "encode pools": r"encoder|encode_|encode\b(?!\()|EncodeStep|EncodeUse",
     "expert copies": r"redundan",
     "expert skew": r"skew",
-    "popularity drift": r"drift|rebalanc|\baging",
     "rank imbalance": r"imbalance|uneven",
     "availability": r"availab|spare|Spare|failures",
     "hold prompts": r"hold.(steps|prompts)|held_(prompts|arrivals|waits)|HeldPrompts",

@@ -122,10 +122,10 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
         yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
     if not math.isnan(sure.holds):
         alone = f"TTFT {_percent(sure.ttft_holds)}, TPOT {_percent(sure.tpot_holds)}"
-        told = ""
-        if plan.size.gpus is None and sure.holds < LEAST_PROBABILITY:
-            most = f"; no headroom makes it more than {_percent(sure.within_reach)}"
-            told = "; --confidence 0.9 plans for 90 %" if sure.within_reach > LEAST_PROBABILITY else most
+        told = f"; no headroom makes it more than {_percent(sure.within_reach)}"
+        if sure.within_reach > LEAST_PROBABILITY:
+            told = "; --confidence 0.9 plans for 90 %"
+        told *= plan.size.gpus is None and sure.holds < LEAST_PROBABILITY
         yield f"the limits hold at this rate with a probability of {_percent(sure.holds)} ({alone}){told}"
 
 

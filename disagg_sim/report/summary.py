@@ -95,7 +95,7 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> I
     counts = Counter(each.better for each in told)
     yield (
         f"**Disaggregated or co-located?** Of {len(told)} comparisons disaggregated is better in {counts[SPLIT]}, "
-        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do, or which is not sure."
+        f"co-located in {counts[SHARED]}; in {counts[EITHER]} either will do, or it is not sure which."
     )
     sure = not all(math.isnan(each.probability) for each in told)
     unit, more = UNITS[result.plan.spec.per], "How sure this is was not computed: `--uncertainty` adds it."
@@ -107,11 +107,12 @@ def _better(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> I
     )
     rows = [[each.text for each in verdicts[item.plan.case.name]] for item in result.cases]
     yield _by_case(result, [f"{speed:g} tokens/s/user" for speed in SPEEDS], rows, numbers=0)
-    apart, doubt = f"{100 * (LEAST_GAIN - 1):.0f} %", f"**not sure** is below {100 * LEAST_PROBABILITY:.0f} %; "
+    apart = f"{100 * (LEAST_GAIN - 1):.0f} %"
+    doubt = f" **not sure**: {apart} or more apart, with a probability below {100 * LEAST_PROBABILITY:.0f} %." * sure
     inherited = " \\* has fits of another system." * any(item.inherited_fits for item in result.cases)
     yield (
-        f"**either** is less than {apart} apart; {doubt * sure}behind the colon the mode that leads; take the simpler "
-        f"one, co-located. – is out of reach.{inherited}"
+        f"**either**: less than {apart} apart.{doubt} Behind the colon stands the mode that leads; co-located is the "
+        f"simpler one to take. – is out of reach.{inherited}"
     )
 
 

@@ -200,7 +200,7 @@ def run_scenario(
         def give_up(task: RunTask, why: str) -> None:
             faults.append(f"{task.run.name}: failed {ATTEMPTS} times: {why}")
 
-        there = Store.of_tasks(root)
+        there = Store(root.absolute())
         elsewhere = isinstance(jobs, Workers) and jobs.backend in CLUSTERS
         alone = len(lacking) == 1 and not elsewhere
         processes = (jobs.jobs if isinstance(jobs, Workers) else jobs) if alone else 1

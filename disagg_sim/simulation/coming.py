@@ -27,8 +27,8 @@ class Coming:
     ----------
     arrival_s, placed_s, input_tokens, output_tokens, tokens
         Columns of all requests; ``tokens`` are those of prompt and output. [s], [token]
-    low, high
-        Requests from ``low`` on and before ``high`` are held.
+    high
+        Requests before it have come, and are held until they are given back. [1]
 
     Examples
     --------
@@ -42,7 +42,7 @@ class Coming:
 
     def __init__(self, stream: TraceStream, host_s: float) -> None:
         self._count, self._host, self._windows = len(stream), host_s, stream.windows()
-        self.low = self.high = 0
+        self.high = 0
         kinds = (np.float64, np.float64, np.int64, np.int64, np.int64)
         self._columns = [Column(self._count, kind) for kind in kinds]
         columns = tuple(column.values for column in self._columns)
@@ -63,14 +63,12 @@ class Coming:
             window = next(self._windows)
             rows = slice(self.high, self.high + len(window))
             self.high = rows.stop
-            if rows.stop > self.low:
-                self.arrival_s[rows], self.placed_s[rows] = window.arrival, window.arrival + self._host
-                self.input_tokens[rows], self.output_tokens[rows] = window.input_tokens, window.output_tokens
-                self.tokens[rows] = window.input_tokens + window.output_tokens
+            self.arrival_s[rows], self.placed_s[rows] = window.arrival, window.arrival + self._host
+            self.input_tokens[rows], self.output_tokens[rows] = window.input_tokens, window.output_tokens
+            self.tokens[rows] = window.input_tokens + window.output_tokens
         return self.high
 
     def release(self, before: int) -> None:
         """Give back the requests before one."""
-        self.low = max(self.low, before)
         for column in self._columns:
             column.release(before)

@@ -113,7 +113,7 @@ def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers =
     >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
     {}
     """
-    store = Store.of_tasks(root)
+    store = Store(root.absolute())
     tasks = [(item, store) for item in result.cases if not why_not(item)]
     found = dict(run_tasks(_elasticities, tasks, jobs=jobs))
     return {item.plan.case.name: found[item.plan.case.name] for item, _ in tasks}

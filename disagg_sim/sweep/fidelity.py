@@ -90,7 +90,7 @@ def fidelity_of(
         _Told(
             item=case,
             words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
-            store=Store.of_tasks(root),
+            store=Store(root.absolute()),
             error_bars=error_bars,
             seed=seed,
         )

@@ -211,7 +211,7 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Li
 
     def task(group: Sequence[Block]) -> BlockTask:
         first, *_ = found = takers[group[0].key]
-        there = dict.fromkeys(Store.of_tasks(run.store.root) for run in found)
+        there = dict.fromkeys(Store(run.store.root.absolute()) for run in found)
         return BlockTask(tuple(there), tuple(group), first.plan.sources, first.plan.keep)
 
     def give_up(task: BlockTask, why: str) -> None:

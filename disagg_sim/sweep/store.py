@@ -72,12 +72,7 @@ class Listener(Protocol):
 class Store:
     """The blocks below one directory."""
 
-    root: Path
-
-    @classmethod
-    def of_tasks(cls, root: Path) -> Store:
-        """As tasks are to use it: on a cluster they run in directories of their own."""
-        return cls(root.absolute())
+    root: Path  # absolute for tasks, which run in directories of their own
 
     def prepare(self) -> None:
         """Create the directory; ``StoreError`` when it cannot be written."""

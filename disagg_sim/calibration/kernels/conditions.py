@@ -126,8 +126,9 @@ class _Reader:
         value = inner.value if isinstance(inner, ast.Constant) else None
         if column in self.words and isinstance(value, str) and inner is node:
             return value
-        if column in self.numbers and type(value) in (int, float) and abs(value) <= float_info.max:  # type: ignore[arg-type]
-            return sign * float(value)  # type: ignore[arg-type]
+        held = column in self.numbers and not isinstance(value, bool)
+        if held and isinstance(value, int | float) and abs(value) <= float_info.max:
+            return sign * float(value)
         raise self.refused(node, "a text in quotation marks" if column in self.words else "a number")
 
     def refused(self, node: ast.expr, wanted: str) -> ConditionError:
