@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from disagg_sim.calibration.served.evaluate import engine_of, evaluate
-from disagg_sim.calibration.served.read import read_files
-from disagg_sim.calibration.served.rows import ServingRow
 from disagg_sim.facts.acceptance import measured_speculation
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
+from lab.calibration.served.evaluate import engine_of, evaluate
+from lab.calibration.served.read import read_files
+from lab.calibration.served.rows import ServingRow
 
 
 def tpot_of(row: ServingRow) -> float:

@@ -49,7 +49,7 @@ class StoreError(DisaggSimError):
 
 
 class MissingExtraError(DisaggSimError, ImportError):
-    """The package of an extra is not installed; the text says which extra brings it."""
+    """The package of an extra, or the laboratory, is not installed; the text says what brings it."""
 
 
 class PolicyError(DisaggSimError):

@@ -190,7 +190,7 @@ class Room(NamedTuple):
     width: float
     height: float
     said: str
-    kind: int  # 0: files, 1: knowledge, 2: analytic, 3: simulation, 4: shell
+    kind: int  # 0: files, 1: knowledge, 2: analytic, 3: simulation, 4: shell, 5: laboratory
 
 
 #: Every room of the package, in a grid of 12 columns; a room imports only rooms above it.
@@ -201,32 +201,32 @@ ROOMS = {
     "search": Room(0, 3, 12, 1, "every mapping and batch as arrays: grids, Pareto frontiers", 2),
     "serving": Room(0, 4, 8, 1, "co-located, piggybacked, disaggregated; rate matching; cost", 2),
     "certainty": Room(0, 5, 8, 1, "operators of a design, error bars, elasticities, extrapolation", 2),
-    "calibration": Room(0, 6, 8, 1, "measured kernels and served runs: fits and their errors", 2),
-    "simulation": Room(8, 4, 4, 3, "requests one by one:\ncompiled instances, KV link,\npolicies", 3),
-    "planning": Room(0, 7, 12, 1, "one answer: what to deploy, how sure, what would change it", 2),
-    "sweep": Room(0, 8, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
-    "scenario": Room(8, 8, 4, 1, "the same for simulations", 3),
-    "report": Room(0, 9, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
-    "study": Room(0, 10, 8, 1, "published papers, figure by figure and claim by claim", 4),
-    "launch": Room(8, 10, 4, 1, "commands of engines", 4),
-    "cli": Room(0, 11, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
+    "simulation": Room(8, 4, 4, 2, "requests one by one:\ncompiled instances, policies", 3),
+    "planning": Room(0, 6, 12, 1, "one answer: what to deploy, how sure, what would change it", 2),
+    "sweep": Room(0, 7, 8, 1, "YAML to cases, blocks, Parquet store, results, gate", 2),
+    "scenario": Room(8, 7, 4, 1, "the same for simulations", 3),
+    "report": Room(0, 8, 12, 1, "tables, figures, pages: the home of ms, GB and colours", 4),
+    "launch": Room(0, 9, 12, 1, "commands and manifests of engines", 4),
+    "cli": Room(0, 10, 12, 1, "commands, and the notebook interface: import disagg_sim", 4),
 }
+#: Beside the package.
+LAB = {"lab": Room(0, 11.15, 12, 1, "in a clone: fits to measurements and their errors, claims of published papers", 5)}
 FILES = {
     "hw_specs/  models/": Room(0, 0.36, 4.7, 0.62, "", 0),
     "traffic/  traces": Room(8, 0.36, 4, 0.62, "", 0),
     "sweeps/  scenarios/": Room(4.7, 0.36, 3.3, 0.62, "", 0),
 }
-FILLS = ("#F4F4F4", "#DCEBF5", "#E3F1EA", "#FBE9DA", "#EFE6F0")
-EDGES = ("#999999", COLOURS[0], COLOURS[2], COLOURS[1], "#8A5A8F")
+FILLS = ("#F4F4F4", "#DCEBF5", "#E3F1EA", "#FBE9DA", "#EFE6F0", "#FFFFFF")
+EDGES = ("#999999", COLOURS[0], COLOURS[2], COLOURS[1], "#8A5A8F", "#8A5A8F")
 
 
 def architecture() -> Any:
     """The rooms of the package from facts down to commands."""
-    figure = blank_figure((9.0, 8.1))
+    figure = blank_figure((9.0, 8.2))
     axes = figure.add_subplot()
-    axes.set(xlim=(-0.75, 12.05), ylim=(12.05, 0.3))
+    axes.set(xlim=(-0.75, 12.05), ylim=(12.2, 0.3))
     axes.axis("off")
-    for name, room in {**FILES, **ROOMS}.items():
+    for name, room in {**FILES, **ROOMS, **LAB}.items():
         x, y = room.left + 0.06, room.top + 0.12 * bool(room.kind)
         width, height = room.width - 0.12, room.height - 0.14
         box = FancyBboxPatch(
@@ -237,7 +237,7 @@ def architecture() -> Any:
             facecolor=FILLS[room.kind],
             edgecolor=EDGES[room.kind],
             linewidth=1.1,
-            linestyle="--" if room.kind == 0 else "-",
+            linestyle="--" if room.kind in {0, 5} else "-",
         )
         axes.add_patch(box)
         middle = (x + width / 2, y + height / 2)
@@ -248,7 +248,7 @@ def architecture() -> Any:
         axes.text(middle[0], middle[1] - high, name, ha="center", va="center", fontsize=12, fontweight="bold")
         axes.text(middle[0], middle[1] + 0.2, room.said, ha="center", va="center", fontsize=9.2, color=INK)
     arrow = {"arrowstyle": "-|>", "color": GREY, "linewidth": 1.4}
-    axes.annotate("", (-0.3, 11.9), (-0.3, 0.4), arrowprops=arrow)
+    axes.annotate("", (-0.3, 12.05), (-0.3, 0.4), arrowprops=arrow)
     axes.text(-0.52, 5.5, "data flow down, imports go up", rotation=90, va="center", ha="center", color=GREY)
     return figure
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
+from disagg_sim.laboratory import import_lab
+
+import_lab("")  # tests import its modules: those beside the package
 
 #: Fits of the first calibration, plain forms, which examples worked out by hand use: they check equations, not fits.
 SEED_FITS = Path(__file__).parent / "published" / "seed_fits"

@@ -17,9 +17,10 @@ from disagg_sim.errors import given_twice
 from disagg_sim.extras import EXTRAS
 
 ROOT = Path(disagg_sim.__file__).parent
+LAB = ROOT.parent / "lab"
 SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet", "memory", "reading"}
-#: Rooms that studies, commands and the notebook API may all use.
-ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "calibration", "sweep", "scenario"}
+#: Rooms that the laboratory, commands and the notebook API may all use.
+ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
 #: room -> rooms that it may import beside the shared ones and itself
 ALLOWED = {
@@ -40,15 +41,18 @@ ALLOWED = {
     "serving": {"facts", "physics", "search", "workload"},
     "certainty": {"facts", "physics", "search", "serving", "workload"},
     "simulation": {"facts", "physics", "search", "workload"},
-    "calibration": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
     "planning": {"facts", "physics", "search", "serving", "certainty", "simulation", "workload"},
-    "sweep": {"facts", "physics", "search", "serving", "certainty", "calibration", "workload"},
+    "sweep": {"facts", "physics", "search", "serving", "certainty", "workload"},
     "scenario": {"facts", "physics", "search", "serving", "simulation", "workload", "sweep"},
     "launch": {"facts", "physics", "search", "certainty", "simulation", "workload", "planning", "report"},
     "report": ABOVE - {"launch"},
-    "study": ABOVE | {"report"},
-    "cli": ABOVE | {"report", "study"},
-    "__init__": ABOVE | {"report", "study"},
+    "laboratory": {"facts"},
+    "cli": ABOVE | {"report", "laboratory"},
+    "__init__": ABOVE | {"report"},
+    "lab/__init__": set(),
+    "lab/calibration": ABOVE | {"report"},
+    "lab/studies": ABOVE | {"report", "laboratory", "lab/calibration"},
+    "lab/cli": ABOVE | {"report", "laboratory", "cli", "lab/calibration", "lab/studies"},
 }
 #: room -> third-party packages that it may use
 PACKAGES = {
@@ -69,29 +73,45 @@ PACKAGES = {
     "serving": {"numpy", "pandas", "pulp", "highspy"},
     "certainty": {"numpy", "pandas"},
     "simulation": {"numpy", "numba", "pandas", "statsmodels"},
-    "calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
     "planning": {"numpy", "pandas"},
     "launch": {"pandas", "yaml"},
     "sweep": {"numpy", "pandas", "joblib", "dask", "distributed", "ray", "fsspec", "yaml", "pydantic", "pydantic_core"},
     "scenario": {"numpy", "pandas", "joblib", "yaml", "pydantic", "pydantic_core"},
     "report": {"numpy", "pandas", "matplotlib", "pydantic", "typing_extensions"},
-    "study": {"numpy", "pandas", "pydantic", "yaml"},
+    "laboratory": set(),
     "cli": {"typer", "click", "rich", "pandas", "pydantic", "typing_extensions", "mcp"},
     "__init__": {"lazy_loader"},
+    "lab/__init__": set(),
+    "lab/calibration": {"numpy", "scipy", "pandas", "yaml", "torch"},
+    "lab/studies": {"numpy", "pandas", "pydantic", "yaml"},
+    "lab/cli": {"typer", "pandas"},
 }
-MODULES = sorted(ROOT.rglob("*.py"))
+#: Of the package; of the laboratory beside it; of both.
+MODULES, BESIDE = sorted(ROOT.rglob("*.py")), sorted(LAB.rglob("*.py"))
+BOTH = [*MODULES, *BESIDE]
 #: Packages of an extra: what is not in the core.
 OPTIONAL = {package for extra in EXTRAS.values() for package in extra.packages}
 #: What an installation without extras runs: the notebook interface but for simulation, and these commands.
 CORE_COMMANDS = {"plan", "sweep", "explain", "launch", "report", "sensitivity", "compare", "specs", "trace"}
 #: Modules that import an optional package when they are imported; no other may.
-OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/home.py", "calibration/served/engine_fit.py"}
+OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/home.py"}
+OPTIONAL_AT_ONCE |= {"lab/calibration/served/engine_fit.py"}
 #: Lines past which the head of a file gives a reason, and past which it is split.
 LONG, TOO_LONG = 400, 600
 
 
+def where_of(path: Path) -> str:
+    """A path in the package from its room on, in the laboratory from ``lab`` on."""
+    return path.relative_to(ROOT if path.is_relative_to(ROOT) else LAB.parent).as_posix()
+
+
 def room_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+    parts = where_of(path).removesuffix(".py").split("/")
+    return "/".join(parts[:2]) if path.is_relative_to(LAB) else parts[0]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
 
 
 @dataclass(frozen=True)
@@ -171,8 +191,8 @@ def name_of(call: ast.Call) -> str:
 
 
 def test_imports_go_up_only_and_packages_stay_in_their_rooms():
-    for path in MODULES:
-        room, where = room_of(path), path.relative_to(ROOT)
+    for path in BOTH:
+        room, where = room_of(path), where_of(path)
         for name in source_of(path).imports:
             parts = name.split(".")
             if parts[0] == "disagg_sim":
@@ -182,22 +202,25 @@ def test_imports_go_up_only_and_packages_stay_in_their_rooms():
                 other = parts[1]
                 if (ROOT / f"{other}.py").exists() or (ROOT / other).is_dir():
                     assert other in SHARED | ALLOWED[room] | {room}, f"{where}: {room} may not import {name}"
+            elif parts[0] == LAB.name:
+                other = "/".join(parts[:2])
+                assert other in ALLOWED[room] | {room}, f"{where}: {room} may not import {name}"
             elif parts[0] not in sys.stdlib_module_names:
                 assert parts[0] in PACKAGES[room], f"{where}: {room} may not use {parts[0]}"
 
 
 def test_the_core_imports_no_package_of_an_extra():
     """What a command of the core loads before it is called, and what that loads, needs no extra."""
-    for path in MODULES:
+    for path in BOTH:
         taken = OPTIONAL & {name.split(".")[0] for name in source_of(path).first_imports}
-        where = str(path.relative_to(ROOT))
+        where = where_of(path)
         assert bool(taken) == (where in OPTIONAL_AT_ONCE), f"{where} imports {taken} outside a function"
-    names = {".".join(("disagg_sim", *p.relative_to(ROOT).with_suffix("").parts)): p for p in MODULES}
+    names = {module_of(path): path for path in MODULES}
     for command in sorted(CORE_COMMANDS):
         rest, why = [f"disagg_sim.cli.{command}"], {f"disagg_sim.cli.{command}": command}
         while rest:
             name = rest.pop()
-            where = str(names[name].relative_to(ROOT))
+            where = where_of(names[name])
             assert where not in OPTIONAL_AT_ONCE, f"{why[name]} needs {where}: import it in the function that needs it"
             for other in source_of(names[name]).first_imports:
                 found = other if other in names else f"{other}.__init__"
@@ -208,12 +231,10 @@ def test_the_core_imports_no_package_of_an_extra():
 
 def test_parquet_is_read_and_written_in_one_place():
     """By DuckDB, which the core has; pandas would ask for pyarrow, which it has not."""
-    for path in MODULES:
+    for path in BOTH:
         taken = {(owner, name) for _, name, owner in source_of(path).calls if "parquet" in name}
-        assert ("pd", "read_parquet") not in taken, f"{path.relative_to(ROOT)}: disagg_sim.parquet reads it"
-        assert "to_parquet" not in {name for _, name in taken}, (
-            f"{path.relative_to(ROOT)}: disagg_sim.parquet writes it"
-        )
+        assert ("pd", "read_parquet") not in taken, f"{where_of(path)}: disagg_sim.parquet reads it"
+        assert "to_parquet" not in {name for _, name in taken}, f"{where_of(path)}: disagg_sim.parquet writes it"
 
 
 def test_extras_are_those_of_the_distribution():
@@ -238,7 +259,7 @@ AGAINST_THE_ORDER: dict[tuple[str, str], str] = {}
 
 def test_no_import_cycle_between_modules():
     """Imports inside functions count: a deferred circle is a circle. Depth first; colour 1 = on the path, 2 = done."""
-    names = {".".join(("disagg_sim", *p.relative_to(ROOT).with_suffix("").parts)): p for p in MODULES}
+    names = {module_of(path): path for path in BOTH}
     graph = {n: {i for i in source_of(p).run_imports if i in names and i != n} for n, p in names.items()}
     for (name, other), reason in AGAINST_THE_ORDER.items():
         assert reason
@@ -264,36 +285,36 @@ MOST_ARGUMENTS = 8
 
 def test_no_public_function_has_many_arguments():
     """Commands are exempt: their options are their arguments."""
-    for path in MODULES:
+    for path in BOTH:
         for line, name, arguments in source_of(path).functions:
-            where = f"{path.relative_to(ROOT)}:{line} {name}"
-            exempt = room_of(path) == "cli" or name.startswith("_")
+            where = f"{where_of(path)}:{line} {name}"
+            exempt = room_of(path) in {"cli", "lab/cli"} or name.startswith("_")
             assert exempt or arguments <= MOST_ARGUMENTS, f"{where} has {arguments} arguments"
 
 
 def test_a_file_can_be_read_in_a_sitting():
-    for path in MODULES:
+    for path in BOTH:
         lines, reason = source_of(path).lines, f"Past {LONG} lines: " in source_of(path).docstring
         assert (lines > LONG) == reason, f"{path}: {lines} lines, reason in its head: {reason}"
         assert lines <= TOO_LONG, f"{path}: {lines} lines; split it"
 
 
 def test_only_units_writes_powers_of_ten_and_two():
-    for path in MODULES:
+    for path in BOTH:
         for line, value in source_of(path).numbers:
-            assert value not in (2**30, 2**40) or path.name == "units.py", f"{path.relative_to(ROOT)}:{line}: {value}"
+            assert value not in (2**30, 2**40) or path.name == "units.py", f"{where_of(path)}:{line}: {value}"
 
 
 #: What turns a text or bytes into code: called nowhere, but where a module of the user's own is imported.
 RUNS_CODE = {"eval", "exec", "query", "compile", "unsafe_load", "full_load", "read_pickle", "exec_module", "__import__"}
 RUNS_CODE |= {"system", "popen", "Popen", "run_path", "run_module", "to_pickle"}
-MAY_RUN = {("scenario/policy_files.py", "exec_module"), ("re", "compile")}
+MAY_RUN = {("scenario/policy_files.py", "exec_module"), ("laboratory.py", "exec_module"), ("re", "compile")}
 
 
 def test_nothing_from_outside_becomes_code():
-    """Exceptions: policy files that a scenario names; see docs/security.md."""
-    for path in MODULES:
-        where = str(path.relative_to(ROOT))
+    """Exceptions: policy files that a scenario names, and the laboratory beside the package; see docs/security.md."""
+    for path in BOTH:
+        where = where_of(path)
         source = source_of(path)
         risky = {"pickle", "marshal", "shelve", "subprocess", "joblib.memory"}
         assert not risky & source.imports, where

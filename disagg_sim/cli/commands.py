@@ -7,75 +7,6 @@ from typing import ClassVar
 from disagg_sim.cli.lazy import Entry, LazyGroup
 
 
-class Calibrate(LazyGroup):
-    """Fit efficiencies, power, error spreads and engine overheads to measurements."""
-
-    table: ClassVar = {
-        "kernels": Entry(
-            "calibrate_kernels:kernels",
-            "Fit the efficiencies of kernels.",
-            "calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
-        ),
-        "power": Entry(
-            "calibrate_power:power",
-            "Fit the power of kernels.",
-            "calibrate power kernel_power.csv --system h200_sxm --out h200_sxm.yaml",
-        ),
-        "uncertainty": Entry(
-            "calibrate_uncertainty:uncertainty",
-            "Fit the spreads behind error bars.",
-            "calibrate uncertainty gemm.csv --out uncertainty.yaml",
-        ),
-        "engine": Entry(
-            "calibrate_engine:engine",
-            "Fit the overheads of an engine.",
-            "calibrate engine served.csv --engine vllm --out vllm.yaml",
-        ),
-        "layouts": Entry(
-            "calibrate_layouts:layouts",
-            "Count the runs behind each kind of layout.",
-            "calibrate layouts served.csv --out measured.yaml",
-        ),
-    }
-
-
-class Validate(LazyGroup):
-    """Compare predictions with measurements: every row, errors by group, and figures."""
-
-    table: ClassVar = {
-        "kernels": Entry(
-            "validate_kernels:kernels",
-            "Predict every row of kernel tables.",
-            "validate kernels gemm.csv --out reports/kernels",
-        ),
-        "passes": Entry(
-            "validate_passes:passes",
-            "Predict prefills on a cached past.",
-            "validate passes forward_pass.parquet --out reports/passes",
-        ),
-        "serving": Entry(
-            "validate_serving:validate_serving",
-            "Predict every row of served runs.",
-            "validate serving served.csv --out reports/serving",
-        ),
-        "requests": Entry(
-            "validate_requests:requests",
-            "Replay runs of a real server request by request.",
-            "validate requests run.csv --system h100_sxm --out reports/requests",
-        ),
-        "memory": Entry(
-            "validate_memory:memory",
-            "Predict the memory of servers.",
-            "validate memory vllm_memory.csv --out reports/memory",
-        ),
-        "ranking": Entry(
-            "validate_ranking:validate_ranking",
-            "Judge the configurations that a forecast picks.",
-            "validate ranking served.csv --out reports/ranking",
-        ),
-    }
-
-
 class Specs(LazyGroup):
     """List, show and check systems, models, traffic, precision recipes, profiles and serving policies."""
 
@@ -159,13 +90,13 @@ class Commands(LazyGroup):
             "compare reports/mine reports/other --all",
         ),
         "reproduce": Entry(
-            "reproduce:reproduce",
-            "Reproduce figures and claims of a paper.",
+            "lab/reproduce:reproduce",
+            "Reproduce figures and claims of a paper (in a clone).",
             "reproduce beyond-the-buzz --out reports/b",
         ),
         "measure": Entry(
-            "measure:measure",
-            "Time the kernels of this machine's GPU.",
+            "lab/measure:measure",
+            "Time the kernels of this machine's GPU (in a clone).",
             "measure --out own.csv --system h200_sxm --quick",
         ),
         "mcp": Entry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
@@ -173,6 +104,6 @@ class Commands(LazyGroup):
         "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
         "model": Entry("commands:Model", "Read the config.json of a model."),
         "trace": Entry("commands:Trace", "Print the statistics of a request trace."),
-        "calibrate": Entry("commands:Calibrate", "Fit efficiencies to measurements."),
-        "validate": Entry("commands:Validate", "Compare predictions with measurements."),
+        "calibrate": Entry("lab/commands:Calibrate", "Fit efficiencies to measurements (in a clone)."),
+        "validate": Entry("lab/commands:Validate", "Compare predictions with measurements (in a clone)."),
     }

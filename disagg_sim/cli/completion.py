@@ -18,9 +18,12 @@ import typer
 
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.yaml_files import DIRECTORIES, list_specs
+from disagg_sim.laboratory import lab_folder
 
 #: Set by the shell that asks.
 VARIABLE = "_DISAGG_SIM_COMPLETE"
+#: Before the module of a command that is in the laboratory.
+BESIDE = "lab/"
 
 #: Words that a parameter takes, by its name: a kind of spec files, or the words themselves.
 VALUES: Mapping[str, str | tuple[str, ...]] = {
@@ -86,14 +89,14 @@ def completing() -> bool:
 
 
 def outline(command: str, module: str, function: str) -> Any:
-    """Make a command with the options of a function of this room, which is not imported; it does nothing.
+    """Make a command with the options of a function, which is not imported; it does nothing.
 
     Parameters
     ----------
     command
         Its name.
     module, function
-        Where it is.
+        Where it is, the module as ``lazy.Entry`` places it.
 
     Returns
     -------
@@ -105,7 +108,9 @@ def outline(command: str, module: str, function: str) -> Any:
     >>> [each.opts for each in outline("sweep", "sweep", "sweep").params][:2]
     [['name'], ['--out']]
     """
-    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text())
+    beside = module.removeprefix(BESIDE)
+    folder = Path(__file__).parent if beside == module else lab_folder(command) / "cli"
+    tree = ast.parse((folder / f"{beside}.py").read_text())
     shared = ast.parse(Path(__file__).with_name("workers.py").read_text())  # options of several commands
     named = {
         target.id: each.value

@@ -12,13 +12,14 @@ import typer
 from typer.core import TyperGroup
 
 from disagg_sim.cli.aliases import AliasedCommand
-from disagg_sim.cli.completion import Word, completing, outline
+from disagg_sim.cli.completion import BESIDE, Word, completing, outline
+from disagg_sim.laboratory import import_lab
 
 
 class Entry(NamedTuple):
     """Module and function of a command, and the texts shown before it is imported."""
 
-    place: str  # "module:name" below ``disagg_sim.cli``: a function or a ``LazyGroup``
+    place: str  # of a function or a ``LazyGroup``: "module:name" below ``disagg_sim.cli``, "lab/..." below ``lab.cli``
     said: str  # in the list of commands
     example: str = ""  # of a function: arguments of a call, shown below the help
 
@@ -87,7 +88,7 @@ def _load(name: str, entry: Entry) -> Any:
     module, _, attribute = entry.place.partition(":")
     if completing() and entry.example:  # a function
         return outline(name, module, attribute)
-    found = getattr(_imported(f"disagg_sim.cli.{module}"), attribute)
+    found = getattr(_imported(module, name), attribute)
     if isinstance(found, type):
         return found(name=name, help=found.__doc__, rich_markup_mode=None)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -95,12 +96,13 @@ def _load(name: str, entry: Entry) -> Any:
     return typer.main.get_command(app)
 
 
-def _imported(module: str) -> Any:
-    """Import a module; wake the garbage collector if it rests, which from then on leaves alone what there is.
+def _imported(module: str, command: str) -> Any:
+    """Import a command's module; wake the garbage collector if it rests, which from then on leaves alone what there is.
 
     Modules stay until the end. Looking all of them over, again and again, would take a fifth of the time of a plan.
     """
-    found = import_module(module)
+    beside = module.removeprefix(BESIDE)
+    found = import_module(f"disagg_sim.cli.{module}") if beside == module else import_lab(f"cli.{beside}", command)
     if not gc.isenabled():
         gc.freeze()
         atexit.register(gc.unfreeze)  # compiled modules look at what is left at the end

@@ -60,7 +60,7 @@ class ServedSpread:
 
 @dataclass(frozen=True, kw_only=True)
 class UncertaintySpec(Shown):
-    """Spreads that error bars are made from. Source: ``calibration.kernels.spreads`` over the data named."""
+    """Spreads that error bars are made from. Source: ``lab.calibration.kernels.spreads`` over the data named."""
 
     name: Annotated[str, NOT_IN_FILE]
     title: Line

@@ -6,7 +6,7 @@ r"""Power that a GPU draws while it runs a kernel, and the laws of all kernels o
 P and all of its parts are shares of the power limit. :math:`P_0` is what a GPU draws that waits; u and v are the shares
 of the peak of the kernel's arithmetic and of the bandwidth of HBM that it reaches; t is its time. So P rises with u, v
 and t, from :math:`P_0` to the limit, where the clock is throttled. Short kernels draw less: between them are gaps of
-about g. Fitted class by class (``calibration.power``), ``hw_specs/power/``.
+about g. Fitted class by class (``lab.calibration.power``), ``hw_specs/power/``.
 """
 
 from __future__ import annotations

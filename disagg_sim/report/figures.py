@@ -255,7 +255,23 @@ def _title(task: CaseFigures, subject: str) -> str:
 
 
 def blank_figure(size: tuple[float, float] | None = None) -> Any:
-    """An empty picture that needs no display; ``size`` in inches, else that of the style in use."""
+    """Make an empty picture that needs no display.
+
+    Parameters
+    ----------
+    size
+        Width and height [in]; that of the style in use by default.
+
+    Returns
+    -------
+    Figure
+        Of matplotlib.
+
+    Examples
+    --------
+    >>> blank_figure((4.0, 3.0)).get_size_inches().tolist()
+    [4.0, 3.0]
+    """
     figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)
     return figure
@@ -271,7 +287,27 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
 
 
 def save_png(figure: Any, path: Path) -> None:
-    """Write a picture so that it is there whole or not at all."""
+    """Write a picture so that it is there whole or not at all.
+
+    Parameters
+    ----------
+    figure
+        As ``blank_figure`` makes it.
+    path
+        The PNG; its directory is made.
+
+    Returns
+    -------
+    None
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     save_png(blank_figure(), Path(root, "empty.png"))
+    ...     [path.name for path in Path(root).iterdir()]
+    ['empty.png']
+    """
     with written(path) as handle:
         figure.canvas.print_png(handle, metadata={"Software": MARK})  # draws once; ``savefig`` draws twice
 

@@ -16,12 +16,12 @@ import pandas as pd
 import disagg_sim as ds
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.report.words import mapping_text
-from disagg_sim.study.beyond_the_buzz.frontiers import Silent
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB, MB
 from docs.computed import quick, slow, table
+from lab.studies.beyond_the_buzz.frontiers import Silent
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Models of the sweep, as pictures and tables name them.

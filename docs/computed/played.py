@@ -6,13 +6,13 @@ from functools import cache
 
 import pandas as pd
 
-from disagg_sim.calibration.served.read import read_files
-from disagg_sim.calibration.served.rows import ServingRow
-from disagg_sim.calibration.served.simulate import Answer, play, tasks_of
-from disagg_sim.calibration.served.simulated import bars_of_both, brought, statistics, with_simulated
 from disagg_sim.sweep.backends.run import run_tasks
 from docs.computed import slow, table
 from docs.computed.served import from_data, lines, paths
+from lab.calibration.served.read import read_files
+from lab.calibration.served.rows import ServingRow
+from lab.calibration.served.simulate import Answer, play, tasks_of
+from lab.calibration.served.simulated import bars_of_both, brought, statistics, with_simulated
 
 #: File or group of the tables -> its name on the page; the others have too few held-out points.
 SOURCES = {

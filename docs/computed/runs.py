@@ -23,11 +23,11 @@ from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Admission
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.run import RunOptions
-from disagg_sim.study.beyond_the_buzz.claims import evaluate
-from disagg_sim.study.beyond_the_buzz.frontiers import Frontiers
-from disagg_sim.study.claims import holding as counted
 from disagg_sim.workload.synthetic import log_normal
 from docs.computed import plain_fits, slow, table
+from lab.studies.beyond_the_buzz.claims import evaluate
+from lab.studies.beyond_the_buzz.frontiers import Frontiers
+from lab.studies.claims import holding as counted
 from tests.simulation.plans import holding, plans
 
 #: Efficiency profiles, as studies order them.

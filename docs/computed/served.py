@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from disagg_sim.calibration.served.bands import with_bands
-from disagg_sim.calibration.served.bars import BARS, coverage, judged
-from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.groups import groups, points, with_dimensions
-from disagg_sim.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
-from disagg_sim.calibration.served.read import read_files
 from docs.computed import slow, table
+from lab.calibration.served.bands import with_bands
+from lab.calibration.served.bars import BARS, coverage, judged
+from lab.calibration.served.evaluate import evaluate
+from lab.calibration.served.groups import groups, points, with_dimensions
+from lab.calibration.served.ranking import SLOW, heights, modes, ranked, served_points, summed
+from lab.calibration.served.read import read_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "fidelity.md"

@@ -21,7 +21,7 @@ from disagg_sim.facts.yaml_files import list_specs
 from disagg_sim.launch.expressible import LAUNCHERS
 from disagg_sim.planning.question import OBJECTIVES
 from disagg_sim.simulation.policies.registry import BUILT_IN, policies
-from disagg_sim.study.papers import paper_names
+from lab.studies.papers import paper_names
 
 MAIN = "import sys; sys.argv = ['disagg-sim']; from disagg_sim.cli.main import main; main()"
 

@@ -234,7 +234,7 @@ def test_a_file_is_not_written_in_place_of_a_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["calibrate", "--help"], ["swep"]])
 def test_a_list_of_commands_and_a_wrong_one_load_no_room(arguments: list[str]) -> None:
     """A command is imported when it is called."""
-    heavy = {*HEAVY, "numpy", "numba", "disagg_sim.sweep", "disagg_sim.simulation", "disagg_sim.calibration"}
+    heavy = {*HEAVY, "numpy", "numba", "disagg_sim.sweep", "disagg_sim.simulation", "lab.calibration"}
     heavy -= {"pydantic"}  # typer itself reads options with it
     script = f"""import sys
 from disagg_sim.cli.main import run

@@ -33,13 +33,6 @@ from inputs import (
 )
 from spoiling import spoilt_bytes, spoilt_document, spoilt_table, spoilt_yaml
 
-from disagg_sim.calibration.kernels.tables import read_exclusions, read_tables
-from disagg_sim.calibration.power.table import read_power_table
-from disagg_sim.calibration.served.forward_pass import judge_passes
-from disagg_sim.calibration.served.memory import judge_memory
-from disagg_sim.calibration.served.predictions import read_predictions
-from disagg_sim.calibration.served.read import read_rows
-from disagg_sim.calibration.served.requests import judge_requests
 from disagg_sim.facts.check import check_file
 from disagg_sim.facts.hub.imported import import_model
 from disagg_sim.facts.load import load_engine
@@ -56,6 +49,13 @@ from disagg_sim.sweep.manifest import read_manifest
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.readers.windows import stream_trace
+from lab.calibration.kernels.tables import read_exclusions, read_tables
+from lab.calibration.power.table import read_power_table
+from lab.calibration.served.forward_pass import judge_passes
+from lab.calibration.served.memory import judge_memory
+from lab.calibration.served.predictions import read_predictions
+from lab.calibration.served.read import read_rows
+from lab.calibration.served.requests import judge_requests
 
 __all__ = ["FORMATS", "VARIABLE", "Format", "spoilt_file"]
 

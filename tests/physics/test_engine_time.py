@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.calibration.served.steady_state import RowLengths, decode_time, prefill_time, served
 from disagg_sim.facts.load import load_engine, load_profile
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
@@ -17,6 +16,7 @@ from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.simulation.kernel.step_table import StepTable
+from lab.calibration.served.steady_state import RowLengths, decode_time, prefill_time, served
 
 ENGINE = replace(
     load_engine("trtllm"),

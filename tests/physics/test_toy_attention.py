@@ -243,17 +243,18 @@ def test_a_recipe_that_names_kinds_is_rejected_for_another(own_files):
 SPECS = {spec.__name__ for spec in (*ATTENTION_KINDS.values(), *FFN_KINDS.values())}
 BLOCK_CLASSES = {block.__name__ for block in (*ATTENTION.values(), *FFN.values())}
 #: A study of one of them, and models, whose layers may lack a part.
-KNOW_KINDS = {"study/beyond_the_buzz/claims_sharing.py", "facts/model.py"}
+KNOW_KINDS = {"lab/studies/beyond_the_buzz/claims_sharing.py", "disagg_sim/facts/model.py"}
 
 
 def test_three_places_make_a_kind_and_nothing_else_asks_for_one():
     """A spec with its keys, a block, a kernel table: no other module of the package names the class of a kind."""
-    root = Path(disagg_sim.__file__).parent
+    root = Path(disagg_sim.__file__).parents[1]
     named = {
         path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
+        for tree in ("disagg_sim", "lab")
+        for path in (root / tree).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Name) and node.id in SPECS | BLOCK_CLASSES
     }
-    assert {name for name in named if not name.startswith("physics/blocks/")} <= KNOW_KINDS
+    assert {name for name in named if not name.startswith("disagg_sim/physics/blocks/")} <= KNOW_KINDS
     assert (len(FITS), Linear.__mro__[1], LinearAttention.__mro__[1]) == (2, AttentionBlock, AttentionSpec)

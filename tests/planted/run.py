@@ -39,7 +39,7 @@ NEAREST = {
     "physics": ("physics", "published", "test_baselines.py", "search", "serving", "certainty"),
     "search": ("search", "test_baselines.py", "serving", "sweep"),
     "serving": ("serving", "test_baselines.py", "sweep", "certainty"),
-    "simulation": ("simulation", "scenario", "study"),
+    "simulation": ("simulation", "scenario", "lab/studies"),
     "workload": ("workload", "search", "scenario", "simulation"),
 }
 #: Not run: they judge texts and tools, not numbers; each takes minutes, and none has caught what the others had not.

@@ -10,7 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.calibration.served.steady_state import (
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_engine
+from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
+from lab.calibration.served.steady_state import (
     Pool,
     RowLengths,
     at_rate,
@@ -21,9 +24,6 @@ from disagg_sim.calibration.served.steady_state import (
     prefill_time,
     served,
 )
-from disagg_sim.domain import Mapping
-from disagg_sim.facts.load import load_engine
-from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 
 
 def tensor_parallel(gpus) -> Mapping:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disagg_sim.calibration.served.cells import instance
-from disagg_sim.calibration.served.evaluate import evaluate
-from disagg_sim.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.cells import instance
+from lab.calibration.served.evaluate import evaluate
+from lab.calibration.served.rows import Quantity, ServingRow, Workers
 
 LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
 #: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.

@@ -10,7 +10,6 @@ import pytest
 from shared_data import shared_file
 
 import disagg_sim as ds
-from disagg_sim.calibration.served.read import read_rows
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
@@ -18,6 +17,7 @@ from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import all_reduce_cost
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import degrees, enumerate_mappings, mappings_for
+from lab.calibration.served.read import read_rows
 
 
 def at(model, system):

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from disagg_sim import synthetic_trace
 from disagg_sim.errors import InputError
-from disagg_sim.study.published_like import burstgpt_process, burstgpt_standin, mini_reasoning_standin
 from disagg_sim.units import MB
 from disagg_sim.workload.arrivals import Gamma, Mmpp, Poisson, Weibull, arrivals, fit_mmpp, named_rng
 from disagg_sim.workload.distributions import Pareto
 from disagg_sim.workload.statistics import trace_statistics
 from disagg_sim.workload.synthetic import LengthTable, log_normal
+from lab.studies.published_like import burstgpt_process, burstgpt_standin, mini_reasoning_standin
 
 BURSTS = Mmpp(contrast=4.0, burst_share=0.25, burst_s=30.0)  # all requests come in bursts
 SHORT_BURSTS = Mmpp(contrast=1.0, burst_share=0.5, burst_s=1e-12)

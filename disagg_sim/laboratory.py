@@ -1,0 +1,131 @@
+"""Import the laboratory beside the package: ``lab/`` of a clone, which an installation has not.
+
+It is taken from that folder alone: what the working directory, ``PYTHONPATH`` or an installed package has under the
+name ``lab`` is neither found nor run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from disagg_sim.errors import MissingExtraError
+from disagg_sim.facts.yaml_files import shipped_root
+
+LAB = "lab"
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def lab_folder(what: str = "this") -> Path:
+    """Find the folder of the laboratory.
+
+    Parameters
+    ----------
+    what
+        Part of it that is asked for, such as the name of a command, for the message.
+
+    Returns
+    -------
+    Path
+        Beside the package.
+
+    Raises
+    ------
+    MissingExtraError
+        The package is installed, or its clone has no laboratory.
+
+    Examples
+    --------
+    >>> (lab_folder() / "studies" / "papers.py").is_file()
+    True
+    """
+    root = Path(__file__).resolve().parents[1]
+    if shipped_root().resolve() != root or not (root / LAB / "__init__.py").is_file():
+        where = "part of the laboratory beside the package"
+        raise MissingExtraError(f"{what} is {where}: clone the repository and run it there")
+    return root / LAB
+
+
+def import_lab(module: str, what: str = "this") -> ModuleType:
+    """Import a module of the laboratory.
+
+    Parameters
+    ----------
+    module
+        Its name below ``lab``; empty for that itself.
+    what
+        As ``lab_folder`` takes it.
+
+    Returns
+    -------
+    ModuleType
+        The module, under the name ``lab.<module>``.
+
+    Raises
+    ------
+    MissingExtraError
+        There is no laboratory, or this process has imported another module ``lab``.
+
+    Examples
+    --------
+    >>> import_lab("studies.papers").paper_names()
+    ('arrow', 'dopd', 'dynaserve')
+    """
+    folder = lab_folder(what)
+    if LAB not in sys.modules:
+        spec = spec_from_file_location(LAB, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[LAB] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[LAB])
+    places = [Path(each).resolve() for each in getattr(sys.modules[LAB], "__path__", ())]
+    if places != [folder]:
+        raise MissingExtraError(f"{what} needs {folder}: another module {LAB!r} is imported in this process")
+    return import_module(f"{LAB}.{module}" if module else LAB)
+
+
+@dataclass(frozen=True, slots=True)
+class LabFunction:
+    """A function of the laboratory that travels by its name, and opens the laboratory where it arrives."""
+
+    module: str  # below ``lab``
+    name: str
+
+    def __post_init__(self) -> None:  # noqa: D105
+        import_lab("")
+
+    def __call__(self, task: Any) -> Any:
+        """Call the function."""
+        return getattr(import_lab(self.module), self.name)(task)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make it anew where it is unpickled: before the tasks behind it, whose types are of the laboratory."""
+        return LabFunction, (self.module, self.name)
+
+
+def in_workers(function: Callable[[Task], Result]) -> Callable[[Task], Result]:
+    """Make a function of the laboratory one that worker processes find, too.
+
+    Parameters
+    ----------
+    function
+        At the top of a module below ``lab``.
+
+    Returns
+    -------
+    callable
+        The same, for ``run_tasks``.
+
+    Examples
+    --------
+    >>> in_workers(import_lab("calibration.kernels.tables").spec_name)("gb200")
+    'gb200_nvl72'
+    """
+    return LabFunction(function.__module__.removeprefix(f"{LAB}."), function.__name__)

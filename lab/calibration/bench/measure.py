@@ -1,0 +1,227 @@
+"""Run micro-benchmarks on the user's own GPU and write them as rows of kernel tables.
+
+What is measured, at which sizes, and how the times become rows of ``lab.calibration.kernels.forms``. How a call is
+timed is the business of a ``Bench``: ``lab.calibration.bench.torch_bench`` runs PyTorch's own kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+import pandas as pd
+
+from disagg_sim.units import US
+from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
+
+#: A measured row: its form, words and sizes.
+Row = dict[str, str | int]
+
+
+class Bench(Protocol):
+    """Times one call of a kernel. [s]; ``None`` where the device has no such kernel or lacks the memory."""
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Library -> version, for ``torch`` and, where collectives run, ``nccl``."""
+
+    @property
+    def ranks(self) -> int:
+        """Devices that collectives run over; 1 = none do. [1]"""
+
+    def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
+        """``C[m,n] = A[m,k] @ B[k,n]`` with B out of the cache."""
+
+    def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        """Causal attention of ``tokens`` new tokens a sequence."""
+
+    def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
+        """One new token a sequence against ``context`` cached ones."""
+
+    def copy(self, elements: int) -> float | None:
+        """Device memory to device memory, ``elements`` of two bytes read and as many written."""
+
+    def launch(self, graph: bool) -> float | None:
+        """A kernel that does next to nothing, inside a graph or launched by the host one by one."""
+
+    def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
+        """Times of (op, message bytes) over ``ranks`` devices; bytes as in the table of collectives."""
+
+
+class Progress(Protocol):
+    """Told how far a measurement is."""
+
+    def start(self, points: int) -> None:
+        """So many calls are planned."""
+
+    def advance(self, points: int) -> None:
+        """So many more of them are done."""
+
+    def finish(self) -> None:
+        """All of them are done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sizes to measure; every list is crossed with the others of its kernel."""
+
+    dtypes: tuple[str, ...] = ("bfloat16", "fp8", "nvfp4")
+    m: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
+    #: (n, k): projections and FFN of 8B, 70B and 671B models at several tensor-parallel degrees.
+    weights: tuple[tuple[int, int], ...] = (
+        (4096, 4096),
+        (6144, 4096),
+        (28672, 4096),
+        (4096, 14336),
+        (10240, 8192),
+        (8192, 8192),
+        (57344, 8192),
+        (8192, 28672),
+        (1280, 8192),
+        (8192, 1024),
+        (7168, 8192),
+        (2112, 7168),
+        (24576, 1536),
+        (7168, 16384),
+        (3072, 1536),
+        (7168, 2048),
+    )
+    #: (q_heads, kv_heads, head_dim) on one GPU.
+    heads: tuple[tuple[int, int, int], ...] = ((8, 1, 128), (16, 2, 128), (32, 8, 128), (64, 8, 128), (16, 16, 64))
+    prefill: tuple[tuple[int, int], ...] = tuple(product((1, 4), (128, 512, 1024, 2048, 4096, 8192, 16384)))
+    decode: tuple[tuple[int, int], ...] = tuple(product((1, 4, 16, 64, 256), (128, 512, 2048, 8192, 32768)))
+    copies: tuple[int, ...] = tuple(2**power for power in range(11, 30, 2))  # elements
+    collectives: tuple[str, ...] = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
+    messages: tuple[int, ...] = tuple(2**power for power in range(10, 31, 2))
+
+
+#: A minute's work: enough to see whether a device runs as its data sheet says.
+QUICK = Plan(
+    m=(1, 16, 64, 256, 1024, 4096),
+    weights=((4096, 4096), (28672, 4096), (8192, 8192), (7168, 2048)),
+    heads=((8, 1, 128), (32, 8, 128)),
+    prefill=tuple(product((1,), (512, 2048, 8192))),
+    decode=tuple(product((1, 16, 64), (512, 4096))),
+    copies=tuple(2**power for power in (15, 21, 27)),
+    messages=tuple(2**power for power in (12, 20, 26)),
+)
+
+
+#: Seconds on a CPU: shows the form of the table, says nothing of a GPU.
+TRIAL = Plan(
+    m=(1, 64),
+    weights=((512, 512),),
+    heads=((8, 2, 64),),
+    prefill=((1, 256),),
+    decode=((4, 256),),
+    copies=(2**15, 2**20),
+)
+
+
+def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.DataFrame:
+    """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
+
+    Parameters
+    ----------
+    bench
+        Times a call on the device. [s]
+    system
+        Name of the system's spec, written into every row.
+    plan
+        Which sizes.
+    progress
+        Told of every call.
+
+    Returns
+    -------
+    DataFrame
+        One row a call that could run; columns that a form lacks are empty. ``calibrate kernels`` reads the CSV of it.
+
+    Examples
+    --------
+    A bench that gives every matrix multiply 5 us, and has no other kernel:
+
+    >>> from unittest.mock import Mock
+    >>> bench = Mock(versions={"torch": "2.9"}, ranks=1, gemm=lambda *sizes: 5e-6, launch=lambda graph: None)
+    >>> plan = Plan(dtypes=("fp8",), m=(1, 8), weights=((4096, 4096),), prefill=(), decode=(), copies=())
+    >>> measure(bench, "h100_sxm", plan, Mock())[["dtype", "m", "n", "k", "latency_us"]].values.tolist()
+    [['fp8', 1, 4096, 4096, 5.0], ['fp8', 8, 4096, 4096, 5.0]]
+    """
+    calls = list(_calls(bench, plan))
+    groups = _groups(bench.ranks)
+    wanted = tuple(product(plan.collectives, plan.messages))
+    progress.start(len(calls) + len(groups) * len(wanted))
+    rows: list[dict[str, object]] = []
+
+    def add(row: Row, library: str, seconds: float) -> None:
+        words = {"system": system, "framework": library, "version": bench.versions[library]}
+        rows.append({**words, **row, LATENCY: float(f"{seconds / US:.5g}")})
+
+    for row, timed in calls:
+        measured = timed()
+        if measured is not None:
+            add(row, "torch", measured)
+        progress.advance(1)
+    for ranks in groups:
+        for (op, size), seconds in zip(wanted, bench.collectives(ranks, wanted), strict=True):
+            add(_collective(op, ranks, size), "nccl", seconds)
+        progress.advance(len(wanted))
+    progress.finish()
+    present = {row[FORM] for row in rows}
+    own = [name for form in FORMS.values() if form.name in present for name in (*form.words, *form.sizes)]
+    columns = [FORM, *IDENTITY, *dict.fromkeys(own), LATENCY]
+    table = pd.DataFrame(rows, columns=columns)
+    sizes = {name for form in FORMS.values() for name in form.sizes} & set(columns)
+    return table.astype(dict.fromkeys(sizes, "Int64"))
+
+
+def _calls(bench: Bench, plan: Plan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
+    """Every planned call with the row that it fills."""
+    yield from (_launch(bench, graph) for graph in (True, False))
+    yield from (_copy(bench, size) for size in plan.copies)
+    yield from (_gemm(bench, dtype, m, *nk) for dtype, nk, m in product(plan.dtypes, plan.weights, plan.m))
+    yield from (_prefill(bench, *shape, *heads) for heads, shape in product(plan.heads, plan.prefill))
+    yield from (_decode(bench, *shape, *heads) for heads, shape in product(plan.heads, plan.decode))
+
+
+def _groups(ranks: int) -> Sequence[int]:
+    """Powers of two up to ``ranks``, from 2. [1]"""
+    return [2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks]
+
+
+def _launch(bench: Bench, graph: bool) -> tuple[Row, Callable[[], float | None]]:
+    return _activations("launch_graph" if graph else "launch_eager", 1), lambda: bench.launch(graph)
+
+
+def _copy(bench: Bench, elements: int) -> tuple[Row, Callable[[], float | None]]:
+    return _activations("copy", elements), lambda: bench.copy(elements)
+
+
+def _activations(op: str, elements: int) -> Row:
+    return {FORM: "quantize_ops", "kernel_source": "torch", "op": op, "dtype": "bfloat16", "m": 1, "k": elements}
+
+
+def _gemm(bench: Bench, dtype: str, m: int, n: int, k: int) -> tuple[Row, Callable[[], float | None]]:
+    row: Row = {FORM: "gemm", "kernel_source": "mm", "dtype": dtype, "m": m, "n": n, "k": k}
+    return row, lambda: bench.gemm(dtype, m, n, k)
+
+
+def _attention(form: str, length: str, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> Row:
+    types: Row = {"kernel_source": "sdpa", "compute_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    heads: Row = {"q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    return {FORM: form, **types, "batch": batch, length: tokens, **heads}
+
+
+def _prefill(bench: Bench, *shape: int) -> tuple[Row, Callable[[], float | None]]:
+    return _attention("context_attention", "seq_len", *shape), lambda: bench.prefill_attention(*shape)
+
+
+def _decode(bench: Bench, *shape: int) -> tuple[Row, Callable[[], float | None]]:
+    return _attention("generation_attention", "kv_len", *shape), lambda: bench.decode_attention(*shape)
+
+
+def _collective(op: str, ranks: int, size: int) -> Row:
+    sizes: Row = {"num_gpus": ranks, "message_bytes": size}
+    return {FORM: "collectives", "kernel_source": "NCCL", "op": op, "dtype": "half", **sizes}

@@ -1,0 +1,219 @@
+"""Write a calibration as ``hw_specs/efficiency/*.yaml``: fitted rows, assumptions, and their sources.
+
+The same data give the same bytes: nothing of the clock, the user or the directory goes in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.errors import StoreError
+from disagg_sim.facts.efficiency import (
+    SECTIONS,
+    Assumptions,
+    DataFile,
+    EfficiencySpec,
+    Fit,
+    assumptions_of,
+    efficiency_of,
+)
+from disagg_sim.facts.load import load_efficiency
+from disagg_sim.facts.schema import units_of
+from disagg_sim.facts.yaml_files import DIRECTORIES, read_mapping, spec_roots
+from disagg_sim.units import GB, US
+from lab.calibration.files import Writer
+from lab.calibration.kernels.fit import DIGITS, Calibration
+
+#: Directory, beside the efficiency files, of what no table measures.
+ASSUMPTIONS = "assumptions"
+#: Engines in the order of preference where nothing else is said.
+_ORDER = ("trtllm", "vllm", "sglang", "nccl", "torch")
+#: Section -> form of its fits, written above its rows.
+_FORMS = {
+    "gemm": "the form of disagg_sim/physics/gemm.py: tiles, waves, split-K, re-reads, quantising of A",
+    "prefill_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
+    "decode_attention": "the form of disagg_sim/physics/attention.py; e_compute is a share of the BF16 peak",
+    "attention_parts": "t = t0 + token*tokens + [context > chosen]*(choice + max(F/(e_compute*Pi_bf16), "
+    "bytes/(e_memory*HBM), walk*tokens of a sequence + key_walk*context)); host: in tables alone",
+    "moe": "the form of disagg_sim/physics/moe.py: grouped GEMM of the routed experts",
+    "collectives": "t = latency + hop*(n-1) + w + 2*sqrt(ramp*w), w = V/(e_bandwidth*NVLink), V of the algorithm; "
+    "the fastest algorithm counts; eager: max(latency, t + 2*S/(e_bandwidth*HBM))",
+    "alltoall": "t = latency + step*log2(group) + V/(e_bandwidth*link); prepare: + T*seconds_per_token",
+    "elementwise": "t = t0 + bytes/(e_memory*HBM)",
+}
+#: Fields of a fit that its row does not hold.
+_TOLD_ELSEWHERE = ("inherited_from", "stands_for", "keys")
+#: Written above the keys of prefill kernels.
+_PREFILL_KEYS = (
+    "What the prefill kernel of an engine does with the keys of a tile of query rows: one block walks them, "
+    "or blocks share them."
+)
+#: Written above the kernels of experts that no table holds.
+_EXPERT_KERNELS = (
+    "What an engine multiplies experts with in a format that no shipped fit of its kernels has, and whose fits "
+    "stand for it."
+)
+
+
+def find_assumptions(system: str) -> Path | None:
+    """Find the shipped (or user's) file of assumptions of a system.
+
+    Parameters
+    ----------
+    system
+        Name of its spec.
+
+    Returns
+    -------
+    Path or None
+        None when there is none.
+
+    Examples
+    --------
+    >>> find_assumptions("gb200_nvl72").name, find_assumptions("my_system")
+    ('gb200_nvl72.yaml', None)
+    """
+    paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
+    return next((path for path in paths if path.is_file()), None)
+
+
+def efficiency_text(
+    calibration: Calibration, *, data: str, date: str, assumptions: Path | None = None, split: bool = True
+) -> str:
+    """Write the YAML of a calibration as text: the same fits give the same text.
+
+    Parameters
+    ----------
+    calibration
+        Of ``calibrate_kernels``.
+    data, date
+        Name and date of the measurements, as they shall stand in the file.
+    assumptions
+        File of what no table measures; its rows are written after the fitted ones, marked as assumed.
+    split
+        Whether shapes were held out.
+
+    Returns
+    -------
+    str
+        Content of ``hw_specs/efficiency/<system>.yaml``.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from disagg_sim.facts.load import load_system
+    >>> nothing = Calibration(system=load_system("h100_sxm"), fits={}, files=(), residuals=pd.DataFrame())
+    >>> text = efficiency_text(nothing, data="my kernels", date="2026-01")
+    >>> [line for line in text.splitlines() if line.startswith(("system", "gemm"))]
+    ['system: h100_sxm', 'gemm: []']
+    """
+    beside = assumptions_of(assumptions, read_mapping(assumptions)) if assumptions else Assumptions(engine_order=())
+    fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
+    order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))
+    seen = "shapes that were held out" if split else "the rows fitted; no shape was held out"
+    lines = [
+        f"# Fitted kernel efficiencies of the {calibration.system.title}: shares of the vendor's peaks.",
+        "# Written by 'disagg-sim calibrate kernels': robust least squares of the logarithm of the time (soft L1).",
+        f"# Errors are shares of the measured time; held_out_* and sigma_log are those of {seen}.",
+        f"system: {calibration.system.name}",
+        f"data: {plain_word(data)}",
+        f"date: {plain_word(date)}  # of the data",
+        f"engine_order: [{', '.join(order)}]  # whose fit is taken first, operator by operator",
+        "",
+        "files:",
+        *(f"  - {file_line(each)}" for each in calibration.files),
+    ]
+    for section in SECTIONS:
+        fitted, assumed = calibration.fits.get(section, ()), getattr(beside, section)
+        lines += ["", f"# {_FORMS[section]}", f"{section}:" if fitted or assumed else f"{section}: []"]
+        lines += [f"  - {fit_line(fit)}" for fit in fitted]
+        if assumed:
+            lines += ["  # assumed, not measured", *(f"  - {fit_line(fit)}" for fit in assumed)]
+    if beside.prefill_keys:
+        lines += ["", f"# {_PREFILL_KEYS}", "prefill_keys:"]
+        lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.prefill_keys]
+    if beside.expert_kernels:
+        lines += ["", f"# {_EXPERT_KERNELS}", "expert_kernels:"]
+        lines += [f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.expert_kernels]
+    if beside.inherits_rows:
+        lines += ["", "# Rows taken over from another system; each is marked as inherited in every output."]
+        lines += ["inherits_rows:", *(f"  - {_flow(_words(dataclasses.asdict(row)))}" for row in beside.inherits_rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _parent(name: str) -> EfficiencySpec:
+    spec = load_efficiency(name)
+    if spec is None:
+        raise StoreError(f"no efficiency file of {name!r}, whose rows should be inherited")
+    return spec
+
+
+def fit_line(fit: Fit) -> str:
+    """Format a fit on one line: provenance first, without numbers that equal their default."""
+    pairs: dict[str, str] = {}
+    units = units_of(type(fit))
+    for field in dataclasses.fields(fit):
+        value = getattr(fit, field.name)
+        if field.name in _TOLD_ELSEWHERE or (field.default is not dataclasses.MISSING and value == field.default):
+            continue
+        if field.name == "valid":
+            pairs["valid"] = _flow({size: f"[{number_text(low)}, {number_text(high)}]" for size, low, high in value})
+        else:
+            pairs[field.name] = _value(value, units[field.name])
+    own = [field.name for field in dataclasses.fields(fit) if field.name not in Fit.__dataclass_fields__]
+    order = ["engine", "version", *own, *(name for name in Fit.__dataclass_fields__)]
+    return _flow({name: pairs[name] for name in dict.fromkeys(order) if name in pairs})
+
+
+def file_line(file: DataFile) -> str:
+    """Format on one line what became of the rows of a table."""
+    return _flow(
+        {
+            "name": plain_word(file.name),
+            "sha256": plain_word(file.sha256),
+            "rows": str(file.rows),
+            "fitted": str(file.fitted),
+            "held_out": str(file.held_out),
+            "dropped": _flow(_words(file.dropped)),
+        }
+    )
+
+
+def _words(row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        plain_word(key): _flow(_words(value)) if isinstance(value, Mapping) else _value(value, "")
+        for key, value in row.items()
+    }
+
+
+def _value(value: object, unit: str) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        scale, name = {"s": (US, "us"), "B/s": (GB, "GB/s")}.get(unit, (1.0, ""))
+        return f"{number_text(value / scale)} {name}".rstrip()
+    return str(value) if isinstance(value, int) else plain_word(str(value))
+
+
+def number_text(value: float) -> str:
+    """A number of ``DIGITS`` digits, whole numbers in full."""
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.{DIGITS}g}"
+
+
+def plain_word(text: str) -> str:
+    """Text as YAML reads it back, quoted where it has to be."""
+    plain = text.replace("_", "a").replace(".", "a").replace("-", "a").isalnum() and text[0].isalpha()
+    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _flow(pairs: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in dict(pairs).items()) + "}"
+
+
+#: Writes an efficiency file.
+write_efficiency = Writer(lambda path, part: efficiency_of(path, read_mapping(part), _parent))

@@ -1,0 +1,264 @@
+"""Fit the efficiencies of one system to kernel tables, with residuals and provenance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError, nearest
+from disagg_sim.facts.efficiency import LARGE_MESSAGES, LIBRARIES, SECTIONS, DataFile, Fit, PrefillKeys, with_keys
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.load import load_system
+from disagg_sim.facts.yaml_files import is_path, shown
+from disagg_sim.units import US
+from lab.calibration.coverage import assign, units_of
+from lab.calibration.kernels.limits import least_time
+from lab.calibration.kernels.registry import OPERATORS, Operator
+from lab.calibration.kernels.selection import LeftOut
+from lab.calibration.kernels.tables import (
+    LISTED_FAULTS,
+    KernelTable,
+    TableError,
+    read_exclusions,
+    read_tables,
+    spec_name,
+)
+
+#: Digits to which fitted numbers are written; their errors are those of the rounded numbers.
+DIGITS = 5
+#: Standard deviations within which 80 % of a normal distribution lie, by which ``sigma_log`` of every efficiency file
+#: was divided; ``facts.uncertainty.EIGHTY`` has one digit more, and would move the last digit of those. [1]
+EIGHTY_PERCENT = 1.2816
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fits of one system.
+
+    ``residuals`` has a row for each measured row of the system: ``operator, framework, system, masked, held_out,
+    measured`` [s], ``predicted`` [s], NaN where nothing was fitted.
+    """
+
+    system: SystemSpec
+    fits: Mapping[str, tuple[Fit, ...]]  # by section of the efficiency file
+    files: tuple[DataFile, ...]
+    residuals: pd.DataFrame
+    left_out: tuple[LeftOut, ...] = ()  # fits that are not shipped
+
+
+def calibrate_kernels(
+    paths: Sequence[Path],
+    system: str,
+    *,
+    exclude: Path | None = None,
+    framework: str = "",
+    split: bool = True,
+    prefill_keys: Sequence[PrefillKeys] = (),
+) -> Calibration:
+    """Fit everything that the tables measure of a system.
+
+    Parameters
+    ----------
+    paths
+        CSV files in the forms of ``lab.calibration.kernels.forms``.
+    system
+        Name of the system, as specs or as tables spell it, or path of its file.
+    exclude
+        Mask of known bad rows.
+    framework
+        Fit this library alone, and NCCL, to which engines hand their large messages; "" = all.
+    split
+        Whether the shapes that are held out stay unseen, which gives honest errors; else all rows are fitted.
+    prefill_keys
+        What prefill kernels do with their keys. Prompts without a past hardly tell: their fits are made with walked
+        keys and judged with these.
+
+    Returns
+    -------
+    Calibration
+        Fits by section of the efficiency file, the files that they rest on, and every row with its prediction. [s]
+
+    Raises
+    ------
+    TableError
+        Faults of the files, rows that beat the system's peaks; one line each.
+    InputError
+        Unknown framework, or no row of the system.
+
+    Examples
+    --------
+    >>> calibrate_kernels([Path("kernels.csv")], "h100_sxm", framework="vlm")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: framework 'vlm' is unknown, did you mean 'vllm'?; allowed: ...
+    """
+    if framework and framework not in LIBRARIES:
+        raise InputError(
+            f"framework {framework!r} is unknown{nearest(framework, LIBRARIES)}; allowed: {', '.join(LIBRARIES)}"
+        )
+    spec = load_system(system if is_path(system) else spec_name(system))
+    tables = _read_all(paths, exclude, spec)
+    forms = {form: _rows_of(tables, form, spec) for form in OPERATORS}
+    wanted = (framework, LARGE_MESSAGES) if framework else LIBRARIES
+    fits: dict[str, tuple[Fit, ...]] = {}
+    left: list[LeftOut] = []
+    unseen = 0
+    for form, operator in OPERATORS.items():
+        if operator.fit is not None and forms[form] is not None:
+            rows = forms[form]
+            usable = rows[(rows["masked"] == "") & rows["framework"].isin(wanted)]
+            fitted = usable[~usable["held_out"]] if split else usable
+            unseen += len(usable) - len(fitted)
+            raw = [_rounded(fit) for fit in with_keys(operator.fit_rows(fitted, spec), prefill_keys)]
+            section = operator.sections[0]
+            shipped, others = operator.select(_judged(operator, raw, usable, spec, split=split), fitted)
+            fits[section] = (*fits.get(section, ()), *shipped)
+            left += others
+    if not any(fits.values()):
+        held = f"; {unseen} rows are of shapes that are held out, --no-split fits them, too" if unseen else ""
+        files = ", ".join(shown(path) for path in paths)
+        raise InputError(f"no row of {spec.name} that can be fitted in {files}{held}")
+    told = tuple(_data_file(table, spec, wanted, fits, split=split) for table in tables)
+    by_section = {key: fits.get(key, ()) for key in SECTIONS}
+    return Calibration(spec, by_section, told, _residuals(forms, fits, spec, split), tuple(left))
+
+
+def _read_all(paths: Sequence[Path], exclude: Path | None, system: SystemSpec) -> list[KernelTable]:
+    """Read all tables; raise one error with the faults of all."""
+    exclusions = read_exclusions(exclude) if exclude else ()
+    tables: list[KernelTable] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            for table in read_tables(path, exclusions=exclusions):
+                faults += beyond_physics(table, system)
+                tables.append(table)
+        except TableError as error:
+            faults += str(error).splitlines()
+    if faults:
+        raise TableError("\n".join(faults))
+    return tables
+
+
+def beyond_physics(table: KernelTable, system: SystemSpec) -> list[str]:
+    """A line for each row of the system, not masked, that is faster than the vendor's peaks allow."""
+    rows = table.rows[(table.rows["system"] == system.name) & (table.rows["masked"] == "")]
+    if not len(rows):
+        return []
+    least = least_time(table.form.name, rows, system)
+    wrong = rows[rows["latency"].to_numpy() < least]
+    lines = [
+        f"{shown(table.path)}: line {row}: latency_us {measured:g} is above the physical peak of {system.name}, "
+        f"which allows {bound / US:.5g} at least"
+        for row, measured, bound in zip(
+            wrong["row"], wrong["latency_us"], least[rows["latency"].to_numpy() < least], strict=True
+        )
+    ]
+    more = [f"{shown(table.path)}: and {len(lines) - LISTED_FAULTS} more rows above the peak"]
+    return lines[:LISTED_FAULTS] + (more if len(lines) > LISTED_FAULTS else [])
+
+
+def _rows_of(tables: Sequence[KernelTable], form: str, system: SystemSpec) -> Any:
+    """Rows of one form and system out of all files, None where there are none."""
+    found = [table.rows[table.rows["system"] == system.name] for table in tables if table.form.name == form]
+    rows = pd.concat(found, ignore_index=True) if found else None
+    return rows if rows is not None and len(rows) else None
+
+
+def _rounded(fit: Fit) -> Fit:
+    """A fit with its free numbers as they will be written."""
+    numbers: dict[str, Any] = {
+        field.name: float(f"{value:.{DIGITS}g}")
+        for field in fields(fit)
+        if isinstance(value := getattr(fit, field.name), float)
+    }
+    return replace(fit, **numbers)
+
+
+def _judged(
+    operator: Operator, fits: list[Fit], rows: pd.DataFrame, system: SystemSpec, *, split: bool
+) -> tuple[Fit, ...]:
+    """The fits with their errors on the rows that they saw and on those that they did not."""
+    predicted = operator.predict(rows, system, fits)
+    number = assign(operator, rows, system, fits, predicted)
+    measured = rows["latency"].to_numpy(dtype=float)
+    unseen = rows["held_out"].to_numpy(dtype=bool) & split
+    judged: dict[int, Fit] = {}
+    for index, members in enumerate(units_of(operator, fits).values()):
+        mine = number == index
+        errors = _errors(predicted, measured, mine & ~unseen), _errors(predicted, measured, mine & unseen)
+        known = errors[1] if errors[1][0] else errors[0]
+        for fit in members:
+            judged[id(fit)] = replace(
+                fit,
+                points=errors[0][0],
+                median_error=errors[0][1],
+                p90_error=errors[0][2],
+                held_out_points=errors[1][0],
+                held_out_median_error=errors[1][1],
+                held_out_p90_error=errors[1][2],
+                sigma_log=known[3],
+            )
+    return tuple(judged[id(fit)] for fit in fits)
+
+
+def _errors(
+    predicted: NDArray[np.float64], measured: NDArray[np.float64], mine: NDArray[np.bool_]
+) -> tuple[int, float, float, float]:
+    """Rows, median and 90 % quantile of the relative error, and the spread of its logarithm.
+
+    The spread is the standard deviation of a normal law without bias whose 80 % band holds 80 % of the rows.
+    """
+    if not mine.any():
+        return 0, 0.0, 0.0, 0.0
+    ratio = predicted[mine] / measured[mine]
+    errors = np.abs(ratio - 1.0)
+    spread = float(np.quantile(np.abs(np.log(ratio)), 0.8)) / EIGHTY_PERCENT
+    median, p90 = (round(float(x), DIGITS) for x in (np.median(errors), np.quantile(errors, 0.9)))
+    return int(mine.sum()), median, p90, round(spread, DIGITS)
+
+
+def _data_file(
+    table: KernelTable, system: SystemSpec, wanted: Sequence[str], fits: Mapping[str, tuple[Fit, ...]], *, split: bool
+) -> DataFile:
+    """What became of the rows of a table."""
+    rows = table.rows[table.rows["system"] == system.name]
+    fate = np.where(rows["held_out"].to_numpy(dtype=bool) & split, "held out", "fitted").astype(object)
+    operator = OPERATORS.get(table.form.name)
+    if operator is None or operator.fit is None:
+        fate[:] = "no fit is made of this table"
+    else:
+        known = [fit for section in operator.sections for fit in fits.get(section, ())]
+        fate[~np.isfinite(operator.predict(rows, system, known))] = "no fit of this kind of row is shipped"
+    fate[~rows["framework"].isin(wanted).to_numpy()] = "another framework"
+    masked = rows["masked"].to_numpy(dtype=object)
+    fate = np.where(masked != "", masked, fate)
+    counts = Counter(fate.tolist())
+    return DataFile(
+        name=table.path.name,
+        sha256=table.sha256,
+        rows=len(rows),
+        fitted=counts.pop("fitted", 0),
+        held_out=counts.pop("held out", 0),
+        dropped=dict(sorted(counts.items())),
+    )
+
+
+def _residuals(
+    forms: Mapping[str, Any], fits: Mapping[str, tuple[Fit, ...]], system: SystemSpec, split: bool
+) -> pd.DataFrame:
+    parts: list[pd.DataFrame] = []
+    for form, rows in forms.items():
+        if rows is not None:
+            known = [fit for section in OPERATORS[form].sections for fit in fits.get(section, ())]
+            part = rows[["framework", "system", "masked", "held_out"]].assign(
+                operator=form, measured=rows["latency"], predicted=OPERATORS[form].predict(rows, system, known)
+            )
+            parts.append(part.assign(held_out=part["held_out"] & split))
+    return pd.concat(parts, ignore_index=True)

@@ -1,0 +1,141 @@
+"""Fit dense matrix multiplies: the equation of ``physics.gemm`` to rows of one library and version.
+
+Every format has a few parameters of its own (``_OWN``; those for quantising A only if the format quantises). All
+formats of a library share the parameters of the loop along K, of overlap and of repeated reads, because these depend
+on the build of the library. A library with many formats also shares either the share of the HBM bandwidth or the time
+of a split, whichever raises the error less, so that it has at most ``MOST`` parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from disagg_sim.facts.efficiency import GEMM_SIZES, GemmFit
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.precision import FORMATS
+from disagg_sim.physics.gemm import gemm_cost
+from disagg_sim.physics.rates import gemm_rate
+from disagg_sim.physics.work import gemm_work
+from disagg_sim.units import US
+from lab.calibration.kernels.robust import Parameter, enough, error_quantiles, fit_logarithm, mean_loss, ranges
+
+#: Type words of the tables -> weight formats.
+FORMAT_OF = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "int8_sq": "int8"}
+_NUMBERS = (
+    Parameter("e_compute", 0.7, 0.02, 1.0),
+    Parameter("e_memory", 0.8, 0.1, 1.0),
+    Parameter("t0", 4 * US, 0.5 * US, 100 * US),
+    Parameter("e_quantise", 0.5, 0.02, 2.0),
+    Parameter("k_split", 3 * US, 0.02 * US, 50 * US),
+    Parameter("k_step", 5e-4 * US, 2e-5 * US, 1e-2 * US),
+    Parameter("blend_q", 2.0, 1.0, 10.0),
+    Parameter("reuse", 500.0, 100.0, 1e5),
+    Parameter("least_row", 2000.0, 256.0, 8192.0),
+)
+#: Which of them each format may have to itself.
+_OWN = (
+    ("e_compute", "t0", "e_quantise", "e_memory"),
+    ("e_compute", "t0", "e_quantise", "k_split"),
+    ("e_compute", "t0", "e_quantise", "e_memory", "k_split"),
+)
+#: Numbers of all formats of a library together, at most. [1]
+MOST = 20
+#: Numbers that a library without quantised rows lacks.
+_QUANTISING = ("e_quantise", "least_row")
+
+
+def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
+    """One fit a format, all formats together.
+
+    Parameters
+    ----------
+    rows
+        Rows of one (framework, version) of a gemm table that may be fitted, with ``latency`` [s].
+
+    Returns
+    -------
+    list of GemmFit
+        By format, those that the system multiplies; the shared numbers count as parameters of the first.
+    """
+    formats = rows["dtype"].map(FORMAT_OF)
+    tables = {name: rows[formats == name] for name in sorted(formats.dropna().unique())}
+    tables = {name: table for name, table in tables.items() if FORMATS[name].arithmetic in system.peak_flops}
+    if not tables:
+        return []
+    tried = [_fit_together(tables, system, own) for own in _OWN]
+    found = []
+    for fit, table in zip(enough(tried, MOST, worth=0.0), tables.values(), strict=True):
+        median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
+        found.append(replace(fit, median_error=median, p90_error=p90))
+    return found
+
+
+def _fit_together(
+    tables: dict[str, pd.DataFrame], system: SystemSpec, names: Sequence[str]
+) -> tuple[float, list[GemmFit]]:
+    """Loss and fits where each format has the numbers ``names`` to itself."""
+    quantised = any(name != "bf16" for name in tables)
+    numbers = [p for p in _NUMBERS if quantised or p.name not in _QUANTISING]
+    shared = [p for p in numbers if p.name not in names]
+    own = {
+        name: [p for p in numbers if p.name in names and (name != "bf16" or p.name not in _QUANTISING)]
+        for name in tables
+    }
+    measured = np.concatenate([table["latency"].to_numpy(dtype=float) for table in tables.values()])
+
+    def fits(values: NDArray[np.float64]) -> list[GemmFit]:
+        common = {p.name: float(v) for p, v in zip(shared, values[len(values) - len(shared) :], strict=True)}
+        found: list[GemmFit] = []
+        start = 0
+        for name, table in tables.items():
+            mine = dict(zip((p.name for p in own[name]), values[start:].tolist(), strict=False))
+            start += len(own[name])
+            count = len(own[name]) + (0 if found else len(shared))
+            found.append(_fit(table, name, mine | common | {"parameters": count}))
+        return found
+
+    def times(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        both = zip(tables.values(), fits(values), strict=True)
+        return np.concatenate([_times(table, fit, system) for table, fit in both])
+
+    free = [parameter for name in tables for parameter in own[name]] + shared
+    best = fit_logarithm(times, measured, free)
+    return mean_loss(times(best), measured), fits(best)
+
+
+def predict_gemm(rows: pd.DataFrame, system: SystemSpec, fits: list[GemmFit]) -> NDArray[np.float64]:
+    """Time of each row of a gemm table by the fit of its framework and format; NaN where there is none. [s]"""
+    result = np.full(len(rows), np.nan)
+    formats = rows["dtype"].map(FORMAT_OF)
+    for fit in fits:
+        mine = ((rows["framework"] == fit.engine) & (formats == fit.format)).to_numpy()
+        if mine.any():
+            result[mine] = _times(rows[mine], fit, system)
+    return result
+
+
+def _fit(table: pd.DataFrame, name: str, values: dict[str, Any]) -> GemmFit:
+    first = table.iloc[0]
+    return GemmFit(
+        engine=first["framework"],
+        version=first["version"],
+        points=len(table),
+        median_error=0.0,
+        p90_error=0.0,
+        valid=ranges(table, GEMM_SIZES),
+        format=name,
+        tiled=True,
+        **values,
+    )
+
+
+def _times(table: pd.DataFrame, fit: GemmFit, system: SystemSpec) -> NDArray[np.float64]:
+    m, n, k = (table[size].to_numpy(dtype=float) for size in GEMM_SIZES)
+    work = gemm_work(m, n, k, weight_bytes=FORMATS[fit.format].bytes)
+    return np.asarray(gemm_cost(m, n, k, work, gemm_rate(fit, system)).time)

@@ -1,0 +1,213 @@
+"""Compare kernel tables with the fits: every row with its verdict, and the errors by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import EfficiencySpec
+from disagg_sim.facts.load import load_efficiency, load_system, load_uncertainty
+from disagg_sim.facts.uncertainty import spread_of
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.units import US
+from lab.calibration.coverage import assign, inside, units_of
+from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, Form
+from lab.calibration.kernels.limits import least_time
+from lab.calibration.kernels.registry import OPERATORS
+from lab.calibration.kernels.residuals import band, error_table, part_of
+from lab.calibration.kernels.tables import KernelTable, TableError, read_exclusions, read_tables
+
+#: Columns of the verdicts, in order.
+COLUMNS = (
+    "file",
+    "row",
+    "operator",
+    "system",
+    "framework",
+    "version",
+    "kernel_source",
+    "shape",
+    "measured_us",
+    "predicted_us",
+    "predicted_p10_us",
+    "predicted_p90_us",
+    "relative_error",
+    "evaluated",
+    "reason",
+    "masked",
+    "part",
+    "held_out",
+    "in_range",
+)
+#: Keys of the summary.
+GROUPS = ("operator", "framework", "system", "part")
+#: Word for all systems together.
+POOLED = "all"
+
+
+def judge_kernels(
+    paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
+) -> pd.DataFrame:
+    r"""Predict every row of the tables.
+
+    Parameters
+    ----------
+    paths
+        CSV files in the forms of ``lab.calibration.kernels.forms``.
+    exclude
+        Mask of known bad rows; they are evaluated and marked, and no summary counts them.
+    efficiency
+        Directory of efficiency files, one a system; else the shipped ones.
+
+    Returns
+    -------
+    DataFrame
+        ``COLUMNS``. 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by the
+        spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and
+        prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt.
+        ``part`` is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every
+        other. ``row`` is the name of a row where the table gives one (``row_id``), else its line.
+
+    Raises
+    ------
+    TableError
+        Unreadable files or unknown columns; a bad row is no error here, it is a row that is not evaluated.
+    InputError
+        No such directory of efficiency files.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
+    ...     file.flush()
+    ...     found = judge_kernels([Path(file.name)])
+    >>> found[["operator", "shape", "measured_us", "evaluated", "part"]].values.tolist()
+    [['gemm', 'dtype=fp8 m=64 n=8192 k=8192', 40.0, True, 'new']]
+    """
+    if efficiency is not None and not efficiency.is_dir():
+        raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
+    exclusions = read_exclusions(exclude) if exclude else ()
+    tables: list[KernelTable] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            tables += read_tables(path, exclusions=exclusions, strict=False)
+        except TableError as error:
+            faults += str(error).splitlines()
+    if faults:
+        raise TableError("\n".join(faults))
+    parts = [
+        _verdicts(table, rows, str(name), efficiency)
+        for table in tables
+        for name, rows in table.rows.groupby("system", sort=False)
+    ]
+    found = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+    found = found.sort_values(["file", "row"], kind="stable", ignore_index=True)
+    return (found.assign(row=found[ROW_ID]) if parts else found)[list(COLUMNS)]
+
+
+def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
+    """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size.
+
+    Parameters
+    ----------
+    verdicts
+        As ``judge_kernels`` returns them.
+
+    Returns
+    -------
+    DataFrame
+        Columns of ``error_table`` for all systems together, then for each; ``coverage`` is the share of the rows inside
+        their band. [1]
+
+    Examples
+    --------
+    >>> row = {"evaluated": True, "masked": "", "operator": "gemm", "framework": "vllm", "system": "h100_sxm"}
+    >>> row |= {"part": "new", "measured_us": 10.0, "predicted_us": 11.0}
+    >>> row |= {"predicted_p10_us": 9.0, "predicted_p90_us": 13.0}
+    >>> summarise(pd.DataFrame([row])).query("size == 'all'")[["system", "rows", "coverage"]].values.tolist()
+    [['all', 1, 1.0], ['h100_sxm', 1, 1.0]]
+    """
+    good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
+    columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}
+    rows = good[list(GROUPS)].assign(**{name: good[f"{column}_us"] * US for name, column in columns.items()})
+    return pd.concat([error_table(rows.assign(system=POOLED), GROUPS), error_table(rows, GROUPS)], ignore_index=True)
+
+
+def _verdicts(table: KernelTable, rows: pd.DataFrame, system: str, efficiency: Path | None) -> pd.DataFrame:
+    """Verdicts of the rows of one system in one table."""
+    form, count = table.form, len(rows)
+    reason = rows["fault"].to_numpy(dtype=object).copy()
+    predicted, within, sigma = np.full(count, np.nan), np.zeros(count, dtype=bool), np.full(count, np.nan)
+    sound = np.nonzero(reason == "")[0]
+    spec = _fits_of(system, efficiency) if len(sound) else None
+    if len(sound) and (spec is None or form.name not in OPERATORS):
+        reason[sound] = f"no fits of {system}" if spec is None else f"nothing predicts a {form.name} table"
+    elif spec is not None:
+        good = rows.iloc[sound]
+        predicted[sound], within[sound], sigma[sound] = _predict(form, good, spec)
+        missing = sound[~np.isfinite(predicted[sound])]
+        reason[missing] = [f"no fit of {_words(form, row)}" for row in rows.iloc[missing].to_dict("records")]
+        fast = least_time(form.name, good, load_system(system)) > good["latency"].to_numpy()
+        reason[sound[fast & np.isfinite(predicted[sound])]] = "above the physical peak"
+    measured = rows["latency"].to_numpy(dtype=float)
+    low, high = band(predicted, sigma)
+    known = spec is not None and any(file.sha256 == table.sha256 for file in spec.files)
+    split = known and spec is not None and any(file.held_out for file in spec.files)
+    unseen = rows["held_out"].to_numpy(dtype=bool) & split
+    return rows[["row", "system", "framework", "version", "kernel_source", "masked"]].assign(
+        **{ROW_ID: rows[ROW_ID] if ROW_ID in rows else rows["row"]},
+        file=shown(table.path),
+        operator=form.name,
+        shape=_shapes(form, rows),
+        measured_us=measured / US,
+        predicted_us=predicted / US,
+        predicted_p10_us=low / US,
+        predicted_p90_us=high / US,
+        relative_error=predicted / measured - 1.0,
+        evaluated=np.isfinite(predicted) & np.isfinite(measured),
+        reason=reason,
+        held_out=unseen,
+        in_range=within,
+        part=[part_of(bool(each)) if known else "new" for each in unseen],
+    )
+
+
+def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:
+    path = None if directory is None else directory / f"{system}.yaml"
+    return load_efficiency(system if path is None else path) if path is None or path.is_file() else None
+
+
+def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:
+    """Predicted times [s], whether each row lies in the range of the fit that it needs, s.d. of log time by it."""
+    operator, system = OPERATORS[form.name], load_system(spec.system)
+    fits = operator.fits_of(spec)
+    predicted = operator.predict(rows, system, fits)
+    number = assign(operator, rows, system, fits, predicted)
+    within, sigma = np.zeros(len(rows), dtype=bool), np.full(len(rows), np.nan)
+    spreads = load_uncertainty("measured")
+    for index, members in enumerate(units_of(operator, fits).values()):
+        mine = number == index
+        if mine.any():
+            within[mine] = inside(rows[mine], members)
+            sigma[mine] = max(spread_of(fit, spreads) for fit in members)
+    if operator.fit is None:  # put together from the fits of others
+        sigma[:] = spreads.composed.get(form.name, np.nan)
+    return predicted, within, sigma
+
+
+def _shapes(form: Form, rows: pd.DataFrame) -> list[str]:
+    columns = (*form.words, *form.sizes)
+    return [" ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True)) for row in rows[list(columns)].to_numpy()]
+
+
+def _words(form: Form, row: dict[str, Any]) -> str:
+    """What a fit would have to be of: library, kernel and words of a row."""
+    return " ".join(str(row[column]) for column in (*IDENTITY[1:], *form.words) if column not in (LATENCY, "version"))

@@ -1,0 +1,118 @@
+"""Register the kernel tables: which operator each measures, and how its rows are fitted and predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from disagg_sim.facts.efficiency import EfficiencySpec, Fit
+from disagg_sim.facts.hardware import SystemSpec
+from lab.calibration.kernels import alltoall, attention, collectives, elementwise, gemm, linear, mla_module, moe, sparse
+from lab.calibration.kernels.selection import LeftOut, sound_experts, sound_parts
+
+Fitter = Callable[["pd.DataFrame", SystemSpec], Sequence[Any]]
+Selector = Callable[[Sequence[Any], "pd.DataFrame"], tuple[Sequence[Any], Sequence[LeftOut]]]
+Predictor = Callable[["pd.DataFrame", SystemSpec, Any], NDArray[np.float64]]
+
+
+def _all(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
+    return fits, ()
+
+
+def _by_errors(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any], Sequence[LeftOut]]:
+    return sound_parts(fits)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A form of table and the fits that predict it."""
+
+    form: str
+    sections: tuple[str, ...]  # of the efficiency file; the predictor gets the fits of all of them
+    predict: Predictor  # [s], NaN where there is no fit
+    fit: Fitter | None = None  # None: predicted from the fits of other operators; else fits of the first section
+    by_library: bool = True  # whether the fitter takes the rows of one (framework, version) at a time
+    unit: Callable[[Any], Hashable] = id  # fits of one unit predict together
+    select: Selector = _all  # fits that are shipped, by the rows that they saw, and those that are not
+    bar: float = 0.0  # median absolute error that rows not fitted should stay below [1]
+
+    def fits_of(self, spec: EfficiencySpec) -> list[Fit]:
+        """The fits of a system that this operator's predictor may use."""
+        return [fit for section in self.sections for fit in getattr(spec, section)]
+
+    def fit_rows(self, rows: pd.DataFrame, system: SystemSpec) -> list[Fit]:
+        """Fits of ``rows``, library by library where the fitter wants it so."""
+        if self.fit is None or not len(rows):
+            return []
+        if not self.by_library:
+            return list(self.fit(rows, system))
+        groups = rows.groupby(["framework", "version"], sort=True)
+        return [fit for _, group in groups for fit in self.fit(group, system)]
+
+
+_ALL = (
+    Operator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
+    Operator(
+        "context_attention",
+        ("prefill_attention",),
+        attention.predict_context_attention,
+        attention.fit_context_attention,
+        bar=0.08,
+    ),
+    Operator(
+        "generation_attention",
+        ("decode_attention",),
+        attention.predict_generation_attention,
+        attention.fit_generation_attention,
+        bar=0.08,
+    ),
+    Operator("mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12),
+    Operator(
+        "mla_generation",
+        ("decode_attention",),
+        attention.predict_mla_generation,
+        attention.fit_mla_generation,
+        bar=0.12,
+    ),
+    Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
+    Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
+    Operator(
+        "linear_attention",
+        ("attention_parts",),
+        linear.predict_linear_attention,
+        linear.fit_linear_attention,
+        select=_by_errors,
+        bar=0.15,
+    ),
+    Operator(
+        "sparse_attention",
+        ("attention_parts",),
+        sparse.predict_sparse_attention,
+        sparse.fit_sparse_attention,
+        unit=sparse.unit_of,
+        select=_by_errors,
+        bar=0.15,
+    ),
+    Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts, bar=0.15),
+    Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
+    Operator(
+        "collectives",
+        ("collectives",),
+        collectives.predict_collectives,
+        collectives.fit_collectives,
+        by_library=False,
+        unit=collectives.unit_of,
+        bar=0.12,
+    ),
+    Operator(
+        "moe_alltoall", ("alltoall",), alltoall.predict_alltoall, alltoall.fit_alltoall, by_library=False, bar=0.20
+    ),
+    Operator("quantize_ops", ("elementwise",), elementwise.predict_elementwise, elementwise.fit_elementwise),
+)
+#: Form -> operator, in the order in which a system is fitted.
+OPERATORS = {operator.form: operator for operator in _ALL}

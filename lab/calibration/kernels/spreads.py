@@ -1,0 +1,259 @@
+"""Estimate ``hw_specs/uncertainty/``: systematic and idiosyncratic errors of fits, and what served runs add.
+
+Spreads come from the rows of the FITTED part only; the held-out rows check the bands (``coverage`` in the summaries of
+both validations). A spread is the standard deviation of the normal distribution whose 80 % band holds 80 % of the
+rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from disagg_sim.errors import InputError
+from disagg_sim.facts.efficiency import SECTIONS
+from disagg_sim.facts.load import load_efficiency, load_system
+from disagg_sim.facts.uncertainty import EIGHTY, KindSpread, ServedSpread, uncertainty_of
+from disagg_sim.facts.yaml_files import canonical_name, read_mapping
+from lab.calibration.files import Writer
+from lab.calibration.kernels.judge import judge_kernels
+from lab.calibration.kernels.registry import OPERATORS
+from lab.calibration.kernels.residuals import part_of
+from lab.calibration.kernels.tables import KernelTable, read_exclusions, read_tables
+
+#: Sizes that tell rows of one group of shapes apart: they change from step to step, the others are the model's.
+_WITHIN = (
+    "m",
+    "batch",
+    "seq_len",
+    "kv_len",
+    "q_len",
+    "past_len",
+    "new_tokens",
+    "past_tokens",
+    "num_tokens",
+    "rank0_num_tokens",
+    "message_bytes",
+    "sms",
+)
+#: Errors count up to so many deviations: a few kernels that were timed wrongly shall not speak for all. [1]
+CLIP = 3.0
+#: Every so many rows are predicted by the fits of another system.
+STRIDE = 7
+
+
+def kernel_spreads(
+    paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
+) -> tuple[dict[str, KindSpread], dict[str, float]]:
+    """Estimate the spread of every operator kind, and of the tables that are predicted from the fits of others.
+
+    Parameters
+    ----------
+    paths, exclude, efficiency
+        As in ``judge_kernels``; the tables must be those that the fits were made from.
+
+    Returns
+    -------
+    kinds : dict of str to KindSpread
+        By section of the efficiency file: shares of variance and s.d. of the logarithm. [1]
+    composed : dict of str to float
+        By operator that has no fit of its own: s.d. of the logarithm. [1]
+
+    Raises
+    ------
+    InputError
+        When no row of the tables was fitted.
+    TableError
+        As ``judge_kernels``.
+
+    Examples
+    --------
+    >>> kernel_spreads([Path("no/such/kernels.csv")])
+    Traceback (most recent call last):
+    lab.calibration.kernels.tables.TableError: no/such/kernels.csv: no such file
+    """
+    verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
+    good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
+    if not len(good):
+        raise InputError("no row of these tables was fitted: spreads are estimated on the tables that fits came from")
+    good = good.assign(error=np.log((good["measured_us"] / good["predicted_us"]).to_numpy(dtype=float)))
+    composed = {
+        form: deviation(good.loc[good["operator"] == form, "error"].to_numpy(dtype=float))
+        for form, operator in OPERATORS.items()
+        if operator.fit is None and (good["operator"] == form).any()
+    }
+    sections = good["operator"].map({form: op.sections[0] for form, op in OPERATORS.items() if op.fit is not None})
+    moved = transfers(paths, exclude=exclude, efficiency=efficiency)
+    kinds = {}
+    for section in SECTIONS:
+        mine = good[sections == section]
+        alike, across = (moved.get((section, same), 0.0) for same in (True, False))
+        kinds[section] = KindSpread(
+            shared=shared_part(mine, mine["error"].to_numpy(dtype=float)) if len(mine) else 1.0,
+            transfer=alike or across,
+            transfer_across=max(across, alike),
+            rows=len(mine),
+        )
+    return kinds, composed
+
+
+def deviation(errors: Floats) -> float:
+    """Standard deviation of the normal distribution around 0 whose 80 % band holds 80 % of these logarithms. [1]"""
+    return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
+
+
+def shared_part(rows: pd.DataFrame, errors: Floats) -> float:
+    """Share of the variance of ``errors`` that groups of shapes have in common, within fits. [1]
+
+    Groups are the rows of one library, system and kernel that differ in ``_WITHIN`` alone; their means, less what the
+    mean of so few errors would vary anyway, against all.
+    """
+    shape = rows["shape"].str.split(" ").map(lambda words: " ".join(w for w in words if w.split("=")[0] not in _WITHIN))
+    keys = [rows["operator"], rows["system"], rows["framework"], rows["kernel_source"], shape]
+    limit = CLIP * deviation(errors)
+    table = pd.DataFrame({"error": np.clip(errors, -limit, limit)}, index=rows.index)
+    groups = table.groupby(keys, sort=False)["error"]
+    count, mean, spread = groups.count(), groups.mean(), groups.var(ddof=1)
+    several = count > 1
+    if not several.any():
+        return 1.0
+    between = float(np.average(mean[several] ** 2 - spread[several] / count[several], weights=count[several]))
+    whole = float(np.average(table["error"] ** 2))
+    return float(np.clip(between / whole, 0.0, 1.0)) if whole else 1.0
+
+
+def transfers(
+    paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
+) -> dict[tuple[str, bool], float]:
+    """What fits of another measured system err more than a system's own, by section and by whether the chips are alike.
+
+    Each system is predicted with the fits of each other, at its own peaks: the error in excess is the transfer. [1]
+    """
+    exclusions = read_exclusions(exclude) if exclude else ()
+    tables = [table for path in paths for table in read_tables(path, exclusions=exclusions, strict=False)]
+    own: dict[tuple[str, bool], list[Floats]] = {}
+    other: dict[tuple[str, bool], list[Floats]] = {}
+    for table in tables:
+        operator = OPERATORS.get(table.form.name)
+        if operator is None or operator.fit is None:
+            continue
+        specs = {
+            name: spec
+            for name in table.rows["system"].unique()
+            if (spec := load_efficiency(str(name) if efficiency is None else efficiency / f"{name}.yaml")) is not None
+        }
+        for here, there in permutations(specs, 2):
+            rows, system = _some(table, here), load_system(here)
+            measured = rows["latency"].to_numpy(dtype=float)
+            both = [operator.predict(rows, system, operator.fits_of(specs[name])) for name in (here, there)]
+            known = np.isfinite(both[0]) & np.isfinite(both[1]) & np.isfinite(measured)
+            key = operator.sections[0], system.architecture == load_system(there).architecture
+            own.setdefault(key, []).append(np.log(both[0] / measured)[known])
+            other.setdefault(key, []).append(np.log(both[1] / measured)[known])
+    found = {}
+    for key, parts in own.items():
+        mine, theirs = np.concatenate(parts), np.concatenate(other[key])
+        if mine.size:
+            found[key] = float(np.sqrt(max(deviation(theirs) ** 2 - deviation(mine) ** 2, 0.0)))
+    return found
+
+
+def _some(table: KernelTable, system: str) -> pd.DataFrame:
+    """Sound rows of a system that the fits saw, every so many."""
+    rows = table.rows
+    good = (rows["system"] == system) & (rows["masked"] == "") & (rows["fault"] == "") & ~rows["held_out"]
+    return rows[good].iloc[::STRIDE]
+
+
+def spreads_text(
+    kinds: Mapping[str, KindSpread],
+    composed: Mapping[str, float],
+    served: tuple[float, Mapping[str, ServedSpread]],
+    *,
+    data: str,
+    date: str,
+    assumed: float,
+    per_doubling: float,
+) -> str:
+    """Write the YAML of a file of ``hw_specs/uncertainty/`` as text: the same text for the same numbers.
+
+    Parameters
+    ----------
+    kinds, composed
+        As ``kernel_spreads`` returns them.
+    served
+        As ``served.spreads.served_spreads`` returns them.
+    data, date : str
+        Name and date of the measurements, as they shall stand in the file.
+    assumed : float
+        S.d. of the logarithm of a time that no fit speaks of. [1]
+    per_doubling : float
+        S.d. that each doubling beyond the range of a fit adds. [1]
+
+    Returns
+    -------
+    str
+        For ``write_spreads``.
+
+    Examples
+    --------
+    >>> gemm = KindSpread(shared=0.5, transfer=0.1, transfer_across=0.2, rows=90)
+    >>> text = spreads_text({"gemm": gemm}, {}, (0.4, {}), data="mine", date="2026-01", assumed=0.5, per_doubling=0.1)
+    >>> print(next(line for line in text.splitlines() if "gemm" in line))
+      gemm: {shared: 0.5, transfer: 0.1, transfer_across: 0.2, rows: 90}
+    """
+
+    def flow(value: Any) -> str:
+        fields = ((name, getattr(value, name)) for name in type(value).__dataclass_fields__)
+        return "{" + ", ".join(f"{k}: {v if isinstance(v, int) else f'{v:.3g}'}" for k, v in fields) + "}"
+
+    def words(factors: Mapping[str, float]) -> str:
+        return "{" + ", ".join(f"{json.dumps(level)}: {value:.3g}" for level, value in factors.items()) + "}"
+
+    def told(name: str, spread: ServedSpread) -> list[str]:
+        levels = (f"      {kind}: {words(factors)}" for kind, factors in spread.levels.items())
+        head = [f"  {name}:", f"    base: {spread.base:.3g}", f"    rows: {spread.rows}", "    levels:"]
+        return [*head, *levels, f"    unseen: {words(spread.unseen)}"]
+
+    shared, spreads = served
+    lines = [
+        "# Spreads behind error bars: how errors of fits are shared out, what served runs add (docs/uncertainty.md).",
+        "# Written by 'disagg-sim calibrate uncertainty' from rows of the fitted part: their 80 % quantile over 1.28.",
+        "title: spreads of the fitted kernels and of served runs",
+        f'data: "{data}"',
+        f'date: "{date}"',
+        f"assumed: {assumed:g}",
+        f"per_doubling: {per_doubling:g}",
+        "kinds:",
+        *(f"  {name}: {flow(kind)}" for name, kind in kinds.items()),
+        "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in composed.items()) + "}",
+        f"shared: {shared:.3g}",
+        "served:",
+        *(line for name, spread in spreads.items() for line in told(name, spread)),
+        "sources:",
+        *(f'  {name}: "{text}"' for name, text in SOURCES.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+#: Where the values of the file come from.
+SOURCES = {
+    "assumed": "assumption: nobody measured these kernels one by one; half to double at 2.3 deviations",
+    "per_doubling": "assumption: 5 % for each doubling beyond a range",
+    "shared": "variance of the means of groups of shapes (weights and heads of a model on a system) over all variance",
+    "transfer": "excess error of a system predicted with the fits of another of its architecture, at its own peaks",
+    "transfer_across": "the same for another architecture",
+    "composed": "errors of tables that are predicted from the fits of other operators",
+    "served": "errors of served runs below saturation less those of their kernels; all but the held-out configurations",
+}
+
+
+#: Writes an uncertainty file.
+write_spreads = Writer(lambda path, part: uncertainty_of(path, read_mapping(part), canonical_name(path.stem)))

@@ -1,0 +1,294 @@
+"""Read kernel tables: CSV to checked rows, excluded rows, and the split into fitted and held-out shapes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
+from disagg_sim.facts.efficiency import LIBRARIES
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.yaml_files import canonical_name, shown
+from disagg_sim.reading import read_file, table_of
+from disagg_sim.units import US
+from lab.calibration.files import kept_from_fits
+from lab.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
+from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
+from lab.calibration.names import names
+
+#: Faults of a file that are listed one by one; more are counted.
+LISTED_FAULTS = 20
+#: Largest size that a row may have: whole numbers up to it are exact. [1]
+LARGEST_SIZE = 2**53
+_EXCLUDE_COLUMNS = ("file", "system", "framework", "condition", "reason")
+#: Largest number of a table: sizes, times and tokens are far below. [1]
+MOST_NUMBER = 1e15
+
+
+class TableError(DisaggSimError):
+    """A table of measurements is wrong: file, row or column, value, what is allowed."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Rows of one CSV.
+
+    ``rows`` has the columns of the form (``system`` spelt as in ``hw_specs/``, words and sizes as written) and
+
+    * ``row``: line of the file, the header being line 1; ``row_id``: its name, where the file gives one;
+    * ``latency``: the measurement [s], NaN where the file has none that can be used;
+    * ``fault``: what is wrong with the row, "" where nothing is (always "" from a strict reader);
+    * ``masked``: reason of the mask, "" where none applies;
+    * ``held_out``: whether the row's shape is kept from the fits.
+    """
+
+    form: Form
+    path: Path
+    sha256: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A line of the file of known bad rows: rows of ``form`` that fulfil ``condition``."""
+
+    form: str
+    condition: Condition
+    reason: str
+
+
+def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
+    r"""Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
+
+    Parameters
+    ----------
+    path
+        File in one of the forms of ``lab.calibration.kernels.forms``, which its columns tell, or of several.
+    exclusions
+        Mask of known bad rows.
+    strict
+        Whether a bad row is an error; else it stays, with its ``fault``.
+
+    Returns
+    -------
+    tuple of KernelTable
+        Each with its form and its rows, times in s.
+
+    Raises
+    ------
+    TableError
+        Unreadable file, unknown or missing columns; bad rows when ``strict``. One line each.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
+    ...     file.flush()
+    ...     (table,) = read_tables(Path(file.name))
+    >>> table.form.name, table.rows["m"].tolist(), f"{table.rows['latency'].iloc[0]:.6f}"
+    ('gemm', [64], '0.000040')
+    """
+    data = _read_bytes(path)
+    raw = _cells(path, data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    raw.index = pd.RangeIndex(2, len(raw) + 2)  # line numbers
+    if FORM not in raw.columns:
+        return (_table(path, sha256, raw, _form(path, list(raw.columns)), exclusions, strict),)
+    unknown = sorted(set(raw[FORM]) - set(FORMS))
+    if unknown:
+        raise TableError(
+            f"{shown(path)}: no form {quoted(unknown[0])}{nearest(unknown[0], FORMS)}; known: {', '.join(FORMS)}"
+        )
+    tables = []
+    for name, rows in raw.groupby(FORM, sort=False):
+        form = FORMS[str(name)]
+        missing = [column for column in form.columns if column not in raw.columns]
+        if missing:
+            raise TableError(f"{shown(path)}: missing column {missing[0]!r} of a {form.name} table")
+        tables.append(_table(path, sha256, rows, form, exclusions, strict))
+    return tuple(tables)
+
+
+def _table(
+    path: Path, sha256: str, raw: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion], strict: bool
+) -> KernelTable:
+    """Rows of one form, indexed by their line, checked."""
+    rows, faults = _checked(raw, form)
+    rows["masked"] = _mask(rows, form, exclusions)
+    rows["system"] = rows["system"].map(spec_name)
+    rows["held_out"] = held_out(form, rows)
+    rows.loc[rows["fault"] != "", "latency"] = np.nan
+    if strict and faults:
+        more = [f"and {len(faults) - LISTED_FAULTS} more"] if len(faults) > LISTED_FAULTS else []
+        raise TableError("\n".join([*(f"{shown(path)}: {f}" for f in faults[:LISTED_FAULTS]), *more]))
+    return KernelTable(form, path, sha256, rows)
+
+
+def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
+    """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason.
+
+    Raises
+    ------
+    TableError
+        Unreadable file, wrong columns, a file name that is no form, or a condition that is none; see ``conditions``.
+    """
+    lines = _cells(path, _read_bytes(path))
+    if tuple(lines.columns) != _EXCLUDE_COLUMNS:
+        found = quoted(", ".join(map(str, lines.columns)))
+        raise TableError(f"{shown(path)}: columns must be {', '.join(_EXCLUDE_COLUMNS)}, not {found}")
+    masks = []
+    for number, line in enumerate(lines.itertuples(index=False), start=2):
+        name = str(line.file).removesuffix(".csv")
+        if name not in FORMS:
+            raise TableError(f"{shown(path)}: line {number}: no table {quoted(name)}{nearest(name, FORMS)}")
+        masks.append(Exclusion(name, _condition(path, number, FORMS[name], str(line.condition)), str(line.reason)))
+    return tuple(masks)
+
+
+def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
+    try:
+        return parse_condition(text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY))
+    except ConditionError as error:
+        where = f"{shown(path)}: line {line}: condition {quoted(text)} of {form.name}"
+        raise TableError(f"{where}: {error}; a condition is made of {ALLOWED}") from None
+
+
+def spec_name(system: str) -> str:
+    """Translate the name of a system in a table to that of its spec.
+
+    Parameters
+    ----------
+    system
+        As a table spells it.
+
+    Returns
+    -------
+    str
+        As ``hw_specs/`` spells it; an unknown name in its usual form.
+
+    Examples
+    --------
+    >>> [spec_name(name) for name in ("gb200", "h100_sxm")]
+    ['gb200_nvl72', 'h100_sxm']
+    """
+    return names().table_systems.get(system, canonical_name(system))
+
+
+def held_out(form: Form, rows: pd.DataFrame) -> Any:
+    """Whether each row's shape is kept from the fits: a share of the keys, by the SHA-256 of ``form|key values``.
+
+    A shape falls on the same side for every system, framework and format, in every file and every run.
+    """
+    values = zip(*(rows[name].astype(str) for name in form.key), strict=True)
+    keys = pd.Series(["|".join(each) for each in values], index=rows.index, dtype=str)
+    side = {key: kept_from_fits(f"{form.name}|{key}") for key in keys.unique()}
+    return keys.map(side).astype(bool)
+
+
+def require_numbers(
+    path: Path, rows: pd.DataFrame, columns: Sequence[str], *, least: float = 0.0, whole: bool = False
+) -> pd.DataFrame:
+    """The rows with some columns as numbers; ``TableError`` for the first value that cannot be meant."""
+    found = {}
+    for name in columns:
+        values = pd.to_numeric(rows[name], errors="coerce").astype(float)
+        wrong = ~(values.between(least, MOST_NUMBER) & ((values == values.round()) | (not whole))).to_numpy()
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            allowed = f"{'whole ' * whole}numbers from {least:g} to {MOST_NUMBER:g}"
+            value = quoted(str(rows[name].iloc[row]))
+            raise TableError(f"{shown(path)}: row {row + 1}: {name} is {value}; allowed: {allowed}")
+        found[name] = values.astype(int) if whole else values
+    return rows.assign(**found)
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        raise TableError(f"{shown(path)}: no such file") from None
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+
+
+def _cells(path: Path, data: bytes) -> pd.DataFrame:
+    """Read all cells as text; reject a header that names a column twice."""
+    try:
+        cells = table_of(data, path, dtype=str, keep_default_na=False)
+        header = table_of(data, path, dtype=str, keep_default_na=False, header=None, nrows=1).iloc[0]
+    except (ValueError, UnicodeDecodeError) as error:  # pandas' parser errors are ValueErrors
+        raise TableError(f"{shown(path)}: not a CSV file: {' '.join(str(error).split())}") from None
+    if twice := given_twice(map(str, header)):
+        raise TableError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
+    return cells
+
+
+def _form(path: Path, columns: list[str]) -> Form:
+    form = form_of(columns)
+    if form is None:
+        raise TableError(f"{shown(path)}: columns of no known table; known tables: {', '.join(FORMS)}")
+    missing = [column for column in form.columns if column not in columns]
+    unknown = [column for column in columns if column not in (*form.columns, ROW_ID)]
+    told = [nearest(column, missing or form.columns) for column in unknown]
+    faults = [f"unknown column {quoted(column)}{meant}" for column, meant in zip(unknown, told, strict=True)]
+    faults += [
+        f"missing column {column!r} of a {form.name} table"
+        for column in missing
+        if not any(repr(column) in meant for meant in told)
+    ]
+    if faults:
+        raise TableError("\n".join(f"{shown(path)}: {fault}" for fault in faults))
+    return form
+
+
+def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
+    """Typed rows with their faults, and the faults as lines."""
+    rows = raw[[*form.columns, *([ROW_ID] if ROW_ID in raw else [])]].copy()
+    rows["row"] = rows.index
+    rows = rows.reset_index(drop=True)
+    rows["fault"] = ""
+    known = (*names().table_systems, *list_specs("hardware"))
+    systems = {name: spec_name(name) in known for name in rows["system"].unique()}
+    _note(rows, ~rows["system"].map(systems).astype(bool), "system", "is unknown", known)
+    _note(rows, ~rows["framework"].isin(LIBRARIES), "framework", "is unknown", LIBRARIES)
+    for column in (*IDENTITY, *form.words):
+        _note(rows, rows[column] == "", column, "is empty")
+    for column in form.sizes:
+        least = 0 if column in MAY_BE_ZERO else 1
+        number = pd.to_numeric(rows[column], errors="coerce")
+        whole = number.between(least, LARGEST_SIZE) & (number == np.floor(number))
+        _note(rows, ~whole, column, f"is not a whole number from {least}")
+        rows[column] = number.where(whole, 0).astype(np.int64)
+    number = pd.to_numeric(rows[LATENCY], errors="coerce").astype(float)
+    _note(rows, ~(np.isfinite(number) & (number > 0)), LATENCY, "is not a time above 0")
+    rows[LATENCY] = number
+    rows["latency"] = number * US
+    bad = rows[rows["fault"] != ""]
+    return rows, [f"line {line}: {fault}" for line, fault in zip(bad["row"], bad["fault"], strict=True)]
+
+
+def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[str] = ()) -> None:
+    """Note the fault of a column at the rows that have it; a row keeps its first fault."""
+    for index in rows.index[bad & (rows["fault"] == "")]:
+        value = rows.loc[index, column]
+        allowed = f"{nearest(value, known)}; allowed: {', '.join(known)}" if known else ""
+        rows.loc[index, "fault"] = f"{column} {quoted(str(value))} {said}{allowed}"
+
+
+def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> Any:
+    """Reason of the first exclusion that a row falls under, "" where there is none."""
+    reasons = pd.Series("", index=rows.index, dtype=object)
+    for exclusion in exclusions:
+        if exclusion.form != form.name:
+            continue
+        found = rows.index[exclusion.condition(rows)]
+        reasons.loc[found] = reasons.loc[found].where(reasons.loc[found] != "", exclusion.reason)
+    return reasons

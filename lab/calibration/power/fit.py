@@ -1,0 +1,209 @@
+"""Fit the power of kernels: the equation of ``physics.power`` to rows of one class, engine and form.
+
+Robust least squares of the logarithm of the power (``lab.calibration.kernels.robust``). Classes whose work is not
+counted have the power of a kernel by its time alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from disagg_sim.facts.efficiency import DataFile
+from disagg_sim.facts.power import WINDOWED, PowerLaw
+from disagg_sim.facts.uncertainty import HALF
+from disagg_sim.physics.power import BEND, kernel_power
+from disagg_sim.units import US
+from lab.calibration.kernels.robust import Parameter, error_quantiles, fit_logarithm, ranges
+from lab.calibration.power.table import KINDS, PowerTable
+
+#: A GPU that waits draws what the least drawing of these shares of all rows draws. [1]
+IDLE_QUANTILE = 0.01
+#: Rows that a law needs. [1]
+FEWEST = 15
+#: Bend of a hard limit, in place of ``BEND``: the smaller of demand and limit. [1]
+HARD = 64.0
+_BY_TIME = (Parameter("base", 0.3, 1e-3, 2.0), Parameter("gap", 20 * US, 0.1 * US, 2000 * US))
+_BY_WORK = (
+    Parameter("compute", 0.9, 1e-3, 5.0),
+    Parameter("compute_power", 0.7, 0.2, 1.5),
+    Parameter("memory", 0.7, 1e-3, 5.0),
+    Parameter("memory_power", 0.7, 0.2, 1.5),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PowerForm:
+    """An equation of the power of a kernel: which of its numbers are fitted, the others being neutral."""
+
+    name: str
+    fixed: tuple[str, ...] = ()  # numbers of ``PowerLaw`` that stay neutral
+    bend: float = BEND  # [1]
+    windows: bool = False  # whether attention over sliding windows has laws of its own
+
+
+#: Forms that were compared, the shipped one last.
+FORMS = (
+    PowerForm("linear, hard limit", ("gap", "compute_power", "memory_power"), HARD),
+    PowerForm("with gaps", ("compute_power", "memory_power"), HARD),
+    PowerForm("with gaps and powers", (), HARD),
+    PowerForm("with gaps and powers, bent at the limit"),
+    PowerForm("the same, sliding windows apart", windows=True),
+)
+SHIPPED = FORMS[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PowerFit:
+    """Laws of one system, and how they do on every row."""
+
+    table: PowerTable
+    idle: float  # share of the limit [1]
+    laws: tuple[PowerLaw, ...]
+    file: DataFile
+    rows: pd.DataFrame  # of the table that have a law, with ``predicted`` [W]
+
+
+def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
+    """Fit one law a class, engine and form.
+
+    Parameters
+    ----------
+    table
+        Of ``read_power_table``.
+    split
+        Whether the shapes marked as held out stay unseen; they judge the laws then.
+
+    Returns
+    -------
+    PowerFit
+        Laws by class, engine and form, with their errors.
+
+    Examples
+    --------
+    Rows that a GPU of 700 W draws 100 W more for, whatever it multiplies:
+
+    >>> from pathlib import Path
+    >>> from disagg_sim.facts.load import load_system
+    >>> same = {"kind": "gemm", "law": "gemm", "form": "bf16", "framework": "vllm", "version": "1.0", "dropped": ""}
+    >>> same |= {"time": 1e-3, "compute": 0.0, "memory": 0.0, "held_out": False}
+    >>> rows = pd.DataFrame([same | {"watts": 300.0 - 100 * (n == 0)} for n in range(50)])
+    >>> table = PowerTable("mine.csv", "", load_system("h200_sxm"), 700.0, rows)
+    >>> fit = calibrate_power(table)
+    >>> f"{fit.idle * 700:.0f} W, {abs(fit.rows['predicted'].median() / 300.0 - 1.0):.1%}"
+    '249 W, 0.2%'
+    """
+    rows = table.rows.assign(held_out=table.rows["held_out"] & split, predicted=np.nan)
+    kept = rows[rows["dropped"] == ""]
+    idle = float(kept["watts"].quantile(IDLE_QUANTILE)) / table.limit
+    laws: list[PowerLaw] = []
+    few = "fewer rows of its class, engine and form than a law needs"
+    for (law, engine, form), mine in kept.groupby(["law", "framework", "form"], sort=True):
+        seen = mine[~mine["held_out"]]
+        if len(seen) < FEWEST:
+            rows.loc[mine.index, "dropped"] = few
+            continue
+        fitted = _fit(seen, str(law), str(form), str(engine), idle, table.limit)
+        rows.loc[mine.index, "predicted"] = _watts(fitted, mine, idle, table.limit)
+        unseen = mine[mine["held_out"]]
+        laws.append(_judged(fitted, unseen, idle, table.limit) if len(unseen) else fitted)
+    dropped = rows[rows["dropped"] != ""].groupby("dropped").size().to_dict()
+    used = rows[rows["dropped"] == ""]
+    unseen_rows = int(used["held_out"].sum())
+    file = DataFile(
+        name=table.name,
+        sha256=table.sha256,
+        rows=len(rows),
+        fitted=len(used) - unseen_rows,
+        held_out=unseen_rows,
+        dropped={str(reason): int(count) for reason, count in dropped.items()},
+    )
+    return PowerFit(table, idle, tuple(laws), file, used)
+
+
+def compare_forms(table: PowerTable) -> pd.DataFrame:
+    """Judge every form on rows that are not held out: fitted to some of their shapes, judged on the others.
+
+    So the choice of a form leaves what is held out unseen.
+
+    Parameters
+    ----------
+    table
+        Of ``read_power_table``.
+
+    Returns
+    -------
+    DataFrame
+        One row a form: ``form``, ``rows`` that judge, ``median`` and ``p90`` of the relative error. [1]
+
+    Examples
+    --------
+    A hard limit and a bend do alike far below the limit; a line misses kernels that are short against their gaps:
+
+    >>> from disagg_sim.facts.load import load_system
+    >>> time, memory = np.geomspace(5e-6, 5e-3, 80), np.tile([0.1, 0.3, 0.5, 0.7], 20)
+    >>> same = {"kind": "gemm", "law": "gemm", "form": "bf16", "framework": "vllm", "version": "1.0", "dropped": ""}
+    >>> rows = pd.DataFrame([same] * 80).assign(time=time, memory=memory, compute=0.1, held_out=False)
+    >>> rows["watts"] = 130.0 + 500.0 * (0.2 + 0.5 * memory) * time / (time + 50e-6)
+    >>> rows["chooses"] = np.arange(80) % 3 == 0
+    >>> found = compare_forms(PowerTable("mine.csv", "", load_system("h200_sxm"), 700.0, rows))
+    >>> bool(found["median"].iloc[0] > 5 * found["median"].iloc[1])
+    True
+    """
+    seen = table.rows[(table.rows["dropped"] == "") & ~table.rows["held_out"]]
+    idle = float(seen["watts"].quantile(IDLE_QUANTILE)) / table.limit
+    found = []
+    for shape in FORMS:
+        errors = []
+        forms = seen["form"] if shape.windows else seen["form"].replace(WINDOWED, "gqa")
+        for (law, engine, form), mine in seen.groupby(["law", "framework", forms], sort=True):
+            fitted, judged = mine[~mine["chooses"]], mine[mine["chooses"]]
+            if len(fitted) < FEWEST:
+                continue
+            own = _fit(fitted, str(law), str(form), str(engine), idle, table.limit, shape)
+            errors.append(np.abs(_watts(own, judged, idle, table.limit, shape.bend) / judged["watts"].to_numpy() - 1.0))
+        every = np.concatenate(errors)
+        median, p90 = np.quantile(every, (0.5, 0.9))
+        found.append({"form": shape.name, "rows": every.size, "median": median, "p90": p90})
+    return pd.DataFrame(found)
+
+
+def _watts(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float, bend: float = BEND) -> NDArray[np.float64]:
+    compute, memory, time = (rows[name].to_numpy(dtype=float) for name in ("compute", "memory", "time"))
+    return np.asarray(limit * kernel_power(law, compute=compute, memory=memory, time=time, idle=idle, bend=bend))
+
+
+def _fit(
+    rows: pd.DataFrame, kind: str, form: str, engine: str, idle: float, limit: float, shape: PowerForm = SHIPPED
+) -> PowerLaw:
+    """The law of rows of one class, engine and form."""
+    counted = any(each.law == kind and each.work for each in KINDS.values())
+    numbers = tuple(each for each in (*_BY_TIME, *(_BY_WORK if counted else ())) if each.name not in shape.fixed)
+    same: dict[str, Any] = {"kind": kind, "form": form, "engine": engine, "version": rows["version"].iloc[0]}
+    same |= {"points": len(rows), "median_error": 0.0, "p90_error": 0.0, "parameters": len(numbers)}
+    same["valid"] = ranges(rows, ("compute", "memory", "time") if counted else ("time",))
+
+    def law(values: NDArray[np.float64]) -> PowerLaw:
+        own: dict[str, Any] = {p.name: float(v) for p, v in zip(numbers, values, strict=True)}
+        return PowerLaw(**same, **own)
+
+    watts = rows["watts"].to_numpy(dtype=float)
+    found = law(fit_logarithm(lambda values: _watts(law(values), rows, idle, limit, shape.bend), watts, numbers))
+    median, p90 = error_quantiles(_watts(found, rows, idle, limit, shape.bend), watts)
+    return replace(found, median_error=median, p90_error=p90)
+
+
+def _judged(law: PowerLaw, rows: pd.DataFrame, idle: float, limit: float) -> PowerLaw:
+    """The law with its errors on rows that it did not see."""
+    watts = rows["watts"].to_numpy(dtype=float)
+    predicted = _watts(law, rows, idle, limit)
+    median, p90 = error_quantiles(predicted, watts)
+    logs = np.log(watts / predicted)
+    sigma = float(np.median(np.abs(logs - np.median(logs))) / HALF)
+    return replace(
+        law, held_out_points=len(rows), held_out_median_error=median, held_out_p90_error=p90, sigma_log=sigma
+    )

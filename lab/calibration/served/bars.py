@@ -1,0 +1,133 @@
+"""Hold served runs to limits, by distinct operating points: errors, biases, rank correlations, coverage of bands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from lab.calibration.kernels.conditions import Condition, parse_condition
+from lab.calibration.served.groups import SERVED_FORMS, TTFT_CONCURRENCY, errors_of, groups, per_instance
+
+#: Parts of the data, in the order of the table.
+PARTS = ("fitted", "held-out", "new")
+#: Rows from which a group's coverage is judged, and its limits. [1]
+COVERAGE_ROWS, COVERAGE_LIMITS = 50, (0.70, 0.90)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a group of rows is held to."""
+
+    name: str
+    quantity: str
+    limit: float
+    rows: Condition  # that it is held to
+    what: str = "median_error"  # number of ``errors_of``: an error or bias is at most, a correlation at least the limit
+
+    def met(self, reached: float) -> bool:
+        """Whether the number keeps the limit."""
+        return bool(reached >= self.limit if self.what == "spearman" else abs(reached) <= self.limit)
+
+
+def _rows(condition: str) -> Condition:
+    words = ("model", "family", "layout", "mode", "load")
+    return parse_condition(condition, words=words, numbers=("per_instance",))
+
+
+BARS = (
+    Bar("TPOT, dense", "tpot", 0.10, _rows("family == 'dense'")),
+    Bar("TPOT, DeepSeek-R1", "tpot", 0.07, _rows("model == 'deepseek_r1'")),
+    Bar("TPOT, other MoE", "tpot", 0.12, _rows("family == 'other_moe'")),
+    Bar("TPOT, gpt-oss 120B", "tpot", 0.12, _rows("model == 'gpt_oss_120b'")),
+    Bar("TPOT, Qwen3-235B", "tpot", 0.12, _rows("model == 'qwen3_235b_a22b'")),
+    Bar("TPOT, decode with attention DP and EP: bias", "tpot", 0.05, _rows("layout == 'DP-EP'"), "bias"),
+    Bar("throughput", "throughput", 0.12, _rows("load == 'closed_loop'")),
+    Bar(
+        "throughput, R1 disaggregated", "throughput", 0.10, _rows("model == 'deepseek_r1' and mode == 'disaggregated'")
+    ),
+    Bar("throughput, gpt-oss 120B", "throughput", 0.12, _rows("model == 'gpt_oss_120b'")),
+    Bar("TTFT at 4 and fewer an instance", "ttft", 0.22, _rows(f"per_instance <= {TTFT_CONCURRENCY}")),
+    Bar("TTFT, all", "ttft", 0.25, _rows("load == 'closed_loop'")),
+    Bar("TTFT, gpt-oss 120B", "ttft", 0.25, _rows("model == 'gpt_oss_120b'")),
+    Bar("TTFT, Qwen3-235B", "ttft", 0.25, _rows("model == 'qwen3_235b_a22b'")),
+    Bar("rank of TPOT", "tpot", 0.95, _rows("load == 'closed_loop'"), "spearman"),
+    Bar("rank of throughput", "throughput", 0.95, _rows("load == 'closed_loop'"), "spearman"),
+)
+
+
+def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
+    """Hold the operating points below saturation to ``BARS``: the fitted part, the held-out part and new files.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    forms : sequence of str
+        Forms of files whose rows count.
+
+    Returns
+    -------
+    DataFrame
+        A row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
+        ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
+
+    Examples
+    --------
+    >>> line = {"evaluated": True, "saturated": False, "form": "mine", "workers": "TP4", "concurrency": 8.0}
+    >>> line |= {"model": "llama_3_1_8b", "family": "dense", "layout": "TP", "mode": "", "load": "closed_loop"}
+    >>> line |= {"quantity": "tpot", "part": "new", "point": "a", "measured": 0.010, "predicted": 0.0102}
+    >>> found = judged(pd.DataFrame([line | {"relative_error": 0.02}]), forms=["mine"])
+    >>> found.loc[found["bar"] == "TPOT, dense", ["part", "points", "reached", "met"]].values.tolist()
+    [['new', 1, 0.02, True]]
+    """
+    rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)]
+    rows = rows.assign(per_instance=per_instance(rows))
+    lines = []
+    for bar in BARS:
+        held = rows[bar.rows(rows) & (rows["quantity"] == bar.quantity).to_numpy()]
+        for part in PARTS:
+            mine = held[held["part"] == part]
+            if len(mine):
+                found = errors_of(mine)
+                reached = found[bar.what]
+                tail = (reached, bar.limit, bar.met(reached), found["p90_error"], found["bias"], found.get("coverage"))
+                lines.append((bar.name, part, found["rows"], found["points"], *tail))
+    names = ["bar", "part", "rows", "points", "reached", "limit", "met", "p90_error", "bias", "coverage"]
+    return pd.DataFrame(lines, columns=names).astype({"coverage": float})
+
+
+def coverage(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute the coverage of the 80 % bands in every group of ``COVERAGE_ROWS`` or more rows that no fit saw.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Lines with the bands of ``served.bands.with_bands``.
+
+    Returns
+    -------
+    DataFrame
+        ``dimension``, ``value``, ``quantity``, ``rows``, ``points``, ``coverage`` by points, ``coverage_of_rows`` and
+        ``met``: whether the first lies in ``COVERAGE_LIMITS``.
+
+    Examples
+    --------
+    40 of 50 points lie in their band:
+
+    >>> line = {"evaluated": True, "saturated": False, "held_out": True, "quantity": "tpot", "predicted": 1.0}
+    >>> line |= {"predicted_p10": 0.9, "predicted_p90": 1.1, "layout": "TP", "mode": "aggregated", "workers": "TP4"}
+    >>> line |= {"concurrency": 8.0, "prefill_layout": "TP", "family": "dense", "engine": "vllm", "version": ""}
+    >>> line |= {"system": "h100_sxm", "load": "closed_loop", "model": "llama_3_1_8b"}
+    >>> table = pd.DataFrame([line | {"point": n, "measured": 1.0 if n < 40 else 2.0} for n in range(50)])
+    >>> found = coverage(table.assign(relative_error=table["predicted"] / table["measured"] - 1.0))
+    >>> found.loc[found["dimension"] == "system", ["value", "points", "coverage", "met"]].values.tolist()
+    [['h100_sxm', 50, 0.8, True]]
+    """
+    kept = table[table["held_out"]].assign(part="held-out")
+    found = groups(kept)
+    found = found[(found["part"] == "all") & (found["rows"] >= COVERAGE_ROWS)]
+    met = found["coverage"].between(*COVERAGE_LIMITS)
+    names = ["dimension", "value", "quantity", "rows", "points", "coverage", "coverage_of_rows"]
+    return found[names].assign(met=met).reset_index(drop=True)

@@ -1,0 +1,188 @@
+"""Fit the few overheads of an engine profile to served runs: the only numbers fitted end to end.
+
+Kernels are fitted to kernel tables; this fit adds the time of the host per step and per request. It uses the fitted
+part of the rows below saturation, one row per operating point, and minimises a robust loss of the logarithm of
+predicted over measured TPOT (or latency of a static batch), and of TTFT if an instance has few requests. Afterwards
+the time of a request before its prefill is set to the least median error of these TTFT over all runs: it enters no
+other quantity, and the median is robust against runs that include a warm-up. The stretch of the expert exchange is set
+to the least mean error of TPOT over one row of each operating point whose decode exchanges experts between ranks of
+attention DP, disaggregated runs included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.extras import extra
+from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.load import load_engine
+from disagg_sim.units import MS, US
+from lab.calibration.served.evaluate import evaluate
+from lab.calibration.served.groups import TTFT_CONCURRENCY
+from lab.calibration.served.rows import ServingRow
+
+with extra("calibrate"):
+    from scipy.optimize import least_squares, minimize_scalar
+
+#: Fitted parameters -> (least, start, largest) [s], the stretch of prefill [1].
+FITTED = {
+    "step_host": (0.0, 0.5 * MS, 20 * MS),
+    "sequence_host": (0.0, 2 * US, 1000 * US),
+    "rank_host": (0.0, 0.2 * MS, 10 * MS),
+    "prefill_stretch": (1.0, 1.2, 3.0),
+    "kernel_launch": (0.0, 15 * US, 60 * US),
+    "request_host": (0.0, 20 * MS, 300 * MS),
+}
+#: Second start without CUDA graphs, where two readings of a slow step compete: launches, or work between steps. [s]
+BETWEEN_STEPS = {"step_host": 5 * MS, "sequence_host": 200 * US, "rank_host": 2 * MS, "kernel_launch": 1.5 * US}
+#: Range of the stretch of the expert exchange. [1]
+STRETCHES = (1.0, 5.0)
+#: Error beyond which a residual stops to count (Cauchy loss): TTFT of some runs holds a warm-up. [1]
+SOFT = 0.1
+#: Times that each of the two losses is computed at most, not counting its derivatives. [1]
+STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """A fitted profile and the data behind it."""
+
+    engine: EngineSpec
+    fitted: tuple[str, ...]  # parameters that the rows tell; the others are those of the shipped profile
+    lines: int  # measured numbers that the fit saw [1]
+    median_error: float  # of these [1]
+    files: tuple[tuple[str, int], ...]  # name and digest of each file, and its rows that informed the fit
+
+
+def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
+    """Rows that tell how long decode exchanges experts: one of each fitted point with attention DP and EP."""
+    kept: dict[str, ServingRow] = {}
+    for row in rows:
+        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out) and row.engine == engine
+        mapping = row.workers.mapping if row.workers else Mapping()
+        if usable and row.load == "closed_loop" and mapping.dp_attn > 1 and mapping.ep > 1:
+            kept[row.point] = row
+    return list(kept.values())
+
+
+def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
+    """Rows that may inform a profile: one of each operating point of the fitted part, without flag or speculation."""
+    kept: dict[tuple[str, float, float], ServingRow] = {}
+    for row in rows:
+        usable = not (row.reason or row.speculative or row.qa_flag or row.held_out)
+        if usable and row.engine == engine and row.load in ("closed_loop", "static") and row.mode == "aggregated":
+            kept[row.configuration, row.concurrency, row.batch] = row
+    return list(kept.values())
+
+
+def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
+    """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
+
+    Parameters
+    ----------
+    rows : sequence of ServingRow
+        Of any engine, as ``read_rows`` returns them; those of the fitted part of this engine are used.
+    name : str
+        Engine (``hw_specs/engines/``).
+
+    Returns
+    -------
+    EngineFit
+        The profile (times in s), which of its numbers were fitted, the data behind them and their median error. [1]
+
+    Raises
+    ------
+    InputError
+        When no row of the fitted part is of this engine.
+
+    Examples
+    --------
+    >>> fit_engine([], "vllm")
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: no served rows of engine 'vllm' in the fitted part
+    """
+    start, used = load_engine(name), fit_rows(rows, name)
+    if not used:
+        raise InputError(f"no served rows of engine {name!r} in the fitted part")
+    loops = any(row.load == "closed_loop" for row in used)  # a static batch has no requests over HTTP
+    names = [key for key in FITTED if loops or key != "request_host"]
+    least, scale, most = (np.array(column) for column in zip(*(FITTED[key] for key in names), strict=True))
+
+    def spec(x: Floats) -> EngineSpec:
+        return replace(start, **dict(zip(names, (x * scale).tolist(), strict=True)))
+
+    def errors_of(engine: EngineSpec) -> Floats:
+        table = evaluate(used, {name: engine})
+        few = (table["quantity"] == "ttft") & ~(table["concurrency"] > TTFT_CONCURRENCY)
+        kept = table["evaluated"] & ~table["saturated"] & (table["quantity"].isin(["tpot", "latency"]) | few)
+        error: Floats = np.log(np.where(kept, table["predicted"] / table["measured"], 1.0))
+        return error
+
+    def errors(x: Floats) -> Floats:
+        return errors_of(spec(x))
+
+    def fit_from(x: Floats) -> tuple[float, Floats]:
+        """Loss at the end and parameters: the second loss has several minima, the first leads to a good one."""
+        for loss in ("soft_l1", "cauchy"):
+            found = least_squares(
+                errors, x, bounds=(least / scale, most / scale), loss=loss, f_scale=SOFT, diff_step=0.05, max_nfev=STEPS
+            )
+            x = found.x
+        return float(found.cost), x
+
+    starts = [np.ones(len(names))]
+    if not start.decode_graphs:
+        starts.append(np.array([BETWEEN_STEPS.get(key, FITTED[key][1]) for key in names]) / scale)
+    _, x = min((fit_from(each) for each in starts), key=lambda end: end[0])
+    engine = fit_exchange(rows, _with_request_host(rows, spec(x)) if loops else spec(x))
+    last = errors_of(engine)
+    seen = last != 0.0
+    files = sorted(Counter(f"{row.file} {row.digest}".rstrip() for row in used).items())
+    error = float(np.median(np.abs(np.expm1(last[seen]))))
+    if exchange_rows(rows, name):
+        names.append("exchange_stretch")
+    return EngineFit(engine, tuple(names), int(seen.sum()), error, tuple(files))
+
+
+def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+    """The profile with the request time of least median TTFT error where an instance has few requests."""
+    mine = [
+        row
+        for row in rows
+        if row.engine == engine.name
+        and row.load == "closed_loop"
+        and not (row.reason or row.qa_flag or row.held_out)
+        and row.workers is not None
+        and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
+    ]
+    if not mine:
+        return engine
+    table = evaluate(mine, {engine.name: engine})
+    table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
+    predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
+    tried = np.arange(0.0, FITTED["request_host"][2], MS)
+    error = [np.median(np.abs((predicted - engine.request_host + each) / measured - 1)) for each in tried]
+    return replace(engine, request_host=float(tried[int(np.argmin(error))]))
+
+
+def fit_exchange(rows: Sequence[ServingRow], engine: EngineSpec) -> EngineSpec:
+    """The profile with the stretch of the expert exchange of least robust error of TPOT; as it is without rows."""
+    mine = exchange_rows(rows, engine.name)
+    if not mine:
+        return engine
+
+    def loss(stretch: float) -> float:
+        table = evaluate(mine, {engine.name: replace(engine, exchange_stretch=stretch)})
+        table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "tpot")]
+        error = np.log(table["predicted"] / table["measured"]) / SOFT
+        return float(np.mean(np.log1p(error**2)))
+
+    found = minimize_scalar(loss, bounds=STRETCHES, method="bounded", options={"xatol": 0.01})
+    return replace(engine, exchange_stretch=float(found.x))

@@ -1,0 +1,236 @@
+"""Judge forward passes of an engine: prompts of new tokens on a cached past, one step of a whole model.
+
+The table is that of NVIDIA's aisimulate wheels (``fpm_forward_perf.parquet``): wall time of one engine step by
+requests, new tokens and cached tokens. Each pass is predicted twice:
+
+* whole: the kernels of the step, with what the engine profile adds to them;
+* past: the pass that was measured with at most ``NO_PAST`` cached tokens, and what attention on the past adds.
+
+All requests of such a pass are new to the engine, whose host takes over their tokens one by one: ``ADMISSION`` a token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
+from disagg_sim.facts.load import load_engine, load_model, load_system
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.parquet import read_parquet
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.operators import Tokens
+from disagg_sim.physics.passes.engine_time import prefill_stretch, step_time
+from disagg_sim.physics.passes.experts import join_experts
+from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, stretched
+from disagg_sim.physics.tabulate import Levels
+from disagg_sim.physics.work import Numeric
+from disagg_sim.reading import read_table
+from disagg_sim.units import MS
+from lab.calibration.files import kept_from_fits
+from lab.calibration.kernels.residuals import part_of
+from lab.calibration.kernels.tables import TableError, require_numbers, spec_name
+from lab.calibration.names import engine_named, model_named, recipe_of
+from lab.calibration.served.steady_state import Served, served
+
+#: Columns that a table of forward passes needs.
+COLUMNS = (
+    "engine",
+    "backend_version",
+    "model_path",
+    "system",
+    "weight_quantization",
+    "kv_cache_dtype",
+    "tp",
+    "dp",
+    "moe_tp",
+    "moe_ep",
+    "workload_kind",
+    "batch_size",
+    "total_prefill_tokens",
+    "total_kv_read_tokens",
+    "latency_ms",
+    "flag",
+)
+#: Columns of a group of passes that are predicted together.
+_LAYOUT = ("engine", "model_path", "system", "weight_quantization", "kv_cache_dtype", "tp", "dp", "moe_tp", "moe_ep")
+#: Bounds of the cells by new and by cached tokens of a request. [token]
+NEW = (0, 1, 16, 64, 128, 256, 512, 1024, 2048, 8192, np.inf)
+PAST = (-1, 0, 1024, 4096, 16_384, 65_536, np.inf)
+#: Host time of a token of a request that is new to the engine, from passes of vLLM 0.25.1 on an H200 (median of those
+#: of the first part with 30,000 cached tokens and more, attention taken off); GLM-5.2 on a B200 shows 55-86 ns. [s]
+ADMISSION = 79e-9
+#: Cached tokens of a request up to which a pass counts as one without a past. [token]
+NO_PAST = 64
+#: Passes below which the median of a cell says little. [1]
+LEAST_PASSES = 5
+
+
+def judge_passes(path: Path) -> pd.DataFrame:
+    """Predict every prefill of a table of forward passes.
+
+    Parameters
+    ----------
+    path
+        Parquet file with the columns ``COLUMNS``.
+
+    Returns
+    -------
+    DataFrame
+        ``engine, version, model, system, layout, batch, new_tokens, past_tokens`` (of a request), ``measured_ms``,
+        ``predicted_ms`` (the whole pass), ``from_past_ms`` (on the measured pass without a past; NaN where there is
+        none of that batch and new tokens, or the pass has no past itself), ``part`` ("fitted" or "held out", by a
+        hash of the shape; what was learnt from such passes was learnt from the first part) and ``reason``, why a row
+        has no prediction.
+
+    Raises
+    ------
+    TableError
+        Unreadable, or without a column that is needed; one line.
+
+    Examples
+    --------
+    >>> judge_passes(Path("no/such/passes.parquet"))
+    Traceback (most recent call last):
+    lab.calibration.kernels.tables.TableError: no/such/passes.parquet: no such file
+    """
+    table = _read(path)
+    table = table[(table["workload_kind"] == "prefill") & (table["flag"] == "")].reset_index(drop=True)
+    batch = table["batch_size"].to_numpy(dtype=float)
+    found = pd.DataFrame(
+        {
+            "engine": table["engine"],
+            "version": table["backend_version"],
+            "model": table["model_path"],
+            "system": table["system"],
+            "layout": [
+                f"TP{tp} DP{dp} EP{ep}" for tp, dp, ep in zip(table["tp"], table["dp"], table["moe_ep"], strict=True)
+            ],
+            "batch": table["batch_size"],
+            "new_tokens": table["total_prefill_tokens"] / batch,
+            "past_tokens": table["total_kv_read_tokens"] / batch,
+            "measured_ms": table["latency_ms"],
+        }
+    )
+    shapes = zip(table["batch_size"], table["total_prefill_tokens"], table["total_kv_read_tokens"], strict=True)
+    part = [part_of(kept_from_fits(f"forward_pass|{b}|{new}|{past}")) for b, new, past in shapes]
+    predicted, added = np.full(len(found), np.nan), np.full(len(found), np.nan)
+    reason = np.full(len(found), "", dtype=object)
+    for words, rows in found.groupby([table[column] for column in _LAYOUT], sort=False):
+        try:
+            predicted[rows.index], added[rows.index] = _predict(dict(zip(_LAYOUT, words, strict=True)), rows)
+        except DisaggSimError as error:
+            reason[rows.index] = str(error)
+    none = found["past_tokens"] <= NO_PAST
+    keys = ["engine", "version", "model", "system", "layout", "batch", "new_tokens"]
+    bare = found["measured_ms"].where(none).groupby([found[key] for key in keys]).transform("median")
+    return found.assign(
+        predicted_ms=predicted / MS, from_past_ms=(bare + added / MS).where(~none), part=part, reason=reason
+    )
+
+
+def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
+    """Tabulate the median of predicted over measured by new and cached tokens of a request, with the passes.
+
+    Parameters
+    ----------
+    passes
+        As ``judge_passes`` returns them.
+    predicted
+        ``"predicted_ms"`` or ``"from_past_ms"``.
+
+    Returns
+    -------
+    DataFrame
+        ``new_tokens, past_tokens`` (the largest of the cell), ``passes, ratio`` [1]; cells of fewer than
+        ``LEAST_PASSES`` are left out.
+
+    Examples
+    --------
+    >>> one = {"new_tokens": 100, "past_tokens": 0, "measured_ms": 10.0}
+    >>> pass_cells(pd.DataFrame([one | {"predicted_ms": 10.0 + n} for n in range(5)]), "predicted_ms").values.tolist()
+    [['128', '0', 5, 1.2]]
+    """
+    ratio = passes[predicted] / passes["measured_ms"]
+    upper = {
+        name: pd.cut(passes[name], bounds, labels=[str(bound) for bound in bounds[1:]])
+        for name, bounds in (("new_tokens", NEW), ("past_tokens", PAST))
+    }
+    cells = ratio.groupby([upper["new_tokens"], upper["past_tokens"]], observed=True).agg(
+        passes="count", ratio="median"
+    )
+    told: pd.DataFrame = cells[cells["passes"] >= LEAST_PASSES].reset_index()
+    return told
+
+
+def pass_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+    """Time of one engine step of ``batch`` requests a DP rank, each with ``new`` tokens on ``past`` cached ones. [s]"""
+    at = run.at
+    tokens = Tokens(prompts=batch, new=new, past=past, emitted=batch)
+    times = join_experts(
+        at,
+        mapping,
+        attention_side(at, mapping.tp_attn, tokens, "auto", "prefill"),
+        phase="prefill",
+        rank=Levels(batch * new),
+        total=Levels(batch * new * mapping.dp_attn),
+    )
+    kernels = all_stages(at.model, stretched(times, prefill_stretch(at)))
+    return step_time(at, mapping, 1.0, kernels, kernels, decodes=0.0, graphs=False)
+
+
+def past_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+    """What attention on the past adds to a step, without any overhead of the engine. [s]"""
+    added: Numeric = 0.0
+    for layer, count in layers_of(run.at.model):
+        with_past, without = (
+            attention_cost(
+                layer.attention, run.at, mapping.tp_attn, Tokens(prompts=batch, new=new, past=cached), "auto"
+            )
+            for cached in (past, 0.0 * past)
+        )
+        added = added + count * (with_past.time - without.time)
+    return added
+
+
+def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Numeric]:
+    """Times of the passes of one layout, and what their past adds. [s]"""
+    words = {name: str(value) for name, value in layout.items()}
+    name, engine = model_named(words["model_path"]), engine_named(words["engine"])
+    if not name or not engine:
+        raise InputError(
+            f"no model {quoted(words['model_path'])}" if engine else f"no engine {quoted(words['engine'])}"
+        )
+    recipe = recipe_of(words["weight_quantization"], "fp8" if "fp8" in words["kv_cache_dtype"] else "bf16", name)
+    run = served(load_model(name), load_system(spec_name(words["system"])), recipe, load_engine(engine))
+    tp, dp, moe_tp, ep = (int(words[column]) for column in ("tp", "dp", "moe_tp", "moe_ep"))
+    mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=moe_tp, ep=ep)
+    batch, new, past = (rows[column].to_numpy(dtype=float) for column in ("batch", "new_tokens", "past_tokens"))
+    sizes = {"batch": batch, "new": new, "past": past}
+    admitted = ADMISSION * batch
+    return (
+        pass_time(run, mapping, **sizes) + admitted * (new + past),
+        past_time(run, mapping, **sizes) + admitted * past,
+    )
+
+
+def _read(path: Path) -> pd.DataFrame:
+    try:
+        table = read_parquet(path) if path.suffix == ".parquet" else read_table(path, keep_default_na=False)
+    except FileNotFoundError:
+        raise TableError(f"{shown(path)}: no such file") from None
+    except OSError as error:
+        raise TableError(f"{shown(path)}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise TableError(f"{shown(path)}: not a table: {' '.join(str(error).split())}") from None
+    for column in COLUMNS:
+        if column not in table:
+            raise TableError(
+                f"{shown(path)}: missing column {column!r} of forward passes{nearest(column, table.columns)}"
+            )
+    table = require_numbers(path, table, ("tp", "dp", "moe_tp", "moe_ep", "batch_size"), least=1, whole=True)
+    table = require_numbers(path, table, ("total_prefill_tokens", "total_kv_read_tokens"), whole=True)
+    return require_numbers(path, table, ("latency_ms",))

@@ -1,0 +1,173 @@
+"""Judge served runs by distinct operating points, apart by layout, family, engine, version, system and load.
+
+A source repeats some runs a hundred times and others never. Runs of one configuration, layout, lengths and load are one
+**operating point** (``ServingRow.point``) and count once, with the median of their errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.calibration.kernels.residuals import rank_correlation
+
+#: Concurrency of an instance up to which TTFT has no queue to speak of. [request]
+TTFT_CONCURRENCY = 4.0
+#: Closed-loop forms: engines of today under a stated concurrency.
+SERVED_FORMS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap")
+#: What groups are told apart by; each is a column of ``with_dimensions``.
+DIMENSIONS = (
+    "attention",
+    "experts",
+    "pipeline",
+    "mode",
+    "layout",
+    "prefill_layout",
+    "family",
+    "family and layout",
+    "model",
+    "engine",
+    "engine and version",
+    "system",
+    "load",
+    "requests of an instance",
+)
+#: Numbers that ``errors_of`` gives, in order; the last needs bands.
+ERRORS = ("rows", "points", "median_error", "median_error_of_rows", "p90_error", "bias", "spearman")
+COVERAGE = ("coverage", "coverage_of_rows")
+
+
+def points(table: pd.DataFrame) -> pd.DataFrame:
+    """Collapse re-runs: one line for each operating point and quantity.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Evaluated lines; as ``served.evaluate.evaluate`` returns them, with or without bands.
+
+    Returns
+    -------
+    DataFrame
+        The columns of the table. ``relative_error`` is the median of the runs of the point, ``predicted`` the median
+        prediction, ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
+    """
+    done = table[table["evaluated"]]
+    once = _collapsed(done)
+    place = done.drop_duplicates(["point", "quantity"])
+    return place.assign(**{str(name): once[name].to_numpy() for name in once}).reset_index(drop=True)
+
+
+def _collapsed(done: pd.DataFrame) -> pd.DataFrame:
+    """Numbers of each operating point and quantity, in order of first appearance."""
+    numbers = done[["predicted", "relative_error"]]
+    ends = [name for name in ("predicted_p10", "predicted_p90") if name in done]
+    numbers = numbers.assign(**{end: done[end] / done["predicted"] for end in ends})
+    found = numbers.groupby([done["point"], done["quantity"]], sort=False).median()
+    measured = found["predicted"] / (1.0 + found["relative_error"])
+    return found.assign(measured=measured, **{end: found["predicted"] * found[end] for end in ends})
+
+
+def errors_of(table: pd.DataFrame) -> dict[str, Any]:
+    """Compute the errors of evaluated lines by distinct operating points; by rows where the name says so.
+
+    Parameters
+    ----------
+    table
+        ``point``, ``quantity``, ``measured``, ``predicted``, ``relative_error`` of a row each, with bands or without.
+
+    Returns
+    -------
+    dict
+        ``ERRORS``, and ``COVERAGE`` where the lines have bands: the median and 90 % quantile of the absolute relative
+        error, the median with its sign, the rank correlation, the share inside the 80 % band. [1]
+
+    Examples
+    --------
+    Two runs of one point count once, with the median 0.2 of their errors:
+
+    >>> runs = pd.DataFrame({"point": ["a", "a", "b"], "quantity": "tpot", "relative_error": [0.1, 0.3, -0.1]})
+    >>> found = errors_of(runs.assign(measured=0.010, predicted=0.010 * (1 + runs["relative_error"])))
+    >>> found["rows"], found["points"], f"{found['median_error']:.2f}", f"{found['bias']:+.2f}"
+    (3, 2, '0.15', '+0.05')
+    """
+    once = _collapsed(table)
+    error = once["relative_error"]
+    told: dict[str, Any] = {
+        "rows": len(table),
+        "points": len(once),
+        "median_error": float(error.abs().median()),
+        "median_error_of_rows": float(table["relative_error"].abs().median()),
+        "p90_error": float(error.abs().quantile(0.9)),
+        "bias": float(error.median()),
+        "spearman": rank_correlation(once["predicted"], once["measured"]),
+    }
+    if "predicted_p10" in table:
+        told |= dict(zip(COVERAGE, (inside(once), inside(table)), strict=True))
+    return told
+
+
+def inside(table: pd.DataFrame) -> float:
+    """Share of the measured numbers that lie in their 80 % band. [1]"""
+    return float(table["measured"].between(table["predicted_p10"], table["predicted_p90"]).mean())
+
+
+def per_instance(table: pd.DataFrame) -> pd.Series:
+    """Requests in flight of an instance; ``workers`` of the lines are ``2xTP4`` or ``TP4``. [request]"""
+    count = table["workers"].str.extract(r"^(\d+)x")[0].astype(float).fillna(1.0)
+    return table["concurrency"] / count
+
+
+def with_dimensions(table: pd.DataFrame) -> pd.DataFrame:
+    """The lines with a column for each of ``DIMENSIONS``."""
+    layout, split = table["layout"], table["mode"] == "disaggregated"
+    few = per_instance(table) <= TTFT_CONCURRENCY
+    several = table["mode"] + np.where(split, " (decode)", "")
+    columns: dict[str, Any] = {
+        "attention": np.where(layout.str.startswith("DP"), "DP", "TP"),
+        "experts": np.where(layout.str.contains("EP"), "EP", "no EP"),
+        "pipeline": np.where(layout.str.endswith("PP"), "PP", "no PP"),
+        "prefill_layout": np.where(split, table["prefill_layout"], "as decode"),
+        "family and layout": table["family"] + ", " + layout + ", " + several,
+        "engine and version": (table["engine"] + " " + table["version"]).str.strip(),
+        "requests of an instance": np.where(few, "4 and fewer", "more than 4, or not stated"),
+    }
+    return table.assign(**columns)
+
+
+def groups(table: pd.DataFrame, dimensions: Sequence[str] = DIMENSIONS) -> pd.DataFrame:
+    """Compute errors below saturation by each dimension, quantity and part.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it, with or without the bands of ``served.bands.with_bands``.
+    dimensions : sequence of str
+        Of ``DIMENSIONS``.
+
+    Returns
+    -------
+    DataFrame
+        A row per dimension, value, quantity and part (``all`` for the three together), with the numbers of
+        ``errors_of``.
+
+    Examples
+    --------
+    >>> line = {"evaluated": True, "saturated": False, "part": "new", "quantity": "tpot", "measured": 0.01}
+    >>> line |= {"system": "h100_sxm", "layout": "TP", "mode": "aggregated", "workers": "TP4", "concurrency": 8.0}
+    >>> line |= {"prefill_layout": "TP", "family": "dense", "engine": "vllm", "version": "", "point": "a"}
+    >>> found = groups(pd.DataFrame([line | {"predicted": 0.011, "relative_error": 0.1}]), ["system"])
+    >>> found[["value", "quantity", "part", "points", "median_error"]].values.tolist()
+    [['h100_sxm', 'tpot', 'all', 1, 0.1], ['h100_sxm', 'tpot', 'new', 1, 0.1]]
+    """
+    below = with_dimensions(table[table["evaluated"] & ~table["saturated"]])
+    both = pd.concat([below, below.assign(part="all")], ignore_index=True)
+    lines = [
+        {"dimension": dimension, "value": value, "quantity": quantity, "part": part} | errors_of(mine)
+        for dimension in dimensions
+        for (value, quantity, part), mine in both.groupby([dimension, "quantity", "part"], sort=True)
+    ]
+    names = ("dimension", "value", "quantity", "part", *ERRORS, *(COVERAGE if "predicted_p10" in table else ()))
+    return pd.DataFrame(lines, columns=list(names))

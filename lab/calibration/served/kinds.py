@@ -1,0 +1,144 @@
+"""Count the served runs behind each kind of layout, and write them as ``hw_specs/evidence/*.yaml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from disagg_sim.facts.layouts import JUDGED_BY, CheckedKind, evidence_of
+from disagg_sim.facts.load import load_model, load_system
+from disagg_sim.facts.yaml_files import read_mapping
+from disagg_sim.search.layouts import class_of, family_of, layouts_of
+from lab.calibration.files import Writer
+from lab.calibration.served.rows import ServingRow
+
+#: Share of the operating points that the error of a kind speaks of: a median hides that large batches are off. [1]
+MOST = 0.75
+#: What names a kind.
+_KEY = ["family", "systems", "layout"]
+
+
+def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[CheckedKind, ...]:
+    """List every kind of layout with runs that the forecast was compared with.
+
+    A disaggregated run counts for the layout of its prefill workers and for that of its decode workers. Runs beyond
+    saturation count as run, and not in the errors; a run with everything queued is meant to saturate.
+
+    Parameters
+    ----------
+    rows
+        As ``served.read.read_rows`` returns them.
+    table
+        Their evaluated lines, as ``served.evaluate.evaluate`` returns them.
+
+    Returns
+    -------
+    tuple of CheckedKind
+        By family, class of systems and layout; ``error`` is the absolute relative one that ``MOST`` of the points stay
+        below. [1]
+
+    Examples
+    --------
+    >>> from lab.calibration.served.evaluate import evaluate
+    >>> from lab.calibration.served.rows import Quantity, Workers
+    >>> names = {"file": "mine.csv", "row": "2", "form": "mine", "load": "closed_loop", "mode": "aggregated"}
+    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 1000.0}
+    >>> told = (Quantity(name="tpot", measured=0.01),)
+    >>> rows = [ServingRow(**names, quantities=told, osl=100.0, concurrency=4.0, workers=Workers())]
+    >>> [(kind.family, kind.layout, kind.points, kind.judged_by) for kind in checked_kinds(rows, evaluate(rows))]
+    [('dense', 'one GPU', 1, 'tpot')]
+    """
+    used = table[table["evaluated"]]
+    sides = pd.DataFrame(_sides(rows), columns=["file", "row", *_KEY, "gpus"]).drop_duplicates()
+    lines = used.merge(sides, on=["file", "row"], suffixes=("_run", ""))
+    kinds = []
+    for key, mine in lines.groupby(_KEY, sort=True):
+        family, systems, layout = map(str, key)
+        runs = mine.drop_duplicates(["file", "row"])
+        judged_by, error = _judged(mine)
+        kinds.append(
+            CheckedKind(
+                family=family,
+                systems=systems,
+                layout=layout,
+                most_gpus=int(mine["gpus"].max()),
+                rows=len(runs),
+                points=int(runs["point"].nunique()),
+                files={str(file): int(count) for file, count in runs.groupby("file").size().items()},
+                judged_by=judged_by,
+                error=error,
+            )
+        )
+    return tuple(kinds)
+
+
+def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
+    """Write the text of an evidence file. The same data give the same bytes.
+
+    Parameters
+    ----------
+    kinds
+        As ``checked_kinds`` counts them.
+    date
+        Of the measurements, as it shall stand in the file.
+
+    Returns
+    -------
+    str
+        For ``write_evidence``.
+
+    Examples
+    --------
+    >>> numbers = {"most_gpus": 4, "rows": 9, "points": 5, "files": {"mine.csv": 9}, "judged_by": "tpot", "error": 0.12}
+    >>> kind = CheckedKind(family="dense", systems="Hopper, domain of 8", layout="TP", **numbers)
+    >>> print(evidence_text([kind], date="2026-01").splitlines()[-3].strip())
+    most_gpus: 4, rows: 9, points: 5,
+    """
+    lines = [
+        "# Kinds of layouts that forecasts were compared with: served runs, distinct operating points, and the",
+        "# absolute relative error that three quarters of these points stay below.",
+        "title: Layouts with measured runs",
+        f'source: "counted by disagg-sim calibrate layouts over the files named below; data of {date}"',
+        "kinds:",
+    ]
+    for kind in kinds:
+        files = ", ".join(f"{name}: {count}" for name, count in kind.files.items())
+        lines += [
+            f'  - {{family: {kind.family}, systems: "{kind.systems}", layout: "{kind.layout}",',
+            f"     most_gpus: {kind.most_gpus}, rows: {kind.rows}, points: {kind.points},",
+            f"     judged_by: {kind.judged_by}, error: {_number(kind.error)},",
+            f"     files: {{{files}}}}}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _sides(rows: Sequence[ServingRow]) -> Iterator[tuple[object, ...]]:
+    """File and row, kind and GPUs of each side of every run."""
+    for row in rows:
+        for workers in (row.workers, row.prefill):
+            if workers is not None and row.model and row.system:
+                family, systems = family_of(load_model(row.model)), class_of(load_system(row.system))
+                layout = str(layouts_of(workers.mapping)[0])
+                yield row.file, row.row, family, systems, layout, int(workers.mapping.gpus)
+
+
+def _judged(lines: pd.DataFrame) -> tuple[str, float | None]:
+    """What a kind is judged by, and the error that most of its distinct operating points stay below. [1]"""
+    below = lines[~lines["saturated"] | (lines["load"] == "offline")]
+    error = below.groupby(["quantity", "point"])["relative_error"].median().abs()
+    counts = error.groupby(level="quantity").size()
+    known = [name for name in JUDGED_BY if name in counts]
+    if not known:
+        return JUDGED_BY[-1], None
+    steady = [name for name in known if name in JUDGED_BY[:2]]
+    name = max(steady, key=lambda each: int(counts[each])) if steady else known[0]
+    return name, round(float(error[name].quantile(MOST)), 3)
+
+
+def _number(value: float | None) -> str:
+    return "null" if value is None else f"{value:g}"
+
+
+#: Writes an evidence file.
+write_evidence = Writer(lambda path, part: evidence_of(path, read_mapping(part), path.stem))

@@ -1,0 +1,107 @@
+"""Read what another tool predicts for served runs, so that it is judged on the same rows and in the same way.
+
+A CSV with one line a run: ``row_id`` as in the file of measurements, ``tpot_ms``, and ``ttft_ms`` or
+``tput_total_tok_s_gpu`` (input and output tokens a second and GPU, over all GPUs) or both. Blank is "not predicted".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.errors import nearest, quoted
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.reading import read_table
+from disagg_sim.units import MS
+from lab.calibration.served.read import ServingDataError, columns_of
+
+#: Column of the file -> quantity of the lines, and unit of the column.
+COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_gpu": ("throughput", 1.0)}
+
+
+def read_predictions(path: Path) -> pd.DataFrame:
+    r"""Read the predictions of another tool.
+
+    Parameters
+    ----------
+    path
+        CSV with ``row_id``, ``tpot_ms``, and ``ttft_ms`` or ``tput_total_tok_s_gpu`` or both; cells may be empty.
+
+    Returns
+    -------
+    DataFrame
+        Index ``row``; columns ``tpot``, ``ttft`` [s] and ``throughput`` [token/s/GPU], NaN where there is none.
+
+    Raises
+    ------
+    ServingDataError
+        Unreadable; a missing column, a row twice, a cell that is no number above 0; one line.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "tool.csv").write_text("row_id,tpot_ms,ttft_ms\na,10,500\n")
+    ...     read_predictions(Path(root, "tool.csv")).to_dict("index")
+    {'a': {'tpot': 0.01, 'ttft': 0.5, 'throughput': nan}}
+    """
+    columns = columns_of(path)
+    allowed = ("row_id", *COLUMNS)
+    missing = next((name for name in ("row_id", "tpot_ms") if name not in columns), "")
+    if not missing and not {"ttft_ms", "tput_total_tok_s_gpu"} & set(columns):
+        missing = "ttft_ms"
+    if missing:
+        hint = nearest(missing, columns)
+        raise ServingDataError(f"{shown(path)}: no column {missing!r}{hint}; predictions have {', '.join(allowed)}")
+    try:
+        table = read_table(path, dtype=str, keep_default_na=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    if "row_id" not in table:  # its first line is not what it was taken for
+        raise ServingDataError(f"{shown(path)}: not a CSV: the header is not its first line")
+    names = table["row_id"].str.strip()
+    if names.duplicated().any():
+        raise ServingDataError(f"{shown(path)}: row {quoted(names[names.duplicated()].iloc[0])} occurs twice")
+    found = pd.DataFrame(index=pd.Index(names, name="row"))
+    for column, (quantity, unit) in COLUMNS.items():
+        told = table[column].str.strip() if column in table else pd.Series("", index=table.index)
+        number = pd.to_numeric(told, errors="coerce")
+        wrong = (told != "") & ~(np.isfinite(number) & (number > 0))
+        if wrong.any():
+            row, value = names[wrong].iloc[0], told[wrong].iloc[0]
+            raise ServingDataError(f"{shown(path)}: row {quoted(row)}: {column} is {quoted(value)}; allowed: above 0")
+        found[quantity] = (number * unit).to_numpy()
+    return found
+
+
+def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Select the lines of the rows that a tool predicted too: with its numbers, and with our own.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    predictions : DataFrame
+        As ``read_predictions`` returns it.
+
+    Returns
+    -------
+    theirs, ours : DataFrame
+        The same columns. ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
+
+    Examples
+    --------
+    >>> line = {"row": "a", "quantity": "tpot", "evaluated": True, "measured": 0.010, "predicted": 0.011}
+    >>> told = pd.DataFrame({"tpot": [0.008]}, index=pd.Index(["a"], name="row"))
+    >>> theirs, ours = predicted_by(pd.DataFrame([line | {"relative_error": 0.1}]), told)
+    >>> f"{theirs['relative_error'][0]:+.2f}, ours {ours['relative_error'][0]:+.2f}"
+    '-0.20, ours +0.10'
+    """
+    ours = table[table["evaluated"] & table["row"].isin(predictions.index)]
+    long = predictions.reset_index().melt(id_vars="row", var_name="quantity", value_name="theirs")
+    theirs = ours.merge(long, on=["row", "quantity"], how="left")
+    theirs = theirs.assign(predicted=theirs["theirs"], relative_error=theirs["theirs"] / theirs["measured"] - 1.0)
+    bands = [name for name in ("predicted_p10", "predicted_p90") if name in theirs]
+    return theirs[theirs["theirs"].notna()].drop(columns=["theirs", *bands]), ours

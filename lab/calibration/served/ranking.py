@@ -1,0 +1,304 @@
+"""Does the forecast rank? Its best configuration at equal interactivity, judged by the throughput that was measured.
+
+A **group** is one model, system, engine and pair of lengths; its **configurations** are layouts in a weight format,
+each with runs at several loads. A run is a point (interactivity ``1/TPOT``, throughput per GPU), measured and forecast;
+re-runs count once. Where a source states no throughput, it follows from the closed loop, measured and forecast alike:
+``throughput = concurrency * (ISL + OSL) / (TTFT + (OSL - 1) * TPOT) / GPUs`` (Little's law).
+
+The runs of a configuration make a curve: at an interactivity x the best throughput of a run at least so fast, or
+between two neighbours that bracket x (straight in logarithms). A group is judged at the interactivity of each of its
+measured runs that two or more configurations reach, as measured. There the forecast picks the one whose forecast curve
+is highest, and what was measured there judges the pick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from disagg_sim.arrays import Floats
+from lab.calibration.served.groups import points
+
+#: Interactivities at which modes are compared. [token/s/user]
+LEVELS = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 65.0, 80.0, 100.0, 125.0, 150.0, 200.0)
+#: Interactivity below which the height of a frontier is told apart: large batches. [token/s/user]
+SLOW = 35.0
+#: What makes a group, and what a configuration in it.
+GROUP = ("family", "model", "system", "engine", "isl", "osl")
+CONFIGURATION = ("mode", "weights", "prefill_workers", "workers")
+#: Columns of ``ranked``, in order.
+RANKED = (
+    *GROUP,
+    "tokens_per_s_per_user",
+    "configurations",
+    "best",
+    "picked",
+    "right",
+    "relative_throughput",
+    "pairs",
+    "pairs_right",
+    "height",
+)
+
+
+def served_points(table: pd.DataFrame) -> pd.DataFrame:
+    """Collect operating points of closed loops with interactivity and throughput, measured and forecast.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it; rows below saturation are used.
+
+    Returns
+    -------
+    DataFrame
+        ``GROUP``, ``CONFIGURATION``, ``configuration`` (in a word), ``point``, ``concurrency``, and
+        ``interactivity`` [token/s/user] and ``throughput`` [token/s/GPU] with the suffixes ``_measured``,
+        ``_forecast``.
+
+    Examples
+    --------
+    10 requests of 1000 + 101 tokens that each take 1 s + 100 * 10 ms make 10 * 1101 / 2 s on one GPU:
+
+    >>> line = dict.fromkeys((*GROUP, *CONFIGURATION), "any") | {"evaluated": True, "saturated": False, "gpus": 1.0}
+    >>> line |= {"load": "closed_loop", "recipe": "fp8", "point": "a", "isl": 1000.0, "osl": 101.0, "concurrency": 10.0}
+    >>> tpot, ttft = ({"quantity": name, "measured": t, "predicted": t} for name, t in (("tpot", 0.01), ("ttft", 1.0)))
+    >>> found = served_points(pd.DataFrame([line | tpot, line | ttft]).assign(relative_error=0.0))
+    >>> found[["interactivity_measured", "throughput_measured"]].values.tolist()
+    [[100.0, 5505.0]]
+    """
+    usable = table[table["evaluated"] & ~table["saturated"] & (table["load"] == "closed_loop")]
+    once = points(usable.assign(weights=[str(recipe).partition("_")[0] for recipe in usable["recipe"]]))
+    place = ["point", *GROUP, *CONFIGURATION, "gpus", "concurrency"]
+    names = {"measured": "measured", "forecast": "predicted"}
+    if once.empty:
+        told = [f"{number}_{name}" for name in names for number in ("interactivity", "throughput")]
+        return pd.DataFrame(columns=[*place, *told, "configuration"])
+    wide = once.pivot(index=place, columns="quantity", values=list(names.values()))  # noqa: PD010 - no product of keys
+    wide = wide.reindex(columns=pd.MultiIndex.from_product([names.values(), ["tpot", "ttft", "throughput"]])).dropna(
+        subset=[("measured", "tpot"), ("predicted", "tpot")]
+    )
+    found = wide.index.to_frame(index=False)
+    for name, source in names.items():
+        tpot, ttft, throughput = (wide[source, each].to_numpy() for each in ("tpot", "ttft", "throughput"))
+        derived = loop_throughput(found, tpot, ttft)
+        stated = np.isfinite(wide["measured", "throughput"].to_numpy()) & np.isfinite(throughput)
+        found[f"interactivity_{name}"] = 1.0 / tpot
+        found[f"throughput_{name}"] = np.where(stated, throughput, derived)
+    split = found["mode"] == "disaggregated"
+    workers = np.where(split, found["prefill_workers"] + " + " + found["workers"], found["workers"])
+    found["configuration"] = found["weights"] + " " + workers
+    return found[np.isfinite(found["throughput_measured"] * found["throughput_forecast"])].reset_index(drop=True)
+
+
+def loop_throughput(runs: pd.DataFrame, tpot: Floats, ttft: Floats) -> Floats:
+    """Input and output tokens of a closed loop by Little's law. [token/s/GPU]
+
+    Parameters
+    ----------
+    runs
+        ``isl``, ``osl`` [token], ``concurrency`` [request] and ``gpus`` [1].
+    tpot, ttft
+        Of shape (runs,). [s]
+    """
+    isl, osl, concurrency, gpus = (runs[name].to_numpy(dtype=float) for name in ("isl", "osl", "concurrency", "gpus"))
+    return np.asarray(concurrency * (isl + osl) / (ttft + (osl - 1.0) * tpot) / gpus)
+
+
+def curve_at(interactivity: Floats, throughput: Floats, levels: Sequence[float]) -> Floats:
+    """Best throughput of a configuration at interactivities; NaN where none of its runs is so fast. [token/s/GPU]
+
+    Examples
+    --------
+    Between (10, 100) and (40, 25) the straight line in logarithms has throughput 1000/x:
+
+    >>> curve_at(np.array([10.0, 40.0]), np.array([100.0, 25.0]), (5.0, 20.0, 50.0)).tolist()
+    [100.0, 50.0, nan]
+    """
+    order = np.argsort(-np.asarray(interactivity, dtype=float), kind="stable")
+    x, y = np.log(interactivity[order]), np.maximum.accumulate(np.log(throughput[order]))
+    found = np.interp(np.log(np.asarray(levels, dtype=float)), x[::-1], y[::-1], right=np.nan)
+    return np.asarray(np.exp(found).round(9))
+
+
+def curves(runs: pd.DataFrame, what: str, levels: Sequence[float]) -> pd.DataFrame:
+    """Curves of the configurations of a group, (levels, configurations); ``what`` is measured or forecast."""
+    return pd.DataFrame(
+        {
+            name: curve_at(mine[f"interactivity_{what}"].to_numpy(), mine[f"throughput_{what}"].to_numpy(), levels)
+            for name, mine in runs.groupby("configuration", sort=True)
+        },
+        index=pd.Index(levels, name="tokens_per_s_per_user"),
+    )
+
+
+def levels_of(runs: pd.DataFrame) -> list[float]:
+    """Interactivities of the measured runs of a group, each once. [token/s/user]"""
+    return sorted(set(runs["interactivity_measured"]))
+
+
+def ranked(runs: pd.DataFrame) -> pd.DataFrame:
+    """Judge what the forecast picks, group by group and level by level.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        As ``served_points`` returns it.
+
+    Returns
+    -------
+    DataFrame
+        A row per group and interactivity, columns ``RANKED``: the configuration measured ``best``, the one ``picked``;
+        ``relative_throughput``, measured, of the pick over the best (1 less the regret); ``pairs`` of configurations
+        and those that the forecast puts in the measured order; ``height``, the best forecast over the best measured
+        throughput. [1]
+
+    Examples
+    --------
+    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
+    >>> one = {"configuration": "TP4", "throughput_measured": 100.0, "throughput_forecast": 90.0}
+    >>> two = {"configuration": "TP8", "throughput_measured": 80.0, "throughput_forecast": 95.0}
+    >>> ranked(pd.DataFrame([run | one, run | two]))[["best", "picked", "relative_throughput"]].values.tolist()
+    [['TP4', 'TP8', 0.8]]
+    """
+    lines: list[tuple[Any, ...]] = []
+    for group, mine in runs.groupby(list(GROUP), sort=True):
+        levels = levels_of(mine)
+        measured, forecast = (curves(mine, what, levels) for what in ("measured", "forecast"))
+        for place, level in enumerate(levels):
+            real: pd.Series = measured.iloc[place].dropna()
+            if len(real) < 2:
+                continue
+            there: pd.Series = forecast.iloc[place]
+            told = _told(there, real.index, mine)
+            best, picked = str(real.idxmax()), str(told.idxmax())
+            relative = float(real[picked] / real[best])
+            pairs = [(real[a] - real[b]) * (told[a] - told[b]) for a, b in combinations(real.index, 2)]
+            right = sum(product > 0 for product in pairs)
+            known = float(there[real.index].max())
+            tail = (len(real), best, picked, relative == 1.0, relative, len(pairs), right, known / float(real[best]))
+            lines.append((*group, level, *tail))
+    return pd.DataFrame(lines, columns=list(RANKED))
+
+
+def heights(runs: pd.DataFrame) -> pd.DataFrame:
+    """Compute the height of the forecast frontier over the measured one at equal interactivity.
+
+    Parameters
+    ----------
+    runs
+        As ``served_points`` returns them: the configurations that ran make both frontiers.
+
+    Returns
+    -------
+    DataFrame
+        A row per group and interactivity of a run on the measured frontier that the forecast reaches, too: ``GROUP``,
+        ``tokens_per_s_per_user`` [token/s/user], ``height`` [1].
+
+    Examples
+    --------
+    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
+    >>> one = {"configuration": "TP4", "throughput_measured": 100.0, "throughput_forecast": 90.0}
+    >>> two = {"configuration": "TP8", "throughput_measured": 80.0, "throughput_forecast": 95.0}
+    >>> heights(pd.DataFrame([run | one, run | two]))[["tokens_per_s_per_user", "height"]].values.tolist()
+    [[50.0, 0.95]]
+    """
+    lines: list[tuple[Any, ...]] = []
+    for group, mine in runs.groupby(list(GROUP), sort=True):
+        levels = levels_of(mine)
+        measured, forecast = (curves(mine, what, levels).max(axis=1) for what in ("measured", "forecast"))
+        best = mine.groupby("interactivity_measured")["throughput_measured"].max()
+        on = np.isclose(best, measured, rtol=1e-6) & forecast.notna().to_numpy()
+        lines += [(*group, level, height) for level, height in (forecast / measured)[on].items()]
+    return pd.DataFrame(lines, columns=[*GROUP, "tokens_per_s_per_user", "height"])
+
+
+def _told(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -> pd.Series:
+    """Forecast throughput of the configurations; those forecast to be too slow follow, the fastest of them first."""
+    fastest = runs.groupby("configuration")["interactivity_forecast"].max()
+    too_slow = -1.0 / fastest[names]
+    return forecast[names].fillna(too_slow)
+
+
+def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
+    """Sum up judged cells, in all or by a column.
+
+    Parameters
+    ----------
+    cells
+        As ``ranked`` returns them.
+    by
+        Column that parts them; without it all make one row.
+
+    Returns
+    -------
+    DataFrame
+        ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``relative_throughput`` (mean), ``regret`` (1 less
+        it), ``worst`` (least relative throughput), ``pairs``, ``pairs_right`` (share), ``height`` (median over cells)
+        and ``height_p10``, ``height_p90``. [1]
+
+    Examples
+    --------
+    >>> cell = dict.fromkeys(GROUP, "any") | {"pairs": 1, "height": 0.95}
+    >>> right = cell | {"right": True, "relative_throughput": 1.0, "pairs_right": 1}
+    >>> wrong = cell | {"right": False, "relative_throughput": 0.75, "pairs_right": 0}
+    >>> summed(pd.DataFrame([right, wrong]))[["cells", "best_picked", "regret", "worst"]].values.tolist()
+    [[2.0, 0.5, 0.125, 0.75]]
+    """
+    names = ["group", "groups", "cells", "best_picked", "relative_throughput", "regret", "worst"]
+    names += ["pairs", "pairs_right", "height", "height_p10", "height_p90"]
+    parts = [("all", cells)] if by is None else list(cells.groupby(by, sort=True))
+    lines = []
+    for name, mine in parts:
+        if not len(mine):
+            continue
+        relative, height = mine["relative_throughput"].mean(), mine["height"]
+        shares = (mine["right"].mean(), relative, 1.0 - relative, mine["relative_throughput"].min())
+        order = (int(mine["pairs"].sum()), mine["pairs_right"].sum() / mine["pairs"].sum())
+        heights = (height.median(), height.quantile(0.1), height.quantile(0.9))
+        lines.append((name, len(mine.groupby(list(GROUP))), len(mine), *shares, *order, *heights))
+    return pd.DataFrame(lines, columns=names)
+
+
+def modes(runs: pd.DataFrame, levels: Sequence[float] = LEVELS) -> pd.DataFrame:
+    """Compare the best disaggregated with the best aggregated configuration of each group that was served both ways.
+
+    Parameters
+    ----------
+    runs
+        As ``served_points`` returns them.
+    levels
+        Interactivities at which the two are compared. [token/s/user]
+
+    Returns
+    -------
+    DataFrame
+        A row per group and level that both reach, measured and forecast: ``GROUP``, ``tokens_per_s_per_user``,
+        ``gain_measured`` and ``gain_forecast`` (disaggregated over aggregated throughput) [1], ``agree``.
+
+    Examples
+    --------
+    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
+    >>> one = run | {"mode": "aggregated", "throughput_measured": 100.0, "throughput_forecast": 90.0}
+    >>> two = run | {"mode": "disaggregated", "throughput_measured": 150.0, "throughput_forecast": 180.0}
+    >>> found = modes(pd.DataFrame([one, two]).assign(configuration="TP4"), [40.0])
+    >>> found[["gain_measured", "gain_forecast", "agree"]].values.tolist()
+    [[1.5, 2.0, True]]
+    """
+    lines = []
+    for group, mine in runs.groupby(list(GROUP), sort=True):
+        split = mine["mode"] == "disaggregated"
+        if split.all() or not split.any():
+            continue
+        gains = [
+            curves(mine[split], what, levels).max(axis=1) / curves(mine[~split], what, levels).max(axis=1)
+            for what in ("measured", "forecast")
+        ]
+        both = pd.concat(gains, axis=1).dropna()
+        told = zip(both.index, *both.to_numpy(dtype=float).T, strict=True)
+        lines += [(*group, level, real, forecast, (real > 1) == (forecast > 1)) for level, real, forecast in told]
+    return pd.DataFrame(lines, columns=[*GROUP, "tokens_per_s_per_user", "gain_measured", "gain_forecast", "agree"])

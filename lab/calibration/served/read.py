@@ -1,0 +1,183 @@
+"""Read files of serving measurements into rows.
+
+``read_rows`` tells the form of a CSV by its columns and returns every row of it, in order: a row that no model of ours
+can answer keeps its place with a reason. ``read_files`` takes several files and goes on where one cannot be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.errors import DisaggSimError, given_twice, nearest, quoted
+from disagg_sim.facts.load import load_model
+from disagg_sim.facts.yaml_files import shown
+from disagg_sim.reading import read_file, read_table, unpacked
+from disagg_sim.search.mappings import least_redundant_slots
+from lab.calibration.served import forms
+from lab.calibration.served.cells import version_of
+from lab.calibration.served.rows import ServingRow, Workers
+
+#: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
+DIGEST = 12
+#: Longest header of a CSV; those known have some 1,500. [character]
+LONGEST_HEADER = 100_000
+#: Form -> columns that tell it, and its reader.
+FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
+    "inferencex_dsr1": (
+        {"tput_total_tok_s_gpu", "tpot_median_ms", "prefill_workers", "concurrency"},
+        forms.inferencex_r1,
+    ),
+    "inferencex_dense": ({"tput_total_tok_s_gpu", "tpot_mean_ms", "inferencex_config_id"}, forms.inferencex_dense),
+    "inferencex_models": ({"ttft_mean_ms", "tpot_mean_ms", "moe_ep", "decode_moe_ep"}, forms.inferencex_models),
+    "nvidia_gap": ({"ttft_mean_ms", "tpot_mean_ms", "gemm_quant", "moe_ep"}, forms.nvidia_gap),
+    "trtllm_docs": ({"scenario", "metric", "value", "parallelism_label"}, forms.trtllm_docs),
+    "mlperf": ({"mlperf_id", "scenario", "samples_per_s"}, forms.mlperf),
+    "argonne": ({"latency_s", "throughput_total_tok_s", "batch"}, forms.argonne),
+    "splitwise": ({"prompt_time_ms", "token_time_ms", "batch"}, forms.splitwise),
+    "published": ({"metric", "value", "batch_scope", "phase"}, forms.published),
+}
+#: Files beside the measurements that hold none.
+LISTS = {"core points": {"row_id", "kind", "why"}, "manifest": {"file", "sha256"}}
+
+
+class ServingDataError(DisaggSimError):
+    """A file of serving measurements is in no known form, or holds no number where one must be."""
+
+
+def columns_of(path: Path) -> list[str]:
+    """Column names of a CSV.
+
+    Raises
+    ------
+    ServingDataError
+        When it cannot be read, or has a name twice.
+    """
+    try:
+        content = unpacked(read_file(path))
+        names = content[:LONGEST_HEADER].partition(b"\n")[0].decode("utf-8").rstrip("\r").split(",")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: cannot be read: {getattr(error, 'strerror', error)}") from None
+    if twice := given_twice(name for name in names if name):
+        raise ServingDataError(f"{shown(path)}: column {quoted(twice)} occurs twice in the header")
+    return names
+
+
+def read_rows(path: Path) -> list[ServingRow]:
+    r"""Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
+
+    Parameters
+    ----------
+    path : Path
+        CSV in one of ``FORMS``, which its columns tell.
+
+    Returns
+    -------
+    list of ServingRow
+        A row that no model of ours can answer has a ``reason``.
+
+    Raises
+    ------
+    ServingDataError
+        Unreadable, or in no form of ``FORMS``; one line.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write("prompt_time_ms,token_time,batch\n50,20,4\n")
+    ...     file.flush()
+    ...     read_rows(Path(file.name))
+    Traceback (most recent call last):
+    lab.calibration.served.read.ServingDataError: ...; closest is 'splitwise', which needs column ...
+    """
+    columns = set(columns_of(path))
+    if any(marks <= columns for marks in LISTS.values()):
+        return []
+    form = next((name for name, (marks, _) in FORMS.items() if marks <= columns), "")
+    if not form:
+        known = {name: sorted(marks) for name, (marks, _) in FORMS.items()}
+        close = max(known, key=lambda name: len(columns & set(known[name])))
+        missing = sorted(set(known[close]) - columns)
+        hint = nearest(missing[0], columns) if missing else ""
+        raise ServingDataError(
+            f"{shown(path)}: no known form of serving measurements; closest is {close!r}, which needs column "
+            f"{missing[0]!r}{hint}; forms: {', '.join(known)}"
+        )
+    try:
+        table = read_table(path, low_memory=False)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
+    reader: Callable[[Any], ServingRow] = FORMS[form][1]
+    digest = hashlib.sha256(read_file(path)).hexdigest()[:DIGEST]
+    return [
+        replace(_placed(reader(line), path, form, number), version=version_of(line), digest=digest)
+        for number, line in enumerate(table.itertuples(index=False), start=2)
+    ]
+
+
+def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
+    r"""Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+
+    Parameters
+    ----------
+    paths
+        CSV files, each in one of ``FORMS``.
+
+    Returns
+    -------
+    rows : list of ServingRow
+        Of all files that could be read, in order.
+    faults : list of str
+        A line for each of the others.
+
+    Raises
+    ------
+    ServingDataError
+        When no file could be read.
+
+    Examples
+    --------
+    A list of files is no measurement, and no fault:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = Path(root, "manifest.csv").write_text("file,sha256\nruns.csv,0\n")
+    ...     read_files([Path(root, "manifest.csv"), Path("no/such/runs.csv")])
+    ([], ['no/such/runs.csv: cannot be read: No such file or directory'])
+    """
+    rows: list[ServingRow] = []
+    faults: list[str] = []
+    for path in paths:
+        try:
+            rows += read_rows(path)
+        except ServingDataError as error:
+            faults.append(str(error))
+    if faults and len(faults) == len(paths):
+        raise ServingDataError("\n".join(faults))
+    return rows, faults
+
+
+def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
+    """The row with its place in the file and the reasons that hold for every form."""
+    row = replace(row, file=path.name, form=form, row=row.row or str(number))
+    row = replace(row, workers=_with_slots(row, row.workers), prefill=_with_slots(row, row.prefill))
+    if row.speculative:
+        row = row.refused("speculative decoding: a step makes more than one token")
+    for what, name in (("model", row.model), ("system", row.system), ("engine profile", row.engine)):
+        if not name:
+            row = row.refused(f"no {what} for {row.framework!r}" if what == "engine profile" else f"no {what}")
+    if not row.load:
+        row = row.refused("states no load that can be evaluated")
+    return row
+
+
+def _with_slots(row: ServingRow, workers: Workers | None) -> Workers | None:
+    """The workers; EP that does not divide the experts gets the fewest redundant slots, as no source states them."""
+    if not row.model or workers is None or workers.mapping.ep == 1:
+        return workers
+    slots = least_redundant_slots(load_model(row.model), workers.mapping.ep) or 0
+    return replace(workers, mapping=replace(workers.mapping, redundant_slots=slots))

@@ -1,0 +1,116 @@
+"""One row schema for serving measurements of all forms."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from disagg_sim.domain import Mapping
+from lab.calibration.files import kept_from_fits
+
+#: What is in flight: a closed loop, everything queued, a Poisson stream at a stated rate, one fixed batch, one phase.
+LOADS = ("closed_loop", "offline", "server", "static", "prefill", "decode")
+#: Digits of the word of an operating point. [1]
+POINT_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One measured number of a row.
+
+    ``basis`` says what a throughput counts ("total" tokens, "input", "output", or "request"s) and ``gpus``
+    over how many GPUs it is divided.
+    """
+
+    name: str  # "tpot", "ttft", "latency", "throughput", "transfer"
+    measured: float  # [s], or [1/s] for a throughput
+    statistic: str = "mean"
+    basis: str = ""
+    gpus: float = 1.0  # [1]
+    reason: str = ""  # why this quantity is not evaluated; "" = it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Equal workers of one kind: co-located instances, prefill workers or decode workers."""
+
+    count: int = 1
+    mapping: Mapping = field(default_factory=Mapping)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all of them. [1]"""
+        return self.count * int(self.mapping.gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """One measured run. Names are ours; blank names and a ``reason`` mean that it cannot be evaluated."""
+
+    file: str
+    row: str  # row_id, or the line of the file (the header is line 1)
+    form: str
+    quantities: tuple[Quantity, ...]
+    others: tuple[Quantity, ...] = ()  # further statistics of these quantities, which no steady state has
+    model: str = ""
+    system: str = ""
+    engine: str = ""
+    recipe: str = ""
+    load: str = ""  # one of LOADS
+    mode: str = ""  # "aggregated" or "disaggregated"
+    workers: Workers | None = None  # co-located, or decode workers when disaggregated
+    prefill: Workers | None = None  # prefill workers when disaggregated
+    isl: float = float("nan")  # [token]
+    osl: float = float("nan")  # [token]
+    concurrency: float = float("nan")  # in flight in the whole deployment [request]
+    rate: float = float("nan")  # of a Poisson stream [request/s]
+    batch: float = float("nan")  # sequences of a static batch or a step, of the whole deployment [request]
+    waves: float = 0.0  # prompts of a run per concurrency slot; 0 = endless [1]
+    spread: float = 0.1  # half width of the service times over their mean [1]
+    chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
+    speculative: bool = False
+    qa_flag: str = ""
+    hardware: str = ""  # as the source writes it
+    framework: str = ""  # as the source writes it
+    version: str = ""  # of the framework, "1.2"; "" where the source states none
+    reason: str = ""
+    digest: str = ""  # first digits of the SHA-256 of the file
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of the deployment, nan where they are unknown. [1]"""
+        if self.workers is None:
+            return float("nan")
+        return float(self.workers.gpus + (self.prefill.gpus if self.prefill else 0))
+
+    @property
+    def configuration(self) -> str:
+        """What was run, without the load: rows of one configuration stay together when data are split.
+
+        Of what the source states alone, so that the split does not move with our reading of it.
+        """
+        gpus = (self.workers.gpus if self.workers else 0, self.prefill.gpus if self.prefill else 0)
+        lengths = (f"{length:.0f}" for length in (self.isl, self.osl))
+        names = (self.form, self.system, self.model, self.framework, self.recipe.partition("_")[0], self.mode)
+        return "|".join(map(str, (*names, *gpus, *lengths)))
+
+    @property
+    def point(self) -> str:
+        """Operating point, a word: runs of one configuration, layout, lengths and load have the same.
+
+        A run that was repeated, on another day or with another version of the engine, is the same point.
+        """
+        workers = [(each.count, each.mapping) if each else None for each in (self.workers, self.prefill)]
+        load = (self.load, self.concurrency, self.rate, self.batch)
+        what = (self.form, self.system, self.model, self.framework, self.recipe, self.mode)
+        told = repr((what, workers, f"{self.isl:.0f}", f"{self.osl:.0f}", load))
+        return hashlib.sha256(told.encode()).hexdigest()[:POINT_DIGITS]
+
+    @property
+    def held_out(self) -> bool:
+        """Whether the row is kept from fits of engine parameters: a stable hash of its configuration."""
+        return kept_from_fits(self.configuration)
+
+    def refused(self, reason: str) -> ServingRow:
+        """The same row with a reason, unless it has one."""
+        return self if self.reason else replace(self, reason=reason)

@@ -1,0 +1,334 @@
+"""Play the closed loops of served runs request by request, for what a steady state cannot have.
+
+A load generator holds N requests in flight: it sends N at once, the next when one ends, a stated number in all.
+``simulation`` plays that with the step times of the same setup, so that a run has a start, queues, a distribution and
+an end; of its requests come means, medians and percentiles, each to be held against its like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.errors import DisaggSimError, InputError
+from disagg_sim.facts.engine import EngineSpec
+from disagg_sim.facts.load import load_scheduler
+from disagg_sim.physics.kv_transfer import own_link_bandwidth
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.policies.disaggregated import Disaggregated
+from disagg_sim.simulation.policies.vllm import Vllm
+from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.site import Site
+from disagg_sim.simulation.wishes import Limits
+from disagg_sim.workload.trace import Trace
+from lab.calibration.served.evaluate import engine_of, expert_kernel_of
+from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.steady_state import RowLengths, Served, capacity, served, told_slots
+
+#: Requests a slot where the source states none: as InferenceX sends. [1]
+USUAL_WAVES = 10
+#: Most requests of a played run: a longer one has fewer waves, at least ``LEAST_WAVES``. [request]
+MOST_REQUESTS, LEAST_WAVES = 40_000, 3
+#: Half width of lengths over their mean where a source states none, under engines that mix prefill and decode: with
+#: equal lengths such an engine keeps requests together for good, and TPOT of the gap runs (fitted part) would be 15 %
+#: too low, as nothing waits for single prompts. Runs under SGLang do stay together. [1]
+UNSTATED_SPREAD = 0.1
+#: Prompts take all their blocks at once: what the memory of a row holds is counted beforehand.
+SCHEDULER = "vllm_v0_2024"
+#: Period of samples that nobody reads. [s]
+NO_SAMPLES = 1e6
+#: Share of a percentile's name. [1]
+PERCENTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Seen(NamedTuple):
+    """What the clients of a played run saw."""
+
+    ttft: Floats  # (requests,) [s]
+    tpot: Floats  # (requests,) mean time of the tokens after the first [s]
+    latency: Floats  # (requests,) [s]
+    output: Floats  # (requests,) [token]
+    request_rate: float  # of the deployment, from the first request sent to the last one done [request/s]
+    token_rate: float  # of input and output together, likewise [token/s]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Numbers of one operating point by (quantity, statistic), or why there are none."""
+
+    key: str  # of ``key_of``
+    numbers: dict[tuple[str, str], float]  # [s]; ("rate", "request") and ("rate", "total") [1/s]
+    requests: int = 0  # played [request]
+    shortened: bool = False  # fewer waves than the source sent, to keep to ``MOST_REQUESTS``
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Rows of one setup, one for each operating point: a piece of work for one process."""
+
+    rows: tuple[ServingRow, ...]
+    engine: EngineSpec
+
+
+def key_of(row: ServingRow) -> str:
+    """What a played run depends on: an operating point and the engine with its token budget."""
+    return f"{row.point}|{row.engine}|{expert_kernel_of(row)}|{row.chunk_tokens}|{row.waves:g}|{row.spread:g}"
+
+
+def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> list[Task]:
+    """Collect the closed loops among the rows, once for each operating point, together where they share a setup.
+
+    Parameters
+    ----------
+    rows
+        That a steady state answers: those of evaluated lines.
+    engines
+        Profiles by name where not the shipped ones are meant.
+
+    Returns
+    -------
+    list of Task
+        The one with the most requests in flight first.
+
+    Examples
+    --------
+    A repeated run is played once:
+
+    >>> names = {"file": "mine.csv", "form": "mine", "load": "closed_loop", "mode": "aggregated", "quantities": ()}
+    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 100.0}
+    >>> rows = [ServingRow(**names, row=row, osl=10.0, concurrency=2.0, workers=Workers()) for row in ("2", "3")]
+    >>> [len(task.rows) for task in tasks_of(rows)]
+    [1]
+    """
+
+    def of_setup(row: ServingRow) -> tuple[Any, ...]:
+        return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens
+
+    once = {key_of(row): row for row in rows if row.load == "closed_loop" and row.workers}
+    tasks = []
+    for _, found in groupby(sorted(once.values(), key=of_setup), key=of_setup):
+        group = tuple(found)
+        tasks.append(Task(group, engine_of(group[0], engines or {})))
+    return sorted(tasks, key=lambda task: -sum(row.concurrency for row in task.rows))
+
+
+def play(task: Task) -> list[Answer]:
+    """Play every row of a task, request by request; one that cannot be played is a reason of one line.
+
+    Parameters
+    ----------
+    task
+        Rows of one setup, of ``tasks_of``.
+
+    Returns
+    -------
+    list of Answer
+        One a row: means, medians and percentiles [s], rates [request/s, token/s].
+
+    Examples
+    --------
+    >>> from disagg_sim.facts.load import load_engine
+    >>> row = ServingRow(file="mine.csv", row="2", form="mine", model="llama_3_1_9b", quantities=())
+    >>> [answer.reason.partition(";")[0] for answer in play(Task((row,), load_engine("vllm")))]
+    ["unknown model 'llama_3_1_9b', did you mean 'llama_3_1_8b'?"]
+    """
+    first = task.rows[0]
+    try:
+        run = served(first.model, first.system, first.recipe, task.engine)
+    except DisaggSimError as error:
+        return [Answer(key_of(row), {}, reason=str(error)) for row in task.rows]
+    tables: dict[Any, StepTable] = {}
+    answers = []
+    for row in task.rows:
+        try:
+            answers.append(_answer(row, seen(run, row, tables)))
+        except DisaggSimError as error:
+            answers.append(Answer(key_of(row), {}, reason=str(error).splitlines()[0]))
+    return answers
+
+
+def value_of(quantity: Quantity, answer: Answer) -> float:
+    """The played number of a quantity, in the unit and per the GPUs of the measured one; NaN where there is none."""
+    if quantity.name != "throughput":
+        return answer.numbers.get((quantity.name, quantity.statistic), math.nan)
+    return answer.numbers.get(("rate", quantity.basis), math.nan) / quantity.gpus
+
+
+def _answer(row: ServingRow, found: Seen) -> Answer:
+    values = {
+        ("rate", "total"): found.token_rate,
+        ("rate", "request"): found.request_rate,
+        ("rate", "input"): found.request_rate * row.isl,
+        ("rate", "output"): found.request_rate * row.osl,
+    }
+    for name in ("ttft", "tpot", "latency"):
+        each = getattr(found, name)
+        values[name, "mean"] = float(each.mean())
+        values |= {(name, word): float(np.quantile(each, share)) for word, share in PERCENTILES.items()}
+    shortened = found.ttft.size < round((row.waves or USUAL_WAVES) * max(round(row.concurrency), 1))
+    return Answer(key_of(row), values, found.ttft.size, shortened)
+
+
+def seen(run: Served, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> Seen:
+    """Play the closed loop of a row.
+
+    Parameters
+    ----------
+    run
+        Setup of the row, with its engine.
+    row
+        Its workers, lengths, concurrency, waves and spread.
+    tables
+        Step tables that exist already, by mapping and size; new ones are added.
+
+    Returns
+    -------
+    Seen
+        Latencies of all requests, start and end of the run included, as benches count them. Of disaggregated workers
+        the first token is there when the decode worker has the cache: it answers the client.
+
+    Raises
+    ------
+    InputError
+        What cannot be played: ranks that wait for one another before a mixed step; a request that no instance holds.
+    """
+    trace = trace_of(row, run.engine)
+    site, policy = _site(run, row, trace, {} if tables is None else tables)
+    loop = RunOptions(
+        concurrency=max(round(row.concurrency), 1), sample_s=NO_SAMPLES, transfer="buffer", first_token="prefill"
+    )
+    return _seen(serve(trace, policy, site, Engine(0), loop), disaggregated=row.mode == "disaggregated")
+
+
+def trace_of(row: ServingRow, engine: EngineSpec) -> Trace:
+    """Requests of a row: as many a slot as the source sends, lengths uniform in ``1 +- spread``, one fixed draw.
+
+    Under an engine that mixes prefill and decode, rows of equal lengths are drawn with ``UNSTATED_SPREAD``.
+    """
+    spread = row.spread or (UNSTATED_SPREAD if engine.mixed_steps else 0.0)
+    slots = max(round(row.concurrency), 1)
+    waves = row.waves or USUAL_WAVES
+    most = max(MOST_REQUESTS // slots, LEAST_WAVES)
+    rng = np.random.default_rng(0)
+    lengths = (_drawn(rng, length, spread, round(min(waves, most) * slots)) for length in (row.isl, row.osl))
+    isl, osl = lengths
+    return Trace(arrival=np.zeros(isl.size), input_tokens=isl, output_tokens=osl, name=row.row)
+
+
+def _drawn(rng: np.random.Generator, mean: float, spread: float, count: int) -> Any:
+    low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
+    return rng.integers(max(low, 1), max(high, 1), count, endpoint=True)
+
+
+def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTable]) -> tuple[Site, Policy]:
+    """Where a row is served, and how its engine forms steps."""
+    assert row.workers is not None
+    at, engine = run.at, run.engine
+    slots = max(round(row.concurrency), 1)
+    if engine.ranks_wait and engine.mixed_steps and not row.prefill and row.workers.mapping.dp_attn > 1:
+        raise InputError("ranks that gather a prompt each before they prefill are no rule of the simulation")
+
+    def part(side: Workers, *, decodes: bool = True) -> tuple[Replicas]:
+        ranks = int(side.mapping.dp_attn)
+        batch = min(_slots_of_rank(row, side, engine) * ranks, slots) if decodes else None
+        budget = engine.chunk_tokens * ranks
+        return (Replicas(mapping=side.mapping, instances=side.count, batch=batch, token_budget=budget),)
+
+    own = part(row.workers)
+    deployment = ServedDeployment(
+        name="measured",
+        gpus=int(row.gpus),
+        prefill=part(row.prefill, decodes=False) if row.prefill else (),
+        decode=own if row.prefill else (),
+        colocated=() if row.prefill else own,
+    )
+    policy: Policy = Disaggregated() if row.prefill else Vllm(chunked=engine.mixed_steps)
+    inside = deployment.gpus <= at.system.nvlink_domain
+    link = LinkSpec(bandwidth=own_link_bandwidth(at.system, at.profile, within_domain=inside))
+    wire = link.wire(at, deployment.gpus)
+    longest = int((trace.input_tokens + trace.output_tokens).max())
+    most = max(each.token_budget or 0 for each in (*own, *deployment.prefill))
+    tokens = min(most, int(trace.input_tokens.max()) * slots)
+    site = Site(
+        setup=at,
+        deployment=deployment,
+        slo=Slo(ttft=10.0, tpot=0.1),
+        link=link,
+        link_bandwidth=wire.bandwidth,
+        link_latency_s=wire.latency_s,
+        tables=partial(_table, tables, run, longest, tokens),
+        blocks=partial(_blocks, run, row),
+        rng=Engine(0).rng,
+        start_up_s=0.0,
+        flip_s=0.0,
+        prompt_tokens=row.isl,
+        output_tokens=row.osl,
+        scheduler=load_scheduler(SCHEDULER),
+    )
+    return site, policy
+
+
+def _slots_of_rank(row: ServingRow, side: Workers, engine: EngineSpec) -> int:
+    """Most sequences of an attention rank: the engine's, or what the load of split workers tells. [request]"""
+    each = row.concurrency / (side.count * int(side.mapping.dp_attn))
+    return int(min(told_slots(each), engine.max_running)) if row.prefill else engine.max_running
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 1).bit_length()
+
+
+def _table(
+    tables: dict[Any, StepTable], run: Served, longest: int, tokens: int, mapping: Mapping, sequences: int
+) -> StepTable:
+    """Step times, shared by rows whose sizes lie between the same powers of two."""
+    sizes = (_power_of_two(sequences), _power_of_two(longest), _power_of_two(tokens))
+    key = (replace(mapping), *sizes)
+    if key not in tables:
+        tables[key] = StepTable.build(
+            run.at, mapping, max_sequences=sizes[0], max_context=sizes[1], max_tokens=sizes[2]
+        )
+    return tables[key]
+
+
+def _blocks(run: Served, row: ServingRow, mapping: Mapping, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
+    """KV blocks of an instance: those of the requests that the steady state admits, at their whole length.
+
+    All that is sent where nothing would fit by our count, although the engine ran.
+    """
+    lengths = RowLengths(np.array([row.isl]), np.array([row.osl]))
+    fit = float(capacity(run, Mapping.stack([mapping]), lengths)[0])
+    cached = row.isl + row.osl if run.engine.reserves_output else float(lengths.context[0])
+    requests = fit if fit > 0 else row.concurrency
+    whole = math.ceil((row.isl + row.osl) * (1 + row.spread)) + BLOCK_TOKENS
+    ranks = int(mapping.dp_attn)  # each holds its part of the requests, and any one of them
+    return ranks * max(math.ceil(requests / ranks * (cached / BLOCK_TOKENS + 1)), math.ceil(whole / BLOCK_TOKENS) + 1)
+
+
+def _seen(result: RunResult, *, disaggregated: bool) -> Seen:
+    """Latencies of a played run; every request of it has ended."""
+    records = result.requests
+    if np.any(records.status != Outcome.COMPLETED):
+        raise InputError("a request of the run is longer than an instance's memory")
+    first = records.decode_start_s if disaggregated else records.first_token_s
+    ttft, whole = first - records.arrival_s, records.finish_s - records.arrival_s
+    tokens = float((records.input_tokens + records.output_tokens).sum())
+    lasted = float(records.finish_s.max() - records.arrival_s.min())
+    gaps = np.maximum(records.output_tokens - 1.0, 1.0)
+    tpot = (whole - ttft) / gaps
+    return Seen(ttft, tpot, whole, records.output_tokens.astype(float), ttft.size / lasted, tokens / lasted)

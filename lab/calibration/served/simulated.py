@@ -1,0 +1,256 @@
+"""Say what playing the closed loops brings over their steady state, source by source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lab.calibration.served.bars import judged
+from lab.calibration.served.groups import errors_of, with_dimensions
+from lab.calibration.served.rows import ServingRow
+from lab.calibration.served.simulate import Answer, key_of, value_of
+from lab.calibration.served.tables import write_frames
+
+#: What the tables group by, and quantities in their order.
+BY = ("file", "family and layout", "requests of an instance")
+QUANTITIES = ("ttft", "tpot", "throughput")
+#: Numbers of a group, of each way to predict. [1]
+ERRORS = ("median_error", "bias", "p90_error")
+
+
+def with_simulated(table: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
+    """Add to the evaluated lines of closed loops what their played runs say.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As ``served.evaluate.evaluate`` returns it.
+    rows
+        That it was made of.
+    answers
+        Of ``served.simulate.play``, over the tasks of these rows.
+
+    Returns
+    -------
+    DataFrame
+        The columns of the table, ``simulated`` in the unit of ``measured``, ``simulated_error`` and ``not_simulated``,
+        the reason where there is none.
+
+    Examples
+    --------
+    >>> from lab.calibration.served.rows import Quantity
+    >>> row = ServingRow(file="mine.csv", row="2", form="mine", quantities=(Quantity(name="ttft", measured=0.10),))
+    >>> line = {"file": "mine.csv", "row": "2", "quantity": "ttft", "measured": 0.10, "load": "closed_loop"}
+    >>> answer = Answer(key_of(row), {("ttft", "mean"): 0.11})
+    >>> found = with_simulated(pd.DataFrame([line | {"evaluated": True}]), [row], [answer])
+    >>> f"{found['simulated'][0]:.2f} s, {found['simulated_error'][0]:+.0%}"
+    '0.11 s, +10%'
+    """
+    known = {answer.key: answer for answer in answers}
+    found = {}
+    for row in rows:
+        answer = known.get(key_of(row))
+        if answer is not None:
+            for quantity in row.quantities:
+                found[row.file, row.row, quantity.name] = (value_of(quantity, answer), answer.reason)
+    lines = table[table["evaluated"] & (table["load"] == "closed_loop")]
+    keys = zip(lines["file"], lines["row"], lines["quantity"], strict=True)
+    told = [found.get(key, (math.nan, "no such row")) for key in keys]
+    simulated = np.array([value for value, _ in told], dtype=float)
+    return lines.assign(
+        simulated=simulated,
+        simulated_error=simulated / lines["measured"] - 1.0,
+        not_simulated=[reason for _, reason in told],
+    )
+
+
+def as_simulated(lines: pd.DataFrame) -> pd.DataFrame:
+    """The lines that were played, with the simulation in place of the steady state."""
+    played: pd.DataFrame = lines[np.isfinite(lines["simulated"])]
+    return played.assign(predicted=played["simulated"], relative_error=played["simulated_error"])
+
+
+def brought(lines: pd.DataFrame) -> pd.DataFrame:
+    """Compute the errors of both ways below saturation, by operating points that were played.
+
+    Parameters
+    ----------
+    lines : DataFrame
+        As ``with_simulated`` returns them.
+
+    Returns
+    -------
+    DataFrame
+        A row per ``dimension`` of ``BY`` (and ``all``), ``value``, ``quantity`` and ``part``: ``rows``, ``points``,
+        and ``median_error``, ``bias``, ``p90_error`` with the endings ``_steady`` and ``_simulated``. [1]
+
+    Examples
+    --------
+    >>> line = {"saturated": False, "file": "mine.csv", "workers": "TP4", "concurrency": 8.0, "engine": "vllm"}
+    >>> line |= {"version": "", "family": "dense", "layout": "TP", "prefill_layout": "TP", "mode": "aggregated"}
+    >>> line |= {"quantity": "ttft", "part": "new", "point": "a", "measured": 0.10, "predicted": 0.12}
+    >>> line |= {"relative_error": 0.2, "simulated": 0.101, "simulated_error": 0.01}
+    >>> brought(pd.DataFrame([line]))[["dimension", "bias_steady", "bias_simulated"]].values.tolist()[0]
+    ['all', 0.2, 0.01]
+    """
+    below = with_dimensions(lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]).assign(all="all")
+    found = []
+    for dimension in ("all", *BY):
+        for (value, quantity, part), mine in below.groupby([dimension, "quantity", "part"], sort=True):
+            ways = {"steady": errors_of(mine), "simulated": errors_of(as_simulated(mine))}
+            numbers = {f"{name}_{way}": told[name] for way, told in ways.items() for name in ERRORS}
+            first = {"dimension": dimension, "value": value, "quantity": quantity, "part": part}
+            found.append(first | {name: ways["steady"][name] for name in ("rows", "points")} | numbers)
+    numbered = [f"{name}_{way}" for way in ("steady", "simulated") for name in ERRORS]
+    return pd.DataFrame(found, columns=["dimension", "value", "quantity", "part", "rows", "points", *numbered])
+
+
+def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
+    """Compute the errors of every statistic that sources state, each against its like, below saturation.
+
+    Parameters
+    ----------
+    lines
+        As ``with_simulated`` returns them.
+    rows
+        That they were made of.
+    answers
+        Of ``served.simulate.play``.
+
+    Returns
+    -------
+    DataFrame
+        A row per ``quantity``, ``statistic``, ``mode`` and ``part``, by operating points: ``points``, ``median_error``,
+        ``bias``. [1]
+
+    Examples
+    --------
+    >>> from lab.calibration.served.rows import Quantity
+    >>> told = (Quantity(name="ttft", measured=0.10), Quantity(name="ttft", measured=0.20, statistic="p99"))
+    >>> row = ServingRow(file="mine.csv", row="2", form="mine", mode="aggregated", quantities=told[:1], others=told[1:])
+    >>> answer = Answer(key_of(row), {("ttft", "mean"): 0.11, ("ttft", "p99"): 0.18})
+    >>> line = {"file": "mine.csv", "row": "2", "simulated": 0.11, "saturated": False, "part": "new"}
+    >>> found = statistics(pd.DataFrame([line]), [row], [answer])
+    >>> [(each.statistic, f"{each.bias:+.2f}") for each in found.itertuples()]
+    [('mean', '+0.10'), ('p99', '-0.10')]
+    """
+    known = {answer.key: answer for answer in answers if not answer.reason}
+    below = lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]
+    parts = dict(zip(zip(below["file"], below["row"], strict=True), below["part"], strict=True))
+    told = []
+    for row in rows:
+        part = parts.get((row.file, row.row))
+        if part is None:
+            continue
+        for quantity in (*row.quantities, *row.others):
+            if quantity.name != "throughput" and quantity.measured > 0:
+                error = value_of(quantity, known[key_of(row)]) / quantity.measured - 1.0
+                told.append((quantity.name, quantity.statistic, row.mode, part, row.point, error))
+    frame = pd.DataFrame(told, columns=["quantity", "statistic", "mode", "part", "point", "error"])
+    points = frame.groupby(["quantity", "statistic", "mode", "part", "point"], sort=True)["error"].median()
+    groups = points.groupby(level=[0, 1, 2, 3])
+    return groups.agg(points="size", median_error=lambda each: each.abs().median(), bias="median").reset_index()
+
+
+def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
+    """Count the rows that could not be played, by reason.
+
+    Parameters
+    ----------
+    lines
+        As ``with_simulated`` returns them.
+
+    Returns
+    -------
+    DataFrame
+        ``reason`` and ``rows``, the most frequent first. [1]
+
+    Examples
+    --------
+    Two quantities of one row count once:
+
+    >>> reasons = ["no such row", "no such row", ""]
+    >>> lines = pd.DataFrame({"file": "mine.csv", "row": ["2", "2", "3"], "not_simulated": reasons})
+    >>> not_simulated(lines).values.tolist()
+    [['no such row', 1]]
+    """
+    left = lines[lines["not_simulated"] != ""].drop_duplicates(["file", "row"])
+    counts = left.groupby("not_simulated").size().sort_values(ascending=False)
+    return counts.rename_axis("reason").reset_index(name="rows")
+
+
+def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
+    """Hold the points that were played to the bars: as the steady state reaches them, and as the simulation does.
+
+    Parameters
+    ----------
+    lines
+        As ``with_simulated`` returns them.
+
+    Returns
+    -------
+    DataFrame
+        ``bar``, ``part``, ``rows``, ``points``, ``limit``, ``steady``, ``simulated`` [1], and whether the simulation
+        is ``met``.
+
+    Examples
+    --------
+    >>> line = {"evaluated": True, "saturated": False, "form": "inferencex_dense", "workers": "TP4", "concurrency": 8.0}
+    >>> line |= {"model": "llama_3_1_8b", "family": "dense", "layout": "TP", "mode": "", "load": "closed_loop"}
+    >>> line |= {"quantity": "tpot", "part": "new", "point": "a", "measured": 0.010, "predicted": 0.012}
+    >>> line |= {"relative_error": 0.2, "simulated": 0.0101, "simulated_error": 0.01}
+    >>> bars_of_both(pd.DataFrame([line]))[["bar", "steady", "simulated"]].values.tolist()[0]
+    ['TPOT, dense', 0.2, 0.01]
+    """
+    played = lines[np.isfinite(lines["simulated"])]
+    steady, simulated = judged(played), judged(as_simulated(lines))
+    names = ["bar", "part", "rows", "points", "limit"]
+    return steady[names].assign(steady=steady["reached"], simulated=simulated["reached"], met=simulated["met"])
+
+
+def write_simulated(
+    lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Sequence[Answer], directory: Path
+) -> None:
+    """Write ``simulated_rows.csv``, ``simulated.csv`` and ``simulated_statistics.csv``.
+
+    Parameters
+    ----------
+    lines
+        As ``with_simulated`` returns them.
+    rows, answers
+        That they were made of.
+    directory
+        Made if need be.
+
+    Returns
+    -------
+    None
+
+    Raises
+    ------
+    StoreError
+        When the directory cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> line = {"saturated": False, "file": "mine.csv", "workers": "TP4", "concurrency": 8.0, "engine": "vllm"}
+    >>> line |= {"version": "", "family": "dense", "layout": "TP", "prefill_layout": "", "mode": "", "statistic": ""}
+    >>> line |= {"quantity": "ttft", "part": "new", "point": "a", "measured": 0.10, "predicted": 0.12, "row": "2"}
+    >>> line |= {"relative_error": 0.2, "simulated": 0.101, "simulated_error": 0.01, "not_simulated": ""}
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     write_simulated(pd.DataFrame([line]), [], [], Path(root))
+    ...     sorted(path.name for path in Path(root).iterdir())
+    ['simulated.csv', 'simulated_rows.csv', 'simulated_statistics.csv']
+    """
+    columns = ["file", "row", "quantity", "statistic", "measured", "predicted", "simulated", "not_simulated"]
+    tables = {
+        "simulated_rows": lines[columns],
+        "simulated": brought(lines),
+        "simulated_statistics": statistics(lines, rows, answers),
+    }
+    write_frames(tables, directory)

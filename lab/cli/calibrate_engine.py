@@ -1,0 +1,36 @@
+"""``disagg-sim calibrate engine``: fit the overheads of an engine profile to served runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from disagg_sim.cli.tables import print_table
+from disagg_sim.facts.load import load_engine
+from lab.calibration.served.engine_fit import fit_engine
+from lab.calibration.served.engine_yaml import UNITS, engine_text, write_engine
+from lab.calibration.served.read import read_rows
+
+
+def engine(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Served measurements (CSV).")],
+    engine: Annotated[str, typer.Option(help="Engine profile to fit; values that are not fitted stay.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Engine profile to write.")],
+    date: Annotated[str, typer.Option(help="Date of the data, written into the file.")] = "not stated",
+) -> None:
+    """Fit the overheads of an engine to served runs, print them, write its profile.
+
+    Held-out runs are not used. The same data give the same file. Fit the kernels first.
+    """
+    before = load_engine(engine)
+    fit = fit_engine([row for path in files for row in read_rows(path)], before.name)
+    spec = write_engine(out, engine_text(fit, date=date))
+    lines = [
+        (key, *(f"{getattr(each, key) / UNITS[key][1]:.4g}" for each in (before, spec)), UNITS[key][0] or "1")
+        for key in fit.fitted
+    ]
+    print_table(lines, header=("parameter", "before", "fitted", "unit"), numeric=(1, 2))
+    rows = sum(count for _, count in fit.files)
+    typer.echo(f"{out}: {fit.lines} numbers of {rows} rows, median error {fit.median_error:.1%}")

@@ -1,0 +1,54 @@
+"""``disagg-sim validate passes``: compare predictions with forward passes of engines on a cached past."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from disagg_sim.atomic import write_csv
+from disagg_sim.cli.tables import print_frame, print_table
+from lab.calibration.served.forward_pass import judge_passes, pass_cells
+
+_WHAT = {"whole": "predicted_ms", "past": "from_past_ms"}
+
+
+def passes(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Tables of forward passes (parquet or CSV; docs/fidelity.md)."),
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of rows.csv and cells.csv.")] = None,
+) -> None:
+    """Predict every prefill on a cached past that engines were timed with, and print the errors.
+
+    "whole" is the pass as the engine profile has it, "past" the measured pass without a past and what the forecast adds
+    for it. Cells are medians of predicted over measured by new and by cached tokens of a request.
+    """
+    rows = pd.concat([judge_passes(path) for path in files], ignore_index=True)
+    good = rows[rows["reason"] == ""]
+    keys = ["engine", "version", "model", "system", "layout", "part"]
+    lines, cells = [], []
+    for words, group in good.groupby(keys):
+        for what, column in _WHAT.items():
+            part = group[group[column].notna()]
+            error, grid = part[column] / part["measured_ms"] - 1.0, pass_cells(part, column)
+            cells.append(grid.assign(what=what, part=str(words[-1]), layout=" ".join(map(str, words[:-1]))))
+            worst = grid["ratio"].where(grid["ratio"] >= 1, 1 / grid["ratio"]).max()
+            numbers = (error.abs().median(), error.abs().quantile(0.9), error.median(), worst)
+            lines.append((*words, what, len(part), *(f"{number:.3f}" for number in numbers)))
+    header = (*keys, "predicted", "passes", "median", "p90", "bias", "worst cell")
+    print_table(lines, header=header, numeric=(7, 8, 9, 10, 11))
+    told = pd.concat(cells, ignore_index=True) if cells else pd.DataFrame()
+    for what in _WHAT if len(told) else ():
+        held = told[(told["part"] == "held out") & (told["what"] == what)]
+        typer.echo(f"\n{what}, held out: predicted over measured by new (down) and cached tokens (across)")
+        print_frame(held.pivot_table("ratio", "new_tokens", "past_tokens", observed=True).reset_index())
+    left = rows.loc[rows["reason"] != "", "reason"].value_counts()
+    print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
+    if out is not None:
+        write_csv(out / "rows.csv", rows, digits=6)
+        write_csv(out / "cells.csv", told, digits=6)
+    typer.echo(f"{len(good)} of {len(rows)} passes evaluated")

@@ -1,0 +1,283 @@
+"""Set up the study of Arrow: workloads, policies, and a bench that stores the result of each run.
+
+Setting of the paper: Llama-3.1-8B on eight H800 of one server. Traces are replayed at other rates by
+multiplying their time stamps. NVLink moves 200 GB/s one way, of which 80 % are reached here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from disagg_sim.arrays import Floats, Ints
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.arrivals import Mmpp, Poisson, fit_mmpp
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.scaling import REQUESTS, at_rate
+from disagg_sim.workload.synthetic import log_normal, synthetic_trace
+from disagg_sim.workload.trace import Trace
+from lab.studies.bench import Case, Place, RatedBench, Seen, Workload
+from lab.studies.papers import trace_file
+from lab.studies.published_like import burstgpt_standin
+
+MODEL, SYSTEM, RECIPE, PROFILE = "llama_3_1_8b", "h800_sxm", "bf16", "measured"
+LINK_SHARE = 0.8  # of NVLink's bandwidth that a transfer of cache reaches, assumed [1]
+TOLERANCE = 0.05  # relative width of the bracket at which a search ends [1]
+SHARE = 0.9  # of all requests inside both SLOs: what serving capacity asks for [1]
+MOONCAKE_S = 600.0  # of the Mooncake trace that the paper replays [s]
+AZURE = ("code", "conversation")
+ALL = (*AZURE, "burstgpt", "mooncake")
+HALF = "code_half"  # every second request of the code trace: half the rate in bursts as long as before
+HOUR = "code_hour"  # the code trace at other rates by more requests in the same hour
+#: The Azure traces under a TPOT limit [s] below the time of a step with a whole chunk of prefill.
+TIGHT, TIGHT_TPOT = tuple(f"{name}_tight" for name in AZURE), 0.02
+QUICK_S = 300.0  # of every trace in a quick run [s]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Statistics of a published trace, computed from its file, that its stand-in has as well."""
+
+    file: str
+    requests: int  # [1]
+    duration: float  # [s]
+    inputs: tuple[float, float]  # mean [token] and c_v [1]
+    outputs: tuple[float, float]
+    minute_cv: float = 0.0  # of the input tokens of a minute; 0 = as Poisson arrivals [1]
+    burst_s: float = 60.0  # mean length of a burst, by the autocorrelation after a minute [s]
+
+    def arrivals(self) -> Mmpp | Poisson:
+        """A process with this c_v; a fifth of the time is burst, as in the stand-in for BurstGPT."""
+        if not self.minute_cv:
+            return Poisson()
+        return fit_mmpp(
+            self.minute_cv,
+            rate=self.requests / self.duration,
+            length_cv=self.inputs[1],
+            burst_share=0.2,
+            burst_s=self.burst_s,
+        )
+
+    def drawn(self, name: str) -> Trace:
+        """Lengths log-normal and independent; stretched to the duration, which a few bursts do not fix."""
+        lengths = (log_normal(*self.inputs), log_normal(*self.outputs))
+        trace = synthetic_trace(
+            rate=self.requests / self.duration,
+            requests=self.requests,
+            lengths=lengths,
+            arrivals_as=self.arrivals(),
+            name=f"{name}_standin",
+        )
+        return trace.scaled(trace.duration / self.duration)
+
+
+#: Azure: Patel et al., "Splitwise", ISCA 2024; Mooncake: Qin et al., FAST 2025, conversation, first ten minutes.
+SHAPES = {
+    "code": Shape(
+        file="AzureLLMInferenceTrace_code.csv",
+        requests=8819,
+        duration=3436.0,
+        inputs=(2047.8, 0.964),
+        outputs=(27.9, 2.147),
+        minute_cv=1.013,
+        burst_s=60.0,
+    ),
+    "conversation": Shape(
+        file="AzureLLMInferenceTrace_conv.csv",
+        requests=19366,
+        duration=3501.7,
+        inputs=(1154.7, 0.960),
+        outputs=(211.1, 0.771),
+        minute_cv=0.371,
+        burst_s=300.0,
+    ),
+    "mooncake": Shape(
+        file="conversation_trace.jsonl.gz",
+        requests=1750,
+        duration=MOONCAKE_S,
+        inputs=(13992.0, 1.323),
+        outputs=(354.1, 0.711),
+    ),
+}
+
+
+def workloads(traces: Path | None, *, quick: bool = False) -> dict[str, Workload]:
+    """The four workloads of the paper: published traces if available, else stand-ins; and variants for claims."""
+    limits = {
+        "code": (Slo(ttft=3.0, tpot=0.1), 16.0, (5.62, 7.78)),
+        "conversation": (Slo(ttft=2.0, tpot=0.15), 16.0, (3.76, 4.06)),
+        "burstgpt": (Slo(ttft=0.25, tpot=0.075), 48.0, (3.60, 5.04)),
+        "mooncake": (Slo(ttft=30.0, tpot=0.1), 2.0, (3.73, 4.14)),
+    }
+    found = {}
+    for name, (slo, start, paper) in limits.items():
+        trace, stand_in = _trace(name, traces)
+        if quick:
+            trace = trace.between(0.0, QUICK_S)
+        found[name] = Workload(trace, slo, stand_in, start, paper)
+    code = found["code"]
+    found[HALF] = code._replace(trace=code.trace.take(np.arange(0, len(code.trace), 2)))
+    found[HOUR] = code._replace(start=8.0, scale_by=REQUESTS)
+    for name, tight in zip(AZURE, TIGHT, strict=True):
+        where = found[name]
+        found[tight] = where._replace(slo=Slo(ttft=where.slo.ttft, tpot=TIGHT_TPOT))
+    return found
+
+
+def _trace(name: str, traces: Path | None) -> tuple[Trace, str]:
+    if name == "burstgpt":
+        return burstgpt_standin(), "MMPP with the published c_v of per-minute input and means for the BurstGPT clip"
+    shape = SHAPES[name]
+    if traces is None:
+        process = "MMPP with its c_v of per-minute input" if shape.minute_cv else "Poisson arrivals"
+        return shape.drawn(name), f"{process}, log-normal lengths with its means and c_v for {shape.file}"
+    trace = load_trace(trace_file(traces, shape.file, shape.file.removesuffix(".gz")))
+    return (trace.between(0.0, MOONCAKE_S) if name == "mooncake" else trace), ""
+
+
+def _equal(tp: int, instances: int) -> tuple[Replicas, ...]:
+    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+
+
+EIGHT = ServedDeployment(name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8))
+FOUR = ServedDeployment(name="4 x TP1", gpus=4, prefill=_equal(1, 2), decode=_equal(1, 2))
+SEVEN = ServedDeployment(name="7 + 1 x TP1", gpus=8, prefill=_equal(1, 7), decode=_equal(1, 1))
+PAIR = ServedDeployment(name="2 x TP1", gpus=2, prefill=_equal(1, 1), decode=_equal(1, 1))
+WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=_equal(8, 1))
+HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=_equal(4, 1), decode=_equal(4, 1))
+
+
+def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> Case:
+    return Case(label, deployment, policy_named(policy, **options), MODEL, flip_s)
+
+
+CASES = {
+    "arrow": _case("Arrow, 8 x TP1", EIGHT, "arrow"),
+    "least_load": _case("least load, 4 + 4 x TP1", EIGHT, "least_load"),
+    "round_robin": _case("round robin, 4 + 4 x TP1", EIGHT, "round_robin"),
+    "vllm": _case("vLLM, TP8", WHOLE, "vllm"),
+    "disaggregated": _case("vLLM-disaggregated, TP4 + TP4", HALVES, "disaggregated"),
+    "colocated": _case("vLLM, 8 x TP1", EIGHT, "vllm"),
+    "observed": _case("Arrow that reacts, 8 x TP1", EIGHT, "arrow", trigger="observed"),
+    "arrow_4": _case("Arrow, 4 x TP1", FOUR, "arrow"),
+    "static_7_1": _case("least load, 7 + 1 x TP1", SEVEN, "least_load"),
+    "flip_60": _case("Arrow, flips of 60 s", EIGHT, "arrow", 60.0),
+    "flip_300": _case("Arrow, flips of 300 s", EIGHT, "arrow", 300.0),
+    "arrow_single": _case("Arrow, one prompt a step", EIGHT, "arrow", prompts_per_step=1),
+    "arrow_printed": _case("Arrow, as printed", EIGHT, "arrow", waiting_counts=False),
+    "arrow_4_printed": _case("Arrow, 4 x TP1, as printed", FOUR, "arrow", waiting_counts=False),
+    "observed_printed": _case(
+        "Arrow that reacts, as printed", EIGHT, "arrow", trigger="observed", waiting_counts=False
+    ),
+    "least_load_single": _case("least load, one prompt a step", EIGHT, "least_load", prompts_per_step=1),
+}
+#: Cases of each baseline, named as its policy, and their chunks: that of the engine's scheduler, and others. [token]
+CHUNKED = {
+    name: {name: 2048, **{f"{name}_{chunk}": chunk for chunk in (512, 1024, 4096, 8192)}}
+    for name in ("vllm", "disaggregated")
+}
+for _name, _chunked in CHUNKED.items():
+    for _case_name, _chunk in list(_chunked.items())[1:]:
+        CASES[_case_name] = CASES[_name]._replace(
+            label=f"{CASES[_name].label}, chunk {_chunk:,}", policy=policy_named(_name, token_budget=_chunk)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowSeen(Seen):
+    """What one run showed of flips."""
+
+    fewest: tuple[int, int]  # instances of prefill and of decode at any time [1]
+    stayed: int  # requests that decoded where their prefill was [1]
+    stayed_transfer_s: float  # transfer of those, in all [s]
+
+
+class ArrowBench(RatedBench[ArrowSeen]):
+    """Runs workloads under the cases of Arrow."""
+
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, {MODEL: RECIPE}), quick=quick)
+
+    def result(self, workload: str, case: str, scale: float, *, sample_s: float = 10.0) -> RunResult:
+        """A run in full."""
+        where, how = self.workloads[workload], CASES[case]
+        link = LinkSpec(bandwidth=LINK_SHARE * self.setting(MODEL).system.nvlink_bandwidth)
+        options = RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s)
+        return self.run(at_rate(where.trace, scale, where.scale_by), how, slo=where.slo, options=options)
+
+    def look(self, workload: str, case: str, scale: float) -> ArrowSeen:
+        """A run at a rate scale. [1]"""
+        result = self.result(workload, case, scale)
+        here = result.requests.segments > 1
+        here &= result.requests.prefill_instance == result.requests.decode_instance
+        return ArrowSeen(
+            summary=summary(result, self.workloads[workload].slo, rate_scale=scale),
+            fewest=fewest_instances(result, CASES[case].deployment),
+            stayed=int(here.sum()),
+            stayed_transfer_s=float(result.requests.transfer_s[here].sum()),
+        )
+
+    def capacity(self, workload: str, case: str) -> Capacity:
+        """Largest rate with ``SHARE`` of the requests inside both limits, as the paper looks for it: a boundary."""
+        where = self.workloads[workload]
+        return self.once(
+            ("capacity", workload, case),
+            lambda: serving_capacity(
+                lambda scale: self.seen(workload, case, scale).summary,
+                attains(SHARE),
+                rate=where.trace.rate,
+                start=where.start,
+                tolerance=TOLERANCE,
+                checked=False,
+            ),
+        )
+
+    def rate(self, workload: str, case: str) -> float:
+        """Serving capacity. [request/s]"""
+        return self.capacity(workload, case).requests_per_s
+
+    def tuned(self, workload: str, baseline: str) -> str:
+        """The case of a baseline whose chunk serves most."""
+        return max(CHUNKED[baseline], key=lambda case: self.rate(workload, case))
+
+    def attainments(self, workload: str, case: str, scales: tuple[float, ...]) -> list[float]:
+        """Shares of requests inside both limits at some rate scales. [1]"""
+        return [self.seen(workload, case, scale).summary.slo_attainment for scale in scales]
+
+    def all_seen(self, *cases: str) -> list[ArrowSeen]:
+        """What every run of some cases showed so far."""
+        return [seen for _, case, seen in self.runs_seen() if case in cases]
+
+
+def fewest_instances(result: RunResult, deployment: ServedDeployment) -> tuple[int, int]:
+    """Fewest instances that a run ever had for prefill and for decode, by its decision log. [1]"""
+    count = [sum(each.instances for each in deployment.part(part)) for part in ("prefill", "decode")]
+    role = [0] * count[0] + [1] * count[1]
+    fewest = list(count)
+    for decision in result.decisions:
+        if decision.kind == "flip":
+            count[role[decision.instance]] -= 1
+            role[decision.instance] = 1 - role[decision.instance]
+            count[role[decision.instance]] += 1
+            fewest = [min(pair) for pair in zip(fewest, count, strict=True)]
+    return fewest[0], fewest[1]
+
+
+def loads(result: RunResult, step: float) -> tuple[Ints, Ints]:
+    """Requests in prefill, waiting ones included, and in decode at times ``step`` [s] apart. [request]"""
+    requests = result.requests
+    times = np.arange(0.0, result.duration_s + step, step)
+
+    def between(start: Floats, end: Floats) -> Ints:
+        return np.searchsorted(np.sort(start), times, "right") - np.searchsorted(np.sort(end), times, "right")
+
+    return (between(requests.arrival_s, requests.first_token_s), between(requests.first_token_s, requests.finish_s))

@@ -1,0 +1,156 @@
+"""Run what a study of serving policies compares, each run once, and keep the results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+import pandas as pd
+
+from disagg_sim.domain import Slo
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.simulation.deployment import ServedDeployment
+from disagg_sim.simulation.metrics import Summary
+from disagg_sim.simulation.policy import Policy
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.workload.scaling import TIME
+from disagg_sim.workload.trace import Trace
+from lab.studies.keeping import Keeping
+
+#: Engines of the years in which the studied papers ran theirs.
+SCHEDULER = "vllm_v0_2024"
+
+
+class Place(NamedTuple):
+    """Where a study runs."""
+
+    system: str  # GPU system
+    profile: str  # efficiency profile
+    recipes: Mapping[str, str]  # precision by model
+
+
+class Case(NamedTuple):
+    """A serving policy on a deployment of a model."""
+
+    label: str
+    deployment: ServedDeployment
+    policy: Policy
+    model: str
+    flip_s: float = 0.0  # out of service for a change of role [s]
+    transfer: str = "policy"  # how caches move; as the policy's own system unless a claim tests it
+
+
+class Workload(NamedTuple):
+    """A trace with its limits, and the paper's description."""
+
+    trace: Trace
+    slo: Slo
+    stand_in: str  # what stands in for the trace; "" = it is the published one
+    start: float = 1.0  # rate scale at which searches begin [1]
+    paper: tuple[float, ...] = ()  # capacities over others that the paper prints [1]
+    scale_by: str = TIME  # how its rate is changed: time stamps divided, or more requests in the same time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one run showed."""
+
+    summary: Summary
+
+
+AnySeen = TypeVar("AnySeen", bound=Seen)
+
+
+class Bench(Keeping):
+    """Settings, runs and whatever else a study computes, each once.
+
+    Parameters
+    ----------
+    place : Place
+        Hardware and recipes.
+    quick : bool
+        Short samples.
+    """
+
+    def __init__(self, place: Place, *, quick: bool) -> None:
+        super().__init__()
+        self.place, self.quick = place, quick
+        self.runs = 0  # done so far [1]
+
+    def setting(self, model: str) -> Setup:
+        """Model, hardware, recipe and profile; one object a model."""
+        system, profile, recipes = self.place
+        return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile))
+
+    def run(self, trace: Trace, case: Case, *, slo: Slo, options: RunOptions) -> RunResult:
+        """Run a trace under a case.
+
+        The papers count TTFT to the token that the prefill emits. In Arrow (arXiv 2505.11916) the wait for memory and
+        the transfer after it are part of TPOT; in DynaServe the instance that computed the prompt goes on itself.
+        """
+        self.runs += 1
+        own = replace(options, first_token="prefill", scheduler=SCHEDULER, transfer=case.transfer)
+        return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=own)
+
+
+class RatedBench(Bench, ABC, Generic[AnySeen]):
+    """A bench whose workloads run under cases at many rates, in search of capacities.
+
+    Parameters
+    ----------
+    workloads : mapping of str to Workload
+        By name.
+    cases : mapping of str to Case
+        By name.
+    place : Place
+        Hardware and recipes.
+    quick : bool
+        Short samples.
+    """
+
+    def __init__(
+        self, workloads: Mapping[str, Workload], cases: Mapping[str, Case], place: Place, *, quick: bool
+    ) -> None:
+        super().__init__(place, quick=quick)
+        self.workloads, self.cases = workloads, cases
+        self._seen: dict[tuple[str, str, float], AnySeen] = {}
+
+    @abstractmethod
+    def look(self, workload: str, case: str, scale: float) -> AnySeen:
+        """Run a workload under a case at a rate scale, and extract the numbers that claims use. [1]"""
+
+    @abstractmethod
+    def rate(self, workload: str, case: str) -> float:
+        """Serving capacity. [request/s]"""
+
+    def seen(self, workload: str, case: str, scale: float) -> AnySeen:
+        """What a run at a rate scale showed. [1]"""
+        key = (workload, case, scale)
+        if key not in self._seen:
+            self._seen[key] = self.look(*key)
+        return self._seen[key]
+
+    def ratio(self, workload: str, case: str, over: str) -> float:
+        """Capacity of a case over that of another; NaN where the other has none. [1]"""
+        least = self.rate(workload, over)
+        return self.rate(workload, case) / least if least else float("nan")
+
+    def runs_seen(self) -> list[tuple[str, str, AnySeen]]:
+        """Every run at a rate so far: workload, case, results."""
+        return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
+
+    def table(self, more: Callable[[AnySeen], dict[str, float]]) -> pd.DataFrame:
+        """Every run at a rate so far with some columns ``more``, then those of a simulation's summary."""
+        rows = [
+            {"workload": workload, "case": case} | more(seen) | asdict(seen.summary)
+            for workload, case, seen in self.runs_seen()
+        ]
+        return pd.DataFrame(rows)
+
+    def stand_ins(self, *names: str) -> str:
+        """What a claim that uses these workloads has to say of its data; "" = they are the paper's."""
+        said = [self.workloads[name].stand_in for name in names]
+        return "".join(f"stand-in: {text}; " for text in dict.fromkeys(said) if text)

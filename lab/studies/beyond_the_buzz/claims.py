@@ -1,0 +1,56 @@
+"""Collect and evaluate the claims of "Beyond the Buzz" (arXiv 2506.05508).
+
+Kinds say where a claim comes from: ``paper`` is said in its text, ``figure`` read from its pictures, ``derived``
+follows from its equations. Acceptance bands of pictures are this project's own reading. Every claim runs under the
+default recipe (fp8 attention) unless its note says otherwise; interactivity is compared over 20-100 tokens/s/user,
+near the paper's plots, where the acceptance names no other range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from disagg_sim.errors import InputError
+from lab.studies import claims as judged
+from lab.studies.beyond_the_buzz import (
+    claims_gain,
+    claims_limits,
+    claims_ratio,
+    claims_shape,
+    claims_sharing,
+    claims_transfer,
+)
+from lab.studies.beyond_the_buzz.evidence import Evidence, Source
+
+PROFILES = ("ideal", "optimistic", "measured")
+#: Every claim, in order.
+CLAIMS: tuple[judged.Claim[Evidence], ...] = judged.claims_of(
+    claims_gain, claims_limits, claims_ratio, claims_shape, claims_sharing, claims_transfer
+)
+
+
+def evaluate(source: Source, profiles: Sequence[str] = PROFILES) -> pd.DataFrame:
+    """Judge every claim under every profile.
+
+    Parameters
+    ----------
+    source : Source
+        Frontiers of the figures, such as ``lab.studies.beyond_the_buzz.frontiers.Frontiers``.
+    profiles : sequence of str
+        Efficiency profiles.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``lab.studies.claims.COLUMNS``; one row a claim and profile, in order of claims.
+
+    Raises
+    ------
+    InputError
+        No profile.
+    """
+    if not profiles:
+        raise InputError(f"profiles is empty; allowed: one or more of {', '.join(PROFILES)}")
+    return judged.evaluate(CLAIMS, {profile: Evidence(source, profile) for profile in profiles})

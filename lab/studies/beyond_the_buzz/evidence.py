@@ -1,0 +1,174 @@
+"""Evidence for claims: frontiers of the figures, and pools that no figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping, Mode
+from disagg_sim.errors import InfeasibleError
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.serving.disaggregated import Rules, match_pools
+from disagg_sim.serving.gains import COLOCATED, Curve, curve
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.workload.lengths import lengths
+from lab.studies.keeping import Keeping
+
+SYSTEM = "gb200_nvl72"
+DOMAIN = 72  # GPUs of its NVLink domain [1]
+RECIPE = "nvfp4_fp8kv"
+BF16_ATTENTION = "nvfp4_fp8kv_bf16_attention"  # the recipe without fp8 attention arithmetic
+R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
+LONG_PROMPTS = (16_384, 2048)  # traffic of most figures: input and output length [token]
+#: Range of interactivity near that of the paper's plots; own ranges run to one request an instance. [token/s]
+LOW, HIGH = 20.0, 100.0
+SAME_TIME = 1e-9  # rounding of a throughput that must not fall [1]
+
+
+class Source(Protocol):
+    """Where frontiers come from (``lab.studies.beyond_the_buzz.frontiers.Frontiers``)."""
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:
+        """Frontiers of all modes and cases of a figure or of one sweep, below one another."""
+
+
+class Front(NamedTuple):
+    """A frontier in order of interactivity."""
+
+    table: pd.DataFrame
+
+    @property
+    def x(self) -> Floats:
+        """Interactivity, rising. [token/s]"""
+        return self.column(INTERACTIVITY)
+
+    @property
+    def curve(self) -> Curve:
+        """As a step function."""
+        return curve(self.table)
+
+    @property
+    def span(self) -> str:
+        """``20-163``, own range of interactivity. [token/s]"""
+        return f"{self.x[0]:.0f}-{self.x[-1]:.0f}"
+
+    def column(self, name: str) -> Floats:
+        """A column as floats, in order of interactivity."""
+        return self.table[name].to_numpy(dtype=float)
+
+    def at(self, name: str, x: ArrayLike) -> Any:
+        """A column of the point that serves interactivity ``x``; the last point's beyond the reach."""
+        return self.column(name)[np.minimum(np.searchsorted(self.x, x), len(self.table) - 1)]
+
+
+class Evidence(Keeping):
+    """Frontiers and grids of one profile, each computed once."""
+
+    def __init__(self, source: Source, profile: str) -> None:
+        super().__init__()
+        self.source, self.profile = source, profile
+
+    def front(self, sweep: str, *, modes: Sequence[str] = (Mode.DISAGGREGATED,), **where: object) -> Front:
+        """One frontier of a sweep: its rows in ``modes`` whose columns have the values ``where``."""
+        return self.once(("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where))
+
+    def _front(self, sweep: str, modes: Sequence[str], where: dict[str, object]) -> Front:
+        table = self.once(("table", sweep), lambda: self.source.frontier(sweep, self.profile))
+        keep = table["mode"].isin(modes)
+        if "sweep" in table:
+            keep &= table["sweep"] == sweep
+        for name, value in where.items():
+            keep &= table[name] == value
+        if not keep.any():
+            asked = ", ".join(f"{name} {value}" for name, value in where.items())
+            raise InfeasibleError(f"{sweep} under {self.profile}: no frontier of {', '.join(modes)} with {asked}")
+        return Front(pareto_front(table[keep], by=[]))
+
+    def both(self, sweep: str, **where: Any) -> tuple[Front, Front]:
+        """The disaggregated frontier, and the best of both co-located modes."""
+        return self.front(sweep, **where), self.front(sweep, modes=COLOCATED, **where)
+
+    def pipelines(self, sweep: str = "fig05") -> pd.DataFrame:
+        """The rows of figure 5."""
+        return self.source.frontier(sweep, self.profile)
+
+    def setup(self, model: str, precision: str = RECIPE) -> Setup:
+        """A model on the system of the study in the profile of the evidence."""
+        return setup(model, SYSTEM, precision, self.profile)
+
+    def mappings(self, model: str, precision: str = RECIPE) -> Mapping:
+        """All mappings of a model on the system of the study."""
+        return self.once(("mappings", model, precision), lambda: enumerate_mappings(self.setup(model, precision)))
+
+    def prefill_pool(
+        self,
+        model: str,
+        *,
+        isl: int = LONG_PROMPTS[0],
+        osl: int = LONG_PROMPTS[1],
+        precision: str = RECIPE,
+        mla_form: str = "auto",
+    ) -> PhaseGrid:
+        """Scored prefill configurations of a model."""
+
+        def score() -> PhaseGrid:
+            at, table = self.setup(model, precision), self.mappings(model, precision)
+            return prefill_grid(at, table, lengths(isl, osl), mla_form=mla_form, allow_long_context=True)
+
+        return self.once(("prefill", model, isl, osl, precision, mla_form), score)
+
+    def decode_pool(self, model: str, *, isl: int = LONG_PROMPTS[0], osl: int = LONG_PROMPTS[1]) -> PhaseGrid:
+        """Scored decode configurations of a model."""
+
+        def score() -> PhaseGrid:
+            return decode_grid(self.setup(model), self.mappings(model), lengths(isl, osl), allow_long_context=True)
+
+        return self.once(("decode", model, isl, osl), score)
+
+    def naive_pools(self, isl: int = LONG_PROMPTS[0], *, ftl_limit: float = 10.0) -> Front:
+        """R1's disaggregated frontier where chunks of prefill project the past again."""
+
+        def match() -> Front:
+            rules = Rules(ftl_limit=ftl_limit, keep="frontier")
+            pools = self.prefill_pool(R1, isl=isl, mla_form="naive"), self.decode_pool(R1, isl=isl)
+            return Front(match_pools(*pools, rules).points)
+
+        return self.once(("naive", isl, ftl_limit), match)
+
+
+def shared(*fronts: Front, low: float = LOW, high: float = HIGH) -> tuple[float, float]:
+    """``low`` to ``high``, or as far as all frontiers reach. [token/s]"""
+    return low, min(high, *(float(front.x[-1]) for front in fronts))
+
+
+def third(low: float, high: float, part: int) -> Floats:
+    """Fifty interactivities of a third (0, 1, 2) of a range on a log axis. [token/s]"""
+    edges = np.geomspace(low, high, 4)
+    return np.geomspace(edges[part], edges[part + 1], 50)
+
+
+def throughput(front: Front, x: ArrayLike) -> Floats:
+    """Throughput per GPU at interactivity ``x``; 0 beyond the reach. [token/s]"""
+    return front.curve.at(x)
+
+
+def listed(values: dict[str, float], digits: str = ".3g") -> str:
+    """``8B 1.1; 70B 1.57``."""
+    return "; ".join(f"{name} {value:{digits}}" for name, value in values.items())
+
+
+def never_below(better: Front, worse: Front) -> tuple[float, float]:
+    """Smallest ratio of two frontiers, and the largest at a point of the second. [1]
+
+    Between its points the second is flat and the first never rises, so the ratio is smallest at a point.
+    """
+    ratio = throughput(better, worse.x) / worse.column(THROUGHPUT)
+    return float(ratio.min()), float(ratio.max())

@@ -1,0 +1,204 @@
+"""Compute the sweeps of a study once per profile and store them: figures and claims read the same tables.
+
+A figure is one YAML file, ``fig06.yaml``, and where it needs a second sweep, files beside it such as
+``fig06_every_step_mixed.yaml``. Its frontier is that of all of them, told apart by the column ``sweep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.yaml_files import read_mapping, spec_roots
+from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
+from disagg_sim.sweep.results import SweepResult
+from disagg_sim.sweep.run import run_sweeps
+from disagg_sim.sweep.spec import load_sweep
+from disagg_sim.sweep.store import Listener
+from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
+
+#: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
+BEYOND_THE_BUZZ = "beyond_the_buzz"
+
+
+class Silent:
+    """A listener that prints nothing."""
+
+    def note(self, text: str) -> None:
+        """Drop it."""
+
+    def warn(self, text: str) -> None:
+        """Drop it."""
+
+    def start(self, points: int) -> None:
+        """Drop it."""
+
+    def advance(self, points: int) -> None:
+        """Drop it."""
+
+    def finish(self) -> None:
+        """Nothing to take away."""
+
+
+class Progress:
+    """Tells another listener how far a computation is and what goes wrong, and nothing else."""
+
+    def __init__(self, told: Listener) -> None:
+        self.warn, self.start, self.advance, self.finish = told.warn, told.start, told.advance, told.finish
+
+    def note(self, text: str) -> None:
+        """Drop it."""
+
+
+def study_files(study: str = BEYOND_THE_BUZZ) -> dict[str, Path]:
+    """Name -> file of every sweep of a study, sorted; those of the user's directories come first."""
+    found: dict[str, Path] = {}
+    for root in spec_roots():
+        for path in (root / "sweeps" / study).glob("*.yaml"):
+            found.setdefault(path.stem, path)
+    return dict(sorted(found.items()))
+
+
+def parts_of(figure: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The sweeps among ``names`` that make a figure: its own, and those named after it.
+
+    Raises
+    ------
+    UnknownNameError
+        When there is none.
+
+    Examples
+    --------
+    >>> parts_of("fig06", ("fig01", "fig06", "fig06_every_step_mixed"))
+    ('fig06', 'fig06_every_step_mixed')
+    """
+    parts = tuple(name for name in names if name == figure or name.startswith(f"{figure}_"))
+    if not parts:
+        raise UnknownNameError(f"unknown figure or sweep {figure!r}{nearest(figure, names)}; known: {', '.join(names)}")
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Frontiers of sweeps of a study under one profile, by the name of the sweep."""
+
+    parts: Mapping[str, pd.DataFrame]
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:  # noqa: ARG002 - a table names its own profile
+        """As ``Frontiers.frontier``, of a figure whose sweeps are all there."""
+        parts = [self.parts[name].assign(sweep=name) for name in parts_of(figure, tuple(self.parts))]
+        return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Frontiers:
+    """Frontiers of the sweeps of a study, computed when first asked for.
+
+    Attributes
+    ----------
+    root
+        Directory of the results: ``root/<profile>/sweeps/<sweep>/``. What lies there already and is not
+        stale is taken from there.
+    jobs
+        Worker processes. [1]
+    listener
+        Told what a computation does.
+    study
+        Directory of the sweeps below ``sweeps/``.
+    """
+
+    root: Path
+    jobs: int = 1
+    listener: Listener = field(default_factory=Silent)
+    study: str = BEYOND_THE_BUZZ
+    _tables: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
+    _results: dict[tuple[str, str], SweepResult] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All sweeps of the study."""
+        return tuple(study_files(self.study))
+
+    @property
+    def design_points(self) -> int:
+        """Design points whose time and memory were computed for what was asked so far. [1]"""
+        return sum(map(len, self._tables.values())) + sum(result.total.computed for result in self._results.values())
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:
+        """The frontiers of a figure in all its modes and cases, below one another.
+
+        Parameters
+        ----------
+        figure : str
+            A figure such as ``"fig06"``, all its sweeps, or the name of one sweep, such as
+            ``"fig06_every_step_mixed"``.
+        profile : str
+            ``"ideal"``, ``"optimistic"`` or ``"measured"``.
+
+        Returns
+        -------
+        DataFrame
+            Columns of ``serving.points.COLUMNS``, ``case``, the axes of the sweep, ``inherited_fits`` and
+            ``sweep``; for figure 5 those of ``lab.studies.beyond_the_buzz.pipelining.pipelined_prefill``. Cases without
+            a feasible point are absent.
+
+        Raises
+        ------
+        DisaggSimError
+            An unknown figure or profile, a fault in a file, a directory that cannot be written.
+        """
+        return self.tables([figure], profile).frontier(figure, profile)
+
+    def tables(self, figures: Iterable[str], profile: str) -> Tables:
+        """The frontiers of some figures under a profile, computed, as another process takes them."""
+        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
+        return Tables({name: self._table(name, profile) for name in names})
+
+    def prepare(self, figures: Iterable[str], profiles: Iterable[str]) -> None:
+        """Compute all sweeps of these figures under these profiles, several at once."""
+        names = dict.fromkeys(part for figure in figures for part in parts_of(figure, self.names))
+        wanted = [(name, profile) for profile in profiles for name in names if not self._is_pipelining(name)]
+        self._run([key for key in wanted if key not in self._results])
+
+    def _directory(self, sweep: str, profile: str) -> Path:
+        return self.root / profile / "sweeps" / sweep
+
+    def _is_pipelining(self, name: str) -> bool:
+        return read_mapping(study_files(self.study)[name]).get("kind") == KIND
+
+    def _table(self, name: str, profile: str) -> pd.DataFrame:
+        if not self._is_pipelining(name):
+            return self._result(name, profile).frontier
+        if (name, profile) not in self._tables:
+            study = load_pipelining(study_files(self.study)[name])
+            self._tables[name, profile] = pipelined_prefill(study, profile=_known(profile))
+        return self._tables[name, profile]
+
+    def _result(self, name: str, profile: str) -> SweepResult:
+        if (name, profile) not in self._results:
+            parts_of(name, self.names)
+            self._run([(name, profile)])
+        return self._results[name, profile]
+
+    def _run(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Compute sweeps, given by name and profile; cases that they share are computed once."""
+        files = study_files(self.study)
+        specs = [load_sweep(str(files[name]), profile=_known(profile)) for name, profile in keys]
+        plans = plan_sweeps(specs, keep=FRONTIER)
+        places = [self._directory(*key) for key in keys]
+        results = run_sweeps(list(zip(plans, places, strict=True)), jobs=self.jobs, listener=Progress(self.listener))
+        for (name, profile), result in zip(keys, results, strict=True):
+            self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
+            self._results[name, profile] = result
+
+
+def _known(profile: str) -> str:
+    known = list_specs("profile")
+    if profile not in known:
+        raise UnknownNameError(f"unknown profile {profile!r}{nearest(profile, known)}; known: {', '.join(known)}")
+    return profile

@@ -1,0 +1,106 @@
+"""Reproduce "Beyond the Buzz": its figures under some profiles, where disaggregation pays, and its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.atomic import write_csv
+from disagg_sim.errors import UnknownNameError, nearest
+from disagg_sim.laboratory import in_workers
+from disagg_sim.sweep.backends.run import run_tasks
+from disagg_sim.sweep.store import Store
+from lab.studies.beyond_the_buzz.claims import evaluate
+from lab.studies.beyond_the_buzz.evidence import Source
+from lab.studies.beyond_the_buzz.figures import figure_data, figure_names
+from lab.studies.beyond_the_buzz.frontiers import Frontiers
+from lab.studies.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
+from lab.studies.papers import DIGITS, PaperResults, write_picture
+
+
+def item_names() -> tuple[str, ...]:
+    """Everything that has a picture: the figures, and ``where_it_pays``."""
+    return (*figure_names(), PAYS)
+
+
+def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
+    """Write figures with their data, and the claims, below ``frontiers.root``.
+
+    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of.
+
+    Parameters
+    ----------
+    frontiers : Frontiers
+        The sweeps of the study.
+    items : sequence of str
+        Of ``item_names``; without any, all of them and ``claims.csv``.
+    profiles : sequence of str
+        Efficiency profiles.
+
+    Returns
+    -------
+    PaperResults
+        Table of claims, or None where ``items`` were asked for; paths of the pictures; design points computed. [1]
+
+    Raises
+    ------
+    UnknownNameError
+        When there is no such figure.
+    DisaggSimError
+        An unknown profile, a fault in a file, a directory that cannot be written.
+
+    Examples
+    --------
+    >>> reproduce(Frontiers(Path("results")), items=("fig5",), profiles=("ideal",))
+    Traceback (most recent call last):
+    disagg_sim.errors.UnknownNameError: unknown figure 'fig5', did you mean 'fig05'?; known: fig01, ...
+    """
+    known = item_names()
+    for item in items:
+        if item not in known:
+            raise UnknownNameError(f"unknown figure {item!r}{nearest(item, known)}; known: {', '.join(known)}")
+    frontiers.prepare(items or frontiers.names, profiles)
+    shown = items or known
+    tasks: list[Callable[[], Path | pd.DataFrame]] = []
+    for profile in profiles:
+        Store(frontiers.root / profile).prepare()
+        if not items:
+            tasks.append(partial(_judged, frontiers.tables(frontiers.names, profile), profile))
+    for profile in profiles:
+        places = {item: frontiers.root / profile / f"{item}.png" for item in shown}
+        tasks += [
+            partial(_written, frontiers.tables([item], profile), item, profile, path) for item, path in places.items()
+        ]
+    done = list(run_tasks(in_workers(_call), tasks, jobs=frontiers.jobs))
+    claims = None
+    if not items:
+        claims = _by_claim([each for each in done if isinstance(each, pd.DataFrame)], profiles)
+        write_csv(frontiers.root / "claims.csv", claims, digits=DIGITS)
+    pictures = tuple(sorted(each for each in done if isinstance(each, Path)))
+    return PaperResults(claims=claims, pictures=pictures, computed=frontiers.design_points)
+
+
+def _call(task: Callable[[], Path | pd.DataFrame]) -> Path | pd.DataFrame:
+    return task()
+
+
+def _judged(tables: Source, profile: str) -> pd.DataFrame:
+    return evaluate(tables, [profile])
+
+
+def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str]) -> pd.DataFrame:
+    """Claims under each profile as one table, in order of claims and, of each, in order of profiles."""
+    table = pd.concat([part.assign(_claim=range(len(part))) for part in parts], ignore_index=True)
+    order = table.assign(_profile=table["profile"].map(list(profiles).index)).sort_values(["_claim", "_profile"])
+    return order.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
+
+
+def _written(tables: Source, item: str, profile: str, path: Path) -> Path:
+    """A picture and its data, written."""
+    if item == PAYS:
+        table = pays_table(tables, profile)
+        return write_picture(path, pays_cells(table), table)
+    return write_picture(path, figure_data(tables, item, profile).picture)

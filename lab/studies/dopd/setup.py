@@ -1,0 +1,314 @@
+"""Set up the study of DOPD: workloads, deployments, and a bench that stores the result of each run.
+
+Setting of the paper: Llama-70B in FP8 with a bf16 cache on up to eight H100, prefill instances of one GPU and decode
+instances of two; OPT-30B against DistServe. On one GPU the weights take 85 % of the memory, so that no cache
+is left when an engine may fill 0.9: it may fill 0.95 here. With what runtime and collectives take beside
+that, M' of eq. (11) is the tenth of a GPU that the paper's concurrency of 235 asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.metrics import Summary, summary
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
+from disagg_sim.workload.trace import Trace
+from lab.studies.bench import Bench, Case, Place
+from lab.studies.papers import trace_file
+from lab.studies.published_like import BURSTGPT_REQUESTS, burstgpt_standin
+
+SYSTEM, PROFILE, UTILISATION = "h100_sxm", "measured", 0.95
+LLAMA, OPT = "llama_3_1_70b", "opt_30b"
+SLO = Slo(ttft=2.0, tpot=0.08)
+#: Mean input and output of the two workloads of the ratio. [token]
+SHAPES = ((1000, 150), (3000, 300))
+#: Requests in service of a closed loop that never lets an instance wait for work. [1]
+SATURATED = 400
+OPEN = RunOptions()  # requests arrive as in their trace
+#: The static experiment: requests of the Azure conversation trace, and what its stand-in has of them: means and c_v.
+AZURE_FILE, AZURE_REQUESTS = "AzureLLMInferenceTrace_conv.csv", 1024
+AZURE_INPUTS, AZURE_OUTPUTS = (1024.4, 0.983), (245.2, 0.667)
+#: Positions that OPT has; longer requests are left out of its experiment. [token]
+OPT_POSITIONS = 2048
+#: Prompts of the bimodal mix, and output of all. [token]
+BIMODAL, BIMODAL_OUTPUT = (100, 1900), 150
+#: The dynamic experiment: hours drawn, and the size of the service over that of the clip. The busiest minute then
+#: brings 1.7 to 2.5 times what the first prefill instance serves, and less than eight GPUs can.
+HOURS, SERVICE = 5, 4
+QUICK_S = 600.0  # of an hour in a quick run [s]
+FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [1]
+
+
+def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
+    """Equal instances of ``tp`` GPUs."""
+    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+
+
+def pools(prefill: int, decode: int, *, tp_decode: int = 2, gpus: int = 0) -> ServedDeployment:
+    """Prefill instances of one GPU and decode instances; further GPUs are free to start more."""
+    return ServedDeployment(
+        name=f"{prefill}P + {decode}D",
+        gpus=gpus or prefill + tp_decode * decode,
+        prefill=replicas(1, prefill),
+        decode=replicas(tp_decode, decode),
+    )
+
+
+#: The co-located deployments that DOPD is compared with: the paper's four GPUs, and as many as DOPD has.
+COLOCATED = {
+    "four": ServedDeployment(name="TP4", gpus=4, colocated=replicas(4, 1)),
+    "six": ServedDeployment(name="3 x TP2", gpus=6, colocated=replicas(2, 3)),
+}
+
+
+class Warm(NamedTuple):
+    """A closed loop in its second pass through the requests."""
+
+    attainment: float  # [1]
+    goodput: float  # inside the SLO [request/s]
+    ttft_p90: float  # [s]
+    tpot_p90: float  # [s]
+
+
+def case_of(deployment: ServedDeployment, policy: str, **options: object) -> Case:
+    """A policy with some of its options serves Llama-70B."""
+    return Case("", deployment, policy_named(policy, **options), LLAMA)
+
+
+def static_case(deployment: ServedDeployment, **options: object) -> Case:
+    """DOPD on pools that keep their sizes."""
+    return case_of(deployment, "dopd", resize=False, **options)
+
+
+#: One instance of either phase and room for more; and the pools of OPT-30B.
+ROOM, FOR_OPT = pools(1, 1, gpus=8), pools(1, 1, tp_decode=4)
+#: Cases of the static experiments.
+CASES = {
+    "vllm": case_of(COLOCATED["four"], "vllm")._replace(label="vLLM, TP4: four GPUs"),
+    "vllm_six": case_of(COLOCATED["six"], "vllm")._replace(label="vLLM, 3 x TP2: six GPUs"),
+    "dopd": static_case(pools(2, 2))._replace(label="DOPD, 2P + 2D: six GPUs"),
+    "dopd_4_1": static_case(pools(4, 1))._replace(label="DOPD, 4P + 1D: six GPUs"),
+    "distserve": case_of(FOR_OPT, "disaggregated", prefill="whole")._replace(model=OPT),
+    "dopd_opt": static_case(FOR_OPT)._replace(model=OPT),
+    "one_by_one": case_of(FOR_OPT, "least_load", prompts_per_step=1)._replace(model=OPT),
+}
+#: Planners of the dynamic experiment, by their names in pictures.
+PLANNERS = {
+    "DOPD": case_of(ROOM, "dopd"),
+    "SLA-driven": case_of(ROOM, "dynamo_sla"),
+    "SLA-driven, load planner in between": case_of(ROOM, "dynamo_sla", load=True),
+    "load-driven": case_of(ROOM, "dynamo_load", mode="throughput"),
+    "load-driven, estimates": case_of(ROOM, "dynamo_load", mode="sla"),
+    "load-driven, low thresholds": case_of(ROOM, "dynamo_load", mode="latency"),
+    "DOPD, action every 60 s": case_of(ROOM, "dopd", action_s=60.0),
+    "DOPD, last value": case_of(ROOM, "dopd", forecast="constant"),
+    "DOPD, batches in order": case_of(ROOM, "dopd", batches="fifo"),
+    "DOPD, rule as printed": case_of(ROOM, "dopd", sizing="printed"),
+}
+
+
+class DopdBench(Bench):
+    """Settings, traces, and the results of runs, each done once."""
+
+    def __init__(self, traces: Path | None, *, quick: bool) -> None:
+        super().__init__(Place(SYSTEM, PROFILE, {LLAMA: "fp8_bf16kv", OPT: "bf16"}), quick=quick)
+        self._traces = traces
+        self._warm: dict[tuple[str, int], Warm] = {}
+
+    def setting(self, model: str) -> Setup:
+        """A model on hardware of which an engine may fill ``UTILISATION``."""
+
+        def filled() -> Setup:
+            at = Bench.setting(self, model)
+            engine = at.overheads and replace(at.overheads, memory_utilisation=UTILISATION, cache_share=1.0)
+            return at.changed(profile=replace(at.profile, memory_utilisation=UTILISATION), overheads=engine)
+
+        return self.once(("filled", model), filled)
+
+    @property
+    def llama(self) -> Setup:
+        """Llama-70B: fp8 matrices, bf16 cache."""
+        return self.setting(LLAMA)
+
+    def table(self, tp: int) -> StepTable:
+        """Step times of Llama-70B on ``tp`` GPUs."""
+        return self.once(("table", tp), lambda: StepTable.build(self.llama, Mapping(tp_attn=tp, tp_ffn=tp)))
+
+    @property
+    def stand_in(self) -> str:
+        """Of notes on the static experiments; empty with the published trace."""
+        law = "log-normal lengths with the means and c_v of its first 1,024 rows"
+        return "" if self._traces else f"stand-in: {law} for {AZURE_FILE}; "
+
+    @cached_property
+    def azure(self) -> Trace:
+        """The requests of the static experiments."""
+        count = AZURE_REQUESTS // (4 if self.quick else 1)
+        if self._traces is not None:
+            return load_trace(trace_file(self._traces, AZURE_FILE)).head(count)
+        lengths = (log_normal(*AZURE_INPUTS), log_normal(*AZURE_OUTPUTS))
+        return synthetic_trace(rate=1.0, requests=count, lengths=lengths, name="azure_standin")
+
+    def result(self, key: tuple[object, ...], trace: Trace, case: Case, options: RunOptions = OPEN) -> RunResult:
+        """Run once per key; the key names all that differs."""
+        return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
+
+    def results(self) -> list[tuple[str, RunResult]]:
+        """All runs so far, each with the words of its key."""
+        return [
+            (" ".join(map(str, key[1:])), result)
+            for key, result in self._kept.items()
+            if isinstance(key, tuple) and isinstance(result, RunResult)
+        ]
+
+    # --- saturated pools of constant lengths ------------------------------------------------------------------------
+
+    @cached_property
+    def full_batch(self) -> int:
+        """Requests of the first of ``SHAPES`` that a decode instance holds to their last token. [1]"""
+        tokens = kv_blocks(self.llama, Mapping(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
+        return tokens // sum(SHAPES[0])
+
+    def most_sequences(self, *, capped: bool) -> dict[str, int]:
+        """Options of a decode instance: as many as it holds to the end, or up to 256, and it preempts."""
+        return {"max_sequences": self.full_batch} if capped else {}
+
+    def saturated(self, prefill: int, decode: int = 1, *, capped: bool = True) -> RunResult:
+        """A full closed loop of the first of ``SHAPES``."""
+        trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=SHAPES[0])
+        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped))
+        closed = RunOptions(concurrency=SATURATED * decode)
+        return self.result(("saturated", prefill, decode, capped), trace, case, closed)
+
+    def open_loop(self, prefill: int, decode: int, rate: float, *, capped: bool = True) -> Summary:
+        """Poisson arrivals of the first of ``SHAPES`` at a rate. [request/s]"""
+        trace = synthetic_trace(rate=rate, requests=1_000 if self.quick else 6_000, lengths=SHAPES[0])
+        case = static_case(pools(prefill, decode), **self.most_sequences(capped=capped))
+        return summary(self.result(("open", prefill, decode, rate, capped), trace, case), SLO)
+
+    # --- batches by length ------------------------------------------------------------------------------------------
+
+    def bimodal(self, rate: float, policy: str, **options: object) -> RunResult:
+        """Short and long prompts in equal shares on 4P + 1D at a rate. [request/s]"""
+        table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
+        trace = synthetic_trace(rate=rate, requests=1_000 if self.quick else 6_000, lengths=table, seed=1)
+        key = ("bimodal", rate, policy, *options.items())
+        return self.result(key, trace, case_of(pools(4, 1), policy, **options))
+
+    def bimodal_full(self, batches: str, *, capped: bool = True) -> RunResult:
+        """The same mix in a full closed loop, in batches by length or in order."""
+        table = LengthTable(np.array(BIMODAL), np.full(2, BIMODAL_OUTPUT))
+        trace = synthetic_trace(rate=1.0, requests=2_000 if self.quick else 12_000, lengths=table, seed=1)
+        case = static_case(pools(4, 1), batches=batches, local_tokens=0, **self.most_sequences(capped=capped))
+        return self.result(("bimodal_full", batches, capped), trace, case, RunOptions(concurrency=SATURATED))
+
+    def short(self, tokens: int, *, local: bool, transfer_s: float) -> RunResult:
+        """One short prompt among ten of 1000/150, at half of what 4P + 1D serves; a transfer takes at least so long."""
+        table = LengthTable(np.array([tokens] + [1000] * 9), np.full(10, 150))
+        trace = synthetic_trace(rate=18.0, requests=1_000 if self.quick else 4_000, lengths=table, seed=2)
+        case = static_case(pools(4, 1), local_tokens=tokens if local else 0)
+        link = RunOptions(link=LinkSpec(latency_s=transfer_s))
+        return self.result(("short", tokens, local, transfer_s), trace, case, link)
+
+    # --- closed loops of the Azure requests -------------------------------------------------------------------------
+
+    def warm(self, name: str, concurrency: int) -> Warm:
+        """The requests twice in a closed loop; its first pass starts all at once and does not count."""
+        if (name, concurrency) not in self._warm:
+            case = CASES[name]
+            trace = self._suited(case.model)
+            count = len(trace)
+            twice = Trace(
+                arrival=np.arange(2.0 * count),
+                input_tokens=np.tile(trace.input_tokens, 2),
+                output_tokens=np.tile(trace.output_tokens, 2),
+                name=trace.name,
+            )
+            closed = RunOptions(concurrency=concurrency)
+            found = self.result(("warm", name, concurrency), twice, case, closed)
+            self._warm[name, concurrency] = _second_pass(found, count)
+        return self._warm[name, concurrency]
+
+    def _suited(self, model: str) -> Trace:
+        trace = self.azure
+        if model != OPT:
+            return trace
+        return trace.take(np.flatnonzero(trace.input_tokens + trace.output_tokens <= OPT_POSITIONS))
+
+    def concurrency(self, name: str) -> int:
+        """Largest number of requests in service with fewer than ``FAILED_SHARE`` outside the SLO."""
+        low, high, most = 1, 2, min(2 * SATURATED, len(self._suited(CASES[name].model)))
+        while self.warm(name, high).attainment > 1 - FAILED_SHARE and high < most:
+            low, high = high, min(2 * high, most)
+        while high - low > max(1, low // 32):
+            middle = (low + high) // 2
+            if self.warm(name, middle).attainment > 1 - FAILED_SHARE:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def best(self, name: str) -> float:
+        """Highest goodput over all concurrencies tried. [request/s]"""
+        self.concurrency(name)
+        return max(found.goodput for (each, _), found in self._warm.items() if each == name)
+
+    def tried(self, name: str) -> list[tuple[int, Warm]]:
+        """Concurrencies tried, ascending, and what they showed."""
+        return sorted((concurrency, found) for (each, concurrency), found in self._warm.items() if each == name)
+
+    # --- bursts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def hours(self) -> range:
+        """Seeds of the hours drawn."""
+        return range(1 if self.quick else HOURS)
+
+    def dynamic(self, planner: str, hour: int, service: int = SERVICE) -> RunResult:
+        """An hour like the BurstGPT clip on a larger service, from 1P + 1D within eight GPUs."""
+
+        def drawn() -> Trace:
+            trace = burstgpt_standin(hour, service * BURSTGPT_REQUESTS)
+            return trace.between(0.0, QUICK_S) if self.quick else trace
+
+        trace = self.once(("hour", hour, service), drawn)
+        return self.result(("dynamic", planner, hour, service), trace, PLANNERS[planner])
+
+    def attainments(self, planner: str, service: int = SERVICE) -> Floats:
+        """Of every hour. [1]"""
+        return np.array([summary(self.dynamic(planner, hour, service), SLO).slo_attainment for hour in self.hours])
+
+
+def _second_pass(result: RunResult, count: int) -> Warm:
+    """From the arrival of the first request of the second pass to that of the last."""
+    r, second = result.requests, slice(count, 2 * count)
+    ttft = r.first_token_s[second] - r.arrival_s[second]
+    tpot = (r.finish_s[second] - r.first_token_s[second]) / np.maximum(r.output_tokens[second] - 1, 1)
+    inside = float(((ttft <= SLO.ttft) & (tpot <= SLO.tpot)).mean())
+    start, end = r.arrival_s[count], r.arrival_s[-1]
+    rate = float(((r.finish_s > start) & (r.finish_s <= end)).sum() / (end - start))
+    return Warm(inside, inside * rate, float(np.quantile(ttft, 0.9)), float(np.quantile(tpot, 0.9)))
+
+
+def steady_rate(result: RunResult) -> float:
+    """Requests that finish over the middle half of a run. [request/s]"""
+    finish = np.sort(result.requests.finish_s)
+    first, last = finish.size // 4, 3 * finish.size // 4
+    return float((last - first) / (finish[last] - finish[first]))

@@ -1,0 +1,271 @@
+"""Test the claims of "DynaServe" (arXiv 2504.09285) on its workloads.
+
+Co-location runs with the best of seven chunks for each workload, by the measure of the claim, as section 6.1 of the
+paper tunes it. The policy balances the parts of a new request where the paper prints the balance of all work, so claims
+on its rates come with a second verdict, of the printed rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.workload.synthetic import synthetic_trace
+from lab.studies.claims import PAPER, Finding, Without, claim
+from lab.studies.dynaserve.claims_equal import EQUAL, IN_LOOP, LARGEST, listed, scan, shape_name
+from lab.studies.dynaserve.setup import (
+    AS_PRINTED,
+    BATCH,
+    CASES,
+    CHUNK,
+    MIDDLE,
+    MIX,
+    MODEL,
+    SHAPES,
+    WORKLOADS,
+    DynaServeBench,
+    DynaServeSeen,
+    case_of,
+    look,
+)
+
+#: Errors of predicted outputs in Y12, and the paper's goodput at each. [token], [token/s]
+ERRORS, GOODPUT = (0.0, 10.0, 50.0, 100.0), (3606.9, 3591.0, 3564.9, 3501.9)
+FINE = 20  # halvings that Y15 compares six with [1]
+KNOWN: dict[str, Any] = {"length_error": 0.0, "margin": 0}  # outputs are predicted exactly
+
+
+#: Paper: mean ratios of Y7; rates [request/s] and goodput [token/s] of Y9, in the order of its statement.
+MEANS, RATES_OF_MIX, GOODPUT_OF_MIX = (2.37, 1.37), (4.6, 5.9, 7.4), (316.3, 399.3, 473.8)
+
+
+def as_printed(value: str, holds: bool) -> Without:
+    """What a claim comes to with algorithms 1 and 2 as printed."""
+    return Without("all work of both instances is balanced, as printed", value, holds)
+
+
+def _chunks(bench: DynaServeBench, names: Iterable[str], measure: Callable[[str, str], float] | None = None) -> str:
+    return ", ".join(f"{name} {bench.colocated(name, measure).removeprefix('chunk_')}" for name in names)
+
+
+@claim(
+    "Y7",
+    kind=PAPER,
+    statement="serving capacity 1.15 to 3.07 times co-located, 1.09 to 1.67 times disaggregated",
+    acceptance="at least 1 everywhere, means within 30 %; co-location with the best chunk for each workload",
+)
+def y7_capacity(bench: DynaServeBench) -> Finding:
+    """Serving capacity over co-location and disaggregation."""
+
+    def over(other: str, ours: str = "dynaserve") -> list[float]:
+        best = {name: bench.colocated(name) if other == "tuned" else other for name in WORKLOADS}
+        return [bench.rate(name, ours) / bench.rate(name, best[name]) for name in WORKLOADS]
+
+    def gains(ours: str) -> tuple[str, bool]:
+        ratios = [over(other, ours) for other in ("tuned", "disaggregated")]
+        means = [float(np.mean(found)) for found in ratios]
+        close = all(abs(mean / paper - 1) <= 0.3 for mean, paper in zip(means, MEANS, strict=True))
+        said = [f"{_by_name(found)} (mean {mean:.2f})" for found, mean in zip(ratios, means, strict=True)]
+        return f"co-located {said[0]}, disaggregated {said[1]}", min(map(min, ratios)) >= 1 and close
+
+    return Finding(
+        *gains("dynaserve"),
+        f"{bench.stand_ins(*WORKLOADS)}paper means {MEANS[0]} and {MEANS[1]}; chunks {_chunks(bench, WORKLOADS)}; over "
+        f"co-location with chunk 2048 {_by_name(over(LARGEST))}; first parts to the less loaded instance: co-located "
+        f"{_by_name(over('tuned', 'least_loaded'))}, disaggregated {_by_name(over('disaggregated', 'least_loaded'))}",
+        as_printed(*gains("printed")),
+    )
+
+
+@claim(
+    "Y8",
+    kind=PAPER,
+    statement="goodput up to 1.91 times co-located, 1.61 times disaggregated",
+    acceptance="both above 1; co-location with the chunk of the best goodput for each workload",
+)
+def y8_goodput(bench: DynaServeBench) -> Finding:
+    """Compare goodput at the capacity of each policy."""
+
+    def gains(ours: str) -> tuple[str, bool]:
+        found = {
+            other: [
+                bench.goodput(name, ours)
+                / bench.goodput(name, bench.colocated(name, bench.goodput) if other == "co-located" else other)
+                for name in WORKLOADS
+            ]
+            for other in ("co-located", "disaggregated")
+        }
+        said = ", ".join(f"{max(each):.2f} times {other}" for other, each in found.items())
+        each = "; ".join(f"{other} {_by_name(ratios)}" for other, ratios in found.items())
+        return f"up to {said} ({each})", min(map(max, found.values())) > 1
+
+    largest = max(bench.goodput(name, "dynaserve") / bench.goodput(name, LARGEST) for name in WORKLOADS)
+    return Finding(
+        *gains("dynaserve"),
+        f"{bench.stand_ins(*WORKLOADS)}tokens within 100 ms, each at its own capacity; chunks "
+        f"{_chunks(bench, WORKLOADS, bench.goodput)}; with chunk 2048 up to {largest:.2f}; paper 1.91 and 1.61",
+        as_printed(*gains("printed")),
+    )
+
+
+@claim(
+    "Y9",
+    kind=PAPER,
+    statement="half BurstGPT, half Azure code: co-located below disaggregated below DynaServe",
+    acceptance="that order, ratios within 20 %; co-location with the best chunk",
+)
+def y9_mix(bench: DynaServeBench) -> Finding:
+    """The mix of BurstGPT and Azure code."""
+
+    def measured(ours: str, measure: Callable[[str, str], float]) -> list[float]:
+        return [measure(MIX, name) for name in (bench.colocated(MIX, measure), "disaggregated", ours)]
+
+    def ordered(ours: str) -> tuple[str, bool]:
+        rates, good = measured(ours, bench.rate), measured(ours, bench.goodput)
+        order = rates[0] < rates[1] < rates[2] and good[0] < good[1] < good[2]
+        near = all(
+            abs(found[2] / found[i] / (paper[2] / paper[i]) - 1) <= 0.2
+            for found, paper in ((rates, RATES_OF_MIX), (good, GOODPUT_OF_MIX))
+            for i in range(2)
+        )
+        said = f"order {'holds' if order else 'fails'}, ratios {'hold' if near else 'fail'}"
+        return f"{listed(rates, '.2f')} requests/s, goodput {listed(good, '.0f')} tokens/s: {said}", order and near
+
+    least = bench.rate(MIX, "least_loaded")
+    return Finding(
+        *ordered("dynaserve"),
+        f"{bench.stand_ins(MIX)}paper {listed(RATES_OF_MIX, 'g')} and {listed(GOODPUT_OF_MIX, 'g')}; chunks "
+        f"{_chunks(bench, [MIX])} by capacity, {_chunks(bench, [MIX], bench.goodput)} by goodput; chunk 2048 serves "
+        f"{bench.rate(MIX, LARGEST):.2f}: its step of 0.33 s is more than 1 % of the gaps at nearly any rate; "
+        f"DynaServe with first parts to the less loaded instance {least:.2f}",
+        as_printed(*ordered("printed")),
+    )
+
+
+@claim(
+    "Y10",
+    kind=PAPER,
+    statement="Azure code wants disaggregation, Mini Reasoning co-location",
+    acceptance="that order of capacities; co-location with the best chunk for each",
+)
+def y10_who_is_strong(bench: DynaServeBench) -> Finding:
+    """Co-location against disaggregation on prompts and on answers."""
+    names = ("code", "reasoning")
+    rates = {name: (bench.rate(name, bench.colocated(name)), bench.rate(name, "disaggregated")) for name in names}
+    return Finding(
+        ", ".join(f"{name} {together:.2f} against {apart:.2f}" for name, (together, apart) in rates.items()),
+        rates["code"][1] > rates["code"][0] and rates["reasoning"][0] > rates["reasoning"][1],
+        f"{bench.stand_ins(*names)}requests/s, co-located against disaggregated; chunks {_chunks(bench, names)}; with "
+        f"chunk 2048 {bench.rate('code', LARGEST):.2f} and {bench.rate('reasoning', LARGEST):.2f}",
+    )
+
+
+@claim(
+    "Y11",
+    kind=PAPER,
+    statement="SLO-aware batches raise the tokens within 100 ms at capacity",
+    acceptance="at least 95 % against at most 75 %",
+)
+def y11_slo_aware(bench: DynaServeBench) -> Finding:
+    """Tokens within the limit with and without SLO-aware batches."""
+
+    def inside(workload: str, aware: str, full: str) -> tuple[str, bool]:
+        rate = bench.rate(workload, aware)
+        ours, theirs = (bench.seen(workload, name, rate).inside for name in (aware, full))
+        return f"{100 * ours:.1f} % against {100 * theirs:.1f} %", ours >= 0.95 and theirs <= 0.75
+
+    return Finding(
+        *inside(MIX, "dynaserve", "full_steps"),
+        f"{bench.stand_ins(MIX)}mix at {bench.rate(MIX, 'dynaserve'):.2f} requests/s; code alone "
+        f"{inside('code', 'dynaserve', 'full_steps')[0]}; paper 99 % against 52 %; without it steps fill a budget of "
+        f"2,048 tokens",
+        as_printed(*inside(MIX, "printed", "printed_full_steps")),
+    )
+
+
+@claim(
+    "Y12",
+    kind=PAPER,
+    statement="errors of predicted outputs cost little goodput",
+    acceptance="loss at 100 tokens below 6 %",
+)
+def y12_length_error(bench: DynaServeBench) -> Finding:
+    """Goodput by the error of predicted outputs."""
+
+    def loses(**options: Any) -> tuple[str, bool]:
+        cases = [case_of("", "dynaserve", length_error=error, **options) for error in ERRORS]
+        found = [bench.saturated(SHAPES[-1], case).goodput for case in cases]
+        loss = 1 - found[-1] / found[0]
+        return f"{listed(found, '.0f')} tokens/s, loss {100 * loss:.1f} %", loss < 0.06
+
+    paper = 1 - GOODPUT[-1] / GOODPUT[0]
+    return Finding(
+        *loses(),
+        f"standard deviation {listed(ERRORS, 'g')} tokens, {shape_name(SHAPES[-1])} in a closed loop; paper loses "
+        f"{100 * paper:.1f} %",
+        as_printed(*loses(**AS_PRINTED)),
+    )
+
+
+@claim(
+    "Y13", kind=PAPER, statement="pushing chunk by chunk hides 94 % of the transfer", acceptance="exposed at most 0.1"
+)
+def y13_push(bench: DynaServeBench) -> Finding:
+    """Transfer that requests wait for."""
+
+    def waits(name: str) -> tuple[DynaServeSeen, tuple[str, bool]]:
+        rate = 0.7 * bench.saturated(SHAPES[0], CASES[name]).steady
+        trace = synthetic_trace(rate=rate, lengths=SHAPES[0], requests=300, name="8192/32")
+        seen = look(bench.result(trace, CASES[name]), rate)
+        return seen, (f"exposed {100 * seen.exposed:.1f} % of the transfer", seen.exposed <= 0.1)
+
+    seen, found = waits("dynaserve")
+    code = bench.at_capacity("code", "dynaserve").exposed
+    return Finding(
+        *found,
+        f"{shape_name(SHAPES[0])} at 0.7 of its largest rate, {seen.moved:,.0f} tokens a request in chunks of {CHUNK}: "
+        f"one chunk is exposed; whole prompts of 8,192 would expose {100 * CHUNK / SHAPES[0][0]:.1f} %, as in the "
+        f"paper; the shorter parts of code {100 * code:.0f} %",
+        as_printed(*waits("printed")[1]),
+    )
+
+
+@claim(
+    "Y15",
+    kind=PAPER,
+    statement="six steps of bisection suffice",
+    acceptance="at least 0.98 of the best split in a scan by 1 % of the length",
+)
+def y15_six_steps(bench: DynaServeBench) -> Finding:
+    """Six halvings against all splits, with outputs known exactly to both."""
+    shapes = ((EQUAL, MIDDLE, IN_LOOP), (SHAPES[1], MODEL, BATCH), (SHAPES[2], MODEL, BATCH))
+    best = {
+        shape: max(seen.steady for seen in scan(bench, shape, model=model, batch=batch).values())
+        for shape, model, batch in shapes
+    }
+
+    def reaches(**options: Any) -> tuple[list[float], tuple[str, bool]]:
+        six = [
+            bench.saturated(shape, case_of("", "dynaserve", model=model, **KNOWN, **options), batch).steady
+            for shape, model, batch in shapes
+        ]
+        shares = [rate / best[shape] for rate, (shape, *_) in zip(six, shapes, strict=True)]
+        said = "; ".join(
+            f"{shape_name(shape)} {rate:.3f} of {best[shape]:.3f}"
+            for rate, (shape, *_) in zip(six, shapes, strict=True)
+        )
+        return six, (f"{said} requests/s", min(shares) >= 0.98)
+
+    many, _ = reaches(rounds=FINE, tolerance=0.0)
+    return Finding(
+        *reaches()[1],
+        f"closed loops of equal requests; with {FINE} halvings {listed(many, '.3f')}: what they balance decides, not "
+        f"their number",
+        as_printed(*reaches(**AS_PRINTED)[1]),
+    )
+
+
+def _by_name(ratios: list[float]) -> str:
+    return ", ".join(f"{name} {ratio:.2f}" for name, ratio in zip(WORKLOADS, ratios, strict=True))

@@ -1,0 +1,316 @@
+"""Test claims of "DynaServe" on equal requests and step times: table 1, the best split, batches and chunks.
+
+Splits are scanned in steps of 1 % of the length. Y14 holds by construction: a cache has as many tokens as it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Mapping as Map
+
+import numpy as np
+
+from disagg_sim.domain import Mapping
+from disagg_sim.physics.setup import setup
+from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.metrics import Summary
+from disagg_sim.workload.synthetic import synthetic_trace
+from lab.studies.bench import Case
+from lab.studies.claims import DERIVED, OWN, PAPER, Finding, Without, claim
+from lab.studies.dynaserve.setup import (
+    BATCH,
+    CASES,
+    LIMIT,
+    MIDDLE,
+    PROFILE,
+    RECIPE,
+    SHAPES,
+    SYSTEM,
+    DynaServeBench,
+    DynaServeSeen,
+    case_of,
+    look,
+)
+from lab.studies.published_like import mini_reasoning_standin
+
+#: Rates of the paper's table 1, co-located and disaggregated, by shape. [request/s]
+RATES = {(8192, 32): (1.49, 0.83), (2048, 512): (2.83, 2.56), (219, 1467): (2.86, 1.68)}
+#: Shape of Y5, Y6 and Y15: prompt, output [token]; and the requests in the loop an instance, beyond what memory holds.
+EQUAL, IN_LOOP = (1024, 1024), 32
+#: Splits that are tried, in percent of the length.
+PERCENTS = range(1, 100)
+DOUBLED = (256, 512, 1024, 2048)  # chunks of Y17 [token]
+#: Gaps of table 1 are taken over so many requests: several times what is served at once. [request]
+COUNTED, QUICK = 2000, 300
+LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
+
+
+def fixed(shape: tuple[int, int], split: int, *, model: str = MIDDLE, tp: int = 1) -> Case:
+    """Every request of a shape cut at the same token."""
+    label = f"DynaServe, split at {split:,}"
+    ratio = split / sum(shape)
+    return case_of(label, "dynaserve", model=model, tp=tp, ratio=ratio, length_error=0.0, margin=0)
+
+
+def scan(
+    bench: DynaServeBench,
+    shape: tuple[int, int] = EQUAL,
+    *,
+    model: str = MIDDLE,
+    batch: int = IN_LOOP,
+    tp: int = 1,
+    transfer: str = "policy",
+) -> dict[int, DynaServeSeen]:
+    """Runs in a closed loop by split [token]; ``tp`` GPUs an instance hold more requests than in proportion."""
+    found = {}
+    for percent in PERCENTS:
+        split = round(percent * sum(shape) / 100)
+        case = fixed(shape, split, model=model, tp=tp)._replace(transfer=transfer)
+        found[split] = bench.saturated(shape, case, batch * tp * tp)
+    return found
+
+
+def best_of(found: Map[int, DynaServeSeen]) -> int:
+    """The split that serves most. [token]"""
+    return max(found, key=lambda split: found[split].steady)
+
+
+def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeSeen:
+    """A shape at the paper's rate, equal requests, Poisson arrivals."""
+    rate = RATES[shape][CO if name == LARGEST else 1]
+    count = QUICK if bench.quick else COUNTED
+    trace = synthetic_trace(rate=rate, lengths=shape, requests=count, name=shape_name(shape))
+    return look(bench.result(trace, CASES[name]), rate)
+
+
+@claim(
+    "Y1",
+    kind=PAPER,
+    statement="without an SLO disaggregation loses rate at 8192/32 and 219/1467, little at 2048/512",
+    acceptance="that order; each within 12 points",
+)
+def y1_rates(bench: DynaServeBench) -> Finding:
+    """Saturated rates, disaggregated over co-located."""
+    losses, said, near = [], [], True
+    for shape in SHAPES:
+        found = {name: bench.saturated(shape, CASES[name]).steady for name in (LARGEST, "disaggregated")}
+        co, apart = RATES[shape]
+        loss, printed = found["disaggregated"] / found[LARGEST] - 1, apart / co - 1
+        near = near and abs(loss - printed) <= 0.12
+        losses.append(loss)
+        said.append(f"{shape_name(shape)} {100 * loss:+.0f} % (paper {100 * printed:+.0f} %)")
+    middle = losses[1] > max(losses[0], losses[2])
+    rates = f"; closed loop of {BATCH} requests for each instance that decodes"
+    return Finding(", ".join(said), near and middle and max(losses[0], losses[2]) < 0, f"largest rates{rates}")
+
+
+@claim(
+    "Y2",
+    kind=PAPER,
+    statement="co-location with chunk 2048 violates p99 100 ms in all three shapes, p50 in the first alone",
+    acceptance="exact pattern",
+)
+def y2_colocated_late(bench: DynaServeBench) -> Finding:
+    """Gaps of co-location."""
+    rows = {shape: _table_1(bench, shape, LARGEST).summary for shape in SHAPES}
+    late = [row.itl_p99_s > LIMIT.tpot for row in rows.values()]
+    rate = RATES[SHAPES[-1]][CO]
+    faster = [
+        look(bench.result(mini_reasoning_standin(rate=more * rate, requests=COUNTED), CASES[LARGEST]), more * rate)
+        for more in (0.9, 1.1)
+    ]
+    gaps = listed([1e3 * seen.summary.itl_p99_s for seen in faster], ".0f")
+    half = [row.itl_p50_s > LIMIT.tpot for row in rows.values()]
+    return Finding(
+        _gaps(rows),
+        late == [True] * 3 and half == [True, False, False],
+        "at the paper's rates, Poisson arrivals; paper p50/p99 "
+        "310/353, 47/337, 48/163 ms; 219/1467 is a mean: with lengths spread by c_v 1, "
+        "an assumption, p99 is " + gaps + " ms at 0.9 and 1.1 times its rate",
+    )
+
+
+@claim("Y3", kind=PAPER, statement="disaggregation keeps p99 below 100 ms in all three", acceptance="exact")
+def y3_disaggregated_in_time(bench: DynaServeBench) -> Finding:
+    """Gaps of disaggregation."""
+    rows = {shape: _table_1(bench, shape, "disaggregated").summary for shape in SHAPES}
+    return Finding(
+        _gaps(rows),
+        all(row.itl_p99_s < LIMIT.tpot for row in rows.values()),
+        "at the paper's rates, Poisson arrivals; paper p50/p99 23/58, 47/65, 51/74 ms",
+    )
+
+
+@claim(
+    "Y4",
+    kind=PAPER,
+    statement="long prompts use the compute of one GPU and none of its memory, long answers the reverse",
+    acceptance="8192/32: MFU above 30 %, memory below 5 % in prefill; 219/1467: more of both in decode",
+)
+def y4_imbalance(bench: DynaServeBench) -> Finding:
+    """Use of compute and memory of both instances."""
+    long, answers = (_table_1(bench, shape, "disaggregated") for shape in (SHAPES[0], SHAPES[-1]))
+    holds = long.mfu[0] > 0.3 and long.memory[0] < 0.05 and long.mfu[0] > long.mfu[1]
+    holds = holds and answers.mfu[1] > answers.mfu[0] and answers.memory[1] > answers.memory[0]
+    said = [
+        f"{shape_name(shape)} MFU {100 * seen.mfu[0]:.1f} % and {100 * seen.mfu[1]:.2f} %, memory "
+        f"{100 * seen.memory[0]:.1f} % and {100 * seen.memory[1]:.1f} %"
+        for shape, seen in ((SHAPES[0], long), (SHAPES[-1], answers))
+    ]
+    return Finding(
+        "; ".join(said),
+        holds,
+        "prefill and decode instance, at the paper's rates; its MFU "
+        "is 1.5 times lower at the same rates in all of table 1, so it divides by another peak or counts fewer FLOP",
+    )
+
+
+@claim(
+    "Y5",
+    kind=PAPER,
+    statement="1024/1024 on Qwen2.5-32B is best split past the prompt",
+    acceptance="best in 1200 to 1600, better than 1024",
+)
+def y5_best_split(bench: DynaServeBench) -> Finding:
+    """Where the throughput peaks."""
+
+    def peaks(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+        best, prompt = best_of(found), EQUAL[0]
+        return (
+            f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
+            f"{found[prompt].steady:.3f}",
+            1200 <= best <= 1600 and found[best].steady > found[prompt].steady,
+        )
+
+    found, late = scan(bench), scan(bench, transfer="pull")
+    inside = best_of({split: seen for split, seen in found.items() if 1200 <= split <= 1600})
+    batches = [seen.batch for seen in (found[inside], late[best_of(late)])]
+    return Finding(
+        *peaks(found),
+        f"all splits in steps of 1 % of the length; the best of 1200 to 1600 is {inside}, {found[inside].steady:.3f} "
+        f"requests/s. Memory of one A100 holds 14 to 20 such sequences; a request that holds blocks on both instances "
+        f"from its first chunk leaves {batches[0]:.1f} decodes a step, one that reserves later {batches[1]:.1f}; with "
+        f"two GPUs an instance and memory to spare: {peaks(scan(bench, tp=2))[0]} (paper 1358)",
+        reserving_later(*peaks(late)),
+    )
+
+
+def reserving_later(value: str, holds: bool) -> Without:
+    """What a claim comes to if the second instance reserves memory when the first part ends."""
+    return Without("the second instance reserves blocks when the first part ends, not when it begins", value, holds)
+
+
+@claim(
+    "Y6",
+    kind=PAPER,
+    statement="throughput peaks where both instances take equally long",
+    acceptance="busy times within 10 %",
+)
+def y6_equal_times(bench: DynaServeBench) -> Finding:
+    """Busy times at the best split."""
+
+    def equal(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+        best = best_of(found)
+        one, two = found[best].busy
+        return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1
+
+    found = scan(bench)
+    apart = {split: seen.busy[0] / seen.busy[1] for split, seen in found.items()}
+    last = max(apart)
+    return Finding(
+        *equal(found),
+        f"first over second {apart[EQUAL[0]]:.2f} at {EQUAL[0]}, {apart[last]:.2f} at {last}",
+        reserving_later(*equal(scan(bench, transfer="pull"))),
+    )
+
+
+@claim(
+    "Y14",
+    kind=DERIVED,
+    statement="a split in the decode moves as many times the cache as it lies times the prompt",
+    acceptance="exact",
+    by_construction=True,
+)
+def y14_more_cache(bench: DynaServeBench) -> Finding:
+    """Cache that a split in the decode moves."""
+    prompt, output = SHAPES[-1]
+    trace = synthetic_trace(rate=1.0, lengths=SHAPES[-1], requests=1, name="one")
+    whole = bench.result(trace, CASES["disaggregated"]).requests.transferred_tokens[0]
+    exact = whole == prompt
+    said = []
+    for times in (2, 3, 5):
+        split = times * prompt + 1  # the token emitted last is not in the cache yet
+        ratio = split / (prompt + output)
+        case = case_of("", "dynaserve", ratio=ratio, length_error=0.0, margin=0)
+        moved = int(bench.result(trace, case).requests.transferred_tokens[0])
+        exact = exact and moved == times * prompt
+        said.append(f"{moved / whole:g}")
+    busy = bench.at_capacity("reasoning", "dynaserve").moved / prompt
+    return Finding(
+        f"ratios {', '.join(said)} with 2, 3 and 5 prompts of cache at the split",
+        bool(exact),
+        f"stand-in: means 219/1467 of Mini Reasoning; at capacity on the stand-in for Mini Reasoning {busy:.1f}; paper "
+        f"about 3",
+    )
+
+
+@claim(
+    "Y16",
+    kind=OWN,
+    statement="Llama-3.1-8B: beside 512 tokens of prefill about 29 decodes at 1,024 fit into 50 ms",
+    acceptance="20 to 45",
+)
+def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
+    """Number of decodes that fit with 512 tokens of prefill."""
+
+    def fits(engine: str | None) -> tuple[int, float]:
+        table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=engine), Mapping())
+        return sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257)), table.step_time(0, 0.0, 512)
+
+    (found, alone), (old, sooner), (bare, least) = fits(None), fits("vllm_v0"), fits("kernels")
+    return Finding(
+        f"{found} decodes",
+        20 <= found <= 45,
+        f"the 512 tokens alone take {1e3 * alone:.1f} ms and a decode adds little; served by vLLM of the paper's time "
+        f"{1e3 * sooner:.1f} ms and {old} decodes, by bare kernels {1e3 * least:.1f} ms and {bare}",
+    )
+
+
+@claim(
+    "Y17",
+    kind=PAPER,
+    statement="p99 of the gaps grows with the chunk, and so does the rate without SLO",
+    acceptance="monotone",
+)
+def y17_chunks(bench: DynaServeBench) -> Finding:
+    """Gaps and largest rate by chunk size."""
+    found = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"]) for chunk in DOUBLED]
+    late = [seen.summary.itl_p99_s for seen in found]
+    rates = [seen.steady for seen in found]
+    roomy = [bench.saturated(SHAPES[1], CASES[f"chunk_{chunk}"], BATCH // 2) for chunk in DOUBLED]
+    return Finding(
+        f"p99 {listed([1e3 * gap for gap in late], '.0f')} ms, {listed(rates, '.2f')} requests/s",
+        bool((np.diff(late) >= 0).all() and (np.diff(rates) >= 0).all()),
+        f"chunks {listed(DOUBLED, 'g')}, {shape_name(SHAPES[1])} in a closed loop; with half the requests in it, which "
+        f"memory holds without preemption, {listed([seen.steady for seen in roomy], '.2f')}: an A100 is busy computing "
+        f"from some 300 tokens a step on, so that longer ones gain nothing",
+    )
+
+
+def shape_name(shape: tuple[int, int]) -> str:
+    """Prompt and output."""
+    return f"{shape[0]}/{shape[1]}"
+
+
+def listed(values: Iterable[float], form: str) -> str:
+    """Numbers one after the other."""
+    return " / ".join(format(value, form) for value in values)
+
+
+def _gaps(rows: Map[tuple[int, int], Summary]) -> str:
+    return (
+        ", ".join(
+            f"{shape_name(shape)} {1e3 * row.itl_p50_s:.0f}/{1e3 * row.itl_p99_s:.0f}" for shape, row in rows.items()
+        )
+        + " ms (p50/p99)"
+    )

@@ -1,0 +1,114 @@
+"""Reproduce DynaServe (arXiv 2504.09285): capacities on five workloads, the best split, its claims."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from disagg_sim.report.panels import Axes, Picture
+from lab.studies.claims import claims_of
+from lab.studies.dynaserve import claims, claims_equal
+from lab.studies.dynaserve.claims_equal import EQUAL, scan, shape_name
+from lab.studies.dynaserve.setup import (
+    CASES,
+    COLOCATED,
+    LARGE,
+    MIDDLE,
+    MIX,
+    PROFILE,
+    WORKLOADS,
+    DynaServeBench,
+    workloads,
+)
+from lab.studies.papers import Paper, capacity_cells
+
+ALL = (*WORKLOADS, MIX)
+#: Policies whose capacity is searched on every workload; the first is compared with the others.
+EVERYWHERE = ("dynaserve", "disaggregated", *COLOCATED, "printed", "least_loaded")
+#: Models beside the first whose capacity is searched on the mix.
+OTHERS = (MIDDLE, LARGE)
+
+
+def searches() -> list[tuple[str, str]]:
+    """Workload and case of every search."""
+    everywhere = [(name, case) for name in ALL for case in EVERYWHERE]
+    others = [f"{case}_{model}" for model in OTHERS for case in ("dynaserve", "disaggregated", *COLOCATED)]
+    return everywhere + [(MIX, case) for case in others]
+
+
+def capacities(bench: DynaServeBench) -> pd.DataFrame:
+    """Serving capacity of each search and what the run there showed."""
+    rows = []
+    for name, case in searches():
+        rate = bench.rate(name, case)
+        row = {
+            "workload": name,
+            "case": case,
+            "policy": CASES[case].label,
+            "model": CASES[case].model,
+            "tp": CASES[case].deployment.gpus // 2,
+            "stand_in": bench.workloads[name].stand_in,
+            "requests_per_s": rate,
+        }
+        if rate:
+            seen = bench.at_capacity(name, case)
+            row |= {
+                "goodput_tokens_per_s": seen.goodput,
+                "inside": seen.inside,
+                "itl_p99_s": seen.summary.itl_p99_s,
+                "ttft_p90_s": seen.summary.ttft_p90_s,
+                "exposed_transfer": seen.exposed,
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def runs(bench: DynaServeBench) -> pd.DataFrame:
+    """Every run at a request rate, in the columns of a simulation's summary."""
+    return bench.table(lambda seen: {"kept_up": seen.kept_up, "inside": seen.inside})
+
+
+def splits(bench: DynaServeBench) -> Picture:
+    """Throughput and busy time of both instances over the token at which every request is cut."""
+    rows = []
+    for split, seen in scan(bench).items():
+        rows.append(("throughput", "both", split, seen.steady, "requests/s"))
+        for which, busy in zip(("first instance", "second instance"), seen.busy, strict=True):
+            rows.append(("time at work", which, split, busy, "share of the time"))
+    table = pd.DataFrame(rows, columns=["panel", "curve", "x", "y", "y_label"]).assign(x_unit=1.0)
+    table["panel"] = pd.Categorical(table["panel"], ["throughput", "time at work"], ordered=True)
+    return Picture(
+        title=f"Every request cut at the same token, {shape_name(EQUAL)}, Qwen2.5-32B on two A100",
+        axes=Axes(x_label="tokens on the first instance", y_label=""),
+        table=table,
+    )
+
+
+def gaps(bench: DynaServeBench) -> Picture:
+    """Share of tokens within the limit over the request rate, a panel for each workload."""
+    shown = ("dynaserve", "disaggregated", "chunk_2048", "chunk_512")
+    rows = [
+        {"panel": name, "curve": CASES[case].label, "x": seen.rate, "y": 1e3 * seen.summary.itl_p99_s, "x_unit": 1.0}
+        for name in ALL
+        for case in shown
+        for seen in sorted(
+            (each for where, what, each in bench.runs_seen() if (where, what) == (name, case)),
+            key=lambda each: each.rate,
+        )
+        if seen.rate <= 2 * max(bench.rate(name, other) for other in shown)
+    ]
+    return Picture(
+        title="P99 of the gaps between tokens, Qwen2.5-14B on two A100",
+        axes=Axes(x_label="request rate [requests/s]", y_label="P99 gap [ms]", x_scale="log"),
+        table=pd.DataFrame(rows),
+    )
+
+
+PAPER = Paper(
+    bench=lambda traces, quick: DynaServeBench(workloads(traces, quick=quick), quick=quick),
+    profile=PROFILE,
+    claims=claims_of(claims, claims_equal),
+    searches=searches,
+    search=DynaServeBench.rate,
+    tables={"runs": runs, "capacities": capacities},
+    pictures={"splits": splits, "gaps": gaps, "ratios": lambda bench: capacity_cells(bench, EVERYWHERE, ALL)},
+)

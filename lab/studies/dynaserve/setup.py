@@ -1,0 +1,254 @@
+"""Set up the study of DynaServe: workloads, policies, and a bench that stores the result of each run.
+
+Setting of the paper: Qwen2.5 models in bf16 on A100-80GB, instances in pairs. Lengths are those of published
+traces, arrivals Poisson, which the paper leaves open. Caches move over NVLink, of which 80 % are reached here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Floats
+from disagg_sim.domain import Mapping, Slo
+from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.capacity import bracket
+from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
+from disagg_sim.simulation.kv_link import LinkSpec
+from disagg_sim.simulation.metrics import summary
+from disagg_sim.simulation.policies.registry import policy_named
+from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run import RunOptions
+from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.trace import Trace
+from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
+from lab.studies.arrow.setup import workloads as published
+from lab.studies.bench import Case, Place, RatedBench, Seen, Workload
+from lab.studies.published_like import mini_reasoning_standin
+
+SYSTEM, RECIPE, PROFILE = "a100_sxm_80gb", "bf16", "measured"
+MODEL, MIDDLE, LARGE = "qwen2_5_14b", "qwen2_5_32b", "qwen2_5_72b"
+LINK_SHARE = 0.8  # of NVLink's bandwidth that a transfer of cache reaches, assumed [1]
+CHUNK = 512  # of a pushed cache: what a step of 100 ms prefills beside some decodes [token]
+#: Largest gap between tokens; the paper bounds the time to the first one by nothing. [s]
+LIMIT = Slo(ttft=3600.0, tpot=0.1)
+#: Rate of completions over that of arrivals from which a rate counts as served: this study's own, as a policy that
+#: serves nobody has no late gaps. [1]
+SUSTAINED = 0.95
+#: Gaps are counted in bins of this width, and steps are filled up to the limit itself: its bin counts as inside. [1]
+BIN = 2.0 ** (1 / ITL_PER_OCTAVE)
+SETTLED = 0.4  # share of the time of all arrivals after which rates are taken [1]
+REQUESTS, QUICK_REQUESTS = 2000, 300  # of a run [request]
+SATURATED = 1000  # of a run in a closed loop [request]
+#: Requests in the loop for each instance that decodes: what rates and gaps of the paper's table 1 imply for 219/1467.
+BATCH = 125
+WORKLOADS = ("code", "conversation", "burstgpt", "reasoning")
+MIX = "mix"
+#: Shapes of table 1: prompt and output. [token]
+SHAPES = ((8192, 32), (2048, 512), (219, 1467))
+
+
+def instances(tp: int) -> ServedDeployment:
+    """Two instances of ``tp`` GPUs, for every policy."""
+    mapping = Mapping(tp_attn=tp, tp_ffn=tp)
+    one, two = ((Replicas(mapping=mapping, instances=count),) for count in (1, 2))
+    return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
+
+
+def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **options: object) -> Case:
+    """A policy on two instances of a model."""
+    return Case(label, instances(tp), policy_named(policy, **options), model)
+
+
+def _colocated(budget: int) -> Case:
+    return case_of(f"co-located, chunk {budget:,}", "vllm", token_budget=budget)
+
+
+#: Chunks of co-location, the best of which counts for every workload (section 6.1). [token]
+CHUNKS = (256, 384, 512, 768, 1024, 1536, 2048)
+COLOCATED = tuple(f"chunk_{chunk}" for chunk in CHUNKS)
+#: Algorithms 1 and 2 as the paper prints them.
+AS_PRINTED: dict[str, Any] = {"balance": "all", "least_piece": 1}
+CASES = {
+    "dynaserve": case_of("DynaServe", "dynaserve"),
+    "disaggregated": case_of("disaggregated", "disaggregated"),
+    **{name: _colocated(chunk) for name, chunk in zip(COLOCATED, CHUNKS, strict=True)},
+    "printed": case_of("DynaServe, all work balanced as printed", "dynaserve", **AS_PRINTED),
+    "least_loaded": case_of("DynaServe, first parts to the less loaded", "dynaserve", alpha="least_loaded"),
+    "full_steps": case_of("DynaServe, steps fill the budget", "dynaserve", slo_aware=False),
+    "printed_full_steps": case_of("DynaServe as printed, full steps", "dynaserve", slo_aware=False, **AS_PRINTED),
+}
+for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
+    for _name in ("dynaserve", "disaggregated", *COLOCATED):
+        CASES[f"{_name}_{_model}"] = CASES[_name]._replace(
+            label=f"{CASES[_name].label}, {_model} TP{_tp}", model=_model, deployment=instances(_tp)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynaServeSeen(Seen):
+    """What one run showed of gaps, of both instances and of transfers."""
+
+    rate: float  # at which its requests arrived; NaN in a closed loop [request/s]
+    steady: float  # requests served over time, by their tokens, in the later part of the arrivals [request/s]
+    kept_up: float  # rate of completions from the 30th to the 70th percentile, over that of as many arrivals [1]
+    inside: float  # of the gaps, those within the limit [1]
+    goodput: float  # output tokens within the limit, over the same time as ``steady`` [token/s]
+    busy: tuple[float, ...]  # share of the time that each instance worked, until 90 % of the requests were done [1]
+    mfu: tuple[float, ...]  # of each instance [1]
+    memory: tuple[float, ...]  # of its KV blocks, each instance over time [1]
+    exposed: float  # of the time of all transfers, what requests waited for [1]
+    moved: float  # cached tokens that crossed, a request [token]
+    step: float  # mean time of the steps with decodes [s]
+    batch: float  # decodes of such a step [1]
+
+
+def workloads(traces: Path | None, *, quick: bool) -> dict[str, Workload]:
+    """Traces of one request per second with lengths drawn from published traces or stand-ins."""
+    count = QUICK_REQUESTS if quick else REQUESTS
+    found = {}
+    sources = {
+        name: (each.trace, f"log-normal lengths with the means and c_v of {_source(name)}" if each.stand_in else "")
+        for name, each in published(traces).items()
+    }
+    reasoning = mini_reasoning_standin(rate=1.0, requests=count)
+    sources["reasoning"] = (reasoning, "means 219/1467 of Mini Reasoning, log-normal with c_v 1")
+    for name in WORKLOADS:
+        trace, stand_in = sources[name]
+        drawn = synthetic_trace(rate=1.0, lengths=trace, requests=count, name=name)
+        found[name] = Workload(drawn, LIMIT, stand_in)
+    code, burst = found["code"], found["burstgpt"]
+    rows = np.arange(count)
+    half = rows % 2 == 0  # arrivals of both are independent of lengths: every other request from each
+    mixed = replace(
+        code.trace,
+        input_tokens=np.where(half, code.trace.input_tokens, burst.trace.input_tokens),
+        output_tokens=np.where(half, code.trace.output_tokens, burst.trace.output_tokens),
+        name=MIX,
+    )
+    said = dict.fromkeys(each.stand_in for each in (code, burst) if each.stand_in)
+    found[MIX] = Workload(mixed, LIMIT, "; ".join(said))
+    return found
+
+
+def _source(name: str) -> str:
+    return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
+
+
+def serves(seen: DynaServeSeen) -> bool:
+    """Whether a run is inside: P99 of the gaps, all requests done, and as fast as they came."""
+    row = seen.summary
+    return row.completed == row.requests and row.itl_p99_s <= LIMIT.tpot * BIN and seen.kept_up >= SUSTAINED
+
+
+class DynaServeBench(RatedBench[DynaServeSeen]):
+    """Runs workloads under the cases of DynaServe."""
+
+    def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
+        recipes = dict.fromkeys((MODEL, MIDDLE, LARGE), RECIPE)
+        super().__init__(workloads, CASES, Place(SYSTEM, PROFILE, recipes), quick=quick)
+
+    def setting(self, model: str) -> Setup:
+        """A model on vLLM of the paper's time (0.7.2): servers hold what the profile assumes, not what 0.19 does."""
+
+        def older() -> Setup:
+            at = super(DynaServeBench, self).setting(model)
+            return at.changed(overheads=at.overheads and replace(at.overheads, memory=None))
+
+        return self.once(("older", model), older)
+
+    def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
+        """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
+        bandwidth = LINK_SHARE * self.setting(case.model).system.nvlink_bandwidth
+        link = LinkSpec(bandwidth=bandwidth, chunk_tokens=CHUNK)
+        return self.run(trace, case, slo=LIMIT, options=RunOptions(link=link, concurrency=concurrency))
+
+    def look(self, workload: str, case: str, scale: float) -> DynaServeSeen:
+        """A run at a request rate: traces have one request a second. [request/s]"""
+        return look(self.result(self.workloads[workload].trace.scaled(scale), CASES[case]), scale)
+
+    def saturated(self, shape: tuple[int, int], case: Case, batch: int = BATCH) -> DynaServeSeen:
+        """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
+
+        def run() -> DynaServeSeen:
+            count = QUICK_REQUESTS if self.quick else SATURATED
+            trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
+            decoding = 1 if "decode" in case.policy.needs else 2
+            return look(self.result(trace, case, concurrency=batch * decoding), float("nan"))
+
+        return self.once(("saturated", shape, case, batch), run)
+
+    def rate(self, workload: str, case: str) -> float:
+        """Serving capacity: largest rate at which ``serves`` holds; 0 where there is none. [request/s]"""
+        return self.once(
+            ("rate", workload, case),
+            lambda: bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0],
+        )
+
+    def at_capacity(self, workload: str, case: str) -> DynaServeSeen:
+        """The run at the capacity."""
+        return self.seen(workload, case, self.rate(workload, case))
+
+    def goodput(self, workload: str, case: str) -> float:
+        """Tokens within the limit at the capacity. [token/s]"""
+        return self.at_capacity(workload, case).goodput
+
+    def colocated(self, workload: str, measure: Callable[[str, str], float] | None = None) -> str:
+        """Co-location with the chunk that is best for a workload: by capacity, or by another measure."""
+        by = measure or self.rate
+        return max(COLOCATED, key=lambda case: by(workload, case))
+
+
+def look(result: RunResult, rate: float) -> DynaServeSeen:
+    """The numbers that claims use."""
+    records, machines = result.requests, result.instances
+    finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
+    early, late = int(0.3 * finish.size), int(0.7 * finish.size)
+    ended_in, came_in = finish[late] - finish[early], records.arrival_s[late] - records.arrival_s[early]
+    gaps = result.itl_counts
+    inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
+    transfer = float(np.nansum(records.transfer_s))
+    served = _served(result)
+    return DynaServeSeen(
+        summary=summary(result, LIMIT, rate_scale=rate),
+        rate=rate,
+        inside=inside,
+        steady=float(served.sum()),
+        kept_up=float(came_in / ended_in),
+        goodput=inside * float((served * records.output_tokens).sum()),
+        busy=tuple((machines.busy_s / result.duration_s).tolist()),
+        mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
+        memory=tuple(_held(result).tolist()),
+        exposed=float(np.nansum(records.exposed_transfer_s)) / transfer if transfer else float("nan"),
+        moved=float(records.transferred_tokens.mean()),
+        step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
+        batch=float(machines.decode_tokens.sum() / machines.decode_steps.sum()),
+    )
+
+
+def _served(result: RunResult) -> Floats:
+    """What each request adds to the requests served a second between ``SETTLED`` of the arrivals and the last of them,
+    its tokens evenly from the first to the last. [1/s]"""
+    records = result.requests
+    end = np.nanmax(records.arrival_s) or np.nanmax(records.finish_s)  # all at once: until the last one is done
+    begin = SETTLED * end
+    overlap = np.minimum(records.finish_s, end) - np.maximum(records.first_token_s, begin)
+    took = np.maximum(records.finish_s - records.first_token_s, 1e-9)
+    return np.asarray(np.clip(np.nan_to_num(overlap), 0.0, None) / took / (end - begin))
+
+
+def _held(result: RunResult) -> Floats:
+    """Share of its KV blocks that the requests of each instance hold, over time: prompts from their first step until
+    they have left, then the prompt and half of the output. [1]"""
+    records, machines = result.requests, result.instances
+    left = np.where(records.segments > 1, records.first_token_s + records.exposed_transfer_s, records.first_token_s)
+    held = np.zeros(machines.gpus.size)
+    np.add.at(held, records.prefill_instance, records.input_tokens * (left - records.prefill_start_s))
+    mean = records.input_tokens + records.output_tokens / 2
+    np.add.at(held, records.decode_instance, mean * (records.finish_s - records.decode_start_s))
+    return np.asarray(held / (BLOCK_TOKENS * machines.kv_blocks * result.duration_s))

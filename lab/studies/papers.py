@@ -1,0 +1,175 @@
+"""List the papers that can be reproduced, run their experiments and write the results.
+
+A paper on serving policies is a ``Paper`` in the module that ``HOMES`` names; the study of frontiers
+(``beyond_the_buzz``) writes the same files with the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import pandas as pd
+
+from disagg_sim.atomic import write_csv
+from disagg_sim.errors import InputError, UnknownNameError, nearest
+from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
+from disagg_sim.sweep.store import Listener, Store
+from lab.studies.claims import Claim, evaluate
+
+if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
+    from lab.studies.bench import AnySeen, Bench, RatedBench
+
+#: Module of this room by paper.
+HOMES = {name: f"lab.studies.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
+
+#: Significant digits of numbers in tables. [1]
+DIGITS = 10
+
+AnyBench = TypeVar("AnyBench", bound="Bench")
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PaperResults:
+    """What was written."""
+
+    claims: pd.DataFrame | None  # ``claims.csv``; None where only some figures were asked for
+    pictures: tuple[Path, ...]  # each with its data beside it, ``.csv``
+    computed: int  # runs of a trace through a deployment, or design points whose time and memory were computed [1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper(Generic[AnyBench]):
+    """All experiments of a paper on serving policies."""
+
+    bench: Callable[[Path | None, bool], AnyBench]  # of a directory of traces, and of short samples
+    profile: str  # efficiency profile
+    claims: tuple[Claim[AnyBench], ...]
+    #: Searches for a capacity, by workload and case, that are done before the claims are judged.
+    searches: Callable[[], list[tuple[str, str]]] = list
+    search: Callable[[AnyBench, str, str], object] = lambda *_: None
+    tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
+    pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
+
+    def reproduce(self, out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
+        """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``.
+
+        Parameters
+        ----------
+        out : Path
+            Directory, made if need be.
+        traces : Path, optional
+            Directory of published traces; without it stand-ins are drawn, and the claims say so.
+        listener : Listener
+            Told how far it is.
+        quick : bool
+            Short samples, to see that it works: the verdicts mean little.
+
+        Raises
+        ------
+        InputError
+            A trace is missing.
+        StoreError
+            ``out`` cannot be written.
+        """
+        Store(out).prepare()
+        bench, searches = self.bench(traces, quick), self.searches()
+        listener.start(len(searches) + len(self.claims))
+        for workload, case in searches:
+            self.search(bench, workload, case)
+            listener.advance(1)
+        claims = evaluate(self.claims, {self.profile: bench}, listener)
+        listener.finish()
+        write_csv(out / "claims.csv", claims, digits=DIGITS)
+        for name, table in self.tables.items():
+            write_csv(out / f"{name}.csv", table(bench), digits=DIGITS)
+        pictures = tuple(write_picture(out / f"{name}.png", draw(bench)) for name, draw in self.pictures.items())
+        return PaperResults(claims=claims, pictures=pictures, computed=bench.runs)
+
+
+def paper_names() -> tuple[str, ...]:
+    """List the papers on serving policies that can be reproduced.
+
+    Returns
+    -------
+    tuple of str
+        Names that ``paper`` takes.
+
+    Examples
+    --------
+    >>> paper_names()
+    ('arrow', 'dopd', 'dynaserve')
+    """
+    return tuple(HOMES)
+
+
+def paper(name: str) -> Paper[Bench]:
+    """Find the experiments of a paper on serving policies.
+
+    Parameters
+    ----------
+    name
+        Of ``paper_names()``.
+
+    Returns
+    -------
+    Paper
+        Its claims, tables and pictures; ``reproduce`` runs them.
+
+    Raises
+    ------
+    UnknownNameError
+        No such paper; names the nearest.
+
+    Examples
+    --------
+    >>> [claim.id for claim in paper("arrow").claims][:3]
+    ['A1', 'A2', 'A3']
+    """
+    if name not in HOMES:
+        raise UnknownNameError(f"unknown paper {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
+    found: Paper[Bench] = import_module(HOMES[name]).PAPER
+    return found
+
+
+def write_picture(path: Path, picture: Picture | Cells, table: pd.DataFrame | None = None) -> Path:
+    """Write a picture and its data as ``.csv``; ``table`` replaces its own data. Returns ``path``."""
+    write_csv(path.with_suffix(".csv"), picture.table if table is None else table, digits=DIGITS)
+    draw(picture, path)
+    return path
+
+
+def draw(picture: Picture | Cells, path: Path) -> Path:
+    """Draw curves or coloured cells as PNG; returns ``path``."""
+    if isinstance(picture, Cells):
+        draw_cells(picture, path)
+    else:
+        draw_picture(picture, path)
+    return path
+
+
+def capacity_cells(bench: RatedBench[AnySeen], cases: tuple[str, ...], workloads: tuple[str, ...]) -> Cells:
+    """Capacity of the first case over that of each other one, by workload."""
+    name = bench.cases[cases[0]].label.split(",")[0]
+    values = [[bench.ratio(workload, cases[0], other) for workload in workloads] for other in cases[1:]]
+    return Cells(
+        title=f"Serving capacity of {name} over that of",
+        rows=tuple(bench.cases[other].label for other in cases[1:]),
+        columns=workloads,
+        values=tuple(map(tuple, values)),
+        legend=f"capacity of {name} over it",
+        limit=8.0,
+        texts=tuple(tuple(f"{value:.2f}" for value in row) for row in values),
+    )
+
+
+def trace_file(traces: Path, *names: str) -> Path:
+    """The first file of these names below a directory of traces; ``InputError`` when there is none."""
+    for name in names:
+        found = sorted(traces.rglob(name))
+        if found:
+            return found[0]
+    raise InputError(f"{traces}: no trace {' or '.join(names)} there or below")

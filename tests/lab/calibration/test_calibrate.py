@@ -1,0 +1,207 @@
+"""From tables to an efficiency file: known numbers come back, the same data give the same bytes, bad data nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
+
+from disagg_sim.cli.main import run
+from disagg_sim.errors import InputError, SpecError
+from disagg_sim.facts.load import load_efficiency, load_system
+from disagg_sim.units import US
+from lab.calibration.kernels.efficiency_yaml import efficiency_text, find_assumptions, write_efficiency
+from lab.calibration.kernels.fit import calibrate_kernels
+from lab.calibration.kernels.judge import judge_kernels, summarise
+
+H100 = load_system("h100_sxm")
+
+
+@pytest.fixture
+def table(tmp_path):
+    return write(tmp_path / "q.csv", QUANTIZE, *quantize_rows(2.5, 0.75, bandwidth=H100.hbm_bandwidth))
+
+
+def test_a_known_law_comes_back(table):
+    done = calibrate_kernels([table], "h100_sxm")
+    (fit,) = done.fits["elementwise"]
+    assert fit.t0 == pytest.approx(2.5 * US, rel=0.01)
+    assert fit.e_memory == pytest.approx(0.75, rel=0.01)
+    assert (fit.engine, fit.version, fit.parameters) == ("vllm", "1", 2)
+    assert fit.points + fit.held_out_points == 20
+    assert fit.held_out_points == done.files[0].held_out > 0
+    assert max(fit.held_out_p90_error, fit.sigma_log) < 0.01
+    assert ("m", 1.0, 32768.0) in fit.valid
+
+
+def test_without_a_split_all_rows_are_fitted(table):
+    (fit,) = calibrate_kernels([table], "h100_sxm", split=False).fits["elementwise"]
+    assert (fit.points, fit.held_out_points) == (20, 0)
+
+
+def test_rows_that_a_fit_never_saw_do_not_change_it(table):
+    """Held-out rows three times slower: the same numbers, and their error is told."""
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    before = calibrate_kernels([table], "h100_sxm")
+    held = before.residuals["held_out"].tolist()
+    slow = [
+        ",".join([*line[:-1], str(float(line[-1]) * 3)]) if out else ",".join(line)
+        for line, out in zip(rows[1:], held, strict=True)
+    ]
+    (first,), (other,) = (
+        done.fits["elementwise"] for done in (before, calibrate_kernels([write(table, QUANTIZE, *slow)], "h100_sxm"))
+    )
+    assert (other.t0, other.e_memory) == (first.t0, first.e_memory)
+    assert other.held_out_median_error == pytest.approx(2 / 3, abs=0.01)
+    assert other.sigma_log == pytest.approx(np.log(3) / 1.2816, rel=0.02)
+
+
+def text_of(path, **options):
+    done = calibrate_kernels([path], "h100_sxm", **options)
+    return efficiency_text(done, data="toy", date="2026-01-01", assumptions=find_assumptions("h100_sxm"))
+
+
+def test_the_same_data_give_the_same_bytes_and_load(table, tmp_path):
+    text = text_of(table)
+    assert text == text_of(table)
+    write_efficiency(tmp_path / "h100_sxm.yaml", text)
+    spec = load_efficiency(tmp_path / "h100_sxm.yaml")
+    done = calibrate_kernels([table], "h100_sxm")
+    (read,), (made,) = spec.elementwise, done.fits["elementwise"]
+    assert read.t0 == pytest.approx(made.t0, rel=1e-12)  # written in us
+    assert replace(read, t0=made.t0) == made
+    assert spec.files == done.files
+    assert (spec.data, spec.date, spec.engine_order[0]) == ("toy", "2026-01-01", "trtllm")
+
+
+def test_what_is_assumed_stands_beside_what_is_fitted():
+    done = calibrate_fits_of_nothing("gb200_nvl72")
+    text = efficiency_text(done, data="none", date="never", assumptions=find_assumptions("gb200_nvl72"))
+    assert "# assumed, not measured\n  - {engine: assumed, " in text
+    assert "inherits_rows:" in text
+
+
+def calibrate_fits_of_nothing(system):
+    from lab.calibration.kernels.fit import Calibration
+
+    return Calibration(load_system(system), {}, (), None)
+
+
+def test_a_text_that_is_no_efficiency_file_is_not_written(tmp_path):
+    path = tmp_path / "a.yaml"
+    with pytest.raises(SpecError, match="missing key 'system'"):
+        write_efficiency(path, "gemm: []\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+LIMIT = "line 2: latency_us 20 is above the physical peak of h100_sxm, which allows 277"
+BAD = "h100_sxm,trtllm,1,k,bfloat16,{m},4096,4096,{t}"
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "said"),
+    [
+        (GEMM.replace("dtype", "type"), BAD.format(m=128, t=20), "unknown column 'type', did you mean 'dtype'?"),
+        (GEMM, BAD.format(m=128, t="nan"), "line 2: latency_us 'nan' is not a time above 0"),
+        (GEMM, BAD.format(m=128, t=0), "line 2: latency_us '0' is not a time above 0"),
+        (GEMM, BAD.format(m=8192, t=20), LIMIT),
+    ],
+)
+def test_bad_data_are_refused_in_one_line_and_nothing_is_written(tmp_path, capsys, header, line, said):
+    path, out = write(tmp_path / "a.csv", header, line), tmp_path / "out" / "h100_sxm.yaml"
+    code = run(["calibrate", "kernels", str(path), "--system", "h100_sxm", "--out", str(out)])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert not out.parent.exists()
+
+
+def test_a_masked_row_may_beat_physics(tmp_path):
+    """8192 x 4096 x 4096 in 20 us is 14 times the peak: refused, unless the mask knows it."""
+    (tmp_path / "mask.csv").write_text("file,system,framework,condition,reason\ngemm.csv,*,*,m == 8192,impossible\n")
+    lines = [BAD.format(m=m, t=f"{2 * m * 4096**2 / 6e14 * 1e6 + 15:.5g}") for m in (1, 64, 512, 1024, 2048, 4096)]
+    path = write(tmp_path / "a.csv", GEMM, *lines, BAD.format(m=8192, t=20))
+    done = calibrate_kernels([path], "h100_sxm", exclude=tmp_path / "mask.csv", split=False)
+    assert done.files[0].dropped == {"impossible": 1}
+    assert done.files[0].fitted == 6
+
+
+def test_a_system_without_rows_is_refused(table):
+    with pytest.raises(InputError, match=r"no row of b200_sxm that can be fitted in .*q.csv"):
+        calibrate_kernels([table], "b200_sxm")
+    with pytest.raises(InputError, match=r"framework 'vlm' is unknown, did you mean 'vllm'\?"):
+        calibrate_kernels([table], "h100_sxm", framework="vlm")
+
+
+def test_a_table_of_held_out_shapes_alone_says_how_it_can_be_fitted(tmp_path, table):
+    held = calibrate_kernels([table], "h100_sxm").residuals["held_out"]
+    lines = [line for line, out in zip(table.read_text().splitlines()[1:], held, strict=True) if out]
+    few = write(tmp_path / "few.csv", QUANTIZE, *lines)
+    with pytest.raises(InputError, match=rf"few.csv; {len(lines)} rows are of shapes that are held out, --no-split"):
+        calibrate_kernels([few], "h100_sxm")
+    assert calibrate_kernels([few], "h100_sxm", split=False).files[0].fitted == len(lines)
+
+
+def test_a_row_is_told_by_its_name_where_the_table_gives_one(tmp_path, table):
+    lines = table.read_text().splitlines()[1:4]
+    named = [f"{name},{line}" for name, line in zip(("third", "1st", "odd, 2"), lines, strict=True)]
+    named[2] = named[2].replace("odd, 2", '"odd, 2"')
+    verdicts = judge_kernels([write(tmp_path / "named.csv", f"row_id,{QUANTIZE}", *named), table])
+    assert verdicts[verdicts["part"] == "new"]["row"].tolist()[:3] == ["third", "1st", "odd, 2"]
+    assert verdicts["row"].tolist()[3:] == list(range(2, 22))
+
+
+def test_fits_of_all_rows_have_seen_all_rows(tmp_path, table):
+    write_efficiency(tmp_path / "h100_sxm.yaml", text_of(table, split=False))
+    assert set(judge_kernels([table], efficiency=tmp_path)["part"]) == {"fitted"}
+
+
+def test_a_directory_of_fits_that_is_not_there_is_named(tmp_path, table):
+    with pytest.raises(InputError, match="nowhere: no such directory of efficiency files"):
+        judge_kernels([table], efficiency=tmp_path / "nowhere")
+
+
+def test_validation_keeps_every_row_and_tells_why_one_is_not_evaluated(tmp_path, table):
+    write_efficiency(tmp_path / "eff" / "h100_sxm.yaml", text_of(table))
+    lines = table.read_text().splitlines()[1:]
+    first = lines[0]
+    odd = [first.replace("scale_matrix", "melt"), first.rpartition(",")[0] + ",0", first.replace("h100", "h200")]
+    verdicts = judge_kernels(
+        [table, write(tmp_path / "odd.csv", QUANTIZE, lines[1], *odd)], efficiency=tmp_path / "eff"
+    )
+    assert len(verdicts) == 24
+    assert verdicts["evaluated"].sum() == 21
+    assert (verdicts.loc[verdicts["evaluated"], "relative_error"].abs() < 0.02).all()
+    reasons = verdicts.loc[~verdicts["evaluated"], "reason"].tolist()
+    zero = "latency_us '0' is not a time above 0"
+    assert reasons == ["no fit of vllm kernel melt fp8", zero, "no fits of h200_sxm"]
+    parts = verdicts.groupby("file", sort=False)["part"].agg(set).tolist()
+    assert [{"fitted", "held out"}, {"new"}] in (parts, parts[::-1])
+    assert verdicts.loc[verdicts["evaluated"], "in_range"].all()
+    summary = summarise(verdicts)
+    assert summary[(summary["system"] == "all") & (summary["size"] == "all")]["rows"].sum() == 21
+
+
+def test_a_row_outside_the_fitted_sizes_says_so(tmp_path, table):
+    write_efficiency(tmp_path / "h100_sxm.yaml", text_of(table))
+    far = "h100_sxm,vllm,1,kernel,scale_matrix,fp8,65536,8192,900"
+    (verdict,) = judge_kernels([write(tmp_path / "far.csv", QUANTIZE, far)], efficiency=tmp_path).to_dict("records")
+    assert verdict["evaluated"]
+    assert not verdict["in_range"]
+
+
+def test_validate_writes_tables_and_pictures(tmp_path, table, capsys):
+    write_efficiency(tmp_path / "eff" / "h100_sxm.yaml", text_of(table))
+    out = tmp_path / "out"
+    code = run(["validate", "kernels", str(table), "--out", str(out), "--efficiency", str(tmp_path / "eff")])
+    assert code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["quantize_ops.png", "rows.csv", "summary.csv"]
+    assert "20 of 20 rows evaluated, 0 masked" in capsys.readouterr().out
+
+
+def test_rounded_numbers_are_those_that_are_judged(table):
+    (fit,) = calibrate_kernels([table], "h100_sxm").fits["elementwise"]
+    assert replace(fit, t0=float(f"{fit.t0:.5g}")) == fit

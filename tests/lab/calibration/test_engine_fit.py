@@ -1,0 +1,141 @@
+"""The fit of an engine's host times finds numbers back that made the data."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.domain import Mapping
+from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_engine
+from lab.calibration.served import engine_fit
+from lab.calibration.served.cells import instance
+from lab.calibration.served.engine_fit import exchange_rows, fit_engine, fit_exchange, fit_rows
+from lab.calibration.served.evaluate import drain_factor, drain_factors, evaluate
+from lab.calibration.served.rows import Quantity, ServingRow, Workers
+
+TRUE = replace(
+    load_engine("vllm"),
+    step_host=1.2e-3,
+    sequence_host=2e-5,
+    rank_host=4e-4,
+    kernel_launch=0.0,
+    request_host=0.05,
+    prefill_stretch=1.1,
+)
+
+
+def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
+    quantities = (Quantity(name="tpot", measured=1.0), Quantity(name="ttft", measured=1.0))
+    return ServingRow(
+        file="x",
+        row=f"{tp}-{isl}-{concurrency}",
+        form="nvidia_gap",
+        quantities=quantities,
+        model="llama_3_1_70b",
+        system="h100_sxm",
+        engine="vllm",
+        recipe="fp8_bf16kv",
+        load="closed_loop",
+        mode="aggregated",
+        framework="vllm",
+        workers=Workers(mapping=instance(tp)),
+        isl=isl,
+        osl=1000.0,
+        concurrency=concurrency,
+        waves=10.0,
+    )
+
+
+@pytest.mark.long
+def test_known_host_times_are_found_again(monkeypatch):
+    """Without noise half of the steps lead there."""
+    monkeypatch.setattr(engine_fit, "STEPS", 4)
+    rows = [row_of(tp, isl, n) for tp in (2, 8) for isl in (500.0, 900.0) for n in (1.0, 32.0)]
+    table = evaluate(rows, {"vllm": TRUE})
+    made = []
+    for index, row in enumerate(rows):
+        told = table["predicted"][2 * index : 2 * index + 2]
+        quantities = tuple(replace(q, measured=v) for q, v in zip(row.quantities, told, strict=True))
+        made.append(replace(row, quantities=quantities))
+    found = fit_engine(made, "vllm")
+    assert found.median_error < 0.01
+    assert found.engine.request_host == pytest.approx(TRUE.request_host, rel=0.1)
+    both = [each.step_host + 2 * each.rank_host for each in (found.engine, TRUE)]  # what a TP4 step takes
+    assert both[0] == pytest.approx(both[1], rel=0.1)
+    assert found.lines < 2 * len(rows)  # the held-out part is not seen
+    assert found.files == (("x", sum(not row.held_out for row in rows)),)
+
+
+LINES = """row_id,model,gpu_family,hardware,framework,mode,tp,pp,attention_dp,moe_tp,moe_ep,gemm_quant,precision,isl,\
+osl,concurrency,ttft_mean_ms,tpot_mean_ms
+a,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,500,1,60,7.4
+b,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,600,2,65,7.6
+c,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,700,4,80,7.9
+d,meta-llama/Llama-3.1-8B,H100,h100,vllm,aggregated,1,1,0,0,0,,,1000,800,4,80,7.9
+"""
+
+
+@pytest.mark.long
+def test_the_command_writes_the_same_profile_twice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(engine_fit, "STEPS", 1)  # a fit that is not at its end is written, too
+    (tmp_path / "runs.csv").write_text(LINES)
+    written = []
+    for name in ("first", "second"):
+        out = tmp_path / name / "vllm.yaml"
+        arguments = ["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "vllm", "--out", str(out)]
+        assert run([*arguments, "--date", "2026-01"]) == 0
+        written.append(out.read_bytes())
+    assert written[0] == written[1]
+    assert "numbers of" in capsys.readouterr().out
+    spec, shipped = load_engine(tmp_path / "first" / "vllm.yaml"), load_engine("vllm")
+    assert "runs.csv" in spec.sources["step_host"]
+    assert "data of 2026-01" in spec.sources["step_host"]
+    assert (spec.chunk_tokens, spec.memory_utilisation) == (shipped.chunk_tokens, shipped.memory_utilisation)
+    assert str(tmp_path) not in written[0].decode()
+
+
+def test_a_file_without_rows_of_the_engine_is_one_clear_line(tmp_path, capsys):
+    (tmp_path / "runs.csv").write_text(LINES)
+    out = tmp_path / "sglang.yaml"
+    assert run(["calibrate", "engine", str(tmp_path / "runs.csv"), "--engine", "sglang", "--out", str(out)]) == 2
+    assert capsys.readouterr().err == "error: no served rows of engine 'sglang' in the fitted part\n"
+    assert not out.exists()
+
+
+def test_the_stretch_of_the_expert_exchange_is_found_again():
+    """Rows of attention DP with EP tell it, disaggregated or not; rows of TP are left aside, and nothing else moves."""
+    true = replace(load_engine("sglang"), exchange_stretch=2.4)
+    wide = replace(row_of(8, 900.0, 64.0), model="deepseek_r1", system="h200_sxm", engine="sglang", recipe="fp8")
+    layouts = [Mapping(dp_attn=8, ep=8), Mapping(dp_attn=16, ep=16), Mapping(dp_attn=4, tp_ffn=4), instance(8)]
+    rows = [replace(wide, osl=length, workers=Workers(mapping=one)) for one in layouts for length in (800.0, 900.0)]
+    table = evaluate(rows, {"sglang": true})
+    tpot = table[table["quantity"] == "tpot"]["predicted"]
+    rows = [
+        replace(row, quantities=(replace(row.quantities[0], measured=value),))
+        for row, value in zip(rows, tpot, strict=True)
+    ]
+    told = exchange_rows(rows, "sglang")
+    assert {row.workers.mapping.ep for row in told} == {8, 16}
+    found = fit_exchange(rows, load_engine("sglang"))
+    assert found.exchange_stretch == pytest.approx(2.4, abs=0.03)
+    assert replace(found, exchange_stretch=2.4) == true
+    assert fit_exchange([row for row in rows if row not in told], true) == true
+
+
+def test_rows_of_the_held_out_part_are_left_out():
+    rows = [row_of(tp, isl, 4.0) for tp in (1, 2, 4, 8) for isl in np.arange(100.0, 2000.0, 100.0)]
+    assert all(not row.held_out for row in fit_rows(rows, "vllm"))
+    share = sum(row.held_out for row in rows) / len(rows)
+    assert 0.15 < share < 0.45
+    with pytest.raises(InputError, match="no served rows of engine 'sglang'"):
+        fit_engine(rows, "sglang")
+
+
+def test_a_run_drains_for_longer_the_more_its_requests_differ():
+    assert drain_factor(1, 10, 0.1) == pytest.approx(1.0)
+    assert drain_factor(64, 10, 0.0) == pytest.approx(1.0)
+    assert 1.0 < drain_factor(64, 10, 0.1) < 1.1
+    assert drain_factor(64, 10, 0.3) > drain_factor(64, 10, 0.1) > drain_factor(64, 100, 0.1)
+    assert drain_factors(np.array([1.0, 64.0]), 10, 0.1) == pytest.approx([1.0, drain_factor(64, 10, 0.1)])

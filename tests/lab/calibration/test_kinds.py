@@ -1,0 +1,61 @@
+"""Kinds of layouts counted from runs made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.domain import Mapping
+from lab.calibration.served.kinds import checked_kinds, evidence_text, write_evidence
+from lab.calibration.served.rows import Quantity, ServingRow, Workers
+
+
+def run(row: str, workers: Workers, prefill: Workers | None = None) -> ServingRow:
+    quantity = Quantity(name="tpot", measured=0.01)
+    return ServingRow(
+        file="runs.csv",
+        row=row,
+        form="made",
+        quantities=(quantity,),
+        model="deepseek_r1",
+        system="gb200_nvl72",
+        workers=workers,
+        prefill=prefill,
+    )
+
+
+def line(row: str, point: str, error: float, *, quantity: str = "tpot", saturated: bool = False) -> dict[str, object]:
+    own = {"file": "runs.csv", "row": row, "point": point, "relative_error": error, "quantity": quantity}
+    return {**own, "evaluated": True, "saturated": saturated, "load": "closed_loop"}
+
+
+WIDE = Workers(mapping=Mapping(dp_attn=16, ep=16))
+NARROW = Workers(count=2, mapping=Mapping(tp_attn=4, tp_ffn=4))
+ROWS = [run("a", WIDE, NARROW), run("b", WIDE), run("c", WIDE), run("d", NARROW), run("e", NARROW)]
+#: Runs b and c repeat one operating point; run e is beyond saturation.
+TABLE = pd.DataFrame(
+    [
+        line("a", "one", -0.1),
+        line("b", "two", 0.2),
+        line("c", "two", 0.4),
+        line("d", "three", 0.5),
+        line("e", "four", 9.0, saturated=True),
+        line("e", "four", 9.0, quantity="throughput", saturated=True),
+    ]
+)
+
+
+def test_runs_points_sizes_and_errors_of_each_kind():
+    """DP, EP: points one (0.1) and two (median 0.3), 3/4 below 0.25; TP: point one of its prefill and three: 0.4."""
+    wide, narrow = checked_kinds(ROWS, TABLE)
+    assert (wide.layout, wide.most_gpus, wide.rows, wide.points) == ("DP, EP", 16, 3, 2)
+    assert (wide.judged_by, wide.error, wide.files) == ("tpot", 0.25, {"runs.csv": 3})
+    assert (narrow.layout, narrow.most_gpus, narrow.rows, narrow.points, narrow.error) == ("TP", 4, 3, 3, 0.4)
+
+
+def test_the_file_reads_back_as_what_was_counted(tmp_path: Path):
+    kinds = checked_kinds(ROWS, TABLE)
+    spec = write_evidence(tmp_path / "own.yaml", evidence_text(kinds, date="2026-11-21"))
+    assert spec.kinds == kinds
+    assert spec.source.endswith("data of 2026-11-21")

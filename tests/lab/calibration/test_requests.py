@@ -1,0 +1,93 @@
+"""Runs of a real server, request by request: replayed with their own arrivals and limits."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from shared_data import shared_file
+
+import disagg_sim as ds
+from lab.calibration.kernels.tables import TableError
+from lab.calibration.served.requests import judge_requests
+
+ARGUMENTS = {"model": "meta-llama/Llama-3.1-8B", "tensor_parallel_size": 1, "max_num_seqs": 8}
+ARGUMENTS |= {"max_num_batched_tokens": 2048, "dtype": "bfloat16"}
+
+
+def write_run(folder, table, **changed):
+    path = folder / "run.csv"
+    table.to_csv(path, index=False)
+    (folder / "run.meta.json").write_text(json.dumps({"engine_kwargs": ARGUMENTS | changed}))
+    return path
+
+
+def test_a_run_that_the_simulation_made_is_met_exactly(tmp_path):
+    """60 prompts in three seconds on eight slots: most of a TTFT is the queue for a slot."""
+    rng = np.random.default_rng(1)
+    arrival, prompt, output = np.sort(rng.uniform(0, 3, 60)), rng.integers(50, 2000, 60), rng.integers(2, 100, 60)
+    at = ds.setup("llama_3_1_8b", "h100_sxm", "bf16", engine="vllm")
+    parts = ds.Replicas(mapping=ds.Mapping(), instances=1, batch=8, token_budget=2048)
+    deployment = ds.ServedDeployment(name="one", gpus=1, colocated=(parts,), setup=at)
+    trace = ds.Trace(arrival=arrival, input_tokens=prompt, output_tokens=output)
+    made = ds.simulate(deployment, trace, "vllm").frame()
+    host = at.overheads.request_host  # from the client to the engine
+    run = pd.DataFrame({"arrival_s": arrival, "queued_s": arrival, "input_tokens": prompt, "output_tokens": output})
+    run = run.assign(first_token_s=made["first_token_s"] - host, last_token_s=made["finish_s"] - host)
+    found = judge_requests(write_run(tmp_path, run.sample(frac=1, random_state=0)), "h100_sxm")
+    for name, seen in found.measured.items():
+        assert found.simulated[name] == pytest.approx(seen, rel=1e-9)
+    assert np.median(found.measured["ttft"]) > 5 * found.measured["ttft"].min()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"model": "someone/unknown"}, "no model 'someone/unknown'"),
+        ({"max_num_seqs": 0}, "engine_kwargs: max_num_seqs"),
+        ({"tensor_parallel_size": "two"}, "engine_kwargs: tensor_parallel_size"),
+    ],
+)
+def test_arguments_that_cannot_be_are_one_line(tmp_path, changed, words):
+    columns = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
+    path = write_run(tmp_path, pd.DataFrame([dict(zip(columns, (0.0, 10, 5, 0.1, 0.2), strict=True))]), **changed)
+    with pytest.raises(ds.DisaggSimError) as refusal:
+        judge_requests(path, "h100_sxm")
+    assert words in str(refusal.value)
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_missing_column_or_file_is_named(tmp_path):
+    path = write_run(tmp_path, pd.DataFrame({"arrival_s": [0.0], "input_tokens": [3], "outputs_tokens": [3]}))
+    with pytest.raises(TableError, match="missing column"):
+        judge_requests(path, "h100_sxm")
+    columns = ("arrival_s", "input_tokens", "output_tokens", "first_token_s", "last_token_s")
+    write_run(tmp_path, pd.DataFrame([dict(zip(columns, (0.0, 10, 5, 0.1, 0.2), strict=True))]))
+    path.with_name("run.meta.json").unlink()
+    with pytest.raises(TableError, match="no such file; it has the engine arguments of run"):
+        judge_requests(path, "h100_sxm")
+
+
+def test_a_dense_model_on_a_card_that_no_fit_saw():
+    """Llama-3.1-8B, vLLM 0.19, RTX PRO 6000: 300 ShareGPT requests on 128 slots, half of them wait for ten seconds.
+
+    Kernels are those of an H100 at the peaks of the card, the engine's overheads those of H100, H200 and B200.
+    """
+    shared_file("served_traces/rtxpro6000_llama31_8b_tp1.meta.json")
+    run = judge_requests(shared_file("served_traces/rtxpro6000_llama31_8b_tp1.csv.gz"), "rtx_pro_6000")
+    errors = run.errors().set_index("latency")
+    for name, median, tail in (("ttft", 0.05, 0.05), ("tpot", 0.03, 0.03), ("latency", 0.03, 0.03)):
+        row = errors.loc[name]
+        assert row["simulated_median_s"] == pytest.approx(row["measured_median_s"], rel=median)
+        assert row["simulated_p99_s"] == pytest.approx(row["measured_p99_s"], rel=tail)
+        assert row["request_error"] < 0.05
+
+
+def test_experts_over_two_cards_are_met_less_well():
+    """Qwen3-30B-A3B, DP2 with EP2 over PCIe: TPOT 13 % slow, so the queue for 128 slots a rank is twice as long."""
+    shared_file("served_traces/rtxpro6000_qwen3_30b_a3b_dp2ep2.meta.json")
+    run = judge_requests(shared_file("served_traces/rtxpro6000_qwen3_30b_a3b_dp2ep2.csv.gz"), "rtx_pro_6000")
+    assert run.layout == "TP1 DP2 EP2"
+    errors = run.errors().set_index("latency")
+    assert errors.loc["tpot", "request_error"] < 0.2
+    assert errors.loc["latency", "request_error"] < 0.2

@@ -1,0 +1,339 @@
+"""Forms of serving measurements: every line becomes a row, with our names, layout, lengths, or a reason."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shared_data import shared_file
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
+from disagg_sim.planning.question import usual_precision
+from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
+from lab.calibration.served.bars import judged
+from lab.calibration.served.cells import instance
+from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
+from lab.calibration.served.read import ServingDataError, read_rows
+from lab.calibration.served.rows import ServingRow, Workers
+from lab.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
+
+#: Published serving measurements, each row of which is read.
+MEASURED = (
+    "argonne_llm_inference_bench",
+    "inferencex_dsr1_runs",
+    "inferencex_llama70b_gptoss120b_runs",
+    "mlperf_inference",
+    "nvidia_gap_runs",
+    "published_points",
+    "splitwise_perf_model",
+    "trtllm_docs_throughput",
+)
+#: Tables beside them that hold no runs: read_rows finds none.
+WITHOUT_RUNS = ("core_points", "manifest")
+
+R1 = {
+    "row_id": "r1",
+    "hardware": "gb200",
+    "gpu_family": "GB200",
+    "model": "DeepSeek-R1-0528",
+    "precision": "fp4",
+    "framework": "dynamo-trt",
+    "spec_decode": "none",
+    "mode": "disaggregated",
+    "isl": 8192,
+    "osl": 1024,
+    "concurrency": 102,
+    "gpus_total": 28,
+    "tput_total_tok_s_gpu": 1581.0,
+    "ttft_median_ms": 900,
+    "tpot_median_ms": 12.4,
+    "tpot_mean_ms": "",
+    "ttft_mean_ms": "",
+    "prefill_gpus": 4,
+    "prefill_workers": 1,
+    "prefill_tp": 4,
+    "prefill_ep": 4,
+    "prefill_dp_attention": False,
+    "decode_gpus": 24,
+    "decode_workers": 3,
+    "decode_tp": 8,
+    "decode_ep": 8,
+    "decode_dp_attention": True,
+    "qa_flag": "",
+    "tp": "",
+    "ep": "",
+    "dp_attention": "",
+}
+ARGONNE = {
+    "row_id": "a1",
+    "hardware": "Nvidia A100 GPU",
+    "gpu_family": "A100",
+    "gpus_total": 4,
+    "framework": "vLLM",
+    "model": "meta-llama/Llama-2-70b-hf",
+    "precision_weights": "",
+    "parallelism": "",
+    "isl": 128,
+    "osl": 128,
+    "batch": 16,
+    "latency_s": 5.0,
+    "throughput_total_tok_s": 819.2,
+    "ttft_latency_s": "",
+}
+
+
+def write(path: Path, *lines: dict) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(lines[0]))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def test_a_disaggregated_run_knows_its_workers(tmp_path):
+    (row,) = read_rows(write(tmp_path / "x.csv", R1))
+    assert (row.system, row.model, row.engine, row.recipe) == ("gb200_nvl72", "deepseek_r1", "trtllm", "nvfp4_fp8kv")
+    assert row.prefill.mapping == Mapping(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
+    assert row.workers.mapping == Mapping(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
+    assert (row.prefill.count, row.workers.count, row.gpus) == (1, 3, 28)
+    assert (row.isl, row.osl) == (pytest.approx(0.9 * 8192), pytest.approx(0.9 * 1024))
+    told = {(q.name, q.statistic): q.measured for q in row.quantities}
+    assert told["tpot", "median"] == pytest.approx(0.0124)
+    assert told["throughput", "mean"] == 1581.0
+
+
+def test_rows_that_cannot_be_evaluated_keep_their_place_with_a_reason(tmp_path):
+    lines = [
+        R1,
+        R1 | {"spec_decode": "mtp"},
+        R1 | {"prefill_workers": ""},
+        R1 | {"model": "Unheard-Of 9B"},
+        R1 | {"gpu_family": "TPU"},
+        R1 | {"framework": "abacus"},
+        R1 | {"hardware": "gb200-maxq"},
+    ]
+    rows = read_rows(write(tmp_path / "x.csv", *lines))
+    assert [row.reason for row in rows] == [
+        "",
+        "speculative decoding: a step makes more than one token",
+        "the split of GPUs into prefill and decode is not stated",
+        "no model",
+        "no system 'TPU'",
+        "no engine profile for 'abacus'",
+        "board 'gb200-maxq' is not the standard part",
+    ]
+    table = evaluate(rows)
+    assert list(table.columns) == list(COLUMNS)
+    assert table.groupby("reason").size().sum() == 3 * len(lines)  # three quantities a row, none dropped
+    assert table["evaluated"].sum() == 3
+
+
+def test_a_static_batch_of_the_argonne_study(tmp_path):
+    rows = read_rows(write(tmp_path / "x.csv", ARGONNE, ARGONNE | {"ttft_latency_s": 0.4, "osl": 1}))
+    assert rows[0].system == "a100_sxm_40gb"
+    assert rows[0].engine == "vllm_v0"
+    assert [q.name for q in rows[0].quantities] == ["latency", "throughput"]
+    assert [q.name for q in rows[1].quantities] == ["ttft"]
+    table = evaluate(rows)
+    latency, throughput = table["predicted"][:2]
+    assert throughput == pytest.approx(16 * 256 / latency)
+
+
+def test_a_row_faster_than_memory_is_not_evaluated(tmp_path):
+    """138 GB of weights over 4 * 1.555 TB/s are 22 ms a token: 128 of them cannot take 0.5 s."""
+    (row,) = read_rows(write(tmp_path / "x.csv", ARGONNE | {"latency_s": 0.5}))
+    assert set(evaluate([row])["reason"]) == {"faster than its GPUs can read the weights"}
+
+
+def test_saturated_by_memory_by_flag_and_by_waiting(tmp_path):
+    calm = R1 | {"concurrency": 8}
+    lines = [calm, calm | {"concurrency": 60_000}, calm | {"qa_flag": "check"}, calm | {"ttft_median_ms": 30_000}]
+    table = evaluate(read_rows(write(tmp_path / "x.csv", *lines)))
+    assert table[table["quantity"] == "tpot"]["saturated"].tolist() == [False, True, True, True]
+
+
+def test_the_split_follows_the_configuration_not_the_load(tmp_path):
+    rows = read_rows(write(tmp_path / "x.csv", *(R1 | {"concurrency": n} for n in (1, 2, 64, 500))))
+    assert len({row.held_out for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("Llama-70B (InferenceX key llama70b; aiconfigurator labels it Llama-3.1-70B)", "llama_3_1_70b"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama_3_1_8b"),
+        ("Llama-3.1-405B", "llama_3_1_405b"),
+        ("openai/gpt-oss-120b", "gpt_oss_120b"),
+        ("llama2-70b-99.9", "llama_2_70b"),
+        ("GPTJ 6B", "gpt_j_6b"),
+        ("bigscience/bloom-7b1", "bloom_7b"),
+        ("bloom-176b", "bloom_176b"),
+        ("Qwen/Qwen3-235B-A22B-FP8", "qwen3_235b_a22b"),
+        ("Mixtral 8x7B", "mixtral_8x7b"),
+        ("Mistral 7B", "mistral_7b"),
+        ("DeepSeek-V3/R1", "deepseek_r1"),
+        ("x", ""),
+    ],
+)
+def test_models_by_their_many_names(said, ours):
+    assert model_named(said) == ours
+
+
+def test_names_of_boards_and_recipes():
+    assert system_named("H100", "NVIDIA H100-NVL-94GB") == ("h100_nvl", "")
+    assert system_named("H200", "H200-NVL MaxQ") == ("h200_nvl", "board 'H200-NVL MaxQ' is not the standard part")
+    assert system_named("GB200", "GB200 192GB (NVL72)") == ("gb200_nvl72", "")
+    assert recipe_of("fp4", "bf16", "llama_3_1_70b") == "nvfp4_bf16kv"
+    assert recipe_of("fp4", "fp8", "gpt_oss_120b") == "mxfp4_fp8kv"
+    assert recipe_of("fp8_block", "bf16", "llama_3_1_8b") == "fp8_block_bf16kv"
+    assert recipe_of("", "bf16", "llama_2_7b") == "bf16"
+    assert [recipe_of("fp8_tensor", cache, "qwen3_235b_a22b") for cache in ("fp8", "bf16")] == [
+        "fp8_tensor",
+        "fp8_bf16kv",
+    ]
+
+
+def test_every_name_of_the_tables_is_shipped():
+    assert set(names().models.values()) <= set(list_specs("model"))
+    assert set(names().systems.values()) <= set(list_specs("hardware"))
+    engines = set(names().engines.values()) | set(names().source_engines.values())
+    assert engines | {old_engine(name) for name in engines} <= set(list_specs("engine"))
+    recipes = {recipe_of(w, c, m) for w in ("", "fp8", "fp4") for c in ("bf16", "fp8") for m in ("x", "gpt_oss_20b")}
+    assert recipes <= set(list_specs("precision"))
+
+
+NEWER = {
+    "row_id": "n",
+    "hardware": "b200",
+    "gpu_family": "B200",
+    "model": "moonshotai/Kimi-K2.5",
+    "precision": "fp4",
+    "gemm_quant": "nvfp4",
+    "framework": "vllm",
+    "mode": "aggregated",
+    "isl": 1024,
+    "osl": 1024,
+    "concurrency": 4,
+    "ttft_mean_ms": 100,
+    "tpot_mean_ms": 10,
+    "tp": 4,
+    "attention_dp": 1,
+    "moe_ep": 4,
+    **{f"{side}_{name}": "" for side in ("prefill", "decode") for name in ("workers", "tp", "attention_dp", "moe_ep")},
+}
+NEWER_SPLIT = NEWER | {
+    "gpu_family": "GB200",
+    "mode": "disaggregated",
+    "prefill_workers": 1,
+    "prefill_tp": 1,
+    "prefill_attention_dp": 4,
+    "prefill_moe_ep": 4,
+    "decode_workers": 4,
+    "decode_tp": 4,
+    "decode_attention_dp": 1,
+    "decode_moe_ep": 1,
+}
+
+
+def test_newer_models_state_degrees(tmp_path):
+    """20 GPUs: one prefill worker of 4 ranks, four decode workers on 4 GPUs; TP 4 times 4 ranks would be 16 of 8."""
+    lines = [NEWER, NEWER_SPLIT, NEWER | {"attention_dp": 4, "moe_ep": 16}]
+    lines += [NEWER_SPLIT | {"decode_workers": ""}, NEWER | {"gemm_quant": "int4_wo"}]
+    rows = read_rows(write(tmp_path / "x.csv", *lines))
+    assert (rows[0].model, rows[0].recipe, rows[0].isl) == ("kimi_k2", "nvfp4_bf16kv", pytest.approx(921.6))
+    assert rows[0].workers.mapping == Mapping(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
+    assert (rows[1].gpus, rows[1].workers.count) == (20, 4)
+    assert rows[1].prefill.mapping == Mapping(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
+    assert [row.reason for row in rows] == [
+        "",
+        "",
+        "more GPUs than a node: the source multiplies degrees of the same GPUs",
+        "the workers and their GPUs are not stated",
+        "no recipe of 4-bit integer weights",
+    ]
+
+
+def test_layouts():
+    assert instance(8) == Mapping(tp_attn=8, tp_ffn=8)
+    assert instance(8, ep=8) == Mapping(tp_attn=8, tp_ffn=1, ep=8)
+    assert instance(8, ep=8, dp=0) == Mapping(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
+    assert instance(8, ep=4, dp=2) == Mapping(tp_attn=4, dp_attn=2, tp_ffn=2, ep=4)
+    assert instance(4, pp=2) == Mapping(tp_attn=2, tp_ffn=2, pp=2)
+
+
+def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):
+    path = write(tmp_path / "x.csv", {key: value for key, value in ARGONNE.items() if key != "latency_s"})
+    with pytest.raises(ServingDataError) as refusal:
+        read_rows(path)
+    text = str(refusal.value)
+    assert "closest is 'argonne', which needs column 'latency_s'" in text
+    assert "\n" not in text
+    with pytest.raises(ServingDataError, match="cannot be read: No such file"):
+        read_rows(tmp_path / "none.csv")
+    assert read_rows(write(tmp_path / "core.csv", {"row_id": "r1", "kind": "agg", "why": "best"})) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "tp", "kernel"), [("0.12", 4, "deepgemm_contiguous"), ("0.12", 8, ""), ("0.18", 4, ""), ("", 4, "")]
+)
+def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, kernel):
+    """vLLM 0.12 takes DeepGEMM for experts in fp8 blocks unless TP is 8; nothing else of its profile differs."""
+    row = ServingRow(
+        file="f", row="1", form="x", quantities=(), model="qwen3_235b_a22b", engine="vllm", version=version
+    )
+    engine = engine_of(replace(row, workers=Workers(mapping=instance(tp, ep=1, dp=0))), {})
+    assert engine.expert_kernel == kernel
+    assert replace(engine, expert_kernel="") == load_engine("vllm")
+    dense = replace(row, model="llama_3_1_8b", workers=Workers(mapping=instance(tp, ep=1, dp=0)))
+    assert engine_of(dense, {}) == load_engine("vllm")
+
+
+def test_tables_of_a_run(tmp_path):
+    lines = [R1 | {"concurrency": n} for n in (8, 64, 256)]
+    agg = R1 | {"mode": "aggregated", "tp": 8, "ep": 8, "gpus_total": 8, "dp_attention": False, "prefill_workers": ""}
+    lines += [agg | {"concurrency": n} for n in (8, 64)]
+    table = evaluate(read_rows(write(tmp_path / "x.csv", *lines, R1 | {"spec_decode": "mtp"})))
+    assert counted(table)[["rows", "plain_rows", "evaluated"]].to_numpy().tolist() == [[1, 1, 1]]  # one row_id
+    assert summary(table)["rows"].sum() == 15
+    assert set(judged(table)["part"]) == {"new"}
+    assert reasons(table)["lines"].sum() == 3
+    assert who_wins(table, levels=(20.0,))["agree"].isin([True, False]).all()
+    write_tables(table, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"rows.csv", "summary.csv", "groups.csv", "bars.csv", "counts.csv", "reasons.csv", "who_wins.csv"}
+
+
+@pytest.mark.parametrize("name", [*MEASURED, *WITHOUT_RUNS])
+def test_every_measured_file_is_read_and_every_row_kept(name):
+    path = shared_file(f"measured/{name}.csv")
+    with path.open(encoding="utf-8") as stream:
+        lines = sum(1 for _ in csv.DictReader(stream))
+    assert len(read_rows(path)) == (0 if name in WITHOUT_RUNS else lines)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "count"),
+    [
+        ("measured/nvidia_gap_runs", "qwen3_235b_a22b", 106),
+        ("measured_2026/inferencex_newmodels_runs", "minimax_m2_5", 47),
+    ],
+)
+def test_published_runs_on_hopper_are_judged_with_the_weights_that_plans_take(file, model, count):
+    """The cache differs where an engine keeps that of an fp8 checkpoint in bf16 by default, and plans do not."""
+    spec = load_model(model)
+    rows = [row for row in read_rows(shared_file(f"{file}.csv")) if row.model == model]
+    rows = [row for row in rows if load_system(row.system).architecture == "Hopper"]
+    assert len(rows) == count
+
+    def weights(name: str) -> tuple[object, ...]:
+        found = load_precision(name).resolve(spec)
+        return found.attention_projection, found.ffn, found.expert, found.embedding, found.head, found.router
+
+    assert all(weights(row.recipe) == weights(usual_precision(spec, load_system(row.system))) for row in rows)
+
+
+def test_pages_of_tensorrt_llm_run_the_fp8_checkpoints_of_nvidia():
+    found = {(row.model, row.recipe) for row in read_rows(shared_file("measured/trtllm_docs_throughput.csv"))}
+    assert {recipe for model, recipe in found if model == "qwen3_235b_a22b"} == {"fp8_tensor", "nvfp4_fp8kv"}
+    assert {model for model, recipe in found if recipe == "fp8_tensor"} == {"qwen3_235b_a22b"}

@@ -1,0 +1,194 @@
+"""Closed loops of measured rows, played request by request."""
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.cli.main import run
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_engine
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.prefill import prefill_pass
+from lab.calibration.served.evaluate import evaluate
+from lab.calibration.served.read import read_rows
+from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.simulate import MOST_REQUESTS, play, seen, tasks_of, trace_of, value_of
+from lab.calibration.served.simulated import with_simulated, write_simulated
+from lab.calibration.served.steady_state import served
+
+ENGINE = load_engine("vllm")
+DRAINS = replace(ENGINE, mixed_steps=False)
+ONE = Workers(mapping=Mapping())
+MEASURED = (Quantity(name="ttft", measured=0.1), Quantity(name="throughput", measured=900.0, basis="total", gpus=2.0))
+ROW = ServingRow(
+    file="small.csv",
+    row="a",
+    form="nvidia_gap",
+    quantities=MEASURED,
+    model="llama_3_1_8b",
+    system="h100_sxm",
+    engine="vllm",
+    recipe="fp8",
+    load="closed_loop",
+    mode="aggregated",
+    workers=ONE,
+    isl=256.0,
+    osl=64.0,
+    concurrency=1.0,
+    waves=3.0,
+    spread=0.0,
+)
+MIXED, WAITS = (served("llama_3_1_8b", "h100_sxm", "fp8", engine) for engine in (ENGINE, DRAINS))
+SPLIT = replace(ROW, mode="disaggregated", prefill=ONE)
+
+
+def test_a_client_alone_sees_the_host_its_prefill_and_its_decode_steps():
+    """256 tokens are a point of every axis of the step table, and a decode step is linear in the context."""
+    found = seen(WAITS, ROW)
+    ftl = float(prefill_pass(WAITS.at, Mapping(), batch=1, isl=256).ftl)
+    assert found.ttft == pytest.approx(np.full(3, ENGINE.request_host + ftl), rel=1e-9)
+    contexts = 256 + np.arange(1.0, 64)
+    steps = decode_step(WAITS.at, Mapping(), batch=1, context=contexts).ttl
+    assert found.tpot == pytest.approx(np.full(3, np.mean(steps)), rel=1e-3)
+
+
+def test_clients_that_stay_together_send_as_many_requests_as_their_time_allows():
+    """Equal requests that prefill in one pass and decode together: N clients finish N in the time of one."""
+    found = seen(WAITS, replace(ROW, isl=16.0, concurrency=8.0))
+    assert found.latency == pytest.approx(np.full(24, found.latency[0]), rel=1e-9)
+    assert found.request_rate == pytest.approx(8 / found.latency[0], rel=1e-9)
+    assert found.token_rate == pytest.approx(found.request_rate * (16 + 64), rel=1e-9)
+
+
+@given(
+    clients=st.integers(1, 24),
+    isl=st.integers(16, 3000),
+    osl=st.integers(2, 200),
+    spread=st.sampled_from([0.0, 0.1]),
+    kind=st.sampled_from(["mixed", "waits", "split"]),
+)
+@settings(max_examples=15, deadline=None)
+def test_little_s_law_holds_in_a_played_run(clients, isl, osl, spread, kind):
+    """In flight = rate * (TTFT + gaps * TPOT) while all clients are busy: all of the run but its last request."""
+    row = replace(SPLIT if kind == "split" else ROW, concurrency=float(clients), isl=isl, osl=osl, spread=spread)
+    found = seen(WAITS if kind == "waits" else MIXED, row)
+    spent = found.ttft + (found.output - 1) * found.tpot
+    assert spent == pytest.approx(found.latency, rel=1e-9)
+    lasted = found.latency.size / found.request_rate
+    assert clients * (lasted - found.latency.max()) <= spent.sum() * (1 + 1e-9)
+    assert spent.sum() <= clients * lasted * (1 + 1e-9)
+
+
+def test_the_first_token_of_split_workers_waits_for_the_cache():
+    alone, split = seen(MIXED, replace(ROW, isl=2048.0)), seen(MIXED, replace(SPLIT, isl=2048.0))
+    assert (split.ttft > alone.ttft).all()
+
+
+def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
+    """17 requests on 16 slots: one in 17 waits for about a sixteenth of the time of an answer; 20 is no such load."""
+    full, over, free = (seen(MIXED, replace(SPLIT, osl=1000.0, concurrency=float(n), waves=10.0)) for n in (16, 17, 20))
+    wait = over.ttft.mean() - full.ttft.mean()
+    assert wait == pytest.approx(1000 * over.tpot.mean() / 16, rel=0.3)
+    assert over.request_rate == pytest.approx(full.request_rate, rel=0.03)
+    assert free.request_rate > 1.1 * full.request_rate
+
+
+def test_mean_and_median_differ_by_the_burst_at_the_start():
+    found = seen(MIXED, replace(ROW, isl=2000.0, osl=500.0, concurrency=32.0, waves=10.0, spread=0.1))
+    assert found.ttft.mean() > 1.3 * np.median(found.ttft)
+    assert found.ttft[:32].mean() > 2 * found.ttft[32:].mean()
+
+
+def test_lengths_are_drawn_as_the_source_says():
+    drawn = trace_of(replace(ROW, isl=900.0, osl=90.0, spread=1 / 9, concurrency=100.0, waves=10.0), ENGINE)
+    assert len(drawn) == 1000
+    assert (drawn.input_tokens.min(), drawn.input_tokens.max()) == (800, 1000)
+    assert drawn.output_tokens.mean() == pytest.approx(90, rel=0.01)
+    assert np.ptp(trace_of(ROW, DRAINS).input_tokens) == 0
+    assert np.ptp(trace_of(replace(ROW, concurrency=50.0), ENGINE).input_tokens) > 0
+    assert len(trace_of(replace(ROW, concurrency=10_000.0, waves=10.0), ENGINE)) == MOST_REQUESTS
+
+
+def test_an_operating_point_is_played_once_and_answers_every_re_run():
+    again = replace(ROW, row="b", version="0.12")
+    (task,) = tasks_of([ROW, again, replace(ROW, load="static", batch=4.0)])
+    (answer,) = play(task)
+    ttft, throughput = (value_of(quantity, answer) for quantity in MEASURED)
+    assert ttft == pytest.approx(answer.numbers["ttft", "mean"])
+    assert throughput == pytest.approx(answer.numbers["rate", "request"] * (256 + 64) / 2, rel=0.1)
+    assert answer.numbers["ttft", "p99"] >= answer.numbers["ttft", "median"]
+
+
+def test_what_cannot_be_played_is_a_reason_of_one_line():
+    ranks = replace(ROW, engine="trtllm", workers=Workers(mapping=Mapping(tp_attn=1, dp_attn=2, tp_ffn=2)))
+    (answer,) = play(tasks_of([ranks])[0])
+    assert answer.reason == "ranks that gather a prompt each before they prefill are no rule of the simulation"
+    assert np.isnan(value_of(MEASURED[0], answer))
+
+
+LINE = {
+    "row_id": "one",
+    "hardware": "h100",
+    "gpu_family": "H100",
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "precision": "fp8",
+    "framework": "vllm",
+    "spec_decode": "none",
+    "mode": "aggregated",
+    "tp": 4,
+    "ep": 1,
+    "dp_attention": False,
+    "gpus_total": 4,
+    "isl": 1024,
+    "osl": 256,
+    "concurrency": 4,
+    "ttft_mean_ms": 150.0,
+    "tpot_mean_ms": 15.0,
+    "ttft_p99_ms": 400.0,
+    "tput_total_tok_s_gpu": 300.0,
+    "inferencex_config_id": 1,
+    "qa_flag": "",
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file with two runs that can be played, and one that cannot."""
+    path = tmp_path / "small.csv"
+    lines = [LINE, LINE | {"row_id": "two", "concurrency": 8}]
+    lines.append(LINE | {"row_id": "ranks", "framework": "trt", "dp_attention": True, "concurrency": 16})
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(LINE))
+        writer.writeheader()
+        writer.writerows(lines)
+    return path
+
+
+def test_tables_hold_both_ways_on_the_same_points(small, tmp_path):
+    rows = read_rows(small)
+    answers = [answer for task in tasks_of(rows) for answer in play(task)]
+    lines = with_simulated(evaluate(rows), rows, answers)
+    write_simulated(lines, rows, answers, tmp_path)
+    written = pd.read_csv(tmp_path / "simulated_rows.csv", keep_default_na=False, na_values=[""])
+    ranks = written["row"] == "ranks"
+    assert written.loc[ranks, "simulated"].isna().all()
+    assert (written["simulated"] / written["predicted"])[~ranks].between(0.7, 1.3).all()
+    groups = pd.read_csv(tmp_path / "simulated.csv")
+    everything = groups[groups["dimension"] == "all"].set_index("quantity")
+    assert everything["points"].to_dict() == {"ttft": 2, "tpot": 2, "throughput": 2}
+    told = pd.read_csv(tmp_path / "simulated_statistics.csv")
+    assert set(told.loc[told["quantity"] == "ttft", "statistic"]) == {"mean", "p99"}
+
+
+@pytest.mark.long
+def test_the_option_plays_a_file_and_says_what_cannot_be_played(small, capsys):
+    assert run(["validate", "serving", str(small), "--simulate", "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "Simulated: 3 operating points, 120 requests; 0 runs with fewer waves" in said
+    assert "ranks that gather a prompt each before they prefill are no rule of the simulation" in said
+    assert "Steady state and simulation on the same operating points" in said

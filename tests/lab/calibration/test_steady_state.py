@@ -1,0 +1,225 @@
+"""Steady state of an engine: limits that follow by hand, conservation, monotony."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from disagg_sim.domain import Mapping
+from disagg_sim.facts.load import load_engine
+from lab.calibration.served.steady_state import (
+    Pool,
+    RowLengths,
+    Run,
+    Served,
+    at_rate,
+    capacity,
+    colocated,
+    decode_time,
+    disaggregated,
+    pieces_of,
+    prefill_limit,
+    prefill_time,
+    served,
+    static_batch,
+)
+
+ENGINE = replace(
+    load_engine("vllm"),
+    step_host=0.0,
+    sequence_host=0.0,
+    rank_host=0.0,
+    prefill_stretch=1.0,
+    kernel_launch=0.0,
+    request_host=0.0,
+)
+
+
+def tensor_parallel(gpus) -> Mapping:
+    """Degrees of an instance that shards attention and feed-forward part over its GPUs alike."""
+    one = np.ones(np.shape(gpus))
+    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+
+
+ONE = np.ones(1)
+
+
+def run_of(**changes: object):
+    return served("llama_3_1_8b", "h100_sxm", "bf16", replace(ENGINE, **changes))
+
+
+RUN = run_of()
+DRAINS = run_of(mixed_steps=False)
+
+
+def lengths(isl: float, osl: float) -> RowLengths:
+    return RowLengths(isl * ONE, osl * ONE)
+
+
+def test_a_single_request_sees_an_empty_engine():
+    """With one in flight TPOT is a decode step of one sequence, TTFT its own prefill."""
+    shape, one = lengths(1000, 500), tensor_parallel(ONE)
+    state = colocated(RUN, one, shape, ONE)
+    assert state.tpot == pytest.approx(decode_time(RUN, one, ONE, shape), rel=1e-9)
+    assert state.ttft == pytest.approx(prefill_time(RUN, one, 1000 * ONE, ONE, shape, decodes=ONE), rel=1e-9)
+
+
+def test_long_outputs_make_prefill_negligible():
+    shape, one = lengths(64, 20_000), tensor_parallel(ONE)
+    state = colocated(RUN, one, shape, 8 * ONE)
+    assert state.tpot == pytest.approx(decode_time(RUN, one, 8 * ONE, shape), rel=0.01)
+
+
+@pytest.mark.parametrize("run", [RUN, DRAINS], ids=["mixed", "drains"])
+@given(n=st.integers(1, 64), isl=st.integers(16, 8000), osl=st.integers(2, 4000))
+@settings(max_examples=12, deadline=None)
+def test_little_s_law_holds(run, n, isl, osl):
+    """Requests in flight = rate * time in the system, below and above what the memory holds."""
+    shape = lengths(isl, osl)
+    state = colocated(run, tensor_parallel(ONE), shape, n * ONE)
+    assert state.request_rate * state.latency(shape) == pytest.approx(n, rel=1e-6)
+
+
+def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
+    """In a cycle everybody decodes OSL-1 steps and every prompt is prefilled once: E2E = (OSL-1)*T_d(N) + N*t_p."""
+    shape, one, n = lengths(2000, 400), tensor_parallel(ONE), 16.0
+    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))  # one prompt a pass
+    state = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
+    prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
+    residual = decode_time(chunk, one, n * ONE, shape) / 2  # of the step that an arrival interrupts
+    expected = 399 * decode_time(chunk, one, n * ONE, shape) + n * prompt + residual
+    assert state.latency(shape) == pytest.approx(expected, rel=0.02)
+
+
+def test_requests_that_start_together_wait_for_half_of_all_prompts():
+    shape, one, n = lengths(2000, 2000), tensor_parallel(ONE), 32.0
+    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))
+    together = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
+    prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
+    assert together.ttft == pytest.approx((n + 1) / 2 * prompt, rel=0.05)
+    mixed = colocated(chunk, one, shape, n * ONE)
+    assert together.tpot < mixed.tpot
+
+
+@given(first=st.integers(1, 200), more=st.integers(1, 200))
+@example(first=138, more=3)
+@settings(max_examples=12, deadline=None)
+def test_more_in_flight_is_never_faster_for_a_request_nor_slower_in_total(first, more):
+    shape = RowLengths(500 * np.ones(2), 300 * np.ones(2))
+    state = colocated(RUN, tensor_parallel(np.ones(2)), shape, np.array([first, first + more], float))
+    latency = state.latency(shape)
+    stairs = 0.03  # tiles and waves of matrix multiplies: 138 to 141 sequences begin a new tile, 2.2 %
+    assert latency[1] >= latency[0] * (1 - stairs)
+    assert state.request_rate[1] >= state.request_rate[0] * (1 - stairs)
+
+
+def test_capacity_is_the_memory_that_weights_leave():
+    """H100: 0.9 * 79.65 GiB less weights, runtime and activations, over 131,072 B a token at ISL + OSL/2 (by hand)."""
+    held = capacity(RUN, tensor_parallel(ONE), lengths(2000, 1000))
+    room = 0.9 * 79.65 * 2**30 - 2 * 8_030_261_248 - 3.9e9
+    assert held[0] == pytest.approx(room / (131_072 * 2500), rel=0.02)  # activations of a pass take the rest
+    whole = capacity(run_of(reserves_output=True), tensor_parallel(ONE), lengths(2000, 1000))
+    assert whole[0] == pytest.approx(held[0] * 2500 / 3000, rel=0.01)
+
+
+def test_what_does_not_fit_waits():
+    shape, one = lengths(2000, 1000), tensor_parallel(ONE)
+    room = capacity(RUN, one, shape)
+    full, over = colocated(RUN, one, shape, room), colocated(RUN, one, shape, 3 * room)
+    assert over.tpot == pytest.approx(full.tpot, rel=1e-9)
+    assert over.request_rate == pytest.approx(full.request_rate, rel=1e-9)
+    assert over.ttft == pytest.approx(full.ttft + 2 * room / full.request_rate, rel=1e-9)
+
+
+def test_a_stream_and_a_closed_loop_agree_at_the_same_rate():
+    shape, one = lengths(300, 3000), tensor_parallel(ONE)
+    loop = colocated(RUN, one, shape, 40 * ONE)
+    stream = at_rate(RUN, one, shape, loop.request_rate)
+    assert stream.tpot == pytest.approx(loop.tpot, rel=0.05)
+
+
+def test_disaggregated_decode_is_free_of_prefill():
+    shape, one = lengths(2000, 500), tensor_parallel(ONE)
+    state = disaggregated(RUN, Pool(one, 4 * ONE), Pool(one, ONE), shape, 8 * ONE)
+    assert state.request_rate * state.latency(shape) == pytest.approx(8, rel=1e-3)
+    assert state.tpot <= decode_time(RUN, one, 8 * ONE, shape)
+    assert state.tpot < colocated(RUN, one, shape, 8 * ONE).tpot
+
+
+def test_disaggregated_rate_ends_at_what_prefill_can_do():
+    shape, one = lengths(8000, 50), tensor_parallel(ONE)
+    state = disaggregated(RUN, Pool(one, ONE), Pool(one, 4 * ONE), shape, 60 * ONE)
+    assert state.request_rate == pytest.approx(prefill_limit(RUN, one, shape), rel=0.02)
+
+
+def test_a_static_batch_is_its_prefill_and_its_steps():
+    shape, one = lengths(128, 100), tensor_parallel(ONE)
+    state = static_batch(RUN, one, shape, 16 * ONE)
+    total = prefill_time(RUN, one, 16 * 128 * ONE, ONE, shape) + 99 * decode_time(RUN, one, 16 * ONE, shape)
+    assert state.request_rate == pytest.approx(16 / total, rel=1e-9)
+
+
+def test_pieces_fill_the_token_budget():
+    pieces, size = pieces_of(replace(ENGINE, chunk_tokens=2048), np.array([100.0, 2048.0, 2049.0, 10_000.0]))
+    assert pieces.tolist() == [1, 1, 2, 5]
+    assert size.tolist() == [100, 2048, 1024.5, 2000]
+
+
+def test_host_times_add_to_every_step():
+    shape, two = lengths(100, 100), tensor_parallel(2 * ONE)
+    slow = run_of(step_host=1e-3, rank_host=2e-4, sequence_host=1e-5)
+    extra = decode_time(slow, two, 8 * ONE, shape) - decode_time(RUN, two, 8 * ONE, shape)
+    assert extra == pytest.approx(1e-3 + 2e-4 + 8e-5, rel=1e-9)
+
+
+def test_launches_are_a_floor_of_steps_without_graphs():
+    """32 dense GQA layers of 16 kernels at 100 us are 51.2 ms, more than a step of this model needs."""
+    shape, one = lengths(100, 100), tensor_parallel(ONE)
+    eager = run_of(kernel_launch=1e-4, decode_graphs=False)
+    assert decode_time(eager, one, ONE, shape) == pytest.approx(32 * 16 * 1e-4, rel=1e-9)
+    assert decode_time(run_of(kernel_launch=1e-4), one, ONE, shape) == decode_time(RUN, one, ONE, shape)
+
+
+def test_ranks_of_dp_attention_share_a_pass():
+    """Eight prompts on eight ranks take far less than eight times one prompt."""
+    run = served("deepseek_r1", "h200_sxm", "fp8", replace(ENGINE, kernels="trtllm"))
+    dp = Mapping(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
+    shape = lengths(2000, 100)
+    one, all_of_them = (prefill_time(run, dp, n * 2000 * ONE, n * ONE, shape)[0] for n in (1.0, 8.0))
+    assert one < all_of_them < 4 * one
+
+
+@pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
+def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
+    """The longer of work and exchange remains: at least half of their sum, and no more than it."""
+    mapping, shape = Mapping(dp_attn=ranks, ep=ranks), lengths(2048, 1)
+    serial, hidden = (
+        prefill_time(
+            served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),
+            mapping,
+            ranks * 16384 * ONE,
+            ranks * ONE,
+            shape,
+        )[0]
+        for told in (False, True)
+    )
+    if overlaps:
+        assert 0.5 * serial <= hidden <= 0.75 * serial
+    else:
+        assert hidden == serial
+
+
+@pytest.mark.parametrize("most", [1, 20, 100])
+def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
+    """Four requests on eight ranks: another prompt comes once in hundreds of steps."""
+    lengths, ranks = RowLengths(1024 * ONE, 1024 * ONE), Mapping(dp_attn=8, ep=8)
+
+    def times(**changes: object) -> tuple[float, float]:
+        engine = replace(load_engine("trtllm"), **changes)
+        state = colocated(served("deepseek_r1", "b200_sxm", "nvfp4_fp8kv", engine), ranks, lengths, 4 * ONE)
+        return float(state.ttft[0]), float(state.tpot[0])
+
+    (held, step), (at_once, _) = times(held_at_most=most), times(held_at_most=0)
+    assert held - at_once == pytest.approx(most * step, rel=0.05)

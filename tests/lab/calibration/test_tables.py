@@ -1,0 +1,102 @@
+"""Reading kernel tables: forms, faults in one line each, the mask, and a split that never moves."""
+
+from __future__ import annotations
+
+import pytest
+from kernel_csv import GEMM, QUANTIZE, quantize_rows, write
+
+from lab.calibration.files import HELD_OUT_SHARE
+from lab.calibration.kernels.forms import FORMS, form_of
+from lab.calibration.kernels.tables import TableError, held_out, read_exclusions, read_tables
+
+GOOD = "h100_sxm,trtllm,1,k,bfloat16,128,4096,4096,20.5"
+
+
+def read(path, **options):
+    (table,) = read_tables(path, **options)
+    return table
+
+
+def test_every_form_is_told_by_its_columns():
+    for name, form in FORMS.items():
+        assert form_of(form.columns) is form, name
+        assert set(form.key) <= {*form.words, *form.sizes}
+
+
+def test_a_row_keeps_its_line_and_gets_si_units(tmp_path):
+    table = read(write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace("h100_sxm", "gb200")))
+    assert table.form.name == "gemm"
+    assert table.rows["row"].tolist() == [2, 3]
+    assert table.rows["system"].tolist() == ["h100_sxm", "gb200_nvl72"]
+    assert table.rows["latency"].tolist() == pytest.approx([20.5e-6] * 2)
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "said"),
+    [
+        (GEMM.replace("latency_us", "latency"), GOOD, "unknown column 'latency', did you mean 'latency_us'?"),
+        (GEMM.replace(",k,", ","), "h100_sxm,trtllm,1,k,bfloat16,128,4096,20.5", "missing column 'k' of a gemm table"),
+        (GEMM, GOOD.replace("20.5", "nan"), "line 2: latency_us 'nan' is not a time above 0"),
+        (GEMM, GOOD.replace("20.5", "0"), "line 2: latency_us '0' is not a time above 0"),
+        (GEMM, GOOD.replace("20.5", "-3"), "line 2: latency_us '-3' is not a time above 0"),
+        (GEMM, GOOD.replace(",128,", ",,"), "line 2: m '' is not a whole number from 1"),
+        (GEMM, GOOD.replace(",128,", ",12.5,"), "line 2: m '12.5' is not a whole number from 1"),
+        (GEMM, GOOD.replace(",128,", ",1e20,"), "line 2: m '1e20' is not a whole number from 1"),
+        (GEMM, GOOD.replace("h100_sxm", "h100_smx"), "line 2: system 'h100_smx' is unknown, did you mean 'h100_sxm'?"),
+        (GEMM, GOOD.replace("trtllm", "trt"), "line 2: framework 'trt' is unknown, did you mean 'trtllm'?"),
+        ("a,b,c", "1,2,3", "columns of no known table; known tables: gemm, "),
+    ],
+)
+def test_faults_are_told_in_one_line(tmp_path, header, line, said):
+    with pytest.raises(TableError) as refusal:
+        read(write(tmp_path / "a.csv", header, line))
+    assert len([text for text in str(refusal.value).splitlines() if said in text]) == 1
+    assert all("a.csv: " in text for text in str(refusal.value).splitlines())
+
+
+def test_a_missing_file_and_one_that_is_no_table(tmp_path):
+    with pytest.raises(TableError, match=r"none.csv: no such file"):
+        read_tables(tmp_path / "none.csv")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(TableError, match=r"empty.csv: not a CSV file"):
+        read_tables(tmp_path / "empty.csv")
+
+
+def test_a_lenient_reader_keeps_bad_rows_with_their_fault(tmp_path):
+    table = read(write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace("20.5", "0")), strict=False)
+    assert table.rows["fault"].tolist() == ["", "latency_us '0' is not a time above 0"]
+    assert table.rows["latency"].isna().tolist() == [False, True]
+
+
+def test_the_mask_marks_rows_and_a_broken_condition_is_named(tmp_path):
+    mask = "file,system,framework,condition,reason\ngemm.csv,*,*,\"m == 128 and system == 'h100_sxm'\",odd\n"
+    (tmp_path / "mask.csv").write_text(mask)
+    path = write(tmp_path / "a.csv", GEMM, GOOD, GOOD.replace(",128,", ",256,"))
+    assert read(path, exclusions=read_exclusions(tmp_path / "mask.csv")).rows["masked"].tolist() == ["odd", ""]
+    (tmp_path / "mask.csv").write_text(mask.replace("m == 128", "batch == 128"))
+    with pytest.raises(TableError, match="batch"):
+        read(path, exclusions=read_exclusions(tmp_path / "mask.csv"))
+    (tmp_path / "mask.csv").write_text(mask.replace("gemm.csv", "gem.csv"))
+    with pytest.raises(TableError, match=r"mask.csv: line 2: no table 'gem', did you mean 'gemm'\?"):
+        read_exclusions(tmp_path / "mask.csv")
+
+
+def test_a_shape_is_on_one_side_for_all_systems_formats_and_orders(tmp_path):
+    lines = quantize_rows(2.0, 0.8, bandwidth=3e12) + quantize_rows(1.0, 0.7, bandwidth=5e12, system="b200_sxm")
+    there = read(write(tmp_path / "a.csv", QUANTIZE, *lines)).rows
+    back = read(write(tmp_path / "b.csv", QUANTIZE, *reversed(lines))).rows
+    sides = there.groupby(["op", "m", "k"])["held_out"].nunique()
+    assert sides.max() == 1
+    key = ["system", "m", "k"]
+    assert there.set_index(key)["held_out"].sort_index().equals(back.set_index(key)["held_out"].sort_index())
+
+
+def test_known_sides_and_the_share_held_out():
+    """The split is a promise to everyone who compares errors: these sides never change."""
+    import pandas as pd
+
+    many = pd.DataFrame([(n, k) for n in range(1, 61) for k in range(1, 61)], columns=["n", "k"])
+    sides = held_out(FORMS["gemm"], many)
+    assert sides.mean() == pytest.approx(HELD_OUT_SHARE, abs=0.02)
+    some = pd.DataFrame({"n": [4096, 7168, 1024, 2048, 512], "k": [4096, 2048, 8192, 7168, 512]})
+    assert held_out(FORMS["gemm"], some).tolist() == [False, False, False, True, False]

@@ -1,0 +1,407 @@
+"""Evaluators of claims on frontiers made by hand, and those that need no frontier on the model itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from disagg_sim.errors import InfeasibleError, InputError
+from disagg_sim.workload.lengths import lengths
+from lab.studies.beyond_the_buzz import (
+    claims,
+    claims_gain,
+    claims_limits,
+    claims_ratio,
+    claims_shape,
+    claims_sharing,
+    claims_transfer,
+)
+from lab.studies.beyond_the_buzz.evidence import Evidence, Front, never_below, third
+from lab.studies.claims import COLUMNS, Finding, holding
+
+R1, SMALL, MIDDLE, LARGE = "deepseek_r1", "llama_3_1_8b", "llama_3_1_70b", "llama_3_1_405b"
+X = np.geomspace(20.0, 100.0, 9)
+
+
+class ByHand:
+    """A source of frontiers: sweep -> table."""
+
+    def __init__(self, **tables: pd.DataFrame):
+        self.tables = tables
+
+    def frontier(self, figure: str, profile: str) -> pd.DataFrame:
+        return self.tables[figure].assign(sweep=figure, profile=profile)
+
+
+def points(y: Any, *, x: Any = X, mode: str = "disaggregated", **columns: Any) -> pd.DataFrame:
+    """A frontier with throughput ``y`` at ``x``, and whatever columns a claim looks at."""
+    table = pd.DataFrame({"tokens_per_s_per_user": x, "tokens_per_s_per_gpu": y, "mode": mode})
+    return table.assign(**{"request_rate_per_s": 1.0, "prefill_request_rate_per_s": 4.0, **columns})
+
+
+def below(*tables: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True)
+
+
+def pair(gain: Any, **where: Any) -> pd.DataFrame:
+    """A co-located frontier and a disaggregated one ``gain`` times as high."""
+    return below(points(1000 / X * gain, **where), points(1000 / X, mode="colocated", **where))
+
+
+def evidence(**tables: pd.DataFrame) -> Evidence:
+    return Evidence(ByHand(**tables), "ideal")
+
+
+def test_there_are_32_claims_in_order_with_their_origin():
+    assert [claim.id for claim in claims.CLAIMS] == [f"C{n}" for n in range(1, 33)]
+    for claim in claims.CLAIMS:
+        assert claim.kind.split(",")[0] in {"paper", "figure", "derived"}
+        assert claim.statement
+        assert claim.acceptance
+
+
+def test_one_row_a_claim_and_profile(monkeypatch):
+    first, second = claims.CLAIMS[:2]
+    found = (
+        replace(first, judge=lambda e: Finding("1", holds=True, note=e.profile)),
+        replace(second, judge=lambda e: Finding("2", e.profile == "measured", "by profile")),
+    )
+    monkeypatch.setattr(claims, "CLAIMS", found)
+    table = claims.evaluate(ByHand(), profiles=("ideal", "measured"))
+    assert list(table.columns) == list(COLUMNS)
+    assert table[["id", "profile", "verdict", "note"]].to_numpy().tolist() == [
+        ["C1", "ideal", "holds", "ideal"],
+        ["C1", "measured", "holds", "measured"],
+        ["C2", "ideal", "fails", "by profile"],
+        ["C2", "measured", "holds", "by profile"],
+    ]
+    assert holding(table).to_numpy().tolist() == [["ideal", 1, 2, "C2", "", ""], ["measured", 2, 2, "", "", ""]]
+
+
+def test_evaluation_without_a_profile_is_refused():
+    with pytest.raises(InputError, match=r"^profiles is empty; allowed: one or more of ideal, optimistic, measured$"):
+        claims.evaluate(ByHand(), profiles=())
+
+
+def test_a_frontier_without_points_is_named():
+    with pytest.raises(InfeasibleError, match=r"^fig09 under ideal: no frontier of disaggregated with model gpt$"):
+        evidence(fig09=points(1 / X, model=R1)).front("fig09", model="gpt")
+
+
+def test_two_frontiers_are_compared_where_the_second_has_points():
+    """12/10 at 20, 6/5 at 40, 6/2 at 80: the first is flat from 20 to 80."""
+    better, worse = (Front(points(y, x=x)) for y, x in (([12.0, 6.0], [20.0, 80.0]), ([10.0, 5.0, 2.0], [20, 40, 80])))
+    assert never_below(better, worse) == pytest.approx((1.2, 3.0))
+
+
+def test_thirds_of_a_log_axis():
+    assert third(1.0, 1000.0, 1)[[0, -1]] == pytest.approx([10.0, 100.0])
+
+
+@pytest.mark.parametrize(("gains", "holds"), [((2.0, 1.3, 1.2, 1.1), True), ((1.2, 1.1, 1.1, 1.1), False)])
+def test_c1_compares_area_ratios_by_traffic(gains, holds):
+    """A constant G is the area ratio; 1.2 < 1.15 * 1.1."""
+    tables = [pair(g, isl=i, osl=o) for g, (i, o) in zip(gains, claims_gain.FIGURE_8, strict=True)]
+    found = claims_gain.c1_prefill_heavy(evidence(fig08=below(*tables)))
+    assert found.value == f"16384/2048 {gains[0]:.3g}; 16384/16384 {gains[1]:.3g}; 2048/2048 {gains[2]:.3g}; " + (
+        f"2048/16384 {gains[3]:.3g}"
+    )
+    assert found.holds == holds
+    assert "16384/2048 0.25" in found.note  # X/p = 1/4
+
+
+@pytest.mark.parametrize(("gains", "holds"), [((1.1, 1.5, 2.0), True), ((1.1, 2.0, 1.5), False)])
+def test_c2_orders_models_by_gain(gains, holds):
+    tables = [pair(g, model=m) for g, m in zip(gains, (SMALL, MIDDLE, LARGE), strict=True)]
+    assert claims_gain.c2_model_size(evidence(fig07=below(*tables))).holds == holds
+
+
+@pytest.mark.parametrize(("small", "holds"), [(1.2, True), (1.3, False)])
+def test_c3_little_gain_is_at_most_a_quarter(small, holds):
+    tables = {"fig07": pair(small, model=SMALL), "fig01": pair(1.0, isl=1024, osl=32_768)}
+    assert claims_gain.c3_little_gain(evidence(**tables)).holds == holds
+
+
+@pytest.mark.parametrize(("tight", "holds"), [(1.0, True), (2.0, False)])
+def test_c4_wants_the_gain_in_the_middle(tight, holds):
+    gains = np.array([1.0, 1.0, 1.1, 1.2, 1.3, 1.2, 1.1, tight, tight])
+    tables = below(*(pair(gains, model=m, isl=16_384) for m in (R1, MIDDLE)))
+    found = claims_gain.c4_medium_latency(evidence(fig06=tables))
+    assert found.holds == holds
+    assert found.value.startswith("deepseek_r1 1.3 at 45, ends 1 and 1;") == holds
+
+
+@pytest.mark.parametrize(("batch", "holds"), [(np.arange(9.0, 0.0, -1.0), True), (np.full(9, 4.0), False)])
+def test_c5_ranks_batch_and_tp(batch, holds):
+    tp = np.repeat([1, 2, 4], 3)
+    columns = {"decode_batch": batch * tp, "decode_gpus": tp, "decode_tp_attn": tp, "isl": 16_384}
+    tables = below(*(points(1 / X, model=m, **columns) for m in (R1, MIDDLE)))
+    assert claims_shape.c5_batch_and_tp(evidence(fig06=tables)).holds == holds
+
+
+@pytest.mark.parametrize(
+    ("tp", "holds"),
+    [([1, 1, 1, 2, 2, 2, 4, 4, 4], True), ([1, 1, 4, 2, 2, 4, 4, 4, 4], False), ([1, 1, 1, 1, 1, 2, 2, 2, 2], False)],
+)
+def test_c8_ranks_attention_modes_by_tp(tp, holds):
+    """Two points of nine lie below an earlier TP 4 in the second; the third ends at TP 2."""
+    table = points(1 / X, model=R1, isl=16_384, decode_tp_attn=tp, decode_dp_attn=8)
+    found = claims_shape.c8_attention_modes(evidence(fig06=table))
+    assert found.holds == holds
+    assert found.value.endswith("falls at 0.22") == (tp[2] == 4)
+
+
+@pytest.mark.parametrize(("batch", "holds"), [(100, True), (99, False)])
+def test_c9_batch_of_the_loosest_point(batch, holds):
+    table = points(1 / X, model=R1, isl=16_384, decode_batch=np.linspace(batch, 1, 9), decode_gpus=8)
+    assert claims_shape.c9_loose_batch(evidence(fig06=table)).holds == holds
+
+
+def pipelines(ftl: dict[int, float], rate: float) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"mla_form": form, "pp": pp, "ftl_s": seconds, "request_rate_per_s": rate if pp == 32 else 1.0, "fits": pp != 2}
+        for form in ("cached", "naive")
+        for pp, seconds in ftl.items()
+    )
+
+
+@pytest.mark.parametrize(("deep", "rate", "holds"), [(4.0, 0.95, True), (4.0, 0.89, False), (6.0, 0.95, False)])
+def test_c10_wants_factor_rate_and_both_times(deep, rate, holds):
+    table = pipelines({1: 100.0, 2: 50.0, 32: deep}, rate)
+    found = claims_limits.c10_pipelined_prefill(evidence(fig05=table, bf16_attention_fig05=table))
+    assert found.value == f"factor {100 / deep:.1f} (100.0 s to {deep:.2f} s), rate {rate:.3f}"
+    assert found.holds == holds
+    assert "too large for memory: PP [2]" in found.note
+
+
+def ratios(**loose_and_tight: tuple[float, float]) -> pd.DataFrame:
+    tables = [
+        points(1 / X, model=model, ctx_gen_gpu_ratio=np.geomspace(loose, tight, 9))
+        for model, (loose, tight) in loose_and_tight.items()
+    ]
+    return below(*tables)
+
+
+PAPER_RATIOS = {R1: (3.64, 0.06), LARGE: (2.07, 0.21), MIDDLE: (0.95, 0.46), SMALL: (0.42, 0.34)}
+
+
+@pytest.fixture
+def no_naive_pools(monkeypatch):
+    monkeypatch.setattr(Evidence, "naive_pools", lambda e: e.front("fig09", model=R1))
+
+
+@pytest.mark.usefixtures("no_naive_pools")
+def test_c11_to_c13_hold_on_the_readings_of_the_paper():
+    table = ratios(**PAPER_RATIOS)
+    by_hand = evidence(fig09=table, bf16_attention_fig09=table)
+    assert claims_ratio.c11_ratio_falls(by_hand).holds
+    spread, loose = claims_ratio.c12_spread(by_hand), claims_ratio.c13_loose_end(by_hand)
+    assert (spread.holds, loose.holds) == (True, True)
+    assert spread.value.startswith("deepseek_r1 60.7; llama_3_1_405b 9.86")
+    assert loose.value.startswith("deepseek_r1 3.64; llama_3_1_405b 2.07")
+
+
+@pytest.mark.usefixtures("no_naive_pools")
+def test_c11_to_c13_miss_where_they_should():
+    """R1 below 405B, at a third of its reading, and a ratio that rises by 20 % on the way."""
+    table = ratios(**PAPER_RATIOS | {R1: (1.0, 0.1)})
+    table.loc[4, "ctx_gen_gpu_ratio"] = 1.2 * table.loc[3, "ctx_gen_gpu_ratio"]
+    by_hand = evidence(fig09=table, bf16_attention_fig09=table)
+    rules = (claims_ratio.c11_ratio_falls, claims_ratio.c12_spread, claims_ratio.c13_loose_end)
+    found = [rule(by_hand) for rule in rules]
+    assert [each.holds for each in found] == [False, True, False]
+    assert found[0].value.startswith("deepseek_r1 1.2;")
+
+
+def fixed_ratios(loose: float, tight: float) -> pd.DataFrame:
+    """R1's three curves from P = 1, OSL = 1 and R falling: T = P*min(q, r)/(1 + q), best at q = r = R/P."""
+    r = np.geomspace(loose, tight, 9)
+    best = r / (1 + r)
+    curves = {"optimal": best, "0.5": np.minimum(0.5, r) / 1.5, "3.5": np.minimum(3.5, r) / 4.5}
+    columns = {
+        "prefill_request_rate_per_s": 4.0,
+        "prefill_gpus": 4,
+        "decode_request_rate_per_s": 8 * r,
+        "decode_gpus": 8,
+        "ctx_gen_gpu_ratio": r,
+    }
+    return below(*(points(y, ctx_gen_ratio=text, **columns) for text, y in curves.items()))
+
+
+def test_c14_and_c15_on_curves_of_the_closed_form():
+    """r = 3.64: 0.5 keeps 0.5/3.64*4.64/1.5 = 0.425; r = 0.06: 3.5 keeps 1.06/4.5 = 0.236."""
+    by_hand = evidence(fig10=fixed_ratios(3.64, 0.06))
+    found = claims_ratio.c14_fixed_ratios(by_hand)
+    assert found.value == "0.5 loses 0.58, 3.5 loses 0.76"
+    assert found.holds
+    assert claims_ratio.c15_closed_form(by_hand).value == "largest error 0.000"
+    assert claims_ratio.closed_form(0.5, 3.64) == pytest.approx(0.425, abs=5e-4)
+    assert claims_ratio.closed_form(3.5, 0.06) == pytest.approx(0.236, abs=5e-4)
+
+
+def test_c14_misses_where_the_ratio_hardly_moves_and_c15_where_curves_leave_the_form():
+    flat = fixed_ratios(1.2, 1.0)
+    assert not claims_ratio.c14_fixed_ratios(evidence(fig10=flat)).holds
+    flat.loc[flat["ctx_gen_ratio"] == "0.5", "tokens_per_s_per_gpu"] *= 0.9
+    found = claims_ratio.c15_closed_form(evidence(fig10=flat))
+    assert (found.value, found.holds) == ("largest error 0.100", False)
+
+
+def domains(r1: Any, llama: Any) -> pd.DataFrame:
+    small = [points(1000 / X, model=m, nvlink_domain=8) for m in (R1, MIDDLE)]
+    large = [points(1000 / X * g, model=m, nvlink_domain=72) for m, g in ((R1, r1), (MIDDLE, llama))]
+    return below(*small, *large)
+
+
+BUMP, RISE = np.array([1, 1, 1, 1, 2, 1, 1, 1, 1.0]), np.array([1, 1, 1, 1, 1, 1, 1, 1, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("r1", "llama", "worse", "where"),
+    [
+        (BUMP, RISE, True, True),
+        (RISE, RISE, True, False),
+        (BUMP, np.ones(9), False, True),
+        (0.9 * BUMP, RISE, False, True),
+    ],
+)
+def test_c16_and_c17_on_two_domains(r1, llama, worse, where):
+    table = domains(r1, llama)
+    by_hand = evidence(fig11=table, bf16_attention_fig11=table)
+    assert claims_gain.c16_never_worse(by_hand).holds == worse
+    assert claims_gain.c17_where(by_hand).holds == where
+
+
+def transfers(**columns: Any) -> pd.DataFrame:
+    """Integer pairs of n_p = 3 prefill and n_d = 5 decode instances, whose rates do not quite balance."""
+    p, r, cache = 2.0, np.linspace(1.3, 1.0, 9), 1e8
+    given = {
+        "isl": 16_384,
+        "prefill_instances": 3,
+        "decode_instances": 5,
+        "prefill_request_rate_per_s": p,
+        "decode_request_rate_per_s": r,
+        "prefill_unique_gpus": 4,
+        "decode_unique_gpus": 2,
+        "decode_gpus": 8,
+        "kv_egress_bytes_per_s_per_gpu": p * cache / 4,
+        "kv_ingress_bytes_per_s_per_gpu": r * cache / 2,
+        "ftl_s": 1.0,
+        "request_rate_per_s": np.minimum(3 * p, 5 * r),
+    }
+    return points(1 / X, **given | columns)
+
+
+def test_c20_and_c24_on_pairs_by_hand():
+    by_hand = evidence(fig12=transfers())
+    assert claims_transfer.c20_ingress_falls(by_hand).holds
+    assert claims_transfer.c24_conservation(by_hand).holds
+
+
+def test_c20_and_c24_miss_on_spoilt_pairs():
+    rising = transfers(kv_ingress_bytes_per_s_per_gpu=np.linspace(1e8, 2e8, 9))
+    found = claims_transfer.c20_ingress_falls(evidence(fig12=rising))
+    assert (found.holds, "largest rise above an earlier point: 100.0%" in found.note) == (False, True)
+    assert not claims_transfer.c24_conservation(evidence(fig12=rising)).holds
+
+
+@pytest.mark.parametrize(("factor", "holds"), [(1.0, True), (4.0, True), (30.0, False)])
+def test_c22_allows_three_times_the_bands(monkeypatch, factor, holds):
+    monkeypatch.setattr(Evidence, "naive_pools", lambda e, isl, ftl_limit: e.front("fig12", isl=isl))
+    both = below(*(transfers(isl=isl) for isl in (16_384, 1_048_576)))
+    flow = dict.fromkeys((claims_transfer.EGRESS, claims_transfer.INGRESS), factor * 900000000.0)
+    sweeps = {name: both.assign(**flow) for name in ("fig12", "fig12_long")}
+    sweeps |= {f"bf16_attention_{name}": table for name, table in sweeps.items()}
+    assert claims_transfer.c22_bandwidth(evidence(**sweeps)).holds == holds
+
+
+@pytest.mark.parametrize(("latent", "grouped", "holds"), [(0.8, 0.95, True), (0.95, 0.95, False), (0.8, 0.85, False)])
+def test_c25_compares_every_step_mixed_with_the_best_shared_mode(latent, grouped, holds):
+    step = {
+        "mixed_chunk_tokens": 1024.0,
+        "decode_dp_attn": 8,
+        "decode_batch": 64,
+        "decode_gpus": 8,
+        "decode_request_rate_per_s": 2.0,
+        "ttl_largest_gap_s": 0.03,
+    }
+    shared = [points(1000 / X, mode=mode, model=m, **step) for mode in ("colocated", "piggyback") for m in (R1, MIDDLE)]
+    mixed = [
+        points(1000 / X * level, mode="piggyback", model=m, mla_form=form, **step)
+        for m, form, level in ((R1, "naive", latent), (MIDDLE, "auto", grouped))
+    ]
+    found = claims_sharing.c25_piggyback(evidence(fig06=below(*shared), fig06_every_step_mixed=below(*mixed)))
+    assert found.holds == holds
+    assert found.value == (
+        f"deepseek_r1 down to {latent:.2f} in the middle third, llama_3_1_70b down to {grouped:.2f} in the loose two"
+    )
+
+
+@pytest.mark.parametrize(("decode", "prefill", "holds"), [(1.1, 0.9, True), (0.9, 1.1, False)])
+def test_c27_compares_traffic_and_wants_the_ratio_to_fall(decode, prefill, holds):
+    fall = np.linspace(1.0, 0.6, 9)
+    plain, mixed = [], []
+    for (isl, osl), level in zip(claims_sharing.FIGURE_8, (prefill, decode), strict=True):
+        plain += [points(1000 / X, mode=mode, isl=isl, osl=osl) for mode in ("colocated", "piggyback")]
+        mixed += [points(1000 / X * level * fall, mode="piggyback", isl=isl, osl=osl)]
+    tables = {"fig08": below(*plain), "fig08_every_step_mixed": below(*mixed)}
+    assert claims_sharing.c27_decode_heavy(evidence(**tables)).holds == holds
+
+
+@pytest.mark.parametrize(("spoil", "holds"), [(1.0, True), (0.99, False)])
+def test_c29_and_c30_want_looser_limits_never_worse(spoil, holds):
+    """Each limit is worth 5 %; the last but one is spoilt."""
+    cut_offs = [
+        points(1.05**k * (spoil if k == 3 else 1.0) ** 10 / X, ftl_limit_s=limit, ftl_s=0.4)
+        for k, limit in enumerate(claims_limits.CUT_OFFS)
+    ]
+    caps = [
+        points(1.05**k * (spoil if k == 3 else 1.0) ** 10 / X, gpu_cap=cap) for k, cap in enumerate(claims_ratio.CAPS)
+    ]
+    by_hand = evidence(ftl_cut_off=below(*cut_offs), gpu_cap=below(*caps), fig06=points(1 / X, model=R1, ftl_s=9.0))
+    assert claims_limits.c29_cut_off(by_hand).holds == holds
+    assert claims_ratio.c30_few_gpus(by_hand).holds == holds
+
+
+def test_c29_misses_a_point_above_the_limit():
+    cut_offs = below(*(points(1 / X, ftl_limit_s=limit, ftl_s=0.6) for limit in claims_limits.CUT_OFFS))
+    by_hand = evidence(ftl_cut_off=cut_offs, fig06=points(1 / X, model=R1, ftl_s=9.0))
+    assert not claims_limits.c29_cut_off(by_hand).holds
+
+
+@pytest.mark.parametrize(("tp", "holds"), [(4, True), (1, False)])
+def test_c31_takes_the_median_of_tp(tp, holds):
+    modes = (("disaggregated", tp), ("colocated", 2))
+    tables = below(*(points(1 / X, model=m, mode=mode, decode_tp_attn=n) for m in (R1, MIDDLE) for mode, n in modes))
+    assert claims_shape.c31_tensor_parallel(evidence(fig06=tables)).holds == holds
+
+
+@pytest.mark.parametrize("profile", claims.PROFILES)
+@pytest.mark.parametrize(
+    "rule",
+    [claims_transfer.c19_ingress_of_long_prompts, claims_transfer.c23_duplication, claims_limits.c32_active_parameters],
+)
+def test_claims_on_counts_and_single_configurations_hold_under_every_profile(rule, profile):
+    assert rule(Evidence(ByHand(), profile)).holds
+
+
+def test_c28_misses_with_the_spread_of_a_trace_and_says_what_half_of_it_gives():
+    """Means of 6653/740 tokens behind medians of 4096/512: constant lengths promise 1.4 times too much."""
+    laws = {"log_normal_4096_512": lengths("log_normal_4096_512"), "4096/512": lengths(4096, 512)}
+    pools = Evidence(ByHand(), "measured")
+    fronts = {traffic: claims_limits._front_under(pools, law).table for traffic, law in laws.items()}
+    figure = below(*(front.assign(mode="disaggregated", traffic=traffic) for traffic, front in fronts.items()))
+    found = claims_limits.c28_representative_lengths(Evidence(ByHand(fig14=figure), "measured"))
+    assert not found.holds
+    assert "With half the sigmas: largest 0.12, mean 0.07" in found.note
+
+
+def test_claims_do_not_change():
+    claim = next(iter(claims.CLAIMS))
+    with pytest.raises(AttributeError):
+        claim.acceptance = "anything"
+    assert replace(claim, acceptance="anything") not in claims.CLAIMS

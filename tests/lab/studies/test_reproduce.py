@@ -1,0 +1,250 @@
+"""A published study from its sweeps to figures: what is computed once, what a figure shows, what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from disagg_sim.cli.main import run
+from disagg_sim.errors import SpecError, UnknownNameError
+from disagg_sim.facts.load import list_specs
+from disagg_sim.report.panels import draw_cells
+from disagg_sim.sweep.spec import load_sweep
+from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
+from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
+from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
+from lab.studies.beyond_the_buzz.reproduce import item_names, reproduce
+from lab.studies.beyond_the_buzz.where_it_pays import pays_cells
+
+SMALL = """
+name: small
+models: [llama_3_1_8b]
+systems: {gb200_nvl72: nvfp4_fp8kv}
+traffic: {isl: 1024, osl: 128}
+limits: {max_gpus: 4, gpu_cap: 32}
+"""
+PIPELINE = """
+kind: pipelined_prefill
+name: small
+model: deepseek_r1
+system: gb200_nvl72
+precision: nvfp4_fp8kv
+isl: 8192
+gpus: 16
+pp: [1, 2, 4]
+chunk_tokens: 512
+mla_forms: [naive, cached]
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small sweeps in place of the shipped ones of the same names."""
+    folder = tmp_path_factory.mktemp("user") / "sweeps" / "beyond_the_buzz"
+    folder.mkdir(parents=True)
+    (folder / "fig05.yaml").write_text(PIPELINE)
+    (folder / "fig06.yaml").write_text(SMALL + "modes: [disaggregated, colocated, piggyback]\n")
+    (folder / "fig06_every_step_mixed.yaml").write_text(SMALL + "modes: [piggyback]\nevery_step_mixed: true\n")
+    (folder / "fig09.yaml").write_text(SMALL)
+    return folder.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def small_sweeps(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISAGG_SIM_PATH", str(root))
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.mark.parametrize("profile", list_specs("profile"))
+def test_every_shipped_sweep_of_the_study_is_valid(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISAGG_SIM_PATH")
+    for name, path in study_files().items():
+        if KIND in path.read_text():
+            assert load_pipelining(path).gpus == 64
+        else:
+            assert load_sweep(str(path), profile=profile).profile == profile, name
+
+
+def test_every_figure_of_the_paper_has_a_sweep_and_a_picture() -> None:
+    paper = {f"fig{number:02d}" for number in (1, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
+    assert set(figure_names()) == paper
+    assert {name for name in study_files() if name[3:].isdecimal()} == paper
+    assert set(item_names()) <= set(study_files())
+
+
+def test_a_figure_is_its_own_sweep_and_those_named_after_it() -> None:
+    names = ("fig01", "fig1", "fig10", "fig10_colocated")
+    assert parts_of("fig10", names) == ("fig10", "fig10_colocated")
+    assert parts_of("fig10_colocated", names) == ("fig10_colocated",)
+    with pytest.raises(UnknownNameError, match="'fig11', did you mean 'fig10'"):
+        parts_of("fig11", ("fig10",))
+
+
+class Counting(Silent):
+    """Adds up the design points that runs compute."""
+
+    computed = 0
+
+    def start(self, points: int) -> None:
+        """Add them."""
+        self.computed += points
+
+
+def test_what_lies_on_disk_is_not_computed_again(out: Path) -> None:
+    first, second = Counting(), Counting()
+    frontiers = Frontiers(out, listener=first)
+    table = frontiers.frontier("fig06", "ideal")
+    assert set(table["sweep"]) == {"fig06", "fig06_every_step_mixed"}
+    assert set(table["mode"]) == {"disaggregated", "colocated", "piggyback"}
+    assert first.computed > 0
+    again = Frontiers(out, listener=second)
+    pd.testing.assert_frame_equal(again.frontier("fig06", "ideal"), table)
+    assert second.computed == 0
+    assert again.design_points == frontiers.design_points > 0
+
+
+def test_sweeps_with_a_case_in_common_compute_it_once(out: Path, tmp_path: Path) -> None:
+    """Figure 9 is one mode of the case of figure 6: beside that it takes nothing, and gives the same as alone."""
+    alone, told = Frontiers(out), Counting()
+    together = Frontiers(tmp_path, listener=told)
+    together.prepare(["fig06", "fig09"], ["ideal"])
+    pd.testing.assert_frame_equal(together.frontier("fig09", "ideal"), alone.frontier("fig09", "ideal"))
+    assert together.design_points == told.computed + alone.design_points
+
+
+def test_names_that_do_not_exist_are_refused(out: Path) -> None:
+    frontiers = Frontiers(out)
+    with pytest.raises(UnknownNameError, match="'fig6'"):
+        frontiers.frontier("fig6", "ideal")
+    with pytest.raises(UnknownNameError, match="'measurd', did you mean 'measured'"):
+        frontiers.frontier("fig09", "measurd")
+    with pytest.raises(UnknownNameError, match="'measurd', did you mean 'measured'"):
+        frontiers.frontier("fig05", "measurd")
+    with pytest.raises(UnknownNameError, match="'fig02'"):
+        figure_data(frontiers, "fig02", "ideal")
+
+
+def test_both_axes_of_a_panel_end_at_one(out: Path) -> None:
+    table = figure_data(Frontiers(out), "fig06", "ideal").table
+    assert table["x"].max() == table["y"].max() == 1
+    np.testing.assert_allclose(table["x"] * table["x_unit"], table["tokens_per_s_per_user"])
+    assert table["curve"].nunique() == 3
+
+
+def test_the_best_colocated_curve_is_the_upper_envelope_of_both_modes(out: Path) -> None:
+    points = Frontiers(out).frontier("fig06", "ideal")
+    best = best_colocated(points)
+    assert set(best["mode"]) <= {"colocated", "piggyback"}
+    for _, point in points[points["mode"] != "disaggregated"].iterrows():
+        reached = best[best["tokens_per_s_per_user"] >= point["tokens_per_s_per_user"]]
+        assert reached["tokens_per_s_per_gpu"].max() >= point["tokens_per_s_per_gpu"]
+
+
+def test_a_pipeline_holds_one_prompt_a_rank_and_answers_sooner(root: Path) -> None:
+    study = load_pipelining(root / "sweeps" / "beyond_the_buzz" / "fig05.yaml")
+    table = pipelined_prefill(study, profile="ideal")
+    assert (table["ep"] * table["pp"] == 16).all()
+    assert (table["batch"] == table["ep"]).all()
+    assert (table["fits"] == (table["memory_bytes"] <= table["memory_limit_bytes"])).all()
+    for _, depths in table.groupby("mla_form"):
+        assert (np.diff(depths["ftl_s"]) < 0).all()
+        flat = depths[depths["pp"] == 1].iloc[0]
+        assert flat["request_rate_per_s"] * flat["ftl_s"] == pytest.approx(16)
+    one, other = (table[table["mla_form"] == form].set_index("pp") for form in ("naive", "cached"))
+    assert one.loc[1, "ftl_s"] == other.loc[1, "ftl_s"]  # nothing is recomputed in a whole prompt
+    assert one.loc[4, "ftl_s"] > other.loc[4, "ftl_s"]
+    assert one.loc[4, "memory_bytes"] < other.loc[4, "memory_bytes"]
+
+
+def test_a_file_of_a_pipeline_tells_all_its_faults(tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(PIPELINE.replace("[1, 2, 4]", "[1, 3]").replace("cached", "cashed").replace("8192", "0"))
+    with pytest.raises(SpecError) as caught:
+        load_pipelining(file)
+    for text in (
+        "pp: 3 does not divide 16 GPUs",
+        "'cashed' is unknown, did you mean 'cached'",
+        "isl: 0 is out of range",
+    ):
+        assert text in str(caught.value)
+    file.write_text(PIPELINE.replace("gpus", "gpu"))
+    with pytest.raises(SpecError) as caught:
+        load_pipelining(file)
+    assert "unknown key 'gpu', did you mean 'gpus'" in str(caught.value)
+    assert "missing key 'gpus'" in str(caught.value)
+
+
+def test_figures_are_written_with_their_data(out: Path) -> None:
+    done = reproduce(Frontiers(out), items=["fig05", "fig06"], profiles=["ideal"])
+    assert [path.name for path in done.pictures] == ["fig05.png", "fig06.png"]
+    for path in done.pictures:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        data = pd.read_csv(path.with_suffix(".csv"))
+        assert {"panel", "curve", "x", "y"} <= set(data)
+        assert len(data) > 3
+
+
+def test_everything_is_the_figures_and_the_claims(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = root / "sweeps" / "tiny"
+    folder.mkdir()
+    (folder / "fig05.yaml").write_text(PIPELINE)
+    claims = pd.DataFrame({"id": ["C1", "C2"], "profile": "ideal", "verdict": ["holds", "fails"], "value": [1.5, 2.0]})
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.item_names", lambda: ("fig05",))
+    monkeypatch.setattr("lab.studies.beyond_the_buzz.reproduce.evaluate", lambda *_: claims)
+    done = reproduce(Frontiers(tmp_path, study="tiny"), profiles=["ideal"])
+    assert [path.name for path in done.pictures] == ["fig05.png"]
+    assert (tmp_path / "claims.csv").read_text() == "id,profile,verdict,value\nC1,ideal,holds,1.5\nC2,ideal,fails,2\n"
+    monkeypatch.setattr(Frontiers, "names", ("fig05",))
+    assert run(["reproduce", "beyond-the-buzz", "--profile", "ideal", "--out", str(tmp_path), "--jobs", "1"]) == 0
+    assert "ideal: 1 of 2 claims hold; not: C2" in capsys.readouterr().out
+
+
+def test_the_command_writes_a_figure_and_counts_design_points(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--figure", "9", "--profile", "ideal", "--out", str(out), "--jobs", "1"]
+    assert run(["reproduce", "beyond-the-buzz", *arguments]) == 0
+    assert "design points, 1 pictures" in capsys.readouterr().out
+    assert (out / "ideal" / "fig09.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["behind-the-buzz"], "'behind-the-buzz', did you mean 'beyond-the-buzz'"),
+        (["beyond-the-buzz", "--figure", "2"], "unknown figure 'fig02'"),
+        (["beyond-the-buzz", "--figure", "9", "--profile", "measurd"], "'measurd', did you mean 'measured'"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(
+    arguments: list[str], said: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["reproduce", *arguments, "--out", str(out)]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("error: ")
+    assert said in told
+
+
+def test_cells_stand_where_their_setting_says(tmp_path: Path) -> None:
+    settings = [
+        (model, system, isl)
+        for model in ("llama_3_1_8b", "deepseek_r1")
+        for isl in (1024, 2048)
+        for system in ("h100_sxm", "gb200_nvl72")
+    ]
+    table = pd.DataFrame(settings, columns=["model", "system", "isl"]).assign(osl=128, profile="ideal", pays="mostly")
+    table["area_ratio"] = [1.5, 1.25, 1.0, 0.5, 2.0, np.nan, 1.1, 1.2]
+    cells = pays_cells(table)
+    assert cells.columns == ("1024/128", "2048/128")
+    assert cells.rows[1] == "Llama-3.1-8B, gb200_nvl72"
+    np.testing.assert_array_equal(cells.values, [(1.5, 1.0), (1.25, 0.5), (2.0, 1.1), (np.nan, 1.2)])
+    assert cells.texts[0] == ("1.50  mostly", "1.00  mostly")
+    draw_cells(cells, tmp_path / "cells.png")
+    assert (tmp_path / "cells.png").is_file()

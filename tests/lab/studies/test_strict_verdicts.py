@@ -1,0 +1,74 @@
+"""Claims on serving policies, on benches made by hand: which baseline counts, and what a missed condition does."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from disagg_sim.domain import Slo
+from lab.studies.arrow import claims as arrow
+from lab.studies.arrow.setup import ALL, HOUR
+from lab.studies.claims import Verdict
+from lab.studies.dopd import claims_runs as dopd
+from lab.studies.dopd.setup import PLANNERS
+from lab.studies.dynaserve import claims as dynaserve
+from lab.studies.dynaserve.setup import COLOCATED, DynaServeBench
+
+
+def overloaded(tpot, printed):
+    """Runs at twice capacity with these P90 of TPOT [s], against a limit of 0.1 s; TTFT is late."""
+    rows = {name: SimpleNamespace(tpot_p90_s=value, ttft_p90_s=9.0) for name, value in (("", tpot), ("_p", printed))}
+    return SimpleNamespace(
+        workloads={name: SimpleNamespace(slo=Slo(ttft=1.0, tpot=0.1)) for name in ALL},
+        capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
+        seen=lambda _, case, __: SimpleNamespace(summary=rows["_p" if case == "arrow_printed" else ""]),
+        stand_ins=lambda *_: "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("tpot", "printed", "verdict"),
+    [(0.1, 0.1, Verdict.HOLDS), (0.1, 0.5, Verdict.ADDED_RULE), (0.5, 0.5, Verdict.FAILS)],
+)
+def test_a7_counts_only_if_it_holds_as_printed(tpot, printed, verdict):
+    assert arrow.a7_overload.verdict(arrow.a7_overload(overloaded(tpot, printed))) == verdict
+
+
+@pytest.mark.parametrize(("lasts", "holds"), [(3436.0, True), (298.0, False)])
+def test_a12_needs_runs_of_ten_flips(lasts, holds):
+    """Flips of 300 s in a run of 298 s never end, so that slow flips are static flips."""
+    bench = SimpleNamespace(
+        ratio=lambda *_: 1.0,
+        rate=lambda *_: 20.0,
+        workloads={HOUR: SimpleNamespace(trace=SimpleNamespace(duration=lasts))},
+        capacity=lambda *_: SimpleNamespace(rate_scale=1.0),
+        seen=lambda *_: SimpleNamespace(summary=SimpleNamespace(flips=1)),
+        stand_ins=lambda *_: "",
+    )
+    assert arrow.a12_slow_flips(bench).holds == holds
+
+
+@pytest.mark.parametrize(("latency", "verdict"), [(0.4, Verdict.HOLDS), (0.8, Verdict.FAILS)])
+def test_d14_compares_with_the_best_mode_of_each_planner(latency, verdict):
+    shares = dict.fromkeys(PLANNERS, 0.7) | {"SLA-driven": 0.5, "SLA-driven, load planner in between": 0.6}
+    shares |= {"load-driven": 0.3, "load-driven, estimates": 0.2, "load-driven, low thresholds": latency}
+    bench = SimpleNamespace(attainments=lambda name, *_: np.array([shares[name]]), hours=range(1))
+    found = dopd.d14_bursts(bench)
+    assert dopd.d14_bursts.verdict(found) == verdict
+    assert f"load-driven, low thresholds {latency:.1%}" in found.value
+
+
+@pytest.mark.parametrize(("best", "holds"), [(2.9, True), (3.1, False)])
+def test_y10_compares_with_the_best_chunk(best, holds):
+    """Code: 3.0 disaggregated; 2,048 tokens serve 0.9 of it, 384 tokens the number given."""
+    rates = {("code", name): 0.9 for name in COLOCATED} | {("reasoning", name): 2.5 for name in COLOCATED}
+    rates |= {("code", "chunk_384"): best, ("code", "disaggregated"): 3.0, ("reasoning", "disaggregated"): 1.2}
+
+    class ByHand(DynaServeBench):
+        def __init__(self):
+            self.workloads = {name: SimpleNamespace(stand_in="") for name in ("code", "reasoning")}
+
+        def rate(self, workload, case):
+            return rates[workload, case]
+
+    assert dynaserve.y10_who_is_strong(ByHand()).holds == holds

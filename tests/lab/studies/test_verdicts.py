@@ -1,0 +1,44 @@
+"""Verdicts: which claims count as reproduced, and which do not although their acceptance is met."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.studies.claims import DERIVED, Finding, Without, claim, evaluate, holding
+
+
+def judged(holds, *, otherwise=None, by_construction=False):
+    """A claim that is met or not, and what it comes to without an added rule."""
+    without = None if otherwise is None else Without("as printed", "2", otherwise)
+
+    @claim("T1", kind=DERIVED, statement="", acceptance="", by_construction=by_construction)
+    def found(_: float) -> Finding:
+        return Finding("1", holds, "", without)
+
+    return evaluate([found], {"measured": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("holds", "otherwise", "by_construction", "verdict"),
+    [
+        (True, None, False, "holds"),
+        (False, None, False, "fails"),
+        (True, True, False, "holds"),
+        (False, False, False, "fails"),
+        (True, False, False, "rests on an added rule"),
+        (False, True, False, "rests on an added rule"),
+        (True, None, True, "by construction"),
+        (False, None, True, "fails"),
+    ],
+)
+def test_a_claim_counts_only_if_it_could_fail_and_needs_no_added_rule(holds, otherwise, by_construction, verdict):
+    table = judged(holds, otherwise=otherwise, by_construction=by_construction)
+    assert table["verdict"].tolist() == [verdict]
+    counts = holding(table).iloc[0]
+    assert counts["holds"] == (verdict == "holds")
+    assert counts["of"] == (verdict != "by construction")
+
+
+def test_both_verdicts_are_printed():
+    assert judged(True, otherwise=False)["without"].tolist() == ["as printed: 2; fails"]
+    assert judged(True)["without"].tolist() == [""]
