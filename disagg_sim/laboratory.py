@@ -1,4 +1,4 @@
-"""Import the laboratory beside the package: ``lab/`` of a clone, which an installation has not.
+"""Import the laboratory beside the package: ``lab/`` of a clone, which a wheel does not bring.
 
 It is taken from that folder alone: what the working directory, ``PYTHONPATH`` or an installed package has under the
 name ``lab`` is neither found nor run.
@@ -13,13 +13,13 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from disagg_sim.errors import MissingExtraError
 from disagg_sim.facts.yaml_files import shipped_root
 
 LAB = "lab"
-Task = TypeVar("Task")
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
@@ -39,7 +39,7 @@ def lab_folder(what: str = "this") -> Path:
     Raises
     ------
     MissingExtraError
-        The package is installed, or its clone has no laboratory.
+        The package is that of a wheel, or its clone has no laboratory.
 
     Examples
     --------
@@ -48,8 +48,8 @@ def lab_folder(what: str = "this") -> Path:
     """
     root = Path(__file__).resolve().parents[1]
     if shipped_root().resolve() != root or not (root / LAB / "__init__.py").is_file():
-        where = "part of the laboratory beside the package"
-        raise MissingExtraError(f"{what} is {where}: clone the repository and run it there")
+        there = "clone the repository and install it there, pip install -e '.[all]'"
+        raise MissingExtraError(f"{what} is part of the laboratory beside the package: {there}")
     return root / LAB
 
 
@@ -101,16 +101,16 @@ class LabFunction:
     def __post_init__(self) -> None:  # noqa: D105
         import_lab("")
 
-    def __call__(self, task: Any) -> Any:
+    def __call__(self, *given: Any, **named: Any) -> Any:
         """Call the function."""
-        return getattr(import_lab(self.module), self.name)(task)
+        return getattr(import_lab(self.module), self.name)(*given, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make it anew where it is unpickled: before the tasks behind it, whose types are of the laboratory."""
+        """Make it anew where it is unpickled: before its arguments are, whose types may be of the laboratory."""
         return LabFunction, (self.module, self.name)
 
 
-def in_workers(function: Callable[[Task], Result]) -> Callable[[Task], Result]:
+def in_workers(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Make a function of the laboratory one that worker processes find, too.
 
     Parameters
@@ -121,7 +121,7 @@ def in_workers(function: Callable[[Task], Result]) -> Callable[[Task], Result]:
     Returns
     -------
     callable
-        The same, for ``run_tasks``.
+        The same, for ``run_tasks`` and processes of other libraries.
 
     Examples
     --------

@@ -50,7 +50,7 @@ ALLOWED = {
     "cli": ABOVE | {"report", "laboratory"},
     "__init__": ABOVE | {"report"},
     "lab/__init__": set(),
-    "lab/calibration": ABOVE | {"report"},
+    "lab/calibration": ABOVE | {"report", "laboratory"},
     "lab/studies": ABOVE | {"report", "laboratory", "lab/calibration"},
     "lab/cli": ABOVE | {"report", "laboratory", "cli", "lab/calibration", "lab/studies"},
 }

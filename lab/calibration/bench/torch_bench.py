@@ -16,6 +16,7 @@ from typing import Any
 
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.extras import extra, safe_path
+from disagg_sim.laboratory import in_workers
 from disagg_sim.units import MS
 
 DEVICES = ("cuda", "cpu")
@@ -253,7 +254,8 @@ def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str
     told = multiprocessing.get_context("spawn").SimpleQueue()
     arguments = (tuple(wanted), ranks, backend, _free_port(), told)
     with safe_path():
-        running = multiprocessing.start_processes(_rank, args=arguments, nprocs=ranks, join=False, start_method="spawn")
+        started = multiprocessing.start_processes
+        running = started(in_workers(_rank), args=arguments, nprocs=ranks, join=False, start_method="spawn")
     slowest = [0.0] * len(wanted)
     for _ in range(ranks * len(wanted)):
         place, seconds = told.get()
