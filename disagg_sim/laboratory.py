@@ -19,6 +19,11 @@ from disagg_sim.errors import MissingExtraError
 from disagg_sim.facts.yaml_files import shipped_root
 
 LAB = "lab"
+#: Where there is none; the page on installation shows it.
+MISSING = (
+    "{what} is part of the laboratory beside the package: "
+    "clone the repository and install it there, pip install -e '.[all]'"
+)
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
@@ -48,8 +53,7 @@ def lab_folder(what: str = "this") -> Path:
     """
     root = Path(__file__).resolve().parents[1]
     if shipped_root().resolve() != root or not (root / LAB / "__init__.py").is_file():
-        there = "clone the repository and install it there, pip install -e '.[all]'"
-        raise MissingExtraError(f"{what} is part of the laboratory beside the package: {there}")
+        raise MissingExtraError(MISSING.format(what=what))
     return root / LAB
 
 

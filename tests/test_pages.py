@@ -38,6 +38,7 @@ from disagg_sim.cli.main import app, run
 from disagg_sim.errors import MissingExtraError
 from disagg_sim.extras import extra
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
+from disagg_sim.laboratory import MISSING
 from disagg_sim.simulation.policies.registry import policies
 
 ROOT = Path(__file__).parent.parent
@@ -311,10 +312,10 @@ def test_commands_that_are_shown_and_not_run_have_options_that_exist() -> None:
 
 
 def test_messages_that_pages_show_are_those_of_the_code() -> None:
-    (line,) = re.findall(r"^error: .*$", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
+    lines = re.findall(r"^error: .*$", (ROOT / "docs" / "install.md").read_text(), flags=re.MULTILINE)
     with pytest.raises(MissingExtraError) as missing, extra("simulate"):
         raise ModuleNotFoundError(name="numba")
-    assert line == f"error: {missing.value}"
+    assert lines == [f"error: {missing.value}", f"error: {MISSING.format(what='validate')}"]
 
 
 def test_most_blocks_run() -> None:

@@ -279,10 +279,10 @@ def test_a_missing_directory_of_specs_stops_every_command(
 def test_the_garbage_collector_works_again_once_a_command_is_imported():
     assert gc.isenabled()
     kept = gc.get_freeze_count()
-    lazy._imported("disagg_sim.cli.policies")
+    lazy._imported("policies", "specs")
     assert gc.get_freeze_count() == kept  # in a process of somebody else it never rested
     gc.disable()
-    lazy._imported("disagg_sim.cli.policies")
+    lazy._imported("policies", "specs")
     assert gc.isenabled()
     assert gc.get_freeze_count() > kept
     gc.unfreeze()
@@ -291,7 +291,7 @@ def test_the_garbage_collector_works_again_once_a_command_is_imported():
 def test_ctrl_c_is_a_line_while_a_command_is_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_: str) -> None:
+    def interrupted(*_: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lazy, "_imported", interrupted)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from disagg_sim.errors import MissingExtraError
-from disagg_sim.laboratory import LAB, import_lab, lab_folder
+from disagg_sim.laboratory import LAB, MISSING, import_lab, lab_folder
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = ("reproduce", "measure", "calibrate", "validate")
@@ -28,11 +28,6 @@ from disagg_sim.sweep.backends.run import run_tasks
 named, call = import_lab('calibration.kernels.tables').spec_name, import_lab('studies.beyond_the_buzz.reproduce')._call
 tasks = [partial(named, 'gb200'), partial(named, 'h100_sxm')]
 print(*sorted(run_tasks(in_workers(call), tasks, jobs=2)))"""
-
-
-def line(command: str) -> str:
-    there = "clone the repository and install it there, pip install -e '.[all]'"
-    return f"error: {command} is part of the laboratory beside the package: {there}"
 
 
 def plant(folder: Path) -> None:
@@ -78,7 +73,11 @@ def test_without_a_laboratory_its_commands_end_with_one_line(tmp_path: Path, dat
         plant(site)
     for command in COMMANDS:
         done = started(RUN, command, at=tmp_path, path=str(site))
-        assert (done.returncode, done.stderr, done.stdout.strip()) == (2, f"{line(command)}\n", "")
+        assert (done.returncode, done.stderr, done.stdout.strip()) == (
+            2,
+            f"error: {MISSING.format(what=command)}\n",
+            "",
+        )
     assert not (site / "ran").exists()
     assert "(in a clone)" in started(RUN, "--help", at=tmp_path, path=str(site)).stdout
 
