@@ -30,36 +30,8 @@ _CSV_ROWS = 8192
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the block ends without an exception; its directory is made.
 
-    A device, a pipe or a stream of this process (``/dev/stdout``) keeps its place and is written directly.
-
-    Parameters
-    ----------
-    path
-        File to be replaced, or a device, pipe or stream.
-
-    Yields
-    ------
-    BinaryIO
-        An open file; what is written becomes ``path`` at once, or never.
-
-    Raises
-    ------
-    StoreError
-        One line: the directory cannot be written, the disk is full.
-
-    Examples
-    --------
-    An exception in the block leaves the file as it was:
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, suppress(KeyError):
-    ...     write_text(path := Path(folder, "results.csv"), "complete")
-    ...     with suppress(ZeroDivisionError), written(path) as handle:
-    ...         handle.write(b"half")
-    ...         1 / 0
-    ...     print(path.read_text())
-    4
-    complete
+    A device, a pipe or a stream of this process (``/dev/stdout``) keeps its place and is written directly. Yields an
+    open file; what is written becomes ``path`` at once, or never.
     """
     if not path.name or path.is_dir():
         raise StoreError(f"{path}: is a directory; name a file in it")
@@ -89,30 +61,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all.
-
-    Parameters
-    ----------
-    path, text
-        File, whose directory is made, and what becomes its content in UTF-8.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        The file cannot be written.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_text(path := Path(folder, "new", "note.txt"), "5 ns a point")
-    ...     print(path.read_text())
-    5 ns a point
-    """
+    """Write a text file so that it is there whole or not at all."""
     with written(path) as handle:
         handle.write(text.encode())
 
@@ -134,32 +83,7 @@ class Table(Protocol):
 def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
     """Write a table as CSV so that it is there whole or not at all.
 
-    Parameters
-    ----------
-    path : Path
-        File; its directory is made.
-    table : DataFrame
-        Its index is left out.
-    digits : int
-        Significant digits of a number; 0 = all. [1]
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        The file cannot be written.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_csv(path := Path(folder, "points.csv"), pd.DataFrame({"ttl_s": [0.0123456]}), digits=3)
-    ...     path.read_text().split()
-    ['ttl_s', '0.0123']
+    Takes ``digits`` (0 = all).
     """
     write_text(path, csv_text(table, digits=digits))
 
@@ -167,20 +91,8 @@ def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
 def csv_text(table: Table, *, digits: int = 0) -> str:
     """Return the text that ``write_csv`` writes of a table.
 
-    Parameters
-    ----------
-    table
-        A DataFrame; its index is left out.
-    digits
-        Significant digits of a number; 0 = all. [1]
+    Takes ``digits`` (0 = all).
 
-    Returns
-    -------
-    str
-        Lines that end in a line feed on every system.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> csv_text(pd.DataFrame({"ttl_s": [0.0123456, 2]}), digits=3)
     'ttl_s\\n0.0123\\n2\\n'
@@ -204,51 +116,12 @@ def _cells(column: Any, digits: int) -> Iterable[Any]:
 
 
 def remove_leftovers(root: Path) -> int:
-    """Remove what writers that were killed left below a directory of results.
-
-    Parameters
-    ----------
-    root
-        Directory of a run; temporary files up to three directories deep are found.
-
-    Returns
-    -------
-    int
-        Files removed; those of writers that still live are kept. [1]
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     handle = Path(folder, ".points.csv.4711.tmp").open("w")
-    ...     handle.close()
-    ...     remove_leftovers(Path(folder))
-    1
-    """
+    """Remove what writers that were killed left below a directory of results. [1]"""
     return _remove(_temporary(root))
 
 
 def remove(path: Path, mark: str = "") -> None:
-    """Remove a file, or a link, where there is one.
-
-    Parameters
-    ----------
-    path, mark
-        What is to be gone, and a text without which it stays; empty = it goes in any case.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        One line: the directory cannot be written.
-
-    Examples
-    --------
-    >>> remove(Path("no/such/file"))
-    """
+    """Remove a file, or a link, where there is one."""
     try:
         if not mark or _has(path, mark):
             path.unlink(missing_ok=True)
@@ -257,31 +130,7 @@ def remove(path: Path, mark: str = "") -> None:
 
 
 def require_own(root: Path, names: Iterable[str], mark: str, *, by: str = "") -> None:
-    """Raise where what is to be written would take the place of a file of somebody else, or go through a link.
-
-    Parameters
-    ----------
-    root, names
-        A directory, which may be a link, and what is about to be written in it, files or directories.
-    mark, by
-        A text that tells files of the command, and the one that has it for all; empty = each has it.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        One line.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_text(Path(folder, "run.sh"), "# by this program")
-    ...     require_own(Path(folder), ["run.sh", "new.sh"], "by this program")
-    """
+    """Raise where what is to be written would take the place of a file of somebody else, or go through a link."""
     for name in names:
         path = root / name
         if path.is_symlink() and not _is_stream(path):
@@ -298,47 +147,13 @@ def _has(path: Path, mark: str) -> bool:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file for ``open(..., opener=no_link)``: no link to another one, and without waiting for a pipe.
-
-    Parameters
-    ----------
-    path, flags
-        As ``os.open`` takes them.
-
-    Returns
-    -------
-    int
-        A descriptor.
-
-    Raises
-    ------
-    OSError
-        As ``os.open``; "Too many levels of symbolic links" where it is one.
-
-    Examples
-    --------
-    >>> open("/proc/self/exe", "ab", opener=no_link)
-    Traceback (most recent call last):
-    OSError: [Errno 40] Too many levels of symbolic links: '/proc/self/exe'
-    """
+    """Open a file for ``open(..., opener=no_link)``: no link to another one, and without waiting for a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def leftovers(root: Path) -> list[Path]:
     """List what ``remove_leftovers`` would remove.
 
-    Parameters
-    ----------
-    root
-        Directory of a run.
-
-    Returns
-    -------
-    list of Path
-        Temporary files whose writers are gone.
-
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     Path(folder, ".points.csv.4711.tmp").touch()

@@ -53,15 +53,7 @@ class MissingExtraError(DisaggSimError, ImportError):
 
 
 class PolicyError(DisaggSimError):
-    """A serving policy wished what cannot be; the text names policy, wish and reason.
-
-    Parameters
-    ----------
-    text : str
-        The line.
-    so_far : object
-        The ``RunResult`` of what had happened until then; None where no run had begun.
-    """
+    """A serving policy wished what cannot be; the text names policy, wish and reason."""
 
     def __init__(self, text: str, so_far: object = None) -> None:
         super().__init__(text)
@@ -80,23 +72,7 @@ REMOVED = {
 
 
 def quoted(value: object) -> str:
-    """Show a value from outside as messages do: its ``repr``, cut after ``LONGEST_SHOWN`` characters.
-
-    Parameters
-    ----------
-    value
-        Anything; what has no ``repr`` is described.
-
-    Returns
-    -------
-    str
-        One line.
-
-    Examples
-    --------
-    >>> quoted("141 TB"), quoted("x" * 999)[-24:]
-    ("'141 TB'", 'xx... (1,001 characters)')
-    """
+    """Show a value from outside as messages do: its ``repr``, cut after ``LONGEST_SHOWN`` characters."""
     try:
         text = repr(value)
     except RecursionError:
@@ -107,23 +83,7 @@ def quoted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Write control characters of a text as escapes and cut overlong words; the ends of its lines stay.
-
-    Parameters
-    ----------
-    text
-        From outside.
-
-    Returns
-    -------
-    str
-        Safe to print in a terminal.
-
-    Examples
-    --------
-    >>> print(printable("a\\x1b[31mred"))
-    a\\x1b[31mred
-    """
+    """Write control characters of a text as escapes and cut overlong words; the ends of its lines stay."""
     plain = "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
     return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", plain)
 
@@ -131,20 +91,7 @@ def printable(text: str) -> str:
 def given_twice(names: Iterable[str]) -> str:
     """Find the first name that occurs twice.
 
-    Parameters
-    ----------
-    names
-        In the order given.
-
-    Returns
-    -------
-    str
-        The name, or an empty string.
-
-    Examples
-    --------
-    >>> given_twice(["tp", "ep", "tp"]), given_twice(["tp", "ep"])
-    ('tp', '')
+    Returns the name, or an empty string.
     """
     seen: set[str] = set()
     for name in names:
@@ -157,24 +104,8 @@ def given_twice(names: Iterable[str]) -> str:
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """Suggest the closest allowed name: ``, did you mean 'x'?``
 
-    A name that goes on where ``name`` ends comes first: ``b200`` is ``b200_sxm``, not ``gh200``.
-
-    Parameters
-    ----------
-    name
-        As the user wrote it.
-    allowed
-        Names to choose from.
-
-    Returns
-    -------
-    str
-        To be put behind a message; empty where nothing is close.
-
-    Examples
-    --------
-    >>> nearest("b200", ["gh200", "b200_sxm"]), nearest("xyz", ["gh200", "b200_sxm"])
-    (", did you mean 'b200_sxm'?", '')
+    A name that goes on where ``name`` ends comes first: ``b200`` is ``b200_sxm``, not ``gh200``. The result is to be
+    put behind a message; empty where nothing is close.
     """
     names, text = list(allowed), str(name)[:LONGEST_SHOWN]
     longer = [each for each in names if each.startswith(f"{text}_")]
@@ -183,35 +114,7 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
 
 
 def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = MOST_WHOLE) -> int:
-    """Return the argument ``name`` as an int.
-
-    Parameters
-    ----------
-    name, value
-        Argument as messages call it, and what was given.
-    least, most
-        Range, inclusive.
-    note
-        Put behind the message.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    InputError
-        Unless it is a whole number from ``least`` to ``most``.
-
-    Examples
-    --------
-    >>> whole_number("batch", 64.0)
-    64
-    >>> whole_number("batch", 0)
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: batch 0 is out of range; allowed: whole numbers from 1
-    """
+    """Return the argument ``name`` as an int."""
     if type(value) is int and least <= value <= most:  # nearly always
         return value
     number = as_float(value)
@@ -224,25 +127,6 @@ def whole_number(name: str, value: object, least: int = 1, note: str = "", *, mo
 def above_zero(name: str, value: object, unit: str = "") -> float:
     """Return the argument ``name`` as a float.
 
-    Parameters
-    ----------
-    name, value
-        Argument as messages call it, and what was given.
-    unit
-        Put behind the 0 of the message.
-
-    Returns
-    -------
-    float
-        The number, infinity included.
-
-    Raises
-    ------
-    InputError
-        Unless it is a number above 0.
-
-    Examples
-    --------
     >>> above_zero("ftl_limit", 2)
     2.0
     >>> above_zero("ftl_limit", -1, "s")
@@ -258,18 +142,8 @@ def above_zero(name: str, value: object, unit: str = "") -> float:
 def as_float(value: object) -> float:
     """Turn a real number into a float.
 
-    Parameters
-    ----------
-    value
-        Anything.
+    Returns NaN for all that is no real number.
 
-    Returns
-    -------
-    float
-        NaN for all that is no real number; infinity for what is too large for a float.
-
-    Examples
-    --------
     >>> as_float(64), as_float("64"), as_float(10**400)
     (64.0, nan, inf)
     """
@@ -284,22 +158,6 @@ def check_kinds(chosen: Any) -> None:
 
     A list where the field says tuple becomes one.
 
-    Parameters
-    ----------
-    chosen
-        Its fields are plain values, objects, tuples or mappings of them, or None. Ranges of numbers go unchecked.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    InputError
-        For the first such field.
-
-    Examples
-    --------
     >>> @dataclasses.dataclass
     ... class Wish:
     ...     gpus: int | None

@@ -44,30 +44,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Import the packages of an extra inside the block.
-
-    Parameters
-    ----------
-    name
-        Of ``EXTRAS``.
-
-    Yields
-    ------
-    None
-        Nothing.
-
-    Raises
-    ------
-    MissingExtraError
-        One of its packages is not installed; one line says how to. A fault inside an installed package stays as it is.
-
-    Examples
-    --------
-    >>> with extra("measure"):
-    ...     raise ModuleNotFoundError(name="torch.cuda")
-    Traceback (most recent call last):
-    disagg_sim.errors.MissingExtraError: timing the kernels of a GPU needs torch: pip install 'disagg-sim[measure]'
-    """
+    """Import the packages of an extra inside the block."""
     try:
         with unconfigured():
             yield
@@ -82,13 +59,6 @@ def extra(name: str) -> Iterator[None]:
 def unconfigured() -> Iterator[None]:
     """Import libraries inside the block without what the working directory has for them.
 
-    Yields
-    ------
-    None
-        Nothing.
-
-    Examples
-    --------
     >>> with unconfigured():
     ...     os.path.exists("matplotlibrc"), os.path.exists(".")
     (False, True)
@@ -105,13 +75,6 @@ def unconfigured() -> Iterator[None]:
 def safe_path() -> Iterator[None]:
     """Start Python processes inside the block that find no modules in the working directory.
 
-    Yields
-    ------
-    None
-        Nothing.
-
-    Examples
-    --------
     >>> with safe_path():
     ...     os.environ["PYTHONSAFEPATH"]
     '1'

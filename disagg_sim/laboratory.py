@@ -29,28 +29,7 @@ Result = TypeVar("Result")
 
 
 def lab_folder(what: str = "this") -> Path:
-    """Find the folder of the laboratory.
-
-    Parameters
-    ----------
-    what
-        Part of it that is asked for, such as the name of a command, for the message.
-
-    Returns
-    -------
-    Path
-        Beside the package.
-
-    Raises
-    ------
-    MissingExtraError
-        The package is that of a wheel, or its clone has no laboratory.
-
-    Examples
-    --------
-    >>> (lab_folder() / "studies" / "papers.py").is_file()
-    True
-    """
+    """Find the folder of the laboratory."""
     root = Path(__file__).resolve().parents[1]
     if shipped_root().resolve() != root or not (root / LAB / "__init__.py").is_file():
         raise MissingExtraError(MISSING.format(what=what))
@@ -60,27 +39,7 @@ def lab_folder(what: str = "this") -> Path:
 def import_lab(module: str, what: str = "this") -> ModuleType:
     """Import a module of the laboratory.
 
-    Parameters
-    ----------
-    module
-        Its name below ``lab``; empty for that itself.
-    what
-        As ``lab_folder`` takes it.
-
-    Returns
-    -------
-    ModuleType
-        The module, under the name ``lab.<module>``.
-
-    Raises
-    ------
-    MissingExtraError
-        There is no laboratory, or this process has imported another module ``lab``.
-
-    Examples
-    --------
-    >>> import_lab("studies.papers").paper_names()
-    ('arrow', 'dopd', 'dynaserve')
+    Takes ``module`` (its name below ``lab``; empty for that itself).
     """
     folder = lab_folder(what)
     if LAB not in sys.modules:
@@ -117,19 +76,6 @@ class LabFunction:
 def in_workers(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """Make a function of the laboratory one that worker processes find, too.
 
-    Parameters
-    ----------
-    function
-        At the top of a module below ``lab``.
-
-    Returns
-    -------
-    callable
-        The same, for ``run_tasks`` and processes of other libraries.
-
-    Examples
-    --------
-    >>> in_workers(import_lab("calibration.kernels.tables").spec_name)("gb200")
-    'gb200_nvl72'
+    Takes ``function`` (at the top of a module below ``lab``).
     """
     return LabFunction(function.__module__.removeprefix(f"{LAB}."), function.__name__)

@@ -25,26 +25,7 @@ _CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/mem
 
 
 def memory_limit(text: str) -> float:
-    """Read a limit of memory.
-
-    Parameters
-    ----------
-    text
-        Content of a file.
-
-    Returns
-    -------
-    float
-        [B]
-
-    Examples
-    --------
-    >>> memory_limit("16 GB")
-    16000000000.0
-    >>> memory_limit("16")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: memory '16' is out of range; allowed: from 1 GB, such as 16 GB
-    """
+    """Read a limit of memory. [B]"""
     try:
         limit = float(text)
     except ValueError:
@@ -58,18 +39,7 @@ def memory_limit(text: str) -> float:
 
 
 def allowed_memory() -> float:
-    """Look up how much memory a run may take: as ``--memory`` says, else what the machine has. [B]
-
-    Returns
-    -------
-    float
-        [B]
-
-    Examples
-    --------
-    >>> allowed_memory() > 0
-    True
-    """
+    """Look up how much memory a run may take: as ``--memory`` says, else what the machine has. [B]"""
     said = os.environ.get(VARIABLE, "")
     return memory_limit(said) if said else _machine()
 
@@ -77,23 +47,7 @@ def allowed_memory() -> float:
 def require_memory(what: str, needed: float) -> None:
     """Refuse what needs more than the allowed memory.
 
-    Parameters
-    ----------
-    what
-        As messages call it.
-    needed
-        Estimate of its peak. [B]
-
-    Returns
-    -------
-    None
-        ``InputError`` has both numbers.
-
-    Examples
-    --------
-    >>> require_memory("trace mine", 3e15)
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: trace mine needs about 3,000,000 GB of memory; allowed: up to ... GB (--memory)
+    Takes ``needed`` [B].
     """
     if needed > (allowed := allowed_memory()):
         amounts = f"needs about {_shown(needed)} GB of memory; allowed: up to {_shown(allowed)} GB"

@@ -14,17 +14,8 @@ _renderer: list[Callable[[object], str]] = []
 def show_with(renderer: Callable[[object], str]) -> None:
     """Let a function turn every ``Shown`` value into HTML; it takes the place of the one before.
 
-    Parameters
-    ----------
-    renderer
-        From a value to HTML; text of files must be escaped.
+    Takes ``renderer`` (from a value to HTML; text of files must be escaped).
 
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> before = _renderer[:]
     >>> show_with(lambda value: f"<b>{type(value).__name__}</b>")
     >>> Shown()._repr_html_()

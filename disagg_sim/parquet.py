@@ -35,34 +35,7 @@ _SETTINGS: dict[str, Any] = {"threads": 1, "autoinstall_known_extensions": False
 
 
 def write_parquet(frame: pd.DataFrame, path: str | PathLike[str], metadata: Mapping[str, str]) -> None:
-    """Write a table into a file, which is replaced; the same table gives the same bytes.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Numbers, truth values, texts and categories of texts; its index is left out.
-    path : str or Path
-        The file; its directory exists.
-    metadata : mapping of str to str
-        Kept in the file, in this order, behind the table.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    OSError
-        The disk is full, or the directory cannot be written.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_parquet(pd.DataFrame({"ttl_s": [0.01]}), path := Path(folder, "a.parquet"), {"note": "tested"})
-    ...     read_parquet(path)["ttl_s"].tolist(), parquet_metadata(path)["note"]
-    ([0.01], 'tested')
-    """
+    """Write a table into a file, which is replaced; the same table gives the same bytes."""
     types = frame.dtypes.to_dict()
     lists = {name: type_.categories for name, type_ in types.items() if isinstance(type_, pd.CategoricalDtype)}
     of = {name: values.tolist() for name, values in lists.items() if values.inferred_type == "string"}
@@ -75,38 +48,8 @@ def join_parquet(
 ) -> None:
     """Write the tables of several files below one another into one, without holding them in memory.
 
-    Parameters
-    ----------
-    parts : sequence of str or Path
-        Files of ``write_parquet`` with the same columns and categories.
-    path : str or Path
-        The file, which is replaced.
-    metadata : mapping of str to str
-        Kept in the file, as ``write_parquet`` does; that of the parts is not.
-    by : str
-        Column of whole numbers by which rows are sorted, in at most 1 GB and files beside ``path``; "" = as they come.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    OSError
-        A part is missing, the disk is full, or the directory cannot be written.
-    ValueError
-        The columns or categories of the parts differ; one line.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     parts = [Path(folder, name) for name in ("a.parquet", "b.parquet")]
-    ...     for number, part in enumerate(parts):
-    ...         write_parquet(pd.DataFrame({"batch": [number]}), part, {})
-    ...     join_parquet(parts, path := Path(folder, "both.parquet"), {})
-    ...     read_parquet(path)["batch"].tolist()
-    [0, 1]
+    Takes ``by`` (column of whole numbers by which rows are sorted, in at most 1 GB and files beside ``path``; "" = as
+    they come).
     """
     types = {_types(part) for part in parts}
     if len(types) != 1:
@@ -123,32 +66,8 @@ def read_parquet(
 ) -> pd.DataFrame:
     """Read the table of a Parquet file, of this program or another.
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-    columns : sequence of str, optional
-        Only these.
-    rows : tuple of int, optional
-        Only those from the first number on, before the second. [1]
-
-    Returns
-    -------
-    DataFrame
-        Categories as they were written.
-
-    Raises
-    ------
-    OSError
-        No such file.
-    ValueError
-        No Parquet file, or without these columns; one line.
-
-    Examples
-    --------
-    >>> read_parquet("no/such/file.parquet")
-    Traceback (most recent call last):
-    FileNotFoundError: [Errno 2] No such file or directory: 'no/such/file.parquet'
+    Takes ``rows`` (only those from the first number on, before the second [1]). Returns categories as they were
+    written.
     """
     of, texts = _kinds(parquet_metadata(path))
     casts = {name: f"{_category(name, values)} AS {_name(name)}" for name, values in of.items()}
@@ -171,57 +90,14 @@ def read_parquet(
 
 
 def parquet_metadata(path: str | PathLike[str]) -> dict[str, str]:
-    """Read the metadata of a Parquet file, not its table.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Returns
-    -------
-    dict of str to str
-        Texts by name.
-
-    Raises
-    ------
-    OSError
-        No such file.
-    ValueError
-        No Parquet file; one line.
-
-    Examples
-    --------
-    >>> parquet_metadata(__file__)
-    Traceback (most recent call last):
-    ValueError: ...
-    """
+    """Read the metadata of a Parquet file, not its table."""
     found: list[tuple[bytes, bytes]] = _asked("SELECT key, value FROM parquet_kv_metadata(?)", path)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found}
 
 
 def parquet_rows(path: str | PathLike[str]) -> int:
-    """Count the rows of a Parquet file without reading its table.
+    """Count the rows of a Parquet file without reading its table. [1]
 
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Returns
-    -------
-    int
-        Rows. [1]
-
-    Raises
-    ------
-    OSError
-        No such file.
-    ValueError
-        No Parquet file; one line.
-
-    Examples
-    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     write_parquet(pd.DataFrame({"ttl_s": [0.01, 0.02]}), path := Path(folder, "a.parquet"), {})

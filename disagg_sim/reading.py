@@ -3,8 +3,6 @@ gigabytes are refused, and what a pipe gave is kept, because it gives it once.
 
 Whatever is read below is read here or, where it comes in windows, through ``bounded``. What is refused is an
 ``OSError`` with its reason in ``strerror``, or a ``ValueError``.
-
-Past 400 lines: whole files, tables, JSON and parts share it.
 """
 
 from __future__ import annotations
@@ -53,23 +51,7 @@ _LAST: list[str] = []
 def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
     """Read a file, a pipe or ``/dev/stdin``; ``OSError`` says in ``strerror`` why not, ``last_read`` of what.
 
-    Parameters
-    ----------
-    path
-        Of anything.
-    most
-        Largest content. [B]
-
-    Returns
-    -------
-    bytes
-        All of it; of a pipe that has been read before, the same again.
-
-    Examples
-    --------
-    >>> read_file("/dev/zero", most=10**6)
-    Traceback (most recent call last):
-    OSError: [Errno 27] larger than 1 MB, the largest file read: '/dev/zero'
+    Takes ``most`` [B].
     """
     told = os.stat(heard(path))
     _LAST[:] = [str(path)]
@@ -90,22 +72,8 @@ def read_file(path: str | Path, most: int = MOST_BYTES) -> bytes:
 
 
 def heard(path: str | Path) -> str:
-    """Tell hooks of a path as Python tells of files that it opens: who may not open it does not learn if it is there.
-
-    Parameters
-    ----------
-    path
-        Of anything.
-
-    Returns
-    -------
-    str
-        The path.
-
-    Examples
-    --------
-    >>> heard(Path("traces/day.csv"))
-    'traces/day.csv'
+    """Tell hooks of a path as Python tells of files that it opens: who may not open it does not learn if it is
+    there.
     """
     sys.audit("open", os.fspath(path), "rb", os.O_RDONLY)
     return os.fspath(path)
@@ -114,13 +82,6 @@ def heard(path: str | Path) -> str:
 def last_read() -> str:
     """Name the file that was read last, for a message; empty of one that came with the package.
 
-    Returns
-    -------
-    str
-        As it was named.
-
-    Examples
-    --------
     >>> content = read_file(__file__)
     >>> last_read()
     ''
@@ -130,23 +91,7 @@ def last_read() -> str:
 
 
 def as_file(path: str | Path) -> str:
-    """Give what a pipe holds a file, which worker processes can read, too; it is removed when this process ends.
-
-    Parameters
-    ----------
-    path
-        Of anything.
-
-    Returns
-    -------
-    str
-        Of the file, of the same name in a folder of its own; ``path`` itself where it is no pipe.
-
-    Examples
-    --------
-    >>> as_file(__file__) == __file__, as_file("no such file")
-    (True, 'no such file')
-    """
+    """Give what a pipe holds a file, which worker processes can read, too; it is removed when this process ends."""
     if not Path(path).is_fifo():
         return str(path)
     told = os.stat(path)
@@ -163,18 +108,6 @@ def as_file(path: str | Path) -> str:
 def is_readable(path: str | Path) -> bool:
     """Tell whether something that can be read is there: a file, a pipe or a device, and no directory.
 
-    Parameters
-    ----------
-    path
-        Of anything.
-
-    Returns
-    -------
-    bool
-        Whether ``read_file`` finds it.
-
-    Examples
-    --------
     >>> [is_readable(path) for path in (__file__, "/dev/stdin", "/", "no such file")]
     [True, True, False, False]
     """
@@ -188,22 +121,7 @@ def is_readable(path: str | Path) -> bool:
 def unpacked(content: bytes, most: int = MOST_BYTES) -> bytes:
     """Unpack the content of a gzip file; any other stays as it is.
 
-    Parameters
-    ----------
-    content
-        Of a file.
-    most
-        Largest content. [B]
-
-    Returns
-    -------
-    bytes
-        ``OSError`` where it is cut short, damaged or larger than ``most``.
-
-    Examples
-    --------
-    >>> unpacked(gzip.compress(b"ttl_s")), unpacked(b"ttl_s")
-    (b'ttl_s', b'ttl_s')
+    Takes ``most`` [B].
     """
     if not content.startswith(GZIP_MAGIC):
         return content
@@ -217,25 +135,8 @@ def unpacked(content: bytes, most: int = MOST_BYTES) -> bytes:
 def read_table(path: str | Path, **options: Any) -> pd.DataFrame:
     """Read a CSV file, gzipped or not.
 
-    Parameters
-    ----------
-    path
-        Of anything.
-    **options
-        Of ``pandas.read_csv``.
-
-    Returns
-    -------
-    DataFrame
-        ``OSError`` as of ``read_file``; ``ValueError`` where it is no table; ``InputError`` where memory would lack.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_text("ttl_s\\n0.01\\n")
-    ...     read_table(Path(folder, "a.csv"))["ttl_s"].tolist()
-    [0.01]
+    Returns ``OSError`` as of ``read_file``; ``ValueError`` where it is no table; ``InputError`` where memory would
+    lack.
     """
     return table_of(unpacked(read_file(path)), path, **options)
 
@@ -243,22 +144,8 @@ def read_table(path: str | Path, **options: Any) -> pd.DataFrame:
 def table_of(content: bytes, path: str | Path, **options: Any) -> pd.DataFrame:
     """Take the content of a file as a CSV table.
 
-    Parameters
-    ----------
-    content
-        Of a file.
-    path
-        Of anything.
-    **options
-        Of ``pandas.read_csv``.
+    The result is as of ``read_table``.
 
-    Returns
-    -------
-    DataFrame
-        As of ``read_table``.
-
-    Examples
-    --------
     >>> table_of(b"x" * 20_000_000, "a.csv")
     Traceback (most recent call last):
     ValueError: line 1 is longer than 16 MB
@@ -283,18 +170,6 @@ def table_of(content: bytes, path: str | Path, **options: Any) -> pd.DataFrame:
 def require_lines(content: bytes) -> None:
     """Refuse a text with a line longer than ``LONGEST_LINE``, before anything is made of it.
 
-    Parameters
-    ----------
-    content
-        Of a file.
-
-    Returns
-    -------
-    None
-        ``ValueError`` names the line.
-
-    Examples
-    --------
     >>> require_lines(b"a,b\\n1,2\\n")
     """
     begin = 0
@@ -308,23 +183,7 @@ def require_lines(content: bytes) -> None:
 def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
     """Read a JSON file.
 
-    Parameters
-    ----------
-    path
-        Of anything.
-    most
-        Largest content. [B]
-
-    Returns
-    -------
-    object
-        Its value; ``OSError`` as of ``read_file``, ``ValueError`` where it is no JSON.
-
-    Examples
-    --------
-    >>> json_of("[" * 20_000)
-    Traceback (most recent call last):
-    ValueError: nested too deeply
+    Takes ``most`` [B].
     """
     return json_of(read_file(path, most).decode("utf-8"))
 
@@ -332,18 +191,6 @@ def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
 def json_of(text: str | bytes) -> Any:
     """Take a text as JSON; ``ValueError`` with one line where it is none.
 
-    Parameters
-    ----------
-    text
-        Content of a file.
-
-    Returns
-    -------
-    object
-        Its value.
-
-    Examples
-    --------
     >>> json_of("[1]")
     [1]
     """
@@ -354,24 +201,7 @@ def json_of(text: str | bytes) -> Any:
 
 
 def bounded(path: str | Path) -> BinaryIO:
-    """Open a file that is read in parts: a regular one, none of whose lines is longer than ``LONGEST_LINE``.
-
-    Parameters
-    ----------
-    path
-        Of anything.
-
-    Returns
-    -------
-    BinaryIO
-        To be closed; reading raises ``ValueError`` at a line that is too long.
-
-    Examples
-    --------
-    >>> bounded("/dev/zero")
-    Traceback (most recent call last):
-    OSError: [Errno 29] not a file that can be read several times; save it as one: '/dev/zero'
-    """
+    """Open a file that is read in parts: a regular one, none of whose lines is longer than ``LONGEST_LINE``."""
     told = os.stat(heard(path))
     if not stat.S_ISREG(told.st_mode):
         said = "not a file that can be read several times; save it as one"

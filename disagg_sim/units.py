@@ -79,29 +79,8 @@ BARE: Mapping[str, Bare] = {
 def parse_quantity(text: object, dimension: str) -> float:
     """Read ``"3.35 TB/s"`` as 3.35e12 when ``dimension`` is ``"B/s"``.
 
-    Parameters
-    ----------
-    text
-        A number and a unit, as in YAML.
-    dimension
-        SI unit of the result: ``"B"``, ``"B/s"``, ``"FLOP/s"``, ``"s"``, ``"W"``, ``"1/s"``, or ``"1"`` of a share.
-
-    Returns
-    -------
-    float
-        In the unit of ``dimension``. GB is 1e9 B, GiB is 2**30 B.
-
-    Raises
-    ------
-    ValueError
-        When there is no number, no unit, or a unit of another dimension.
-
-    Examples
-    --------
-    >>> parse_quantity("3.35 TB/s", "B/s"), parse_quantity("141 GB", "B") / GB, parse_quantity("1 GiB", "B") / GIB
-    (3350000000000.0, 141.0, 1.0)
-    >>> parse_quantity("800 Gbit/s", "B/s") / GB, parse_quantity("90 %", "1")
-    (100.0, 0.9)
+    Takes ``dimension`` (SI unit of the result: ``"B"``, ``"B/s"``, ``"FLOP/s"``, ``"s"``, ``"W"``, ``"1/s"``, or
+    ``"1"`` of a share). The result is in the unit of ``dimension``; GB is 1e9 B, GiB is 2**30 B.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
@@ -117,35 +96,7 @@ def parse_quantity(text: object, dimension: str) -> float:
 
 
 def asked_quantity(value: object, what: str, name: str) -> float:
-    """Read a quantity that a person or an agent asks for: a number with a unit, or a number alone that is plausible.
-
-    Parameters
-    ----------
-    value
-        A number, or a text.
-    what
-        Of ``BARE``: how a number without a unit is taken, and how large it may be.
-    name
-        What errors call it.
-
-    Returns
-    -------
-    float
-        In the SI unit of its dimension. Ranges are the caller's to check.
-
-    Raises
-    ------
-    InputError
-        No number, another unit, or a number without a unit that nobody can mean: with the two spellings of it.
-
-    Examples
-    --------
-    >>> asked_quantity("2", "ttft", "--ttft"), asked_quantity(0.9, "share", "cached"), asked_quantity("50", "nic", "x")
-    (2.0, 0.9, 50000000000.0)
-    >>> asked_quantity("500", "ttft", "--ttft")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: --ttft 500 has no unit, and nobody means 500s; say 500ms or 500s
-    """
+    """Read a quantity that a person or an agent asks for: a number with a unit, or a number alone that is plausible."""
     bare = BARE[what]
     text = str(value).strip().removesuffix(".0")
     try:

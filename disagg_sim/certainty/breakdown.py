@@ -195,27 +195,7 @@ def breakdown(
 def parts_of(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Take designs apart as ``breakdown`` does, without fits and elasticities, in less time.
 
-    Parameters
-    ----------
-    points
-        A table of points or a frontier, any modes and cases.
-    origin
-        What the rows were made with.
-
-    Returns
-    -------
-    tuple of DataFrame
-        ``Breakdown.operators`` [s] and ``Breakdown.memory`` [B].
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(4096, 512)
-    >>> options = ds.Colocation(batch=(32,), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(), lengths, options=options)
-    >>> operators, memory = parts_of(points)
-    >>> operators.equals(ds.breakdown(points).operators), memory["phase"].unique().tolist()
-    (True, ['both'])
+    Returns ``Breakdown.operators`` [s] and ``Breakdown.memory`` [B].
     """
     operators, _, memory = _parts(points, list(designs_of(points, origin)), fits=False)
     return operators, memory

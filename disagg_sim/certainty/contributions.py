@@ -112,18 +112,8 @@ Adjust = Callable[[Operator, Cost], Cost]
 def contributions_of(designs: Designs, wanted: Wanted = lambda _: True) -> list[Contribution]:
     """Find every operator that takes time in any of the designs, and how much of each pass.
 
-    Parameters
-    ----------
-    designs
-        Rows of a table (``designs_of``).
-    wanted
-        Which operators are timed at all, by all that is known of them but their time.
-
-    Returns
-    -------
-    list of Contribution
-        Those of decode passes, then those of prefill passes, prompts of one length after the other. With what the host
-        adds, their seconds add up to every pass. [s]
+    Returns those of decode passes, then those of prefill passes, prompts of one length after the other; with what the
+    host adds, their seconds add up to every pass [s].
     """
     ((_, found),) = timed_contributions([designs], wanted)
     return found
@@ -162,24 +152,9 @@ def place_of_prompt(prompts: Sequence[Prompt], prompt: Prompt | None) -> int:
 def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambda _: True) -> list[Contribution]:
     r"""Find every operator that takes time where ``timed`` times passes of one phase under a setup.
 
-    Parameters
-    ----------
-    phase
-        "decode" or "prefill".
-    at
-        Model, system, recipe and profile.
-    timed
-        Times of the passes under a setup; arrays of shape (rows,). [s]
-    wanted
-        As in ``contributions_of``.
+    Takes ``phase`` ("decode" or "prefill") and ``timed`` (arrays of shape (rows,) [s]). ``seconds`` are
+    :math:`t_o\,\partial T/\partial t_o`, shape (rows,); with the host's they make the passes [s].
 
-    Returns
-    -------
-    list of Contribution
-        ``seconds`` are :math:`t_o\,\partial T/\partial t_o`, shape (rows,); with the host's they make the passes. [s]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.designs import times_of
     >>> from disagg_sim.certainty.rows import designs_of
@@ -226,21 +201,8 @@ def _contributions(
 def shares_of(keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, marked: Adjust) -> Times:
     """Carry a quantity of each of some operators through the passes: what ``marked`` makes of its cost.
 
-    Many operators are carried at once, each along a row of a leading axis on which the others carry nothing.
-
-    Parameters
-    ----------
-    keys
-        Of the operators.
-    rows
-        Designs that are timed. [1]
-    marked
-        From an operator and its cost to the cost with the quantity, times ``STEP``, as imaginary part.
-
-    Returns
-    -------
-    Times
-        The quantity over all calls of an operator, each as often as it counts in a pass; shape (operators, rows).
+    Many operators are carried at once, each along a row of a leading axis on which the others carry nothing. Returns
+    the quantity over all calls of an operator, each as often as it counts in a pass; shape (operators, rows).
     """
     found = [np.zeros((len(keys), rows)) for _ in Times._fields]
     step = max(CARRIED // rows, 1)

@@ -139,24 +139,10 @@ class Designs:
 def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[Prompt, ...]:
     """Prompts whose passes, weighted, give the means that the search of a mode takes over the lengths.
 
-    One where the input has one length.
+    One where the input has one length. Takes ``ftl_quantile`` (None = FTL is the mean). The result is in a prefill
+    pool, and in co-located passes, a pass counts with the share of its prompts; where a row's TTL is its largest gap, a
+    long prompt (``Lengths.long_prompt``) follows.
 
-    Parameters
-    ----------
-    designs
-        Their lengths, mode and chunks count.
-    ftl_quantile
-        As in ``search.grid.prefill_grid``; None = FTL is the mean. [1]
-
-    Returns
-    -------
-    tuple of Prompt
-        In a prefill pool, and in co-located passes, a pass counts with the share of its prompts; in piggyback a mixed
-        step with the share of its prompts in all tokens, and in the FTL as often as a prompt has pieces. Where a row's
-        TTL is its largest gap, a long prompt (``Lengths.long_prompt``) follows.
-
-    Examples
-    --------
     A third of the prompts has 1000 tokens, and 1000 of every 5000 tokens are theirs:
 
     >>> import disagg_sim as ds
@@ -228,26 +214,7 @@ def _unequal(designs: Designs) -> bool:
 def times_of(designs: Designs, *, step: bool = True, fill: bool = True) -> Times:
     """Time every pass of the designs under their settings.
 
-    Parameters
-    ----------
-    designs
-        Of any mode, or of one phase.
-    step, fill
-        Whether decode steps, and passes of prefill or mixed steps, are timed; else they stay zero.
-
-    Returns
-    -------
-    Times
-        Shape (rows,). [s]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.grid_points import design_of
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
-    >>> bool(times_of(design_of(grid, 0, 0)).step[0] == grid.latency[0, 0])
-    True
+    The result has shape (rows,) [s].
     """
     zero = np.zeros(designs.rows.size)
     decode, first, busy, long, load = zero, zero, zero, zero, zero
@@ -297,14 +264,6 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
 def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Scores:
     """Latencies and throughput from the times of the passes, as each mode puts them together.
 
-    Parameters
-    ----------
-    rematch
-        Whether the counts of prefill and decode instances follow the times, losing as much by rounding as before; else
-        they stay, and the slower pool counts.
-
-    Notes
-    -----
     Source: physics page, section 8; ``serving.disaggregated``, ``serving.colocated``, ``serving.piggyback``.
     """
     lengths, rate_of = designs.lengths, designs.lengths.request_rate

@@ -173,17 +173,7 @@ def sensitivity(
 def elasticities_of(designs: Designs, parameter: str) -> Scores:
     """Elasticities of latencies and throughput at the designs themselves, exact; counts of instances follow. [1]
 
-    Parameters
-    ----------
-    designs
-        Rows of a table (``designs_of``), or one point of a grid.
-    parameter
-        Of ``PARAMETERS``; capacity changes no design.
-
-    Returns
-    -------
-    Scores
-        Arrays of shape (rows,); NaN for a latency that the designs do not have. [1]
+    The result has arrays of shape (rows,); NaN for a latency that the designs do not have [1].
     """
     if parameter == CAPACITY:
         return Scores(*(np.zeros(designs.rows.size) for _ in Scores._fields))

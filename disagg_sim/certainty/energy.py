@@ -145,22 +145,7 @@ def _pools(designs: Designs) -> list[tuple[Setup, Floats]]:
 def energy_of(designs: Designs, rate: Floats) -> Energy:
     """Compute what designs of a deployment draw at a rate.
 
-    Parameters
-    ----------
-    designs
-        Of a mode with both phases.
-    rate
-        Requests that the deployment serves, at most its matched rate, (rows,). [request/s]
-
-    Returns
-    -------
-    Energy
-        Watts, and joules of a request.
-
-    Raises
-    ------
-    InputError
-        Designs of one phase, which serve no request; a system whose power is not known.
+    Takes ``rate`` [request/s] of shape (rows,).
     """
     if designs.mode not in MODES:
         raise InputError(f"energy of a request needs designs of both phases, not of {designs.mode} alone")
@@ -233,27 +218,8 @@ def _transfer(pools: list[tuple[NodePower | None, Floats, Floats]], rate: Floats
 def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
     """Find what one GPU spends on a decode step, and on the mean pass of prefill or the mean mixed step.
 
-    Of co-located passes it is what one prompt costs; of mixed steps their part of the mean step.
-
-    Parameters
-    ----------
-    designs
-        Of any mode, or of one phase.
-
-    Returns
-    -------
-    tuple of Spent
-        A step and a pass, (rows,); zeros of a phase that the designs do not do. [J], [s]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.grid_points import design_of
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
-    >>> step, none = step_and_pass(design_of(grid, 0, 0))
-    >>> bool(300 < step.joules[0] / step.seconds[0] < 500), none.joules
-    (True, 0.0)
+    Of co-located passes it is what one prompt costs; of mixed steps their part of the mean step. Returns a step and a
+    pass, (rows,); zeros of a phase that the designs do not do [J], [s].
     """
     step, found = Spent(0.0, 0.0), Spent(0.0, 0.0)
     prompts = iter(designs.prompts)

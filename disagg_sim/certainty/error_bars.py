@@ -248,22 +248,10 @@ def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.D
     """Keep the points that may come to lie on the frontier of their mode: not beaten in both axes by a margin.
 
     All points of the nominal frontier; of the others those within the largest of ``MARGINS`` that leaves no more than
-    ``CANDIDATES`` of a mode.
+    ``CANDIDATES`` of a mode. Takes ``points`` (with ``mode``, ``tokens_per_s_per_user`` and the column of the
+    throughput) and ``throughput`` (column of the throughput [token/s, token/USD or token/J]). Returns the rows that are
+    kept, modes one below another, with a new index.
 
-    Parameters
-    ----------
-    points
-        With ``mode``, ``tokens_per_s_per_user`` and the column of the throughput.
-    throughput
-        Column of the throughput. [token/s, token/USD or token/J]
-
-    Returns
-    -------
-    DataFrame
-        The rows that are kept, modes one below another, with a new index.
-
-    Examples
-    --------
     20 % more in both axes would bring the second point level with the first, not the third:
 
     >>> points = pd.DataFrame({"mode": "colocated", INTERACTIVITY: [100.0, 90.0, 50.0], THROUGHPUT: [60.0, 55.0, 30.0]})
@@ -287,25 +275,9 @@ def within_reach(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.Da
     """Drop the points that no table joined with this one lets come near a frontier.
 
     What ``near_frontier`` keeps of several tables below one another, it keeps of what is left of each, too: another
-    table can only raise the frontier, and no margin is wider than the first of ``MARGINS``.
-
-    Parameters
-    ----------
-    points
-        Of one mode, with ``tokens_per_s_per_user`` and the column of the throughput.
-    throughput
-        Column of the throughput. [token/s, token/USD or token/J]
-
-    Returns
-    -------
-    DataFrame
-        The rows that are left, in their order, with a new index.
-
-    Examples
-    --------
-    >>> points = pd.DataFrame({INTERACTIVITY: [100.0, 90.0, 50.0], THROUGHPUT: [60.0, 55.0, 30.0]})
-    >>> within_reach(points)[THROUGHPUT].tolist()
-    [60.0, 55.0]
+    table can only raise the frontier, and no margin is wider than the first of ``MARGINS``. Takes ``points`` (of one
+    mode, with ``tokens_per_s_per_user`` and the column of the throughput) and ``throughput`` (column of the throughput
+    [token/s, token/USD or token/J]). Returns the rows that are left, in their order, with a new index.
     """
     x, y = (points[name].to_numpy(dtype=float) for name in (INTERACTIVITY, throughput))
     reach = 1.0 + MARGINS[0]
@@ -406,25 +378,7 @@ def log_factor(
 def kind_of(operator: Contribution, spec: UncertaintySpec) -> KindSpread:
     """Find how the errors of the fits behind an operator are shared out.
 
-    Parameters
-    ----------
-    operator
-        Its ``kind`` counts.
-    spec
-        The spreads, by section of the efficiency files.
-
-    Returns
-    -------
-    KindSpread
-        Shares of the variance [1] and s.d. of the logarithm [1]; experts are in the section ``moe``, copies among
-        elementwise kernels, hops among collectives.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> spec, experts = load_uncertainty("measured"), SimpleNamespace(kind="experts")
-    >>> [name for name, kind in spec.kinds.items() if kind is kind_of(experts, spec)]
-    ['moe']
+    Returns shares of the variance [1] and s.d. of the logarithm [1].
     """
     return spec.kinds[_SECTION.get(operator.kind, operator.kind)]
 

@@ -21,24 +21,7 @@ LAYOUTS = ("TP", "TP-EP", "DP", "DP-EP")
 
 
 def family_of(model: ModelSpec) -> str:
-    """Tell the family of a model, which the evidence of served runs is told apart by.
-
-    Parameters
-    ----------
-    model
-        Its experts and kinds of attention count.
-
-    Returns
-    -------
-    str
-        One of ``FAMILIES``.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.load import load_model
-    >>> [family_of(load_model(name)) for name in ("llama_3_1_70b", "deepseek_r1", "gpt_oss_120b")]
-    ['dense', 'mla_moe', 'other_moe']
-    """
+    """Tell the family of a model, which the evidence of served runs is told apart by."""
     if not model.is_moe:
         return FAMILIES[0]
     return FAMILIES[1] if "mla" in model.attention_kinds else FAMILIES[2]
@@ -47,25 +30,9 @@ def family_of(model: ModelSpec) -> str:
 def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
     """Name the kind of layout of each row of a mapping.
 
-    One GPU, and a dense model on any number of ranks, is ``TP`` unless its attention is data parallel.
-
-    Parameters
-    ----------
-    mapping
-        Degrees of its rows. [1]
-
-    Returns
-    -------
-    ndarray of str
-        Shape (rows,): one of ``LAYOUTS``, with ``-PP`` where the row has several stages and ``-CP`` where GPUs share
-        the tokens of a sequence.
-
-    Examples
-    --------
-    >>> layout_kinds(Mapping(dp_attn=8, ep=8)).tolist(), layout_kinds(Mapping(tp_attn=4, tp_ffn=4, pp=2)).tolist()
-    (['DP-EP'], ['TP-PP'])
-    >>> layout_kinds(Mapping.stack([Mapping(tp_attn=8, tp_ffn=8, dcp=dcp) for dcp in (1, 8)])).tolist()
-    ['TP', 'TP-CP']
+    One GPU, and a dense model on any number of ranks, is ``TP`` unless its attention is data parallel. The result has
+    shape (rows,): one of ``LAYOUTS``, with ``-PP`` where the row has several stages and ``-CP`` where GPUs share the
+    tokens of a sequence.
     """
     rows = len(mapping)
 
@@ -82,23 +49,8 @@ def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
 def served_sigma(spread: ServedSpread, told: Table[str, Sequence[str]]) -> Floats:
     """Multiply the s.d. of the logarithm of what an engine adds by a factor for each kind of evidence.
 
-    Parameters
-    ----------
-    spread
-        Base [1] and factors by kind and level [1].
-    told
-        Kinds of evidence (``facts.uncertainty.EVIDENCE``) and the level of each row; "" is not stated.
-
-    Returns
-    -------
-    ndarray
-        Shape (rows,). [1]
-
-    Examples
-    --------
-    >>> spread = ServedSpread(base=0.2, rows=90, levels={"family": {"dense": 0.5}}, unseen={"family": 1.5})
-    >>> [f"{sigma:.2f}" for sigma in served_sigma(spread, {"family": ["dense", "mla_moe", ""]})]
-    ['0.10', '0.30', '0.20']
+    Takes ``told`` (kinds of evidence (``facts.uncertainty.EVIDENCE``) and the level of each row; "" is not stated). The
+    result has shape (rows,).
     """
     rows = len(next(iter(told.values())))
     found = np.full(rows, spread.base)

@@ -172,20 +172,9 @@ def doubtful(operator: Contribution) -> bool:
 def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
     """Describe where designs leave the range of their fits, from operators and times that are known.
 
-    Parameters
-    ----------
-    parts
-        Operators with sizes, fits and ``seconds`` of shape (rows,). [s]
-    times
-        What the passes of the designs take, shape (rows,). [s]
+    Takes ``parts`` (operators with sizes, fits and ``seconds`` of shape (rows,) [s]) and ``times`` (what the passes of
+    the designs take, shape (rows,) [s]). The result is in row order, as in ``outside_calibration``.
 
-    Returns
-    -------
-    list of str
-        In row order, as in ``outside_calibration``.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> fit = Fit(engine="trtllm", version="1.0", points=9, median_error=0.1, p90_error=0.2, valid=(("m", 1.0, 512.0),))
     >>> step = np.array([1.0, 1.0])
@@ -223,18 +212,9 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
 def tally_of(words: pd.Series) -> list[tuple[str, int]]:
     """Count kinds of extrapolation among the words of many designs, without their numbers.
 
-    Parameters
-    ----------
-    words
-        As ``outside_calibration`` returns them, shape (rows,).
+    Takes ``words`` of shape (rows,). Returns each kind with the number of designs that have it, the most frequent
+    first.
 
-    Returns
-    -------
-    list of tuple of str and int
-        Each kind with the number of designs that have it, the most frequent first. [1]
-
-    Examples
-    --------
     >>> wide, narrow = "GEMM: m 1024 above 512; inherited from gb200_nvl72: GEMM", "GEMM: m 2048 above 512"
     >>> tally_of(pd.Series([wide, narrow, ""]))
     [('GEMM: m above 512', 2), ('inherited from gb200_nvl72', 1)]

@@ -17,25 +17,7 @@ from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
     """Read one design point of a grid of one phase.
 
-    Parameters
-    ----------
-    grid
-        Of ``prefill_grid`` or ``decode_grid``.
-    row, column
-        Place in it: mapping and batch.
-
-    Returns
-    -------
-    Designs
-        Of one row, an instance for itself.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8, 16])
-    >>> design_of(grid, 0, 1).batch.tolist()
-    [16.0]
+    The result is of one row, an instance for itself.
     """
     (one,) = designs_at_points(grid, np.array([row]), np.array([column]))
     return one
@@ -44,18 +26,8 @@ def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
 def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[Designs]:
     """Read design points of a grid of one phase, those together that share form, drafter and kind of chunks.
 
-    Parameters
-    ----------
-    grid, rows, columns
-        As in ``design_of``, places as arrays of shape (points,).
+    Takes ``grid``, ``rows`` and ``columns`` of shape (points,).
 
-    Yields
-    ------
-    Designs
-        Instances for themselves; ``rows`` are places among the points.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8, 16])

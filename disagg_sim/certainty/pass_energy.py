@@ -39,27 +39,8 @@ _ROUNDING = 1e-9
 def spent_on(one: Pass) -> tuple[Floats, Floats]:
     """Find the time and the energy of one GPU for a kind of pass.
 
-    Parameters
-    ----------
-    one
-        Of ``passes_of``.
-
-    Returns
-    -------
-    tuple of ndarray
-        Time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J], (rows,).
-
-    Examples
-    --------
-    A GPU draws no less than one that waits and no more than its limit:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import designs_of
-    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
-    >>> watts = [joules / seconds for seconds, joules in map(spent_on, passes_of(designs))]
-    >>> all(power_at(at).idle < each < 700.0 for each in watts)
-    True
+    Returns time of the pass, or between two starts of it where an instance does nothing else [s], and energy [J],
+    (rows,).
     """
     times = times_of(one.designs)
     shared = one.designs.shared or one.field == 0
@@ -109,25 +90,7 @@ def _share_of_path(one: Pass) -> Any:
 def operators_of(one: Pass) -> dict[OperatorKey, tuple[Floats, Floats]]:
     """Find the time and the energy of every operator of one GPU in a kind of pass.
 
-    Parameters
-    ----------
-    one
-        Of ``passes_of``.
-
-    Returns
-    -------
-    dict
-        Key of an operator -> time over all its calls [s], energy [J]; both (rows,).
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.certainty.rows import designs_of
-    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> (designs,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
-    >>> step = operators_of(next(iter(passes_of(designs))))
-    >>> max(step, key=lambda key: step[key][1][0])
-    ('gate, up', 'gemm', 'fp8')
+    Returns key of an operator -> time over all its calls [s], energy [J]; both (rows,).
     """
     watts, route = watts_of(one.at), one.routes[0]
     keys = [each.key for each in contributions_in(one.phase, one.at, route.timed)]
@@ -148,32 +111,9 @@ def energy_parts(
 ) -> pd.DataFrame:
     """Take the energy of the passes of designs apart by operator.
 
-    Parameters
-    ----------
-    points, at, origin
-        As in ``certainty.breakdown.breakdown``.
-
-    Returns
-    -------
-    DataFrame
-        ``row``, ``step`` (the kind of pass), ``operator``, ``kind``, ``seconds``, ``watts`` and ``joules`` of one GPU
-        in one pass, ``share`` of the joules of the pass [1]. The operator "waiting" is the rest of the pass. Under a
-        distribution of lengths a pass is the mean one.
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known; errors of ``designs_of``.
-
-    Examples
-    --------
-    Half of the energy of a decode step of Llama-8B goes into its largest multiply and into waiting:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> parts = energy_parts(ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8]))
-    >>> parts.sort_values("joules")["operator"].iloc[-1], f"{parts['share'].sum():.6f}"
-    ('gate, up', '1.000000')
+    Returns ``row``, ``step`` (the kind of pass), ``operator``, ``kind``, ``seconds``, ``watts`` and ``joules`` of one
+    GPU in one pass, ``share`` of the joules of the pass [1]; the operator "waiting" is the rest of the pass; under a
+    distribution of lengths a pass is the mean one.
     """
     if isinstance(points, PhaseGrid):
         groups, index = iter([design_of(points, *at)]), pd.Index([0])

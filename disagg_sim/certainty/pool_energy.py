@@ -31,37 +31,7 @@ from disagg_sim.workload.lengths import Lengths
 def split_spent(at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences: Numeric) -> tuple[Spent, Spent]:
     """Find what one GPU of each pool spends on a decode step.
 
-    Parameters
-    ----------
-    at, ffn
-        Setups of the attention and of the feed-forward pool.
-    split
-        Mappings of both, and micro-batches.
-    lengths
-        Of the requests.
-    sequences
-        Of a micro-batch on one attention rank. [request]
-
-    Returns
-    -------
-    tuple of Spent
-        Of an attention and of a feed-forward GPU; seconds are those of the step. [J], [s]
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known.
-
-    Examples
-    --------
-    Both draw more than GPUs that wait, and feed-forward ranks that wait longer draw less:
-
-    >>> import disagg_sim as ds
-    >>> at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 512)
-    >>> split = Split(ds.Mapping(dp_attn=36, ep=36), ds.Mapping(dp_attn=32, ep=32), 3)
-    >>> attention, ffn = split_spent(at, at, split, lengths, 64.0)
-    >>> bool(power_at(at).idle < ffn.joules / ffn.seconds < attention.joules / attention.seconds < 1200.0)
-    True
+    The result is of an attention and of a feed-forward GPU; seconds are those of the step [J], [s].
     """
     context, counts = lengths.context, at.model.kind_counts
     step = split_step(at, ffn, split, sequences=sequences, context=context)
@@ -82,28 +52,7 @@ def split_spent(at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences
 def encode_spent(step: EncodeStep) -> Spent:
     """Find what one GPU spends on the images of a request, of which none is kept.
 
-    Parameters
-    ----------
-    step
-        Of ``encode_step``.
-
-    Returns
-    -------
-    Spent
-        [J], [s]
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> step = ds.encode_step(ds.setup("kimi_k2_5", "h200_sxm", "fp8"), images=2, height=1120, width=1120)
-    >>> found = encode_spent(step)
-    >>> bool(134 < found.joules / found.seconds < 700), found.seconds == step.time
-    (True, True)
+    Returns [J], [s].
     """
     at, watts = step.setup, watts_of(step.setup)
     costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]

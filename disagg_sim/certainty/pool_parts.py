@@ -57,35 +57,7 @@ class EncodeParts:
 def split_parts(at: Setup, split: Split, lengths: Lengths, sequences: float, ffn: Setup | None = None) -> SplitParts:
     """Take a decode step over attention and feed-forward ranks apart.
 
-    Parameters
-    ----------
-    at : Setup
-        Of the attention pool.
-    split : Split
-        Mappings of both pools, and micro-batches; numbers.
-    lengths : Lengths
-        Of the requests.
-    sequences : float
-        Of a micro-batch on one attention rank. [request]
-    ffn : Setup, optional
-        Of the feed-forward pool; None = ``at``.
-
-    Returns
-    -------
-    SplitParts
-        Times of halves and operators [s], memory [B].
-
-    Examples
-    --------
-    What the step waits for adds up to it; experts of few GPUs take most of it:
-
-    >>> import disagg_sim as ds
-    >>> at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 512)
-    >>> split = Split(ds.Mapping(dp_attn=16, ep=16), ds.Mapping(dp_attn=8, ep=8), 3)
-    >>> found = split_parts(at, split, lengths, 64.0)
-    >>> waited = found.parts["waited"].sum() + found.host + found.links
-    >>> found.parts.sort_values("waited")["operator"].iloc[-1], f"{waited / found.step.ttl:.9f}"
-    ('routed experts', '1.000000000')
+    Takes ``ffn`` (None = ``at``). Returns times of halves and operators [s], memory [B].
     """
     theirs, context = at if ffn is None else ffn, lengths.context
 
@@ -175,31 +147,7 @@ def _source(each: Contribution, at: Setup) -> str:
 def encode_parts(step: EncodeStep, height: int, width: int) -> EncodeParts:
     """Take the encoding of the images of a request apart.
 
-    Parameters
-    ----------
-    step : EncodeStep
-        From ``encode_step``.
-    height, width : int
-        Of an image. [pixel]
-
-    Returns
-    -------
-    EncodeParts
-        Times of operators, which add up to that of the step. [s]
-
-    Raises
-    ------
-    InputError
-        A size that is not that of the step.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.encoder import encode_step
-    >>> from disagg_sim.physics.setup import setup
-    >>> step = encode_step(setup("kimi_k2_5", "h200_sxm", "fp8"), images=2, height=1120, width=1120)
-    >>> found = encode_parts(step, 1120, 1120)
-    >>> f"{found.parts['seconds'].sum() / step.time:.9f}"
-    '1.000000000'
+    Takes ``height`` and ``width`` [pixel]. Returns times of operators, which add up to that of the step [s].
     """
     at, encoder = step.setup, step.setup.model.encoder
     if encoder is None or step.images * encoder.tokens(height, width) != step.tokens:

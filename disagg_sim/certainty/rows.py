@@ -142,25 +142,7 @@ def rescore(
 def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Designs]:
     """Read the designs of a table, those that are timed in one go together; errors as in ``rescore``.
 
-    Parameters
-    ----------
-    points
-        A table of points or a frontier.
-    origin
-        What its rows were made with.
-
-    Yields
-    ------
-    Designs
-        Arrays of shape (rows,), with the settings that the rows share.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8, 16), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)
-    >>> sorted(batch for designs in designs_of(points) for batch in designs.batch.tolist())
-    [8.0, 16.0]
+    Yields arrays of shape (rows,), with the settings that the rows share.
     """
     points = with_unsaid(points)
     if "speculation" not in points:

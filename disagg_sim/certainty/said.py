@@ -19,29 +19,8 @@ from disagg_sim.physics.setup import Setup
 def said_of(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
     """Say of every row of a table what ``rests_on`` and ``outside_calibration`` say.
 
-    Derivatives by labels are imaginary parts of times, of which ``outside_calibration`` needs the real ones.
-
-    Parameters
-    ----------
-    points, origin
-        As these functions take them.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``rests_on`` and ``outside_calibration``, index of ``points``.
-
-    Raises
-    ------
-    InputError, UnknownNameError
-        As these functions.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> said_of(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).values.tolist()
-    [['fitted 89 %, assumed 11 %', 'GEMM: n 1.283e+05 above 6.554e+04']]
+    Derivatives by labels are imaginary parts of times, of which ``outside_calibration`` needs the real ones. Returns
+    columns ``rests_on`` and ``outside_calibration``, index of ``points``.
     """
     every = list(designs_of(points, replace(origin, exact=False)))
     found: dict[int, tuple[Times, Sequence[Contribution]]] = {}

@@ -102,23 +102,6 @@ def with_token_prices(
 def check_utilisation(utilisation: float) -> None:
     """Require a share of the reserved hours that is above 0 and at most 1.
 
-    Parameters
-    ----------
-    utilisation
-        Share of the hours in which the GPUs serve. [1]
-
-    Returns
-    -------
-    None
-        Where it is one.
-
-    Raises
-    ------
-    InputError
-        Where it is none.
-
-    Examples
-    --------
     >>> check_utilisation(0.0)
     Traceback (most recent call last):
     disagg_sim.errors.InputError: utilisation must be above 0 and at most 1, got 0
@@ -130,28 +113,8 @@ def check_utilisation(utilisation: float) -> None:
 def token_prices(designs: Designs, prefill: Floats, decode: Floats, rate: Floats) -> TokenPrices:
     """Compute the prices of a million tokens of designs.
 
-    Parameters
-    ----------
-    designs
-        Whose lengths and passes of prefill count.
-    prefill, decode
-        What the GPUs cost that work on prompts and on output tokens, (rows,). [USD/h]
-    rate
-        Requests that they serve, (rows,). [request/s]
-
-    Returns
-    -------
-    TokenPrices
-        Arrays of shape (rows,). [USD]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(64,), prefill_batch=(1,))
-    >>> (one,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1000, 100), options=options))
-    >>> found = token_prices(one, np.array([3.6]), np.array([7.2]), np.array([1.0]))
-    >>> f"{found.new[0]:.2f} USD in, {found.output[0]:.2f} out"
-    '1.00 USD in, 20.00 out'
+    Takes ``prefill`` and ``decode`` (what the GPUs cost that work on prompts and on output tokens, (rows,) [USD/h]) and
+    ``rate`` [request/s] of shape (rows,). The result has arrays of shape (rows,) [USD].
     """
     lengths, cached = designs.lengths, designs.lengths.cached
     per_million = MILLION / HOUR / rate

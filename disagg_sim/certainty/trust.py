@@ -4,8 +4,6 @@ A latency or a throughput is composed of the times of many operators, each with 
 the part of it that is time of operators of each label, such as ``fitted 92 %, assumed 8 %``. Both are homogeneous in
 the times of their operators (``certainty.contributions``), so the shares are derivatives, and add up to 1. A throughput
 counts the time of every pool by the GPUs that it takes.
-
-Past 400 lines: labels of operators, of numbers of spec files and of designs, and the words that tell them.
 """
 
 from __future__ import annotations
@@ -68,29 +66,7 @@ _FITTED, _INHERITED, _ASSUMED = map(_ORDER.index, (Trust.FITTED, Trust.INHERITED
 
 
 def trust_of(fits: Sequence[Fit], sizes: Mapping[str, Any] | None = None) -> Trust:
-    """Label an operator by the fits behind its time: the weakest counts.
-
-    Parameters
-    ----------
-    fits
-        That speak together; none is an assumption of the profile.
-    sizes
-        Of the operator, by the names that kernel tables give them: numbers, or their least and largest.
-
-    Returns
-    -------
-    Trust
-        Fitted, inherited or assumed.
-
-    Examples
-    --------
-    An all-reduce was timed on 4 GPUs of a GB200, on 16 of a GB300, and on 32 nowhere:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> fits = list(fits_of(setup("llama_3_1_70b", "gb200_nvl72", "fp8").rates, "", "all_reduce", ""))
-    >>> [trust_of(fits, {"num_gpus": ranks}).value for ranks in (4.0, 16.0, 32.0)], trust_of([]).value
-    (['fitted', 'inherited', 'assumed'], 'assumed')
-    """
+    """Label an operator by the fits behind its time: the weakest counts."""
     return _ORDER[int(np.max(_places(fits, sizes or {})))]
 
 
@@ -119,21 +95,8 @@ def _places(fits: Sequence[Fit], sizes: Mapping[str, Any]) -> Any:
 def trust_of_entry(place: str, entry: str) -> Trust:
     """Label a number of a spec file that no kernel fit made.
 
-    Parameters
-    ----------
-    place
-        File and line: ``hw_specs/engines/vllm.yaml:7``.
-    entry
-        Key of the number.
+    Takes ``place`` (file and line: ``hw_specs/engines/vllm.yaml:7``).
 
-    Returns
-    -------
-    Trust
-        Of an engine fitted, where its source says so; of a profile assumed; of a system measured, which holds for the
-        vendor's facts, unless its source doubts it.
-
-    Examples
-    --------
     >>> [trust_of_entry(f"hw_specs/{place}.yaml:9", entry).value for place, entry in (
     ...     ("engines/vllm", "step_host"), ("profiles/measured", "host"), ("h100_sxm", "hbm_bandwidth"),
     ...     ("rtx_pro_6000", "nic_bandwidth"))]
@@ -153,24 +116,7 @@ def _of_engine(source: str) -> Trust:
 
 
 def trust_of_host(at: Setup) -> Trust:
-    """Label the host's part of passes: that of an engine is fitted to served runs.
-
-    Parameters
-    ----------
-    at
-        Its engine and system count.
-
-    Returns
-    -------
-    Trust
-        Fitted where runs of this class of systems were served, else inherited; assumed where no fit made it.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> trust_of_host(setup("llama_3_1_8b", "h100_sxm", "fp8")).value
-    'fitted'
-    """
+    """Label the host's part of passes: that of an engine is fitted to served runs."""
     engine = at.overheads
     if engine is None:
         return Trust.ASSUMED
@@ -184,16 +130,8 @@ def trust_of_host(at: Setup) -> Trust:
 def shares_of_designs(designs: Designs) -> dict[Trust, Scores]:
     """Share out latencies and throughput of designs by what their parts rest on.
 
-    Parameters
-    ----------
-    designs
-        Rows of a table (``designs_of``), or one point of a grid (``design_of``).
-
-    Returns
-    -------
-    dict of Trust to Scores
-        Shares of ``ftl``, ``ttl`` and ``throughput``, shape (rows,), which add up to 1 over the labels; NaN of a
-        latency that the designs do not have. [1]
+    Returns shares of ``ftl``, ``ttl`` and ``throughput``, shape (rows,), which add up to 1 over the labels; NaN of a
+    latency that the designs do not have [1].
     """
     (found,) = shares_of_each([designs], _marked_times)
     return found
@@ -247,28 +185,7 @@ def _marks(at: Setup, labels: tuple[Trust, ...]) -> Adjust:
 def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
     """Share out the time of a decode step, or the time that a pass of prefill takes of its GPUs, by what it rests on.
 
-    Parameters
-    ----------
-    grid
-        Scored points of one phase.
-    row, column
-        Which of them.
-
-    Returns
-    -------
-    dict of Trust to float
-        Shares above 0, best label first; together 1. [1]
-
-    Examples
-    --------
-    Fits of an H100 time it, fits of another Hopper an H20, in all parts that nobody timed there:
-
-    >>> import disagg_sim as ds
-    >>> def shares(system):
-    ...     at = ds.setup("llama_3_1_8b", system, "fp8")
-    ...     return trust_shares(ds.decode_grid(at, ds.Mapping(), ds.lengths(2048, 256), batch=[64]), 0, 0)
-    >>> shares("h100_sxm")[Trust.FITTED] > 0.8 > shares("h20_sxm").get(Trust.FITTED, 0.0)
-    True
+    Returns shares above 0, best label first; together 1 [1].
     """
     found = shares_of_designs(design_of(grid, row, column))
     return _of_row({label: scores.throughput for label, scores in found.items()}, 0)
@@ -277,30 +194,7 @@ def trust_shares(grid: PhaseGrid, row: int, column: int) -> Shares:
 def trust_of_points(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> dict[str, list[Shares]]:
     """Share out latencies and throughput of every row of a table by what they rest on.
 
-    Parameters
-    ----------
-    points : DataFrame
-        A table of points or a frontier (``points.COLUMNS``), any modes and cases.
-    origin : Origin
-        What the rows were made with; they need not be exact.
-
-    Returns
-    -------
-    dict of str to list
-        "ftl", "ttl" and "throughput" -> shares of every row, best label first. [1]
-
-    Raises
-    ------
-    InputError, UnknownNameError
-        As ``rescore``.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> found = trust_of_points(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options))
-    >>> f"{sum(found['ttl'][0].values()):.6f}", shares_text(found["throughput"][0])
-    ('1.000000', 'fitted 89 %, assumed 11 %')
+    Returns "ftl", "ttl" and "throughput" -> shares of every row, best label first [1].
     """
     found: dict[str, list[Shares]] = {name: [{} for _ in range(len(points))] for name in Scores._fields}
     every = list(designs_of(points, replace(origin, exact=False)))
@@ -319,20 +213,7 @@ def _of_row(shares: Mapping[Trust, Any], row: int) -> Shares:
 def added(parts: Sequence[tuple[float, Shares]]) -> Shares:
     """Add up shares of several parts, by the weight of each.
 
-    Parameters
-    ----------
-    parts
-        Weight, such as GPUs or seconds, and shares of each.
-
-    Returns
-    -------
-    dict of Trust to float
-        Shares, best label first; together 1. [1]
-
-    Examples
-    --------
-    >>> added([(3.0, {Trust.FITTED: 1.0}), (1.0, {Trust.FITTED: 0.5, Trust.ASSUMED: 0.5})])
-    {<Trust.FITTED: 'fitted'>: 0.875, <Trust.ASSUMED: 'assumed'>: 0.125}
+    Returns shares, best label first; together 1 [1].
     """
     total = sum(weight for weight, _ in parts)
     whole = {label: sum(weight * shares.get(label, 0.0) for weight, shares in parts) / total for label in Trust}
@@ -342,20 +223,7 @@ def added(parts: Sequence[tuple[float, Shares]]) -> Shares:
 def shares_text(shares: Shares) -> str:
     """Write shares in words, best label first, those below 2 % left out.
 
-    Parameters
-    ----------
-    shares
-        Of one number. [1]
-
-    Returns
-    -------
-    str
-        For people; "" where there are none.
-
-    Examples
-    --------
-    >>> shares_text({Trust.FITTED: 0.92, Trust.INHERITED: 0.01, Trust.ASSUMED: 0.07})
-    'fitted 92 %, assumed 7 %'
+    The result is for people; "" where there are none.
     """
     return ", ".join(f"{label} {100 * shares[label]:.0f} %" for label in Trust if shares.get(label, 0.0) >= LITTLE)
 
@@ -363,25 +231,7 @@ def shares_text(shares: Shares) -> str:
 def shares_of_text(text: str) -> Shares:
     """Read shares back from words, as the column ``COLUMN`` holds them.
 
-    Parameters
-    ----------
-    text
-        As ``shares_text`` writes it.
-
-    Returns
-    -------
-    dict of Trust to float
-        Shares, to a hundredth. [1]
-
-    Raises
-    ------
-    InputError
-        Other words.
-
-    Examples
-    --------
-    >>> shares_of_text("fitted 92 %, assumed 8 %")
-    {<Trust.FITTED: 'fitted'>: 0.92, <Trust.ASSUMED: 'assumed'>: 0.08}
+    Returns shares, to a hundredth [1].
     """
     try:
         parts = [each.split() for each in text.split(", ") if each]

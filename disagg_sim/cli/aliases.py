@@ -43,25 +43,7 @@ _NUMBER, _UNIT = re.compile(r"[0-9.]+(?:[eE][-+]?[0-9]+)?"), re.compile(r"%|[a-z
 
 
 def own_name(name: str, known: Collection[str]) -> str:
-    """Find the option that is meant.
-
-    Parameters
-    ----------
-    name
-        As written, without dashes before it.
-    known
-        Names that there are.
-
-    Returns
-    -------
-    str
-        The name itself unless it is unknown and an alias of one that is known.
-
-    Examples
-    --------
-    >>> own_name("backend", {"engine", "rate"}), own_name("backend", {"backend", "engine"})
-    ('engine', 'backend')
-    """
+    """Find the option that is meant."""
     meant = ALIASES.get(name.replace("_", "-"), name)
     return name if name in known or meant not in known else meant
 

@@ -15,27 +15,9 @@ SHARES_ROUNDING = 1e-9  # of their sum
 def asked_reuse(share: float, tiers: str, *, others: str = "") -> Reuse | None:
     """Read a share of the prompts that is cached, and in which tiers.
 
-    Parameters
-    ----------
-    share
-        Of every prompt; 0 = nothing is cached. [1]
-    tiers
-        ``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM.
-    others
-        What else may say how much is cached, for the message.
+    Takes ``share`` (0 = nothing is cached) and ``tiers`` (``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM). Returns None
+    where nothing is cached.
 
-    Returns
-    -------
-    Reuse or None
-        None where nothing is cached.
-
-    Raises
-    ------
-    InputError
-        Tiers without a share; shares of tiers that do not add up to 1.
-
-    Examples
-    --------
     >>> asked_reuse(0.9, "hbm=0.25,dram=0.75").tiers, asked_reuse(0.0, "")
     ((('dram', 0.75), ('hbm', 0.25)), None)
     """

@@ -75,13 +75,6 @@ class Word(NamedTuple):
 def completing() -> bool:
     """Tell whether a shell asks for words, and nothing shall run.
 
-    Returns
-    -------
-    bool
-        From the environment.
-
-    Examples
-    --------
     >>> completing()
     False
     """
@@ -89,25 +82,7 @@ def completing() -> bool:
 
 
 def outline(command: str, module: str, function: str) -> Any:
-    """Make a command with the options of a function, which is not imported; it does nothing.
-
-    Parameters
-    ----------
-    command
-        Its name.
-    module, function
-        Where it is, the module as ``lazy.Entry`` places it.
-
-    Returns
-    -------
-    Command
-        As ``typer`` makes them.
-
-    Examples
-    --------
-    >>> [each.opts for each in outline("sweep", "sweep", "sweep").params][:2]
-    [['name'], ['--out']]
-    """
+    """Make a command with the options of a function, which is not imported; it does nothing."""
     beside = module.removeprefix(BESIDE)
     folder = Path(__file__).parent if beside == module else lab_folder(command) / "cli"
     tree = ast.parse((folder / f"{beside}.py").read_text())

@@ -39,25 +39,7 @@ _root: ContextVar[Path | None] = ContextVar("root", default=None)
 
 @contextmanager
 def confined(root: Path) -> Iterator[None]:
-    """Open files of a directory alone, and read those of the installation, until the block ends.
-
-    Parameters
-    ----------
-    root
-        The directory; links in it that lead out of it are refused.
-
-    Yields
-    ------
-    None
-        Nothing; other threads are not confined.
-
-    Examples
-    --------
-    >>> with confined(Path("/nowhere")):
-    ...     open("/etc/passwd")
-    Traceback (most recent call last):
-    PermissionError: [Errno 13] outside of the directory of the server (--root): '/etc/passwd'
-    """
+    """Open files of a directory alone, and read those of the installation, until the block ends."""
     _hook()
     _installation(), _caches()  # which ask for files themselves
     before = _root.set(root.resolve())

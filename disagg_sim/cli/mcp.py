@@ -61,20 +61,7 @@ class _TooLong(BaseException):
 
 
 def server(root: Path = Path("/"), limit_s: float = LIMIT_S) -> MCPServer:
-    """Make the server, with each of ``TOOLS``.
-
-    Parameters
-    ----------
-    root
-        Directory outside of which no file is opened.
-    limit_s
-        Time of a call. [s]
-
-    Returns
-    -------
-    MCPServer
-        Its tools answer bad input with the line that the command line prints.
-    """
+    """Make the server, with each of ``TOOLS``."""
     with extra("mcp"):
         from mcp.server.mcpserver import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError

@@ -12,27 +12,7 @@ from disagg_sim.units import GB, asked_quantity
 
 
 def reader(what: str, low: float = 0.0, high: float = math.inf, *, unit: float = 1.0) -> Callable[[object], float]:
-    """Make the parser of an option.
-
-    Parameters
-    ----------
-    what
-        Of ``units.BARE``: what a number without a unit is.
-    low, high
-        Range, inclusive. [``unit``]
-    unit
-        SI value of the unit that the option counts in. [1]
-
-    Returns
-    -------
-    function
-        From a text, or a default, to a number in that unit; ``typer.BadParameter`` says what is wrong.
-
-    Examples
-    --------
-    >>> reader("share", high=1.0)("90 %"), reader("nic", unit=GB)("800 Gbit/s"), reader("rate")("600/min")
-    (0.9, 100.0, 10.0)
-    """
+    """Make the parser of an option."""
 
     def read(value: object) -> float:
         """A number."""

@@ -9,31 +9,7 @@ from disagg_sim.facts.speculation import Speculation
 
 
 def measured_speculation(model: str) -> Speculation:
-    """Find the one curve of acceptance that was measured on a model.
-
-    Parameters
-    ----------
-    model
-        Canonical name.
-
-    Returns
-    -------
-    Speculation
-        Of ``speculation/``.
-
-    Raises
-    ------
-    InputError
-        None or several; says what there is, and how to state one's own.
-
-    Examples
-    --------
-    >>> measured_speculation("deepseek_r1").name
-    'deepseek_r1_mtp'
-    >>> measured_speculation("llama_3_1_8b")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no acceptance was measured on llama_3_1_8b, and none is assumed; measured: ...
-    """
+    """Find the one curve of acceptance that was measured on a model."""
     every = [load_speculation(name) for name in list_specs("speculation")]
     own = [curve for curve in every if curve.model == model]
     if len(own) == 1:
@@ -50,24 +26,6 @@ def measured_speculation(model: str) -> Speculation:
 def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
     """Refuse a curve of another model, and a draft model of another vocabulary.
 
-    Parameters
-    ----------
-    speculation, model
-        Drafter with its curve, measured or stated, and the model that is to be served with it.
-
-    Returns
-    -------
-    None
-        Where it is a curve of the model, or of none.
-
-    Raises
-    ------
-    InputError
-        Where it was measured on another model (a stated acceptance belongs to none); where the tokens of a draft model
-        are not those of the model: engines refuse unequal vocabularies (vllm/v1/spec_decode/draft_model.py).
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> check_drafts_for(load_speculation("deepseek_r1_mtp"), load_model("deepseek_v3"))
     Traceback (most recent call last):
@@ -92,27 +50,10 @@ def check_drafts_for(speculation: Speculation, model: ModelSpec) -> None:
 def asked_speculation(model: str, asked: str, acceptance: str = "") -> Speculation | None:
     """Find the speculation that a command asks for.
 
-    Parameters
-    ----------
-    model
-        Canonical name.
-    asked
-        ``off``, ``auto`` (every number of drafts is tried), or a number of drafts; 0 is off.
-    acceptance
-        Name of a curve, or a method and an acceptance; "" = the one curve measured on the model.
+    Takes ``asked`` (``off``, ``auto`` (every number of drafts is tried), or a number of drafts; 0 is off) and
+    ``acceptance`` (name of a curve, or a method and an acceptance; "" = the one curve measured on the model). None
+    means off.
 
-    Returns
-    -------
-    Speculation or None
-        None = off.
-
-    Raises
-    ------
-    InputError
-        Another word, an acceptance without use, no curve to take.
-
-    Examples
-    --------
     >>> asked_speculation("deepseek_r1", "1").choices, asked_speculation("llama_3_1_8b", "auto", "mtp 0.7 0.5").choices
     ((1,), (0, 1, 2))
     """

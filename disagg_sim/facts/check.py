@@ -31,13 +31,7 @@ MARKS = {
 
 
 def kind_of(path: Path) -> str:
-    """Kind of a file: by its directory when that is one of ours, else by its keys.
-
-    Raises
-    ------
-    SpecError
-        When neither tells, or the file is no mapping.
-    """
+    """Kind of a file: by its directory when that is one of ours, else by its keys."""
     parents = path.resolve().parent.as_posix()
     for kind, directory in sorted(DIRECTORIES.items(), key=lambda item: -len(item[1])):
         if parents.endswith(f"/{directory}"):
@@ -50,28 +44,8 @@ def kind_of(path: Path) -> str:
 
 
 def check_file(path: Path) -> str:
-    """Load a file of facts and return its kind; sweeps and scenarios, whose forms another room knows, are not loaded.
-
-    Parameters
-    ----------
-    path
-        Of a YAML file, in one of the directories of specs or elsewhere.
-
-    Returns
-    -------
-    str
-        Kind, as ``list_specs`` knows it.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.yaml_files import find_file
-    >>> check_file(find_file("hardware", "h200_sxm"))
-    'hardware'
+    """Load a file of facts and return its kind; sweeps and scenarios, whose forms another room knows, are not
+    loaded.
     """
     kind = kind_of(path)
     if kind not in ("sweep", "scenario"):

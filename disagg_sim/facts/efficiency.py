@@ -388,25 +388,8 @@ class Assumptions(Inherited):
 def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], EfficiencySpec]) -> EfficiencySpec:
     """Read the fits of one system: its own rows, rows taken over from another system, or all of a parent's.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    load
-        Gives the fits of another system by its name.
+    Takes ``load`` (gives the fits of another system by its name). Returns rates as shares of the peaks [1], times [s].
 
-    Returns
-    -------
-    EfficiencySpec
-        Rates as shares of the peaks [1], times [s].
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     A system without measurements takes over those of one with the same die:
 
     >>> from disagg_sim.facts.load import load_efficiency
@@ -437,20 +420,8 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
 def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
     """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile.
 
-    Parameters
-    ----------
-    fits
-        Of any kind; others than prefill attention stay as they are.
-    told
-        Whether keys are walked or split, by engine; walked where nothing is told.
+    The result is as many fits, in the same order.
 
-    Returns
-    -------
-    tuple
-        As many fits, in the same order.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_efficiency
     >>> fits = [fit for fit in load_efficiency("h200_sxm").prefill_attention if fit.engine == "vllm"]
     >>> split = PrefillKeys(engine="vllm", kernel="FlashAttention-3", keys="split", source="")
@@ -466,23 +437,8 @@ def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ..
 def assumptions_of(path: Path, data: Mapping[str, Any]) -> Assumptions:
     """Read the assumptions of a file of ``hw_specs/efficiency/assumptions/``.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
+    Returns rates as shares of the peaks [1], times [s].
 
-    Returns
-    -------
-    Assumptions
-        Rates as shares of the peaks [1], times [s].
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> assumptions_of(Path("mine.yaml"), {"engine_order": ["vllm", "nccl"]}).engine_order
     ('vllm', 'nccl')
     """

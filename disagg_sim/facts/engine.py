@@ -40,23 +40,10 @@ PREFILL_EXCHANGES = ("all_gather", "ring")
 def hold_settings(engine: str, steps: int) -> dict[str, Any]:
     """Find what tells an engine to hold prompts back until every rank of attention DP can take one.
 
-    What plans, files of `launch` and their notes on what an engine cannot do go by.
+    What plans, files of `launch` and their notes on what an engine cannot do go by. Takes ``engine`` (name of its
+    kernels: "vllm", "sglang" or "trtllm"). Returns flag -> value, or key of the configuration file -> value; nothing
+    where prompts do not wait, or where no setting of the engine that is written says so.
 
-    Parameters
-    ----------
-    engine
-        Name of its kernels: "vllm", "sglang" or "trtllm".
-    steps
-        Most decode steps that prompts wait; engines count the pass that the wait ends with, too. [1]
-
-    Returns
-    -------
-    dict
-        Flag -> value, or key of the configuration file -> value; nothing where prompts do not wait, or where no setting
-        of the engine that is written says so.
-
-    Examples
-    --------
     >>> hold_settings("sglang", 7)["--prefill-delayer-max-delay-passes"], hold_settings("vllm", 7)
     (8, {})
     """
@@ -114,32 +101,7 @@ class EngineSpec(Shown):
 def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:
     """Read a serving engine from its file; every value needs a source.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the engine.
-
-    Returns
-    -------
-    EngineSpec
-        Times [s], tokens [token], shares [1].
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
-    >>> file = read_mapping(find_file("engine", "vllm"))
-    >>> engine_of(Path("mine.yaml"), file | {"step_host": "2 ms"}, "mine").step_host
-    0.002
-    >>> engine_of(Path("mine.yaml"), file | {"step_host": "2 m"}, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: step_host: '2 m' has unit 'm'; allowed: s, ms, us, ns, min, h
+    Returns times [s], tokens [token], shares [1].
     """
     spec = EngineSpec(name=name, **dict(validate(keys_of(EngineSpec), data, path)))
     told = [key for key in keys_of(EngineSpec).model_fields if key not in ("title", "sources", "memory")]

@@ -36,22 +36,6 @@ class SeveralFaultsError(ValueError):
 def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
     """Write the message for a value outside ``[low, high]``.
 
-    Parameters
-    ----------
-    value
-        As the file writes it.
-    low, high
-        Range, inclusive. [unit]
-    unit
-        Put behind the range.
-
-    Returns
-    -------
-    str
-        Value and range.
-
-    Examples
-    --------
     >>> out_of_range("'141 TB' = 1.41e+14 B", 1e9, 1e13, "B")
     "'141 TB' = 1.41e+14 B is out of range; allowed: from 1e+09 to 1e+13 B"
     """
@@ -62,24 +46,8 @@ def out_of_range(value: str, low: float, high: float, unit: str = "") -> str:
 def require_few(key: str, *sizes: int) -> None:
     """Refuse axes that make more combinations than can be listed.
 
-    Parameters
-    ----------
-    key
-        Of the file, in front of the message; "" = none.
-    *sizes
-        Values of each axis. [1]
+    Takes ``key`` (of the file, in front of the message; "" = none).
 
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    ValueError
-        Above ``MOST_COMBINATIONS``.
-
-    Examples
-    --------
     >>> require_few("runs", 100, 100, 100)
     Traceback (most recent call last):
     ValueError: runs: 1000000 combinations; allowed: up to 100000
@@ -89,30 +57,7 @@ def require_few(key: str, *sizes: int) -> None:
 
 
 def expected(call: Callable[..., T], *args: Any) -> T:
-    """Call a function, an expected failure of it being a fault of the file.
-
-    Parameters
-    ----------
-    call, *args
-        Function and its arguments.
-
-    Returns
-    -------
-    object
-        What the call returns.
-
-    Raises
-    ------
-    ValueError
-        In place of a ``DisaggSimError``, with the same text.
-
-    Examples
-    --------
-    >>> from disagg_sim.errors import whole_number
-    >>> expected(whole_number, "batch", 0)
-    Traceback (most recent call last):
-    ValueError: batch 0 is out of range; allowed: whole numbers from 1
-    """
+    """Call a function, an expected failure of it being a fault of the file."""
     try:
         return call(*args)
     except DisaggSimError as error:
@@ -129,20 +74,8 @@ def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed:
 def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
     """Yield the fault that a call raises, with the key that it belongs to; nothing if there is none.
 
-    Parameters
-    ----------
-    where
-        Key of the file.
-    call, *args
-        Function and its arguments.
+    Yields one line, or none.
 
-    Yields
-    ------
-    str
-        One line, or none.
-
-    Examples
-    --------
     >>> from disagg_sim.errors import above_zero
     >>> [list(told_by("limits", above_zero, "ftl", value)) for value in (-1, 2)]
     [['limits: ftl must be above 0, got -1'], []]

@@ -126,23 +126,7 @@ class AttentionSpec(ABC):
     def stores(self, element_bytes: float) -> tuple[Store, ...]:
         """What a layer caches of each token, one entry for each rule of growing and of sharding.
 
-        Parameters
-        ----------
-        element_bytes
-            Size of an element in the format of the cache. [B]
-
-        Returns
-        -------
-        tuple of Store
-            Empty where nothing is cached.
-
-        Examples
-        --------
-        Keys and values of 8 heads of 64 in one byte, 128 tokens at most:
-
-        >>> from disagg_sim.facts.attention import GqaAttention
-        >>> GqaAttention(q_heads=64, kv_heads=8, head_dim=64, window=128).stores(1.0)
-        (Store(token_bytes=1024.0, window=128, parts=8, tensors=2, whole=False),)
+        The result is empty where nothing is cached.
         """
         if not self.cache_elements:
             return ()

@@ -32,24 +32,7 @@ class LauncherOption:
     source: Line
 
     def refuses(self, value: object) -> str:
-        """What is wrong with a value; empty where it may stand there.
-
-        Parameters
-        ----------
-        value
-            True of a switch, else a number, a text, or a mapping.
-
-        Returns
-        -------
-        str
-            One clause, without the name of the option.
-
-        Examples
-        --------
-        >>> mode = LauncherOption(takes="text", choices=("prefill", "decode"), source="its parser")
-        >>> mode.refuses("decode"), mode.refuses("both")
-        ('', "'both' is not one of prefill, decode")
-        """
+        """What is wrong with a value; empty where it may stand there."""
         kinds: dict[str, type | tuple[type, ...]] = {
             "switch": bool,
             "int": int,
@@ -86,31 +69,7 @@ class LauncherSpec(Shown):
 
 
 def checkpoint_name(text: str) -> str:
-    """Check a name of a checkpoint on the hub, or its path; it goes into scripts and manifests.
-
-    Parameters
-    ----------
-    text
-        As it stands in a file or behind an option.
-
-    Returns
-    -------
-    str
-        The same.
-
-    Raises
-    ------
-    ValueError
-        For signs that a shell reads, and a dash in front, which engines would read as an option.
-
-    Examples
-    --------
-    >>> checkpoint_name("meta-llama/Llama-3.1-8B-Instruct")
-    'meta-llama/Llama-3.1-8B-Instruct'
-    >>> checkpoint_name("a/model; ls")
-    Traceback (most recent call last):
-    ValueError: 'a/model; ls' is no name of a checkpoint; allowed: ASCII letters, digits, spaces, / . _ - ~ @ : + = ,
-    """
+    """Check a name of a checkpoint on the hub, or its path; it goes into scripts and manifests."""
     if not re.fullmatch(r"[\w./~][\w ./~@:+=,-]{0,1023}", text, re.ASCII):
         raise ValueError(
             f"{quoted(text)} is no name of a checkpoint; allowed: ASCII letters, digits, spaces, / . _ - ~ @ : + = ,"
@@ -135,25 +94,6 @@ class CheckpointSpec(Shown):
 def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     """Read a launcher from its file.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the launcher.
-
-    Returns
-    -------
-    LauncherSpec
-        Its options by name.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> option = {"takes": "switch", "choices": ["on"], "source": "its parser"}
     >>> head = {"title": "mine", "version": "1", "image": "mine:1", "checked": "by hand"}
     >>> head["vendors"] = {"NVIDIA": {"source": "its page"}}

@@ -86,23 +86,6 @@ class Part:
 def named_part(value: object) -> object:
     """Read a layer that is written as ``attention + ffn``.
 
-    Parameters
-    ----------
-    value
-        What stands in the file.
-
-    Returns
-    -------
-    object
-        The names by key; what is no text as it stands.
-
-    Raises
-    ------
-    ValueError
-        A text of another form.
-
-    Examples
-    --------
     >>> named_part("full + moe"), named_part("mamba + none")
     ({'attention': 'full', 'ffn': 'moe'}, {'attention': 'mamba', 'ffn': 'none'})
     """

@@ -103,30 +103,7 @@ def rules_of(path: Path, data: Mapping[str, Any], name: str) -> LayoutRules:
 def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:
     """Read checked kinds of layouts from their file; each stands there once.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the file.
-
-    Returns
-    -------
-    EvidenceSpec
-        Runs [1] and errors [1] of each kind.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
-    >>> kind = {"family": "dense", "systems": "Hopper, domain of 8", "layout": "TP", "most_gpus": 8, "rows": 12}
-    >>> kind |= {"points": 5, "judged_by": "tpot", "error": 0.1, "files": {"runs.csv": 12}}
-    >>> evidence_of(Path("mine.yaml"), {"title": "mine", "kinds": [kind, kind], "source": "runs"}, "mine")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: mine.yaml: kinds: dense, Hopper, domain of 8, TP stands there twice
+    Returns runs [1] and errors [1] of each kind.
     """
     spec = EvidenceSpec(name=name, **dict(validate(keys_of(EvidenceSpec), data, path)))
     keys = [(kind.family, kind.systems, kind.layout) for kind in spec.kinds]

@@ -169,48 +169,14 @@ def load_profile(name: str | Path) -> ProfileSpec:
 
 
 def load_engine(name: str | Path) -> EngineSpec:
-    """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token].
-
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    EngineSpec
-        What the engine adds to its kernels, and how it forms its steps.
-
-    Examples
-    --------
-    >>> load_engine("vllm").mixed_steps
-    True
-    """
+    """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token]."""
     return _load("engine", name, EngineSpec)
 
 
 def load_failures(name: str | Path) -> FailureSpec:
     """Load the failure rates ``name`` (``hw_specs/failures/``): of GPUs, nodes and links of a measured cluster.
 
-    Parameters
-    ----------
-    name
-        Name of a shipped file, or a path.
-
-    Returns
-    -------
-    FailureSpec
-        Mean times between failures, and until an instance serves again. [s]
-
-    Raises
-    ------
-    UnknownNameError, SpecError
-        With the nearest name; with every fault of the file.
-
-    Examples
-    --------
-    >>> f"{load_failures('rsc_1').node_mtbf / 86400:.0f} days, {load_failures('rsc_1').gpu_mtbf}"
-    '154 days, None'
+    Returns mean times between failures, and until an instance serves again [s].
     """
     return _load("failures", name, FailureSpec)
 
@@ -218,20 +184,7 @@ def load_failures(name: str | Path) -> FailureSpec:
 def load_scheduler(name: str | Path) -> SchedulerSpec:
     """Load the scheduler ``name`` (``hw_specs/schedulers/``): what an engine of some version admits and keeps.
 
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    SchedulerSpec
-        Admission, watermark [1], defaults of a step [token], [1].
-
-    Examples
-    --------
-    >>> load_scheduler("vllm_v0_2024").watermark, load_scheduler("vllm_v1_2026").admission
-    (0.01, 'prompt_fits')
+    Returns admission, watermark [1], defaults of a step [token], [1].
     """
     return _load("scheduler", name, SchedulerSpec)
 
@@ -286,41 +239,13 @@ def load_speculation(name: str | Path) -> Speculation:
 
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:
-    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1].
-
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    UncertaintySpec
-        Of kernels by kind, and of served runs by what was measured.
-
-    Examples
-    --------
-    >>> sorted(load_uncertainty("measured").served)
-    ['first_token', 'first_token_loaded', 'step', 'throughput']
-    """
+    """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1]."""
     return _load("uncertainty", name, UncertaintySpec)
 
 
 def load_layout_rules(engine: str | Path) -> LayoutRules:
     """Load what an engine can start (``hw_specs/layouts/``): how degrees may divide a stage, blocks of weights [1].
 
-    Parameters
-    ----------
-    engine
-        As in ``load_system``.
-
-    Returns
-    -------
-    LayoutRules
-        Rules by which ``search.layouts`` refuses mappings.
-
-    Examples
-    --------
     >>> load_layout_rules("vllm").expert_groups
     'one_or_all'
     """
@@ -328,85 +253,26 @@ def load_layout_rules(engine: str | Path) -> LayoutRules:
 
 
 def load_evidence(name: str | Path) -> EvidenceSpec:
-    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1].
-
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    EvidenceSpec
-        One entry for each kind.
-
-    Examples
-    --------
-    >>> sorted({kind.family for kind in load_evidence("measured").kinds})
-    ['MoE', 'MoE with MLA', 'dense']
-    """
+    """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1]."""
     return _load("evidence", name, EvidenceSpec)
 
 
 def load_launcher(name: str | Path) -> LauncherSpec:
-    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with their sources.
-
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    LauncherSpec
-        Of one version.
-
-    Examples
-    --------
-    >>> load_launcher("vllm").options["--tensor-parallel-size"].takes
-    'int'
+    """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with their
+    sources.
     """
     return _load("launcher", name, LauncherSpec)
 
 
 def load_checkpoints(name: str | Path = "published") -> CheckpointSpec:
-    """Load names of checkpoints (``hw_specs/checkpoints/``) by model and format of weights.
-
-    Parameters
-    ----------
-    name
-        As in ``load_system``.
-
-    Returns
-    -------
-    CheckpointSpec
-        Names on the hub.
-
-    Examples
-    --------
-    >>> load_checkpoints().models["deepseek_r1"]["fp8_block"]
-    'deepseek-ai/DeepSeek-R1'
-    """
+    """Load names of checkpoints (``hw_specs/checkpoints/``) by model and format of weights."""
     return _load("checkpoint", name, CheckpointSpec)
 
 
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """Load the fitted efficiencies of a system (``hw_specs/efficiency/``): shares of the peaks [1], times [s].
 
-    Parameters
-    ----------
-    system
-        As in ``load_system``.
-
-    Returns
-    -------
-    EfficiencySpec or None
-        None when the system has no such file.
-
-    Examples
-    --------
-    >>> load_efficiency("h200_sxm").measured_on, load_efficiency("unheard_of")
-    ('h200_sxm', None)
+    Returns None when the system has no such file.
     """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
         return None
@@ -416,20 +282,7 @@ def load_efficiency(system: str | Path) -> EfficiencySpec | None:
 def load_power(system: str | Path) -> PowerSpec | None:
     """Load the fitted power of the kernels of ``system`` (``hw_specs/power/``), as shares of its power limit [1].
 
-    Parameters
-    ----------
-    system
-        As in ``load_system``.
-
-    Returns
-    -------
-    PowerSpec or None
-        Its own laws, or those that it inherits; None when the system has no such file.
-
-    Examples
-    --------
-    >>> [load_power(name).inherited for name in ("h200_sxm", "h100_sxm")]
-    [False, True]
+    Returns its own laws, or those that it inherits; None when the system has no such file.
     """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("power"):
         return None
@@ -437,33 +290,7 @@ def load_power(system: str | Path) -> PowerSpec | None:
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
-    """Find the formats of a recipe for a model, on a system that has the arithmetic.
-
-    Parameters
-    ----------
-    name
-        Of the recipe, as in ``load_system``.
-    model, system
-        What is multiplied, and where.
-
-    Returns
-    -------
-    Precision
-        Formats of each part of the model, their elements' sizes in B.
-
-    Raises
-    ------
-    InputError
-        When the GPU lacks an arithmetic of the recipe; names the recipes that it can run.
-
-    Examples
-    --------
-    An fp8 checkpoint keeps its head in bf16:
-
-    >>> formats = resolve_precision("fp8", load_model("llama_3_1_8b"), load_system("h200_sxm"))
-    >>> formats.cache.bytes, formats.head.bytes
-    (1.0, 2.0)
-    """
+    """Find the formats of a recipe for a model, on a system that has the arithmetic."""
     precision = load_precision(name).resolve(model)
     lacking = sorted(precision.arithmetics - set(system.peak_flops))
     if lacking:
@@ -479,18 +306,6 @@ def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) ->
 def is_own_file(name: str | Path) -> bool:
     """Tell whether a name means a file, a directory or a model of the hub rather than a spec of the catalogue.
 
-    Parameters
-    ----------
-    name
-        As in ``load_model``.
-
-    Returns
-    -------
-    bool
-        Whether more than the specs may be read for it.
-
-    Examples
-    --------
     >>> [is_own_file(name) for name in ("llama-3.1-8b", "unheard_of", "mine/h200.yaml", "Qwen/Qwen3-8B")]
     [False, False, True, True]
     """

@@ -161,13 +161,7 @@ class ModelSpec(Shown):
         return sum((count * store.token_bytes for kind, count in layers for store in kind.attention.stores(size)), 0.0)
 
     def check_context(self, isl: float, osl: float, *, allow_long: bool = False) -> None:
-        """Refuse a request beyond the context limit, unless ``allow_long``.
-
-        Raises
-        ------
-        InputError
-            When ``isl + osl`` exceeds ``max_context``.
-        """
+        """Refuse a request beyond the context limit, unless ``allow_long``."""
         if isl + osl > self.max_context and not allow_long:
             raise InputError(
                 f"isl {isl:.0f} + osl {osl:.0f} = {isl + osl:.0f} tokens exceed the context limit of {self.name}, "

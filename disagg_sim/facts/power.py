@@ -62,27 +62,7 @@ class PowerSpec(Shown):
     def law_of(self, kind: str, form: str, engine: str = "") -> PowerLaw:
         """Find the law of a kernel: of its kind, then its form, then its engine.
 
-        Parameters
-        ----------
-        kind
-            Of ``POWER_KINDS``.
-        form
-            Weight format of a matrix multiply, kind of an attention, part of an attention. Where the kind has no
-            law of the form, that of bf16 stands for a format and that of GQA for an attention.
-        engine
-            Library whose kernel is taken first where several have one.
-
-        Returns
-        -------
-        PowerLaw
-            The nearest; the first of the file among equals.
-
-        Examples
-        --------
-        >>> from disagg_sim.facts.load import load_power
-        >>> h200 = load_power("h200_sxm")
-        >>> [h200.law_of("gemm", form).form for form in ("fp8_block", "fp8")]
-        ['fp8_block', 'bf16']
+        Returns the nearest; the first of the file among equals.
         """
         mine = [law for law in self.laws if law.kind == kind] or [law for law in self.laws if law.kind == STAND_IN]
         ranks = {form: 0, "bf16": 1, "gqa": 1}
@@ -92,25 +72,9 @@ class PowerSpec(Shown):
 def power_of(path: Path, data: Mapping[str, Any], load: Callable[[str], PowerSpec]) -> PowerSpec:
     """Read the power of one system's kernels: its own laws, or those of a parent by share of the power limit.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    load
-        Gives the laws of another system by its name.
+    Takes ``load`` (gives the laws of another system by its name). Returns shares of the limit [1], times [s], the limit
+    [W].
 
-    Returns
-    -------
-    PowerSpec
-        Shares of the limit [1], times [s], the limit [W].
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_power
     >>> file = {"system": "mine", "inherits": "h200_sxm", "reason": "same generation"}
     >>> spec = power_of(Path("mine.yaml"), file, load_power)

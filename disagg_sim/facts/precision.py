@@ -123,13 +123,7 @@ class PrecisionRecipe(Shown):
     source: str
 
     def resolve(self, model: ModelSpec) -> Precision:
-        """The format of every operator group for one model.
-
-        Raises
-        ------
-        InputError
-            When the recipe gives formats by kind of attention, and none for a kind of the model.
-        """
+        """The format of every operator group for one model."""
 
         def weight(name: str) -> Format:
             return FP8_BLOCK if name == "fp8" and model.block_scaled_fp8 else _NAMED[name]

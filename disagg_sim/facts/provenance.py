@@ -34,20 +34,8 @@ class Place(NamedTuple):
 def place_of_fit(fit: Fit, system: str) -> Place:
     """Find the entry of an efficiency file that a fit was read from.
 
-    Parameters
-    ----------
-    fit
-        One of ``load_efficiency(system)``, or one taken over from another system.
-    system
-        The system that uses it.
+    Returns file, line from 1 and entry; line 0 where the fit stands in no file.
 
-    Returns
-    -------
-    Place
-        File, line from 1 and entry; line 0 where the fit stands in no file.
-
-    Examples
-    --------
     >>> fit = load_efficiency("h100_sxm").gemm[1]
     >>> place_of_fit(fit, "h100_sxm").entry
     'gemm[1]'
@@ -64,24 +52,8 @@ def place_of_fit(fit: Fit, system: str) -> Place:
 def place_of_key(kind: str, name: str, key: str) -> Place:
     """Find the line of a key of a spec file.
 
-    Parameters
-    ----------
-    kind
-        Kind of the file: "hardware", "profile", "engine", ...
-    name
-        Name of the spec.
-    key
-        A key of its top level.
-
-    Returns
-    -------
-    Place
-        File, line from 1 and key; line 0 where there is no such key, or no such file.
-
-    Examples
-    --------
-    >>> place_of_key("hardware", "h200_sxm", "nvlink_domain").entry, str(place_of_key("hardware", "mine", "tdp"))
-    ('nvlink_domain', "hardware 'mine' tdp")
+    Takes ``kind`` (kind of the file: "hardware", "profile", "engine", ). Returns file, line from 1 and key; line 0
+    where there is no such key, or no such file.
     """
     try:
         path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)

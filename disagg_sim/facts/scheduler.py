@@ -61,18 +61,8 @@ class SchedulerSpec(Shown):
     def defaults_on(self, system: SystemSpec) -> StepDefaults:
         """What a step holds by default on a system.
 
-        Parameters
-        ----------
-        system
-            Whose GPUs serve.
+        Returns tokens [token] and sequences [1].
 
-        Returns
-        -------
-        StepDefaults
-            Tokens [token] and sequences [1].
-
-        Examples
-        --------
         vLLM takes the larger values on 70 GiB and more, but on the A100:
 
         >>> from disagg_sim.facts.load import load_scheduler, load_system

@@ -223,29 +223,7 @@ def _listed(value: object) -> object:
 
 
 def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    """Require that no value occurs twice.
-
-    Parameters
-    ----------
-    values
-        Of an axis.
-
-    Returns
-    -------
-    tuple
-        The same values.
-
-    Raises
-    ------
-    ValueError
-        A line for each value that occurs more than once.
-
-    Examples
-    --------
-    >>> distinct((1024, 8192, 1024))
-    Traceback (most recent call last):
-    disagg_sim.facts.faults.SeveralFaultsError: 1024 stands there 2 times
-    """
+    """Require that no value occurs twice."""
     twice = [
         f"{printable(str(value)[:LONGEST_SHOWN])} stands there {count} times"
         for value, count in Counter(values).items()
@@ -265,25 +243,8 @@ def _not_empty(value: object) -> object:
 def one_spelling(value: object, handler: Callable[[object], dict[Any, Any]]) -> dict[Any, Any]:
     """Read a mapping in which no two keys are spellings of one name.
 
-    Parameters
-    ----------
-    value
-        What stands in the file.
-    handler
-        Reads it, and brings names into their canonical spelling.
+    Takes ``handler`` (reads it, and brings names into their canonical spelling).
 
-    Returns
-    -------
-    dict
-        As the handler reads it.
-
-    Raises
-    ------
-    ValueError
-        Where two keys become one.
-
-    Examples
-    --------
     >>> one_spelling({"H200-SXM": 3, "h200_sxm": 4}, lambda value: {"h200_sxm": 4})
     Traceback (most recent call last):
     ValueError: 'H200-SXM', 'h200_sxm': two of these are one name
@@ -303,23 +264,6 @@ def _is_line(value: str) -> str:
 def plain_name(value: str) -> str:
     """Require a name that may be part of a file's name.
 
-    Parameters
-    ----------
-    value
-        What stands in the file.
-
-    Returns
-    -------
-    str
-        The same name.
-
-    Raises
-    ------
-    ValueError
-        Other characters than letters, digits, ``_``, ``.`` and ``-``, or too many of them.
-
-    Examples
-    --------
     >>> plain_name("../mine")
     Traceback (most recent call last):
     ValueError: '../mine' is no plain name; allowed: letters, digits, '_', '.' and '-', up to 80 of them
@@ -357,18 +301,8 @@ Title = Annotated[str, AfterValidator(_is_title)]
 def plain_number(value: object) -> object:
     """Read a number that was written without a dot, such as 1e-3, which YAML 1.1 reads as text.
 
-    Parameters
-    ----------
-    value
-        What YAML made of it.
+    Returns the number, or the value itself where it is none.
 
-    Returns
-    -------
-    object
-        The number, or the value itself where it is none.
-
-    Examples
-    --------
     >>> plain_number("1e-3"), plain_number("4 TB"), plain_number(7)
     (0.001, '4 TB', 7)
     """
@@ -381,25 +315,7 @@ def plain_number(value: object) -> object:
 
 
 def units_of(target: type) -> Mapping[str, str]:
-    """Find the dimension in which each field of a dataclass is written.
-
-    Parameters
-    ----------
-    target
-        A dataclass with marks in its annotations.
-
-    Returns
-    -------
-    mapping
-        "s", "B/s", ... by field; "" for a pure number or a word.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.hardware import SystemSpec
-    >>> units = units_of(SystemSpec)
-    >>> [units[key] for key in ("hbm_bandwidth", "hbm_capacity", "tdp", "nvlink_domain")]
-    ['B/s', 'B', 'W', '']
-    """
+    """Find the dimension in which each field of a dataclass is written."""
     hints = get_type_hints(target, include_extras=True)
     return {field.name: _dimension(hints[field.name]) for field in dataclasses.fields(target)}
 
@@ -414,20 +330,9 @@ def _dimension(hint: Any) -> str:
 def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
     """Mark a union whose forms have no key ``kind``.
 
-    Parameters
-    ----------
-    by
-        Gives the tag of a value, None for one of no form.
-    wanted
-        What is allowed, in words behind "is".
+    Takes ``by`` (gives the tag of a value, None for one of no form) and ``wanted`` (what is allowed, in words behind
+    "is").
 
-    Returns
-    -------
-    Discriminator
-        A mark for the annotation of the union.
-
-    Examples
-    --------
     >>> from pydantic import Tag, TypeAdapter
     >>> by = told_apart(lambda value: {int: "count", str: "word"}.get(type(value)), "neither a count nor a word")
     >>> form = Annotated[Union[Annotated[int, Tag("count")], Annotated[str, Tag("word")]], by]
@@ -440,21 +345,6 @@ def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
 def schema_of(*targets: type, kind: str = "") -> type[Strict]:
     """Schema with the fields of dataclasses, whose annotations bear marks of units and ranges.
 
-    Parameters
-    ----------
-    *targets : type
-        The dataclass, and others whose fields a file writes beside its own; dataclasses in their fields are read as
-        ``key: value`` lines, too. Fields marked ``NOT_IN_FILE`` are left out.
-    kind : str
-        Tag of the schema in a union.
-
-    Returns
-    -------
-    type of Strict
-        That refuses keys without a field.
-
-    Examples
-    --------
     >>> @dataclasses.dataclass(frozen=True)
     ... class Disk:
     ...     name: Annotated[str, NOT_IN_FILE]
@@ -476,18 +366,6 @@ def schema_of(*targets: type, kind: str = "") -> type[Strict]:
 def keys_of(*targets: type) -> type[Strict]:
     """Schema of a kind of files, made when the first of them is read: few commands read all kinds.
 
-    Parameters
-    ----------
-    *targets : type
-        As ``schema_of`` takes them.
-
-    Returns
-    -------
-    type of Strict
-        Always the same.
-
-    Examples
-    --------
     >>> @dataclasses.dataclass(frozen=True)
     ... class Disk:
     ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
@@ -526,34 +404,7 @@ def _form(hint: Any) -> Any:
 
 
 def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
-    """Check a file's mapping against a schema.
-
-    Parameters
-    ----------
-    schema
-        Fields with their types, units and ranges.
-    data, path
-        Content of the file, and the file as messages name it.
-
-    Returns
-    -------
-    object
-        An instance of the schema, in SI units.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Disk:
-    ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]
-    >>> validate(schema_of(Disk), {"size": "4 TB", "colour": "red"}, Path("disk.yaml"))
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: disk.yaml: unknown key 'colour'; allowed: size
-    """
+    """Check a file's mapping against a schema."""
     found = checked_or_faults(schema, data)
     if isinstance(found, list):
         raise spec_error(path, found)
@@ -563,22 +414,6 @@ def validate(schema: type[M], data: Mapping[str, Any], path: Path) -> M:
 def checked_or_faults(schema: type[M], data: Mapping[str, Any], context: Any = None) -> M | list[str]:
     """Check a mapping against a schema.
 
-    Parameters
-    ----------
-    schema : type
-        Fields with their types, units and ranges.
-    data : mapping
-        Content of a file.
-    context : object, optional
-        Handed to the checks of the schema, such as the directory that paths are relative to.
-
-    Returns
-    -------
-    object or list of str
-        An instance of the schema, or a line per fault: key, value, what is allowed or the nearest key.
-
-    Examples
-    --------
     >>> @dataclasses.dataclass(frozen=True)
     ... class Disk:
     ...     size: Annotated[float, Quantity("B", 0.0, 1e15)]

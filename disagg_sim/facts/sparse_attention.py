@@ -19,18 +19,6 @@ COMPRESSOR_BYTES = 4
 def fp8_key_bytes(elements: int) -> int:
     """Size an index key in fp8 with its scales. [B]
 
-    Parameters
-    ----------
-    elements
-        Of the key. [1]
-
-    Returns
-    -------
-    int
-        Of one token and layer. [B]
-
-    Examples
-    --------
     >>> fp8_key_bytes(128)
     132
     """

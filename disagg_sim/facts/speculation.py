@@ -107,13 +107,7 @@ class Speculation(Shown):
         return " ".join([self.method, *([self.draft_model] if self.draft_model else []), *shares])
 
     def trying(self, drafts: tuple[int, ...]) -> Speculation:
-        """The same drafter with other numbers of drafts to try.
-
-        Raises
-        ------
-        InputError
-            A number below 0, or beyond the positions of the curve.
-        """
+        """The same drafter with other numbers of drafts to try."""
         most = len(self.acceptance)
         for each in drafts:
             if not 0 <= each <= most:
@@ -142,25 +136,8 @@ class Speculation(Shown):
 def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculation:
     """Read a drafter and its acceptance from a file.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the curve.
+    Returns marginal acceptance by position [1].
 
-    Returns
-    -------
-    Speculation
-        Marginal acceptance by position. [1]
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> file = {"title": "mine", "model": "llama_3_1_8b", "method": "mtp", "acceptance": [0.6, 0.8], "source": "me"}
     >>> speculation_of(Path("mine.yaml"), file, "mine")
     Traceback (most recent call last):
@@ -176,25 +153,8 @@ def speculation_of(path: Path, data: Mapping[str, Any], name: str) -> Speculatio
 def speculation_in_words(word: str, load_model: Callable[[str], ModelSpec]) -> Speculation:
     """Read a method and its acceptance from one line, the name of ``stated_speculation``.
 
-    Parameters
-    ----------
-    word
-        Of a table, a file or a command. A draft model stands behind its method.
-    load_model
-        Finds the draft model of a name.
+    Takes ``load_model`` (finds the draft model of a name).
 
-    Returns
-    -------
-    Speculation
-        With the name ``word``.
-
-    Raises
-    ------
-    InputError
-        Where it is no such line.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> speculation_in_words("mtp 0.8 0.6", load_model).acceptance
     (0.8, 0.6)
@@ -224,34 +184,7 @@ def _is_number(word: str) -> bool:
 def stated_speculation(
     method: str, acceptance: tuple[float, ...], layer: DraftLayer | None = None, drafter: ModelSpec | None = None
 ) -> Speculation:
-    """Make the speculation of a stated acceptance.
-
-    Parameters
-    ----------
-    method
-        One of ``METHODS``.
-    acceptance
-        Marginal, by position. [1]
-    layer
-        Of EAGLE-3.
-    drafter
-        Draft model, of the method ``draft_model``.
-
-    Returns
-    -------
-    Speculation
-        Its name says method and acceptance, so that a table can name it.
-
-    Raises
-    ------
-    InputError
-        An unknown method, shares out of range or rising.
-
-    Examples
-    --------
-    >>> stated_speculation("mtp", (0.8, 0.6)).name
-    'mtp 0.8 0.6'
-    """
+    """Make the speculation of a stated acceptance."""
     if method not in METHODS:
         raise InputError(
             f"speculation method {method!r} is not timed{nearest(method, METHODS)}; allowed: {', '.join(METHODS)}"

@@ -78,25 +78,8 @@ class UncertaintySpec(Shown):
 def uncertainty_of(path: Path, data: Mapping[str, Any], name: str) -> UncertaintySpec:
     """Read spreads from their file; every operator kind needs one.
 
-    Parameters
-    ----------
-    path, data
-        File, as messages name it, and its content.
-    name
-        Of the file.
+    Returns deviations of logarithms [1].
 
-    Returns
-    -------
-    UncertaintySpec
-        Deviations of logarithms. [1]
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.yaml_files import find_file, read_mapping
     >>> file = read_mapping(find_file("uncertainty", "measured"))
     >>> del file["kinds"]["gemm"]

@@ -53,46 +53,13 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 def canonical_name(text: str) -> str:
-    """Bring a name into its canonical spelling: lower case, every other character ``_``; of ``ALIASES`` the own one.
-
-    Parameters
-    ----------
-    text
-        As a user writes it.
-
-    Returns
-    -------
-    str
-        Stem of a file's name.
-
-    Examples
-    --------
-    >>> canonical_name("Llama-3.1-70B"), canonical_name("TensorRT-LLM")
-    ('llama_3_1_70b', 'trtllm')
-    """
+    """Bring a name into its canonical spelling: lower case, every other character ``_``; of ``ALIASES`` the own one."""
     name = re.sub(r"[^a-z0-9]", "_", text.lower())
     return ALIASES.get(name, name)
 
 
 def spec_roots() -> tuple[Path, ...]:
-    """List the directories that are searched, first match first.
-
-    Returns
-    -------
-    tuple of Path
-        Those of ``DISAGG_SIM_PATH``, then the shipped one.
-
-    Raises
-    ------
-    SpecError
-        A line for every entry of ``DISAGG_SIM_PATH`` that is no directory of specs: skipped in silence, the shipped
-        specs would take the place of those that were meant.
-
-    Examples
-    --------
-    >>> [(root / "models").is_dir() for root in spec_roots()]
-    [True]
-    """
+    """List the directories that are searched, first match first."""
     user = [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
     faults = [f"{PATH_VARIABLE}: {root}: {fault}" for root in user if (fault := _root_fault(root))]
     if faults:
@@ -102,18 +69,7 @@ def spec_roots() -> tuple[Path, ...]:
 
 @cache
 def shipped_root() -> Path:
-    """Find the directory of the shipped specs.
-
-    Returns
-    -------
-    Path
-        In a clone its root, else a directory of the package.
-
-    Examples
-    --------
-    >>> (shipped_root() / "hw_specs" / "h100_sxm.yaml").is_file()
-    True
-    """
+    """Find the directory of the shipped specs."""
     package = Path(str(files("disagg_sim")))
     installed = package / "_data"
     return installed if installed.is_dir() else package.parent
@@ -136,20 +92,7 @@ def _root_fault(root: Path) -> str:
 def spec_files(kind: str) -> dict[str, Path]:
     """List every spec of a kind.
 
-    Parameters
-    ----------
-    kind
-        A key of ``DIRECTORIES``.
-
-    Returns
-    -------
-    dict
-        Canonical name -> file, sorted by name.
-
-    Examples
-    --------
-    >>> spec_files("engine")["vllm"].name
-    'vllm.yaml'
+    Returns canonical name -> file, sorted by name.
     """
     found: dict[str, Path] = {}
     for root in spec_roots():
@@ -168,25 +111,8 @@ def spec_files(kind: str) -> dict[str, Path]:
 def list_specs(kind: str) -> tuple[str, ...]:
     """List the names that ``load_*`` knows of a kind.
 
-    Parameters
-    ----------
-    kind
-        "hardware", "model", "traffic", "precision", "profile", ... (``DIRECTORIES``).
-
-    Returns
-    -------
-    tuple of str
-        Canonical names, sorted.
-
-    Raises
-    ------
-    UnknownNameError
-        When there is no such kind.
-
-    Examples
-    --------
-    >>> list_specs("profile")
-    ('ideal', 'measured', 'optimistic')
+    Takes ``kind`` ("hardware", "model", "traffic", "precision", "profile", ... (``DIRECTORIES``)). Returns canonical
+    names, sorted.
     """
     if kind not in DIRECTORIES:
         known = ", ".join(DIRECTORIES)
@@ -197,18 +123,6 @@ def list_specs(kind: str) -> tuple[str, ...]:
 def is_path(name: str | Path) -> bool:
     """Tell whether a name means a file rather than a shipped spec.
 
-    Parameters
-    ----------
-    name
-        As a user writes it.
-
-    Returns
-    -------
-    bool
-        For a ``Path``, a YAML suffix or a separator.
-
-    Examples
-    --------
     >>> [is_path(name) for name in ("h200_sxm", "h200_sxm.yaml", "mine/h200")]
     [False, True, True]
     """
@@ -218,27 +132,8 @@ def is_path(name: str | Path) -> bool:
 def find_file(kind: str, name: str | Path) -> Path:
     """Find the file that a name or a path means.
 
-    Parameters
-    ----------
-    kind
-        "hardware", "model", "engine", ... (``DIRECTORIES``).
-    name
-        Of a spec, or a path, which is given back without a look at the disk.
-
-    Returns
-    -------
-    Path
-        Of the first file of that name in ``spec_roots``.
-
-    Raises
-    ------
-    UnknownNameError
-        With the nearest name, and all known ones where they are few.
-
-    Examples
-    --------
-    >>> find_file("model", "Llama-3.1-8B").name
-    'llama_3_1_8b.yaml'
+    Takes ``kind`` ("hardware", "model", "engine", ... (``DIRECTORIES``)). The result is of the first file of that name
+    in ``spec_roots``.
     """
     if is_path(name):
         return Path(name)
@@ -257,27 +152,7 @@ def find_file(kind: str, name: str | Path) -> Path:
 def find_document(kind: str, name: str) -> Path:
     """Find the file of a sweep or a scenario: the name of a shipped one, or a path.
 
-    Parameters
-    ----------
-    kind
-        "sweep" or "scenario".
-    name
-        Of a shipped one, or a path.
-
-    Returns
-    -------
-    Path
-        Of a file that exists.
-
-    Raises
-    ------
-    SpecError
-        With the nearest shipped name and all of them.
-
-    Examples
-    --------
-    >>> find_document("sweep", "demo").name
-    'demo.yaml'
+    Takes ``kind`` ("sweep" or "scenario").
     """
     path, shipped = Path(name), spec_files(kind)
     if name in shipped:  # before a file of that name in the working directory, which may be of others
@@ -290,23 +165,7 @@ def find_document(kind: str, name: str) -> Path:
 
 
 def shown(path: Path) -> str:
-    """Write a path as messages print it: relative to the working directory when below it, on one line.
-
-    Parameters
-    ----------
-    path
-        Of any file.
-
-    Returns
-    -------
-    str
-        One line without control characters.
-
-    Examples
-    --------
-    >>> shown(Path.cwd() / "hw_specs" / "mine.yaml")
-    'hw_specs/mine.yaml'
-    """
+    """Write a path as messages print it: relative to the working directory when below it, on one line."""
     try:
         text = str(path.resolve().relative_to(Path.cwd()))
     except (OSError, ValueError):
@@ -317,18 +176,6 @@ def shown(path: Path) -> str:
 def spec_error(path: Path, faults: list[str]) -> SpecError:
     """Make one error of all faults of a file: one line when there is one, a list otherwise.
 
-    Parameters
-    ----------
-    path, faults
-        File, and a line for each fault.
-
-    Returns
-    -------
-    SpecError
-        To be raised.
-
-    Examples
-    --------
     >>> print(spec_error(Path("mine.yaml"), ["unknown key 'hbm'", "missing key 'tdp'"]))
     mine.yaml:
       - unknown key 'hbm'
@@ -342,25 +189,7 @@ def spec_error(path: Path, faults: list[str]) -> SpecError:
 def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level is ``key: value`` lines.
 
-    Parameters
-    ----------
-    path
-        Of the file.
-
-    Returns
-    -------
-    dict
-        Its content, nothing converted; a new one at every call.
-
-    Raises
-    ------
-    SpecError
-        One line for a file that is missing, unreadable, binary, empty, broken, or no mapping.
-
-    Examples
-    --------
-    >>> read_mapping(find_file("hardware", "h200_sxm"))["hbm_capacity"]
-    '141 GB'
+    Returns its content, nothing converted.
     """
     try:
         data = parse_yaml(read_file(path, MOST_BYTES).decode("utf-8"))

@@ -26,13 +26,7 @@ _NO_VALUE = (ValueError, KeyError, AttributeError, IndexError, OverflowError)
 
 
 def parse_yaml(text: str) -> object:
-    """Content of a YAML document: mappings with text keys, lists, texts, numbers, true, false and null.
-
-    Raises
-    ------
-    ValueError
-        A line with the place and what is wrong there.
-    """
+    """Content of a YAML document: mappings with text keys, lists, texts, numbers, true, false and null."""
 
     try:
         _require_bounds(text)

@@ -2,8 +2,6 @@
 
 Limits of a step differ in what they count: vLLM and TensorRT-LLM take those of one attention rank, SGLang those of all
 ranks of an instance, but for ``--max-prefill-tokens``.
-
-Past 400 lines: what one engine is told of a deployment stands beside what the others are told.
 """
 
 from __future__ import annotations
@@ -31,25 +29,7 @@ CACHE_DIRECTORY = "/kv_cache"
 def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     """Flags of ``vllm serve``, those that join nodes apart.
 
-    Parameters
-    ----------
-    workers, weights
-        What is started, with which checkpoint.
-
-    Returns
-    -------
-    dict
-        Flag -> value, as ``flags.Flags``.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", engine="vllm")
-    >>> decode = Workers(role="decode", mapping=Mapping(dp_attn=8, ep=8), instances=1, setup=at, batch=1024)
-    >>> flags = vllm_flags(decode, Weights(checkpoint="deepseek-ai/DeepSeek-R1"))
-    >>> flags["--max-num-seqs"], flags["--all2all-backend"], flags["--kv-transfer-config"]["kv_role"]
-    (128, 'deepep_low_latency', 'kv_consumer')
+    Returns flag -> value, as ``flags.Flags``.
     """
     mapping, at = workers.mapping, workers.setup
     flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}
@@ -114,18 +94,8 @@ def _exchange_of(workers: Workers, default: str) -> dict[str, Any]:
 def drafts_of(workers: Workers) -> int:
     """Count the draft tokens that workers are started with; in prefill one, for the cache of the drafter.
 
-    Parameters
-    ----------
-    workers
-        Of one role.
+    Returns 0 without a drafter [token].
 
-    Returns
-    -------
-    int
-        0 without a drafter. [token]
-
-    Examples
-    --------
     >>> from disagg_sim.domain import Mapping
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6")
@@ -146,28 +116,7 @@ def _vllm_exchange(workers: Workers) -> str:
 
 
 def sglang_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """Flags of ``sglang.launch_server``; arguments and result as in ``vllm_flags``.
-
-    Parameters
-    ----------
-    workers, weights
-        What is started, with which checkpoint.
-
-    Returns
-    -------
-    dict
-        Flag -> value.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang")
-    >>> decode = Workers(role="decode", mapping=Mapping(dp_attn=8, ep=8), instances=1, setup=at, batch=1024)
-    >>> flags = sglang_flags(decode, Weights(checkpoint="deepseek-ai/DeepSeek-R1"))
-    >>> [flags[name] for name in ("--tp-size", "--dp-size", "--ep-size", "--max-running-requests")]
-    [8, 8, 8, 1024]
-    """
+    """Flags of ``sglang.launch_server``; arguments and result as in ``vllm_flags``."""
     mapping, at = workers.mapping, workers.setup
     if workers.role == "encode":
         return {"--tp-size": 1, "--encoder-only": True, "--encoder-transfer-backend": ENCODER_TRANSFER}
@@ -234,29 +183,7 @@ def _hicache(workers: Workers) -> dict[str, Any]:
 
 
 def trtllm_config(workers: Workers, weights: Weights) -> dict[str, Any]:
-    """The configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``.
-
-    Parameters
-    ----------
-    workers, weights
-        What is started, with which checkpoint.
-
-    Returns
-    -------
-    dict
-        Keys of the file, nested.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> wide = Mapping(dp_attn=48, ep=48, redundant_slots=32)
-    >>> decode = Workers(role="decode", mapping=wide, instances=1, setup=at, batch=3072)
-    >>> config = trtllm_config(decode, Weights(checkpoint="nvidia/DeepSeek-R1-NVFP4"))
-    >>> config["max_batch_size"], config["moe_config"]["load_balancer"]["num_slots"]
-    (64, 288)
-    """
+    """The configuration file of ``trtllm-serve``; arguments as in ``vllm_flags``."""
     mapping, at = workers.mapping, workers.setup
     config: dict[str, Any] = {
         "tensor_parallel_size": int(mapping.stage_gpus // mapping.dcp),
@@ -309,25 +236,7 @@ def _trtllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str,
 
 
 def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
-    """Environment variables of all workers of an engine.
-
-    Parameters
-    ----------
-    engine
-        Of ``ENGINES``.
-    every
-        The whole deployment: SGLang gathers cut heads before it sends them where attention TP differs.
-
-    Returns
-    -------
-    dict
-        Name -> value.
-
-    Examples
-    --------
-    >>> environment_of("vllm", ())
-    {}
-    """
+    """Environment variables of all workers of an engine."""
     tps = {int(each.mapping.tp_attn) for each in every if each.role in _KV_ROLES}
     heads_cut = len(tps) > 1 and "mla" not in every[0].setup.model.attention_kinds
     found = {"SGLANG_DISAGG_STAGING_BUFFER": "1"} if engine == "sglang" and heads_cut else {}
@@ -338,18 +247,8 @@ def environment_of(engine: str, every: Sequence[Workers]) -> dict[str, str]:
 def tier_bytes(workers: Workers, tier: str) -> float:
     """Share of a GPU in a tier that workers keep prompts in.
 
-    Parameters
-    ----------
-    workers, tier
-        Which workers, and a name of ``kv_tiers`` of their system.
+    Returns 0 where they do not use it, or where its size is not stated [B].
 
-    Returns
-    -------
-    float
-        0 where they do not use it, or where its size is not stated. [B]
-
-    Examples
-    --------
     >>> from disagg_sim.domain import Mapping
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
@@ -386,25 +285,7 @@ def _known(engine: str, workers: Workers, flags: dict[str, Any]) -> dict[str, An
 def lacking(engine: str, workers: Workers) -> tuple[str, ...]:
     """List the options that an engine has not on the system of workers.
 
-    Parameters
-    ----------
-    engine
-        Of ``ENGINES``.
-    workers
-        Whose system counts.
-
-    Returns
-    -------
-    tuple of str
-        Empty on most.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="decode", mapping=Mapping(), instances=1, setup=setup("llama_3_1_8b", "mi300x", "fp8"))
-    >>> lacking("vllm", one)
-    ('--all2all-backend',)
+    The result is empty on most.
     """
     support = load_launcher(engine).vendors.get(workers.setup.system.vendor)
     return () if support is None else support.lacks

@@ -75,27 +75,7 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
 
 
 def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> str:
-    """Find the engine that serves: itself, or that of the workers of an orchestrator.
-
-    Parameters
-    ----------
-    engine
-        Of ``LAUNCHERS``.
-    workers
-        The engine that they were planned for comes first under an orchestrator that has it.
-    backend
-        Asked for by name.
-
-    Returns
-    -------
-    str
-        Of ``ENGINES``.
-
-    Examples
-    --------
-    >>> backend_of("dynamo", (), "sglang"), backend_of("llm-d", ())
-    ('sglang', 'vllm')
-    """
+    """Find the engine that serves: itself, or that of the workers of an orchestrator."""
     allowed = engines_of(engine)
     if backend and canonical_name(backend) not in allowed:
         raise UnknownNameError(
@@ -106,28 +86,7 @@ def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> st
 
 
 def engines_of(launcher: str) -> tuple[str, ...]:
-    """List the engines whose workers a launcher starts.
-
-    Parameters
-    ----------
-    launcher
-        Of ``LAUNCHERS``.
-
-    Returns
-    -------
-    tuple of str
-        Of ``ENGINES``; an engine starts itself.
-
-    Raises
-    ------
-    UnknownNameError
-        With the nearest name.
-
-    Examples
-    --------
-    >>> engines_of("llm-d"), engines_of("sglang")
-    (('vllm',), ('sglang',))
-    """
+    """List the engines whose workers a launcher starts."""
     name = canonical_name(launcher)
     if name not in (*ENGINES, *ORCHESTRATORS):
         near = nearest(launcher, LAUNCHERS)

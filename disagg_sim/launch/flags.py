@@ -18,48 +18,12 @@ class Shell(str):
 
 
 def arguments(flags: Flags) -> list[str]:
-    """List the arguments of flags, as a program receives them.
-
-    Parameters
-    ----------
-    flags
-        In their order.
-
-    Returns
-    -------
-    list of str
-        Switches as one argument, all others as two.
-
-    Examples
-    --------
-    >>> arguments({"--tp-size": 4, "--enable-eplb": True, "--eplb-config": {"num_redundant_experts": 8}})
-    ['--tp-size', '4', '--enable-eplb', '--eplb-config', '{"num_redundant_experts": 8}']
-    """
+    """List the arguments of flags, as a program receives them."""
     return [word for pair in _pairs(flags) for word in pair]
 
 
 def lines(command: str, flags: Flags) -> str:
-    r"""Write a command for a shell, a flag a line.
-
-    Parameters
-    ----------
-    command
-        What stands before the flags.
-    flags
-        In their order; a ``Shell`` value keeps its variables.
-
-    Returns
-    -------
-    str
-        Without a line break at the end.
-
-    Examples
-    --------
-    >>> print(lines("serve", {"--port": Shell("$PORT"), "--name": "a b"}))
-    serve \
-      --port "$PORT" \
-      --name 'a b'
-    """
+    """Write a command for a shell, a flag a line."""
     rows = [
         " ".join(f'"{word}"' if isinstance(word, Shell) else shlex.quote(word) for word in pair)
         for pair in _pairs(flags)

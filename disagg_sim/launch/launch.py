@@ -139,20 +139,8 @@ def _marked(text: str) -> str:
 def lines_of(made: Launch, directory: Path | None = None) -> Iterator[str]:
     """Tell notes and files, for a screen.
 
-    Parameters
-    ----------
-    made
-        From ``launch``.
-    directory
-        Where the files are; None = they are told whole.
+    Takes ``directory`` (None = they are told whole).
 
-    Yields
-    ------
-    str
-        A line, or a whole file.
-
-    Examples
-    --------
     >>> list(lines_of(Launch(engine="vllm", version="1", files={"a.sh": "true"}, notes=("b",)), Path("start")))
     ['# b', 'start/a.sh']
     """

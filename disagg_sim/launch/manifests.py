@@ -23,32 +23,7 @@ Pools = Sequence[tuple[Workers, Weights]]
 
 
 def dynamo_manifest(engine: str, pools: Pools, spec: LauncherSpec) -> str:
-    """Write a DynamoGraphDeployment, whose operator joins the nodes of an instance.
-
-    Parameters
-    ----------
-    engine
-        Of the workers.
-    pools
-        Workers and their checkpoints.
-    spec
-        Of Dynamo: its version is that of the image.
-
-    Returns
-    -------
-    str
-        YAML.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.facts.load import load_launcher
-    >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="colocated", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> made = dynamo_manifest("vllm", [(one, Weights(checkpoint="a/model"))], load_launcher("dynamo"))
-    >>> [(each["name"], each["replicas"]) for each in yaml.safe_load(made)["spec"]["components"]]
-    [('frontend', 1), ('colocated', 2)]
-    """
+    """Write a DynamoGraphDeployment, whose operator joins the nodes of an instance."""
     exports = environment_of(engine, [workers for workers, _ in pools])
     image = f"nvcr.io/nvidia/ai-dynamo/{RUNTIMES[engine]}:{spec.version}"
     main = {"name": "main", "image": image, "envFrom": [{"secretRef": {"name": HUB_SECRET}}]}
@@ -88,31 +63,7 @@ def _dynamo_flags(engine: str, workers: Workers, weights: Weights) -> dict[str, 
 
 
 def llm_d_manifests(pools: Pools, spec: LauncherSpec, image: str) -> dict[str, str]:
-    """Write a LeaderWorkerSet for each pool of vLLM, and the values of the router that sends requests to them.
-
-    Parameters
-    ----------
-    pools
-        Workers and their checkpoints.
-    spec
-        Of llm-d: its image is the sidecar of decode pods.
-    image
-        Of vLLM.
-
-    Returns
-    -------
-    dict
-        Name of a file -> YAML.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.facts.load import load_launcher
-    >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="decode", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> sorted(llm_d_manifests([(one, Weights(checkpoint="a/model"))], load_launcher("llm_d"), "vllm:1"))
-    ['decode.yaml', 'router.values.yaml']
-    """
+    """Write a LeaderWorkerSet for each pool of vLLM, and the values of the router that sends requests to them."""
     name = _name(pools, "vllm")
     files = {f"{workers.label}.yaml": _dump(_group(name, workers, own, spec, image)) for workers, own in pools}
     apart = any(workers.role == "prefill" for workers, _ in pools)

@@ -54,27 +54,7 @@ _LANGUAGE_ONLY = {"--language-only": True, "--encoder-transfer-backend": ENCODER
 def scripts_of(engine: str, workers: Sequence[Workers], weights: Sequence[Weights], version: str) -> dict[str, str]:
     """Write the files that start a deployment by hand.
 
-    Parameters
-    ----------
-    engine
-        Of ``ENGINES``.
-    workers, weights
-        Pools, and the checkpoint of each.
-    version
-        Of the engine, for the heading.
-
-    Returns
-    -------
-    dict
-        Name of a file -> text: a script for each pool, for TensorRT-LLM its configuration too, and ``router.sh``.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="colocated", mapping=Mapping(), instances=2, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> sorted(scripts_of("trtllm", [one], [Weights(checkpoint="meta-llama/Llama-3.1-8B-Instruct")], "1.3.0"))
-    ['colocated.sh', 'colocated.yaml']
+    Returns name of a file -> text: a script for each pool, for TensorRT-LLM its configuration too, and ``router.sh``.
     """
     files, exports = {}, environment_of(engine, workers)
     alone = on_one_node(workers)
@@ -109,17 +89,6 @@ _KEY = '${API_KEY:+--api-key "$API_KEY"}'
 def on_one_node(workers: Sequence[Workers]) -> bool:
     """Whether one node holds a whole deployment, so that nothing of it has to be reached from another one.
 
-    Parameters
-    ----------
-    workers
-        All pools.
-
-    Returns
-    -------
-    bool
-
-    Examples
-    --------
     >>> from disagg_sim.domain import Mapping
     >>> from disagg_sim.physics.setup import setup
     >>> one = Workers(role="colocated", mapping=Mapping(), instances=8, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))

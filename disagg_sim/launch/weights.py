@@ -30,32 +30,7 @@ class Weights:
 def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> Weights:
     """Find the checkpoint of a setup's model in the formats of its recipe.
 
-    Parameters
-    ----------
-    at
-        Its model and recipe count; the format is that of most weights, of experts where there are any.
-    checkpoint
-        Name or path given by hand, which must be in that format.
-    quantises
-        Whether the engine can make fp8 weights of a checkpoint in bf16 as it reads it.
-
-    Returns
-    -------
-    Weights
-        ``UNKNOWN`` with a note where none is known; with those of a head or a draft model, by the same rules.
-
-    Raises
-    ------
-    InputError
-        A checkpoint whose name has signs that a shell reads.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> weights_of(setup("deepseek_r1", "h200_sxm", "fp8")).checkpoint
-    'deepseek-ai/DeepSeek-R1'
-    >>> weights_of(setup("qwen2_5_7b", "h200_sxm", "fp8")).quantised
-    'fp8'
+    Returns ``UNKNOWN`` with a note where none is known.
     """
     if checkpoint:
         try:
@@ -67,24 +42,7 @@ def weights_of(at: Setup, checkpoint: str = "", *, quantises: bool = True) -> We
 
 
 def format_of(at: Setup) -> str:
-    """Name the format of most weights of a recipe.
-
-    Parameters
-    ----------
-    at
-        Its model and recipe count.
-
-    Returns
-    -------
-    str
-        Of experts where there are any.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> format_of(setup("kimi_k2_5", "b200_sxm", "nvfp4_bf16kv"))
-    'nvfp4'
-    """
+    """Name the format of most weights of a recipe."""
     return (at.precision.expert if at.model.is_moe else at.precision.ffn).name
 
 

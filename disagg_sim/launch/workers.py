@@ -152,31 +152,7 @@ def workers_of(
 ) -> tuple[Workers, ...]:
     """Read the workers of a deployment.
 
-    Parameters
-    ----------
-    deployment : Design, Deployment, ServedDeployment, DataFrame or sequence of Workers
-        Design of ``ds.plan``, pools of a match, parts of a simulation (its pools, if it has them, else what it has),
-        one row of a table of points or of a frontier, or the workers themselves.
-
-    Returns
-    -------
-    tuple of Workers
-        Prefill first; names are unique.
-
-    Raises
-    ------
-    InputError
-        A deployment without a setup or without instances, a table of several rows.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> parts = {"prefill": (ds.Replicas(mapping=ds.Mapping(), instances=2),)}
-    >>> parts["decode"] = (ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=64),)
-    >>> found = workers_of(ds.ServedDeployment(name="small", gpus=4, setup=at, **parts))
-    >>> [(each.label, each.gpus, each.instances) for each in found]
-    [('prefill', 1, 2), ('decode', 2, 1)]
+    Returns prefill first.
     """
     lengths = None
     if isinstance(deployment, pd.DataFrame):
@@ -261,20 +237,8 @@ def _workers(role: str, each: Replicas, at: Setup | None) -> Workers:
 
 
 def longest_of(lengths: Lengths) -> float:
-    """Find the longest request, input and output; of a law of lengths what hardly any request exceeds.
+    """Find the longest request, input and output; of a law of lengths what hardly any request exceeds. [token]
 
-    Parameters
-    ----------
-    lengths
-        Of the requests.
-
-    Returns
-    -------
-    float
-        [token]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> longest_of(ds.lengths(4096, 512)), longest_of(ds.lengths([100, 900], [50, 10]))
     (4608.0, 910.0)

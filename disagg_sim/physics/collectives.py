@@ -89,6 +89,30 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 
     References: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH",
     IJHPCA 19(1), 2005, :doi:`10.1177/1094342005051521`.
+
+    Parameters
+    ----------
+    wire
+        w, time of the whole message on the link. [s]
+    n
+        Ranks. [1]
+    latency, hop
+        a and h. [s]
+    ramp
+        r; 0 = no hand-over, so that the message takes w alone. [s]
+
+    Returns
+    -------
+    Transfer
+        Latency and time on the wire, of the broadcast shape. [s]
+
+    Examples
+    --------
+    At w = 4r, 100 us on the wire, half of the rate is reached:
+
+    >>> found = pipelined_transfer(100e-6, 8, latency=10e-6, hop=1e-6, ramp=25e-6)
+    >>> f"{found.latency * 1e6:.0f} us, {found.wire * 1e6:.0f} us"
+    '17 us, 200 us'
     """
     return Transfer(latency + hop * (n - 1.0), wire + 2.0 * np.sqrt(ramp * wire) if ramp else wire)
 

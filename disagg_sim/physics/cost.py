@@ -153,22 +153,9 @@ def group_cost(op: Operator, at: Setup) -> Cost:
     """All-gather or reduce-scatter, as its name begins, of a group of ranks that may span NVLink domains.
 
     ``(n-1)/n*S`` over the links of a domain; across m domains ``(m-1)/m*S`` over the NIC of each GPU besides, in
-    ``ceil(log2 m)`` hops.
+    ``ceil(log2 m)`` hops. Takes ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]). The
+    result is of the broadcast shape; nothing for one rank [s].
 
-    Parameters
-    ----------
-    op
-        Full tensor [B], ranks of the group and the domains that it spans. [1]
-    at
-        Setup: links, and the fits of the collective.
-
-    Returns
-    -------
-    Cost
-        Of the broadcast shape; nothing for one rank. [s]
-
-    Examples
-    --------
     8 MB in eight parts, 7 MB of them at 450 GB/s:
 
     >>> from disagg_sim.physics.setup import setup

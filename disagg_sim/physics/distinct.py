@@ -20,19 +20,8 @@ def distinct(numbers: Numeric) -> tuple[Any, Any]:
     """Find the distinct values of numbers, and where each element has its own.
 
     A few are sorted, of many small whole numbers is marked which there are, many others are hashed: what is fastest.
+    Returns values, rising, of shape (distinct,), and places in them, of the shape of ``numbers`` [1].
 
-    Parameters
-    ----------
-    numbers
-        Of any shape, none of them NaN. [1]
-
-    Returns
-    -------
-    tuple of ndarray
-        Values, rising, of shape (distinct,), and places in them, of the shape of ``numbers``. [1]
-
-    Examples
-    --------
     >>> values, place = distinct(np.array([[8.0, 2.0], [2.0, 8.0]]))
     >>> values.tolist(), place.tolist()
     ([2.0, 8.0], [[1, 0], [0, 1]])
@@ -58,20 +47,8 @@ def distinct(numbers: Numeric) -> tuple[Any, Any]:
 def of_distinct(function: Callable[[Any], Any], degree: Numeric) -> Any:
     """Evaluate a function of a degree once for each of its distinct values.
 
-    Parameters
-    ----------
-    function
-        Of an array; returns an array of its shape, or a tuple of them.
-    degree
-        Of any shape. [1]
+    Takes ``function`` (of an array; returns an array of its shape, or a tuple of them).
 
-    Returns
-    -------
-    ndarray or tuple
-        What the function returns at every element.
-
-    Examples
-    --------
     >>> of_distinct(np.log2, np.array([[8.0, 2.0], [2.0, 8.0]])).tolist()
     [[3.0, 1.0], [1.0, 3.0]]
     """
@@ -86,22 +63,9 @@ def of_column(function: Callable[[Any], Any], numbers: Numeric) -> Any:
     """Evaluate a function of a column at each of its distinct values as at a number.
 
     Powers of arrays may differ from those of numbers in their last digit, so a column of what rows of mappings or cases
-    have by themselves gets the digits that each row has alone.
+    have by themselves gets the digits that each row has alone. Takes ``function`` (of a number or an array) and
+    ``numbers`` of shape (rows, 1). The result is of the shape of ``numbers``.
 
-    Parameters
-    ----------
-    function
-        Of a number or an array.
-    numbers
-        A number, an array, or a column of shape (rows, 1). [1]
-
-    Returns
-    -------
-    number or ndarray
-        Of the shape of ``numbers``.
-
-    Examples
-    --------
     >>> of_column(lambda keys: keys**0.5, np.array([[4.0], [9.0], [4.0]])).tolist()
     [[2.0], [3.0], [2.0]]
     """
@@ -142,20 +106,9 @@ def _rows_of_bytes(columns: tuple[tuple[str, bytes], ...]) -> tuple[Any, Any]:
 def alike_rows(degrees: Sequence[Numeric], batch: Numeric) -> tuple[Any, Any] | None:
     """Find the rows of a grid whose token counts are the same, as they share degrees and batches.
 
-    Parameters
-    ----------
-    degrees
-        What the counts depend on: numbers, or columns of shape (rows, 1). [1]
-    batch
-        A number, or of shape (1, batches) or (rows, batches). [request]
+    Takes ``degrees`` of shape (rows, 1). Returns first position of every distinct row, and the number of the distinct
+    row at each position; None without columns.
 
-    Returns
-    -------
-    tuple of ndarray, or None
-        First position of every distinct row, and the number of the distinct row at each position; None without columns.
-
-    Examples
-    --------
     >>> first, number = alike_rows([np.array([[8.0], [2.0], [8.0]]), 1.0], np.array([[1.0, 2.0, 4.0]]))
     >>> first.tolist(), number.tolist()
     ([0, 1], [0, 1, 0])

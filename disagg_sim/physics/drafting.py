@@ -48,18 +48,9 @@ def _models(model: ModelSpec, speculation: Speculation) -> _Models:
 def with_draft_layers(at: Setup) -> Setup:
     """Make the setup of the model and its draft layers, of its own width: what prefill passes, and what memory holds.
 
-    Parameters
-    ----------
-    at
-        Setup, with or without speculation.
+    The result comes without speculation; ``at`` itself where it has none, or a draft model, which ``draft_model_of``
+    finds.
 
-    Returns
-    -------
-    Setup
-        Without speculation; ``at`` itself where it has none, or a draft model, which ``draft_model_of`` finds.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp")
     >>> len(at.model.layers), len(with_draft_layers(at).model.layers)
@@ -73,18 +64,8 @@ def with_draft_layers(at: Setup) -> Setup:
 def draft_model_of(at: Setup) -> Setup | None:
     """Find the setup of the draft model, on the same GPUs.
 
-    Parameters
-    ----------
-    at
-        Setup, with or without speculation.
+    Returns None without one: no speculation, or draft layers behind those of the model.
 
-    Returns
-    -------
-    Setup or None
-        None without one: no speculation, or draft layers behind those of the model.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> said = "draft_model llama_3_1_8b 0.7 0.5"
     >>> own = draft_model_of(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said))
@@ -97,18 +78,6 @@ def draft_model_of(at: Setup) -> Setup | None:
 def cached_layers(at: Setup) -> ModelSpec:
     """Find the model with every layer that keeps a cache: its own and those of its drafter, for counts of caches alone.
 
-    Parameters
-    ----------
-    at
-        Setup, with or without speculation.
-
-    Returns
-    -------
-    ModelSpec
-        Its layers may be of two widths, so no matrix multiply can be counted with it where there is a draft model.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> said = "draft_model llama_3_1_8b 0.7 0.5"
     >>> len(cached_layers(setup("llama_3_1_70b", "h200_sxm", "fp8", speculation=said)).layers)
@@ -120,27 +89,6 @@ def cached_layers(at: Setup) -> ModelSpec:
 def check_context(at: Setup, isl: float, osl: float, *, allow_long: bool = False) -> None:
     """Refuse requests that do not fit into the context of the model, or of its draft model.
 
-    Parameters
-    ----------
-    at
-        Setup, with or without speculation.
-    isl, osl
-        Input and output of a request. [token]
-    allow_long
-        Whether a context beyond that of the model is meant.
-
-    Returns
-    -------
-    None
-        Where they fit.
-
-    Raises
-    ------
-    InputError
-        Otherwise.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> check_context(setup("llama_3_1_70b", "h200_sxm", "fp8"), 131_000, 100)
     Traceback (most recent call last):
@@ -155,18 +103,6 @@ def check_context(at: Setup, isl: float, osl: float, *, allow_long: bool = False
 def of_drafter(at: Setup) -> Setup:
     """Make the setup of the draft layers alone, of which ``at`` must have some, or of the draft model.
 
-    Parameters
-    ----------
-    at
-        Setup with speculation.
-
-    Returns
-    -------
-    Setup
-        Its model has the draft layers and the vocabulary of their head.
-
-    Examples
-    --------
     The module of DeepSeek-R1 repeats a layer of experts, 11.5e9 parameters of it (arXiv 2412.19437, section 2.2):
 
     >>> from disagg_sim.physics.setup import setup

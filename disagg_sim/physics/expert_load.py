@@ -40,13 +40,7 @@ class ExpertLoad(NamedTuple):
 
 @lru_cache(maxsize=512)
 def largest_normal(ranks: float) -> float:
-    """Expected largest of ``ranks`` independent standard normal deviates; 0 for one. [1]
-
-    Examples
-    --------
-    >>> [round(largest_normal(n), 3) for n in (1, 2, 8, 64)]
-    [0.0, 0.564, 1.424, 2.344]
-    """
+    """Expected largest of ``ranks`` independent standard normal deviates; 0 for one. [1]"""
     x = np.linspace(-9.0, 9.0, 4001)
     density = np.exp(-x * x / 2)
     below = (np.cumsum(density) - density / 2) / density.sum()
@@ -130,28 +124,7 @@ def packed(share: NDArray[np.float64], slots: int, ranks: int) -> Placement:
     """Place copies of experts as the engines' EPLB does.
 
     Each spare slot takes a copy of the expert with the most picks a copy, one after the other; then each copy goes to
-    the emptiest rank with room, the heaviest first.
-
-    Parameters
-    ----------
-    share
-        Of all picks that each expert gets, sum 1; shape (experts,). [1]
-    slots, ranks
-        Places for experts over all ranks, as many on each, and ranks. [1]
-
-    Returns
-    -------
-    Placement
-        Slots of one rank after the other.
-
-    Examples
-    --------
-    An expert with half of the picks, four that share the rest: on two ranks of three slots its copies take 1/4 each,
-    beside two others, where it had 3/4 with one copy.
-
-    >>> share = np.array([4.0, 1.0, 1.0, 1.0, 1.0]) / 8
-    >>> packed(share, 6, 2).fullest
-    1.0
+    the emptiest rank with room, the heaviest first. Takes ``share`` of shape (experts,).
     """
     copies = np.ones(share.size)
     for _ in range(slots - share.size):
@@ -170,8 +143,6 @@ def hit_evenly(tokens: Numeric, experts: int, top_k: int) -> tuple[Numeric, Nume
 
     ``E*P`` and ``E*P*(1-P)`` with ``P = 1-(1-k/E)^T``.
 
-    Examples
-    --------
     >>> round(float(hit_evenly(8, 256, 8)[0]), 1)
     57.4
     """
@@ -213,8 +184,31 @@ def fullest_load(
 
     Parameters
     ----------
+    tokens
+        T, of all ranks. [token]
+    experts, top_k
+        Experts, and k of them a token. [1]
+    ep
+        Ranks. [1]
+    skew
+        Of the popularity of experts; 0 = all alike. [1]
     redundant
         Slots beside one for each expert, over all ranks; they hold copies. [1]
+
+    Returns
+    -------
+    ExpertLoad
+        Of the broadcast shape. [1]
+
+    Examples
+    --------
+    One rank has all 64 x 8 picks and hits 256 x (1 - (1 - 8/256)^64) experts; of 32 ranks the fullest has 1.55 times
+    its share of 16:
+
+    >>> [float(each.round(1)) for each in fullest_load(64.0, experts=256, top_k=8, ep=1, skew=0.0)]
+    [512.0, 222.4]
+    >>> fullest_load(64.0, experts=256, top_k=8, ep=32, skew=0.0).picks.round(1) / 16
+    np.float64(1.55)
     """
     ep, redundant = np.asarray(ep, dtype=float), np.asarray(redundant, dtype=float)
     mean = np.asarray(tokens) * (top_k / ep)

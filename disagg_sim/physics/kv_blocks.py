@@ -77,20 +77,8 @@ def _pieces_of_block(model: ModelSpec, sender: Mapping, receiver: Mapping) -> Nu
 def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:
     """Count the blocks of a cache on a GPU that holds a share of every one: of each tensor of each layer, or of all.
 
-    Parameters
-    ----------
-    model, tokens
-        Layers, and cached tokens, rounded up. [token]
-    layout
-        Blocks, and whether one holds all layers.
+    Takes ``model`` and ``tokens`` (layers, and cached tokens, rounded up [token]).
 
-    Returns
-    -------
-    int
-        [1]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> llama = load_model("llama_3_1_70b")
     >>> [blocks_of(llama, 1888, KvLayout(cross_layer=crossed)) for crossed in (False, True)]

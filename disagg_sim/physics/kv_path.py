@@ -62,20 +62,9 @@ class KvHandOver:
 def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) -> str:
     """Find the class of path that two GPUs of a deployment of ``gpus`` may need.
 
-    Parameters
-    ----------
-    system, other
-        Of the two ends; None = the same.
-    gpus
-        Of the deployment, placed together. [1]
+    Takes ``system`` and ``other`` (None = the same). The result is of ``PATHS``; never "host", as no system says how
+    many GPUs one has.
 
-    Returns
-    -------
-    str
-        Of ``PATHS``; never "host", as no system says how many GPUs one has.
-
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> from disagg_sim.facts.load import load_system
     >>> h100 = replace(load_system("h100_sxm"), leaf_gpus=256, spine_oversubscription=2.0)
@@ -124,35 +113,8 @@ def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, l
 
     Blocks, times the tensors of its layers, times the pieces in which a block comes where TP degrees differ: a GPU that
     holds more KV heads than one of the sender takes a piece of each block from each of them; where tokens lie before
-    heads, every token of a block is a piece of its own. A latent (MLA) is read whole from one rank.
-
-    Parameters
-    ----------
-    at
-        Model of both; layers of its drafter count.
-    sender, receiver
-        Mappings of a prefill and of a decode instance.
-    tokens
-        Of the prompt. [token]
-    layout
-        Blocks, and how they lie.
-
-    Returns
-    -------
-    float
-        Of the fullest pipeline stage; 1 a block where blocks hold all layers.
-
-    Examples
-    --------
-    Llama-3.1-70B, 32,768 tokens, TP4 to TP8: 2,048 blocks of keys and values of 80 layers, halves of the sender's; the
-    other way round each GPU takes them in two pieces, or a piece a token.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> four, eight = Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=8, tp_ffn=8)
-    >>> pairs = ((four, eight, KvLayout()), (eight, four, KvLayout()), (four, eight, KvLayout(order="nhd")))
-    >>> [f"{kv_descriptors(at, one, other, 32_768, how):,.0f}" for one, other, how in pairs]
-    ['327,680', '655,360', '5,242,880']
+    heads, every token of a block is a piece of its own. A latent (MLA) is read whole from one rank. The result is of
+    the fullest pipeline stage; 1 a block where blocks hold all layers.
     """
     return float(blocks_of(cached_layers(at), tokens, layout) * posted_share(at.model, sender, receiver, layout))
 

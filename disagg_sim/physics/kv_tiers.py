@@ -24,23 +24,8 @@ from disagg_sim.physics.work import Numeric
 def tier_of(system: SystemSpec, name: str) -> KvTier | None:
     """Find a tier of a system by its name.
 
-    Parameters
-    ----------
-    system, name
-        Whose node, and ``hbm``, ``dram``, ``ssd`` or ``remote``.
+    None means HBM, where a past needs no load.
 
-    Returns
-    -------
-    KvTier or None
-        None = HBM, where a past needs no load.
-
-    Raises
-    ------
-    InputError
-        A tier that the system does not name.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_system
     >>> f"{tier_of(load_system('h200_sxm'), 'dram').bandwidth / 1e9:.0f} GB/s"
     '50 GB/s'
@@ -207,28 +192,9 @@ def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: flo
 
 
 def break_even_bandwidth(at: Setup, past: float, recomputed_s: Numeric) -> Numeric:
-    """Find the bandwidth above which an instance loads a prefix sooner than it computes it again.
+    """Find the bandwidth above which an instance loads a prefix sooner than it computes it again. [B/s]
 
-    ``R* = K(C)/t``: it falls as the prefix grows, as attention is quadratic in it.
-
-    Parameters
-    ----------
-    at, past
-        Setup, and tokens of the prefix. [token]
-    recomputed_s
-        Time to compute it. [s]
-
-    Returns
-    -------
-    numeric
-        Of the whole instance. [B/s]
-
-    Examples
-    --------
-    9.7 GB that take 1.2 s to compute:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> f"{break_even_bandwidth(setup('llama_3_1_70b', 'h200_sxm', 'fp8'), 58976, 1.2) / 1e9:.1f} GB/s"
-    '8.1 GB/s'
+    ``R* = K(C)/t``: it falls as the prefix grows, as attention is quadratic in it. Takes ``at`` and ``past`` (setup,
+    and tokens of the prefix [token]).
     """
     return kv_bytes_per_request(cached_layers(at), at.precision, past) / recomputed_s

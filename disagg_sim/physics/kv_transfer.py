@@ -55,20 +55,9 @@ def checkpoint_tokens(model: ModelSpec, precision: Precision) -> int:
 
     A recurrent state can be taken up only where it was saved: vLLM keeps states in blocks of the KV pool and enlarges
     the blocks of attention until one of them is as large as a state, and saves a state at each of their ends
-    (``--mamba-cache-mode align``). Compressed attention goes on at the end of an entry.
+    (``--mamba-cache-mode align``). Compressed attention goes on at the end of an entry. Returns 1 where every token
+    will do.
 
-    Parameters
-    ----------
-    model, precision
-        Kinds of layers, and the size of a cached element.
-
-    Returns
-    -------
-    int
-        1 where every token will do; without any cache of tokens the end of the longest context.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model, load_precision
     >>> llama = load_model("llama_3_1_70b")
     >>> checkpoint_tokens(llama, load_precision("fp8").resolve(llama))
@@ -117,24 +106,7 @@ def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float
 def checkpoint_cost(model: ModelSpec, precision: Precision) -> int:
     """Count the cached tokens that take as much memory as the states of one checkpoint. [token]
 
-    Parameters
-    ----------
-    model, precision
-        Recurrent states, and the cache of a token, windows not yet full.
-
-    Returns
-    -------
-    int
-        Rounded up; 0 without recurrent states, and without any cache of tokens. [token]
-
-    Examples
-    --------
-    192 MB of Qwen3.5-397B in cached tokens of 15,360 B:
-
-    >>> from disagg_sim.facts.load import load_model, load_precision
-    >>> models = [load_model(name) for name in ("qwen3_5_397b_a17b", "llama_3_1_70b")]
-    >>> [checkpoint_cost(model, load_precision("fp8").resolve(model)) for model in models]
-    [12504, 0]
+    The result is rounded up; 0 without recurrent states, and without any cache of tokens.
     """
     token = model.kv_bytes_per_token(precision)
     return math.ceil(model.recurrent_bytes / token) if token else 0
@@ -193,22 +165,6 @@ def unique_gpus(
 def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
     """Count the pieces of memory that hold a cache: a block of each tensor of each layer, and each state. [1]
 
-    Parameters
-    ----------
-    model
-        Layers, and tensors in which each keeps its cache.
-    tokens
-        Cached tokens of the request; a layer with a window keeps no more than that. [token]
-    block_tokens
-        Tokens of a block. [token]
-
-    Returns
-    -------
-    int
-        On one GPU that holds a share of every block, such as a rank of TP; each has a descriptor in a transfer.
-
-    Examples
-    --------
     Keys and values of 80 layers of Llama-3.1-70B, 118 blocks each; one latent a layer in DeepSeek-R1:
 
     >>> from disagg_sim.facts.load import load_model

@@ -124,25 +124,8 @@ def flat_curve(bandwidth: float, latency: float) -> LinkCurve:
 def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
     """Read the algorithm that a fitted row describes, on links of ``link`` B/s.
 
-    Parameters
-    ----------
-    fit
-        Row of a collective: latency, hop and ramp, and the share of the link that it reaches.
-    link
-        NVLink of the system, one way. [B/s]
+    Takes ``link`` [B/s].
 
-    Returns
-    -------
-    Algorithm
-        With its bandwidth in B/s; all-gather, reduce-scatter and all-to-all share "gather".
-
-    Raises
-    ------
-    InputError
-        An algorithm of an all-reduce without a volume in ``VOLUMES``.
-
-    Examples
-    --------
     8 MB over 8 ranks in a ring move 2*7/8*8 = 14 MB over each link, at 0.8 of 450 GB/s:
 
     >>> row = {"engine": "nccl", "version": "", "points": 0, "median_error": 0.0, "p90_error": 0.0}
@@ -159,16 +142,7 @@ def algorithm_of(fit: CollectiveFit, link: float) -> Algorithm:
 def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: float | None, step: float) -> LinkCurve:
     """Fits of one collective, rank count by rank count or by algorithm, to a curve.
 
-    Parameters
-    ----------
-    rows
-        Fits of one engine, and what is assumed of larger groups.
-    link
-        NVLink of the system. [B/s]
-    latency
-        Latency that a profile sets for all groups and sizes; None = as fitted. [s]
-    step
-        Latency that each doubling beyond the largest group adds. [s]
+    Takes ``link`` [B/s], ``latency`` [s] (None = as fitted) and ``step`` [s].
     """
     counted = [row for row in rows if not row.algorithm]
     laws = [row for row in rows if row.algorithm and row.algorithm != EAGER]

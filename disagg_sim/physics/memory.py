@@ -432,20 +432,6 @@ def colocated_bytes_of(
 ) -> list[Numeric]:
     """Size what ``colocated_bytes`` does under several forms of MLA, which differ in the caches of prompts. [B]
 
-    Parameters
-    ----------
-    at, mapping, batch, cached, prefilling
-        As in ``colocated_bytes``.
-    mla_forms
-        Of the prompts in prefill.
-
-    Returns
-    -------
-    list of numeric
-        One of each form. [B]
-
-    Examples
-    --------
     Keys and values of 128 heads in place of one latent, of a prompt of 8192 tokens in 61 layers: 20 GB more.
 
     >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents

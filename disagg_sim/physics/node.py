@@ -18,29 +18,7 @@ from disagg_sim.physics.work import Numeric
 def wall_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numeric:
     """Power of a node at the wall.
 
-    Parameters
-    ----------
-    node
-        What it has beside its GPUs.
-    gpu_watts
-        Mean draw of one of its GPUs. [W]
-    across
-        Whether GPUs of several nodes work together, so that NICs and external switches carry traffic.
-
-    Returns
-    -------
-    ndarray
-        Of the broadcast shape. [W]
-
-    Examples
-    --------
-    Eight GPUs of 500 W and a host of 1000 W through supplies of 95 %, and 400 W of switches:
-
-    >>> own = {"host": 1000.0, "host_across": 1100.0, "network": 400.0, "network_across": 450.0}
-    >>> supply = {"supply_capacity": 1e4, "supply_loads": (0.0,), "supply_efficiency": (0.95,)}
-    >>> node = NodePower(gpus=8, **own, **supply, pue=1.3)
-    >>> float(round(wall_watts(node, 500.0, across=False), 1))
-    5663.2
+    The result is of the broadcast shape [W].
     """
     host = np.where(across, node.host_across, node.host)
     network = np.where(across, node.network_across, node.network)

@@ -167,27 +167,8 @@ def power_of(system: SystemSpec) -> Power:
 def watts_of(at: Setup) -> Callable[[Operator, Cost], Numeric]:
     """Make the function that gives the power of operators under a setup.
 
-    Parameters
-    ----------
-    at
-        Setup; as in ``power_at``.
-
-    Returns
-    -------
-    callable
-        From an operator and its cost (time of one call [s]) to watts of one GPU, of the shape of the time. [W]
-
-    Examples
-    --------
-    An embedding look-up of 4096 rows moves bytes and multiplies nothing:
-
-    >>> from disagg_sim.physics.cost import kernel_cost
-    >>> from disagg_sim.physics.operators import embedding
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
-    >>> look_up = embedding(at.model, at.precision, 4096.0)
-    >>> power_at(at).idle < float(watts_of(at)(look_up, kernel_cost(look_up, at))) < 700
-    True
+    The result is from an operator and its cost (time of one call [s]) to watts of one GPU, of the shape of the time
+    [W].
     """
     power, system = power_at(at), at.system
     library = at.kernels
@@ -216,21 +197,7 @@ def clock_under(cap: Numeric, *, drawn: Numeric, idle: Numeric) -> Numeric:
 
     Above the idle :math:`P_0` the power is in proportion to the clock and to the square of the voltage, which falls
     with the clock. Where the voltage can fall no further (below some 0.7 of the limit) clocks fall faster than this.
-
-    Parameters
-    ----------
-    cap, drawn, idle
-        Cap, power without it, power of a GPU that waits. [W]
-
-    Returns
-    -------
-    numeric
-        At most 1. [1]
-
-    Examples
-    --------
-    >>> float(round(clock_under(500.0, drawn=700.0, idle=135.0), 3)), float(clock_under(500.0, drawn=300.0, idle=135.0))
-    (0.864, 1.0)
+    Takes ``cap``, ``drawn`` and ``idle`` [W]. The result is at most 1.
     """
     return np.cbrt((cap - idle) / np.maximum(drawn - idle, cap - idle))
 

@@ -76,20 +76,8 @@ class ChunkLoad(NamedTuple):
 def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
     """Spread requests over ranks as evenly as whole numbers allow.
 
-    Parameters
-    ----------
-    batch, ranks
-        Requests over all ranks, and ranks. [request], [1]
-
-    Returns
-    -------
-    tuple of (float, int)
-        Requests of a rank, and ranks with so many, the fuller ones first; none without requests.
-
-    Examples
-    --------
-    >>> even_groups(10.0, 8), even_groups(3.0, 8)
-    (((2.0, 2), (1.0, 6)), ((1.0, 3),))
+    Takes ``batch`` and ``ranks`` (requests over all ranks, and ranks [request], [1]). Returns requests of a rank, and
+    ranks with so many, the fuller ones first; none without requests.
     """
     least, more = divmod(int(batch), ranks)
     return tuple(each for each in ((least + 1.0, more), (float(least), ranks - more)) if all(each))
@@ -98,22 +86,9 @@ def even_groups(batch: float, ranks: int) -> tuple[tuple[float, int], ...]:
 def at_each(function: Callable[..., tuple[float, ...]], batch: Numeric, ranks: Numeric, *more: Numeric) -> list[Floats]:
     """Evaluate a function of requests and ranks, and maybe more, once for every combination that there is.
 
-    Parameters
-    ----------
-    function
-        Of two values or more.
-    batch, ranks
-        Requests over all ranks, and ranks; arrays that broadcast. [request], [1]
-    more
-        Further arguments, which broadcast with these.
+    Takes ``function`` (of two values or more) and ``batch`` and ``ranks`` (requests over all ranks, and ranks; arrays
+    that broadcast [request], [1]). Returns what the function returns, each of the broadcast shape.
 
-    Returns
-    -------
-    list of arrays
-        What the function returns, each of the broadcast shape.
-
-    Examples
-    --------
     >>> [found.tolist() for found in at_each(lambda held, ranks: (held, held / ranks), np.array([[2.0, 4.0]]), 2.0)]
     [[[2.0, 4.0]], [[1.0, 2.0]]]
     """
@@ -128,32 +103,12 @@ def chunks_of(
 ) -> ChunkLoad:
     r"""Cut the prompts of the rank with the most tokens into chunks.
 
-    Its n prompts count as fewer equal ones with as many query-key pairs, each of X tokens, where
-    :math:`X = \frac{T}{n}\,\frac{1+v}{1+v/n}`, T the largest of the ranks' sums and v the ``spread``. Of chunks of c
-    tokens they make :math:`m = E\lceil X/c \rceil`, all but the last of :math:`E\min(X, c)`: what is affine in the
-    tokens of a chunk has its mean.
+    Its n prompts count as fewer equal ones with as many query-key pairs, each of X tokens, where :math:`X =
+    \frac{T}{n}\,\frac{1+v}{1+v/n}`, T the largest of the ranks' sums and v the ``spread``. Of chunks of c tokens they
+    make :math:`m = E\lceil X/c \rceil`, all but the last of :math:`E\min(X, c)`: what is affine in the tokens of a
+    chunk has its mean. Takes ``batch`` and ``ranks`` (prompts of a pass over all ranks, and ranks [request], [1]). The
+    result is of the broadcast shape.
 
-    Parameters
-    ----------
-    tokens
-        New tokens of the prompts of a rank.
-    spread
-        Covariance of a prompt's new tokens and of the keys that each of them attends to, over the product of their
-        means; without pasts the squared coefficient of variation. [1]
-    scored
-        Equal prompts that stand for the ranks with the most query-key pairs.
-    batch, ranks
-        Prompts of a pass over all ranks, and ranks. [request], [1]
-    chunk_tokens
-        Of each prompt, at least 1; broadcasts with these. [token]
-
-    Returns
-    -------
-    ChunkLoad
-        Of the broadcast shape.
-
-    Examples
-    --------
     Of two ranks with a prompt of 100 or 300 tokens one has 300 in three cases of four: three chunks of 100, or one.
 
     >>> two = sum_of(np.array([100.0, 300.0]), np.full(2, 0.5))
@@ -255,18 +210,10 @@ class RestLoads:
 
 @dataclass(frozen=True, eq=False)
 class RankLoads:
-    """Unequal ranks of instances that serve requests of one law, routed one way.
+    """Unequal ranks of instances that serve requests of one law, routed one way."""
 
-    Parameters
-    ----------
-    law
-        Lengths of the requests.
-    routing
-        Of ``RANK_ROUTINGS``.
-    """
-
-    law: RequestLaw
-    routing: str
+    law: RequestLaw  # lengths of the requests
+    routing: str  # of ``RANK_ROUTINGS``
     _largest: dict[tuple[tuple[float, int], ...], float] = field(default_factory=dict, repr=False)
 
     @cached_property

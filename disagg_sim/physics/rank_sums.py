@@ -35,22 +35,14 @@ Complex = NDArray[np.complex128]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankSum:
-    """A sum over the requests of a rank, of which there are n on average, by its characteristic function.
+    """A sum over the requests of a rank, of which there are n on average, by its characteristic function."""
 
-    Parameters
-    ----------
-    exponent
-        psi of the head of this file, of angular frequencies of shape (frequencies,). [1]
-    mean, variance
-        Of the sum, over n.
-    reach
-        What one request hardly exceeds.
-    """
-
+    #: psi of the head of this file, of angular frequencies of shape (frequencies,). [1]
     exponent: Callable[[Floats], Complex]
+    #: ``mean``, ``variance``: of the sum, over n.
     mean: float
     variance: float
-    reach: float
+    reach: float  # what one request hardly exceeds
     _known: dict[float, Complex] = field(default_factory=dict, repr=False)  # psi, by the distance of the values
 
     def largest(self, groups: tuple[tuple[float, int], ...]) -> float:
@@ -176,17 +168,8 @@ def _shares(weights: Floats) -> Floats:
 def request_law(isl: Floats, osl: Floats) -> RequestLaw:
     """Make the empirical law of requests; of more than ``POINTS`` those at even distances.
 
-    Parameters
-    ----------
-    isl, osl
-        Lengths of every request; arrays of shape (requests,). [token]
+    Takes ``isl`` and ``osl`` (lengths of every request; arrays of shape (requests,) [token]).
 
-    Returns
-    -------
-    RequestLaw
-
-    Examples
-    --------
     >>> request_law(np.arange(1.0, 40_001.0), np.ones(40_000)).isl[:3].tolist()
     [1.0, 4.0, 7.0]
     """

@@ -497,27 +497,10 @@ def resolve_rates(
 ) -> Rates:
     """Rates of every operator of ``model`` on ``system``.
 
-    Parameters
-    ----------
-    efficiency
-        Fits of the system; ignored by a profile that is not fitted, needed by one that is.
-    engine
-        "trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order.
-    expert_kernel
-        Kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those that were timed.
+    Takes ``engine`` ("trtllm", "vllm" or "sglang" first, the others where it has no fit; "" = the system's own order)
+    and ``expert_kernel`` (kernel that multiplies experts wherever the engine has a row of it; "" = the fastest of those
+    that were timed). Returns [FLOP/s], [B/s] and [s], with every fit that was taken.
 
-    Returns
-    -------
-    Rates
-        [FLOP/s], [B/s] and [s], with every fit that was taken.
-
-    Raises
-    ------
-    InputError
-        Unknown engine, or a fitted profile on a system without fits.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model, load_precision, load_profile, load_system
     >>> llama, h200 = load_model("llama_3_1_8b"), load_system("h200_sxm")
     >>> rates = resolve_rates(llama, h200, load_precision("bf16").resolve(llama), load_profile("ideal"), None)

@@ -82,22 +82,9 @@ def prefilling_in_passes(
 ) -> Prefilling:
     """Prompts that are prefilled in passes of their own, decode waiting.
 
-    Parameters
-    ----------
-    mapping, prompts
-        Sharding, and prompts of a pass over all DP ranks. [1]
-    prompt, deviations
-        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
-    chunk_tokens
-        Of each prompt; 0 = whole prompts. [token]
+    Takes ``chunk_tokens`` (0 = whole prompts). Returns prompts and their tokens, not mixed with decodes; of the
+    broadcast shape.
 
-    Returns
-    -------
-    Prefilling
-        Prompts and their tokens, not mixed with decodes; of the broadcast shape.
-
-    Examples
-    --------
     Each of two DP ranks takes two of four prompts of 1000 tokens, whole or 256 tokens of each at a time:
 
     >>> two = Mapping(dp_attn=2, ep=2)
@@ -115,24 +102,9 @@ def prefilling_in_pieces(
 ) -> Prefilling:
     """Size prompts that are prefilled in pieces, in the steps of ``batch`` decodes.
 
-    Parameters
-    ----------
-    mapping, prompts
-        Sharding, and prompts in prefill over all DP ranks. [1]
-    prompt
-        Length of each. [token]
-    chunk_tokens
-        Of a step, over all DP ranks. [token]
-    batch
-        Sequences in decode over all DP ranks. [request]
+    Takes ``prompt`` (length of each [token]). Returns prompts and their tokens, in one pass with the decodes; of the
+    broadcast shape.
 
-    Returns
-    -------
-    Prefilling
-        Prompts and their tokens, in one pass with the decodes; of the broadcast shape.
-
-    Examples
-    --------
     >>> float(prefilling_in_pieces(Mapping(dp_attn=8, ep=8), 8, prompt_residents(1000), 2048, 64).new)
     256.0
     """
@@ -167,18 +139,8 @@ def decode_residents(isl: float, osl: float) -> CachedTokens:
 def prompt_residents(isl: float) -> CachedTokens:
     """Describe the cache of one prompt of ``isl`` tokens in prefill, counted whole from its start.
 
-    Parameters
-    ----------
-    isl
-        Length of the prompt. [token]
+    The result comes without deviation [token].
 
-    Returns
-    -------
-    CachedTokens
-        Without deviation. [token]
-
-    Examples
-    --------
     >>> float(prompt_residents(1000).of(3, deviations=2.0))
     3000.0
     """
@@ -188,18 +150,8 @@ def prompt_residents(isl: float) -> CachedTokens:
 def decode_live(mapping: Mapping, batch: Numeric) -> Live:
     """Count the tokens of a micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other.
 
-    Parameters
-    ----------
-    mapping, batch
-        Sharding, and sequences over all DP ranks. [1]
+    Returns tokens of the fullest rank and of all ranks, of the broadcast shape [token].
 
-    Returns
-    -------
-    Live
-        Tokens of the fullest rank and of all ranks, of the broadcast shape. [token]
-
-    Examples
-    --------
     100 sequences in two micro-batches of 50, at most 7 of them on one of 8 ranks:
 
     >>> decode_live(Mapping(dp_attn=8, ep=8, pp=2), 100).tokens.item()
@@ -214,22 +166,9 @@ def prefill_live(
 ) -> Live:
     """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
 
-    Parameters
-    ----------
-    mapping, batch
-        Sharding, and prompts of a pass over all DP ranks. [1]
-    prompt, deviations
-        Length of a prompt, and standard deviations that a sum of them may lie above its mean. [1]
-    chunk_tokens
-        Of each prompt; 0 = whole prompts. [token]
+    Takes ``chunk_tokens`` (0 = whole prompts). Returns tokens of the fullest rank and of all ranks, of the broadcast
+    shape [token].
 
-    Returns
-    -------
-    Live
-        Tokens of the fullest rank and of all ranks, of the broadcast shape. [token]
-
-    Examples
-    --------
     Four prompts of 1000 tokens on two stages go two at a time; with CPP 256 tokens of each do:
 
     >>> [prefill_live(Mapping(pp=2), 4, prompt_residents(1000), chunk, 2.0).tokens.item() for chunk in (0, 256)]
@@ -291,25 +230,7 @@ def prefill_load(
 ) -> Residents:
     """Count what a rank of a prefill instance holds.
 
-    Parameters
-    ----------
-    at, mapping, batch, prompt, chunk_tokens, mla_form
-        As in ``memory.prefill_bytes``.
-
-    Returns
-    -------
-    Residents
-        Of the fullest DP rank, of the broadcast shape of mapping, batch and chunk.
-
-    Examples
-    --------
-    A pass of one prompt, and the caches of two: one that runs and one that leaves.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> load = prefill_load(at, Mapping(tp_attn=8, tp_ffn=8), 1, prompt=prompt_residents(8192), chunk_tokens=0)
-    >>> float(load.live), float(load.tokens)
-    (8192.0, 16384.0)
+    The result is of the fullest DP rank, of the broadcast shape of mapping, batch and chunk.
     """
     deviations = at.profile.resident_deviations
     prompts = np.ceil(batch / mapping.dp_attn)
@@ -330,18 +251,8 @@ def colocated_load(
 ) -> Residents:
     """Count what a rank of an instance that does both phases holds.
 
-    Parameters
-    ----------
-    at, mapping, batch, cached, prefilling, mla_form
-        As in ``memory.colocated_bytes``.
+    The result is of the fullest DP rank, of the broadcast shape of mapping, batch and prompts.
 
-    Returns
-    -------
-    Residents
-        Of the fullest DP rank, of the broadcast shape of mapping, batch and prompts.
-
-    Examples
-    --------
     64 sequences and 8 prompts on 8 ranks, 2048 tokens of which go along with each step:
 
     >>> from disagg_sim.physics.setup import setup

@@ -110,13 +110,8 @@ def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
 def engine_names() -> tuple[str, ...]:
     """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``.
 
-    Returns
-    -------
-    tuple
-        Sorted names of the files, then ``"kernels"``.
+    The result is sorted names of the files, then ``"kernels"``.
 
-    Examples
-    --------
     >>> sorted({"trtllm", "vllm", "sglang"} & set(engine_names())), engine_names()[-1]
     (['sglang', 'trtllm', 'vllm'], 'kernels')
     """
@@ -126,20 +121,9 @@ def engine_names() -> tuple[str, ...]:
 def engine_name(profile: ProfileSpec, system: SystemSpec, engine: str | None = None) -> str:
     """Name of the engine asked for, or of the system's where the profile counts one; "" = none.
 
-    Parameters
-    ----------
-    profile, system
-        Whether the profile counts an engine, and the engine of the system.
-    engine
-        Name asked for, which comes first. None or "" = the system's.
+    Takes ``engine`` (name asked for, which comes first. None or "" = the system's). Returns name of an engine, not
+    checked against ``engine_names``; "" = none.
 
-    Returns
-    -------
-    str
-        Name of an engine, not checked against ``engine_names``; "" = none.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_profile, load_system
     >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
     >>> engine_name(load_profile("measured"), h200), engine_name(ideal, h200), engine_name(ideal, h200, "vllm")

@@ -227,24 +227,7 @@ def look_up_at(
 def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:
     """Run functions that ask for tables in step with each other, so that what they ask at the same time is joined.
 
-    Parameters
-    ----------
-    parts
-        Generators, each of which may be one of these itself.
-
-    Returns
-    -------
-    list
-        What each of them returns, in their order.
-
-    Examples
-    --------
-    The function is called once for both:
-
-    >>> squares = lambda count: (count**2,)
-    >>> asked = [look_up(squares, (), Levels(np.array([tokens]))) for tokens in ((1, 2), (2, 3, 3))]
-    >>> evaluate(side_by_side(asked))
-    [(array([[1, 4]]),), (array([[4, 9, 9]]),)]
+    Returns what each of them returns, in their order.
     """
     results: dict[int, T] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(parts)))
@@ -265,18 +248,6 @@ def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:
 def evaluate(asking: Lookups[T]) -> T:
     """Run a function that asks for tables to its end, calling each table's function once for all that ask it together.
 
-    Parameters
-    ----------
-    asking
-        One generator; of several make one by ``side_by_side``.
-
-    Returns
-    -------
-    T
-        What it returns.
-
-    Examples
-    --------
     >>> def squares(tokens):
     ...     return (yield from look_up(lambda count: (count**2,), (), Levels(np.array(tokens))))
     >>> evaluate(squares([[1, 2, 2]]))

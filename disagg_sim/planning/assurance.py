@@ -120,23 +120,8 @@ class Assurance:
 def assurance(plan: Plan) -> Assurance:
     """Compute how sure a plan is.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design, of a profile that has fits.
+    Returns probabilities [1], bands as factors [1], evidence of every pool.
 
-    Returns
-    -------
-    Assurance
-        Probabilities [1], bands as factors [1], evidence of every pool.
-
-    Raises
-    ------
-    InputError
-        A plan without a design.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = assurance(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
     >>> found.capacity[0] < found.most < found.capacity[1], 0.5 < found.holds < 1.0, found.pools[0].layout
@@ -286,26 +271,8 @@ def _spread(values: Floats, error: Error) -> Floats:
 def surer(plan: Plan, confidence: float | None) -> Plan:
     """Give a plan the headroom with which its limits hold at its rate with some probability.
 
-    Parameters
-    ----------
-    plan : Plan
-        For a rate or users, with a design.
-    confidence : float, optional
-        Probability, below 1; None = whatever it is. [1]
+    Takes ``confidence`` (None = whatever it is).
 
-    Returns
-    -------
-    Plan
-        The same where it is sure enough, or where no headroom makes it so (``Assurance.within_reach``); else asked
-        again with more headroom.
-
-    Raises
-    ------
-    InputError
-        A plan for a number of GPUs, whose rate is what they serve at most.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)
     >>> sure = surer(found, 0.9)
@@ -347,20 +314,8 @@ def _band(values: Floats) -> Band:
 def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     """Say how far the forecast of a pool has been checked, and what its times rest on.
 
-    Parameters
-    ----------
-    plan : Plan
-        Whose lengths the pool serves.
-    pool : PlannedPool
-        Of one of its designs.
+    Returns operating points of such layouts, and shares by label [1].
 
-    Returns
-    -------
-    PoolEvidence
-        Operating points of such layouts, and shares by label. [1]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> plan = ds.plan("llama_3_1_8b", "h20_sxm", ds.lengths(2048, 256), rate=40)
     >>> found = evidence_of(plan, plan.best.pools[0])

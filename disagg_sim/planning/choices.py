@@ -64,21 +64,8 @@ ALL: Axes = (None, None)
 def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
     """Score all mappings and batches of both phases.
 
-    Parameters
-    ----------
-    at, prefill_at
-        Setups of decode, and of both phases in one, and of prefill.
-    mappings
-        Of prefill and of decode.
-    work
-        Lengths and limits.
-    axes
-        Of prefill; where lengths vary, their own are found.
-
-    Returns
-    -------
-    Grids
-        Latency of prefill is that of the prompt at the percentile of the TTFT limit. [s]
+    Takes ``mappings`` (of prefill and of decode). Returns latency of prefill is that of the prompt at the percentile of
+    the TTFT limit [s].
     """
     even = work.lengths.rank_loads is None  # else requests of one length say nothing of how long ranks wait
     if even and not work.lengths.constant:  # of all mappings at the mean lengths those worth timing at every length
@@ -100,18 +87,6 @@ def prompts_of_ranks(lengths: Lengths) -> Lengths:
 
     Answers even out over the many sequences of a decode step; a pass has a few prompts, one a rank or none.
 
-    Parameters
-    ----------
-    lengths
-        Of requests.
-
-    Returns
-    -------
-    Lengths
-        With ranks that take requests as engines do by default, unless the lengths say how themselves.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> prompts_of_ranks(ds.lengths("log_normal_4096_512")).rank_imbalance
     'least_load'
@@ -151,22 +126,7 @@ def degrees_of(table: Mapping, row: int) -> tuple[int, ...]:
 def pass_times(limit: float, short: float) -> list[float]:
     """Times of a pass below which the fastest are looked for: most of a limit, and a ladder below it. [s]
 
-    Parameters
-    ----------
-    limit
-        Of TTFT. [s]
-    short
-        Least of them over the limit. [1]
-
-    Returns
-    -------
-    list of float
-        Powers of ``PASS_STEP`` between ``short`` and ``PASS_SHARE`` times the limit, the latter, too. [s]
-
-    Examples
-    --------
-    >>> [round(each, 3) for each in pass_times(2.0, 0.25)]
-    [1.9, 0.5, 0.707, 1.0, 1.414]
+    Takes ``limit`` [s].
     """
     low, high = (math.log(share * limit, PASS_STEP) for share in (short, PASS_SHARE))
     rungs = range(math.ceil(low - 1e-9), math.floor(high) + 1)
@@ -205,21 +165,7 @@ def _views(grid: PhaseGrid) -> list[Mask]:
 def plain_rows(mappings: Mapping) -> Mask:
     """Find the mappings that a search without further options has: no shared tokens, the fewest copies of experts.
 
-    Parameters
-    ----------
-    mappings
-        A table.
-
-    Returns
-    -------
-    ndarray of bool, shape (rows,)
-        Others are those of ``max_dcp``, ``max_pcp`` and ``max_redundant_experts``.
-
-    Examples
-    --------
-    >>> copies = [Mapping(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8, 16)]
-    >>> plain_rows(Mapping.stack([*copies, Mapping(tp_attn=8, ep=8, dcp=2)])).tolist()
-    [True, False, False, False]
+    Others are those of ``max_dcp``, ``max_pcp`` and ``max_redundant_experts``; shape (rows,).
     """
     others = np.stack([getattr(mappings, name) for name in SHARDING if name != "redundant_slots"])
     alike = np.unique(others, axis=1, return_inverse=True)[1].ravel()

@@ -16,19 +16,7 @@ NARROW = 2e-3
 def least(choice: Choice, rate: float, most: int = MOST_INSTANCES) -> int | None:
     """Find the fewest instances that keep the limits at a rate.
 
-    Parameters
-    ----------
-    choice
-        Configuration of the instances.
-    rate
-        Of the pool. [request/s]
-    most
-        Instances that may not be exceeded. [1]
-
-    Returns
-    -------
-    int or None
-        None where ``most`` do not. [1]
+    Takes ``rate`` [request/s]. Returns None where ``most`` do not.
     """
     if not choice.most > 0:
         return None
@@ -67,23 +55,8 @@ def pools(
     """Find pools that keep the limits at a rate, those of choices that could do with the fewest GPUs first.
 
     A choice could do with the GPUs of as many instances as its ``most`` asks for. ``ceiling`` is known before, and
-    choices that lose by it are not looked at closer.
-
-    Parameters
-    ----------
-    choices
-        Configurations of the instances.
-    rate
-        Of the pool. [request/s]
-    most
-        Stands for the fewest GPUs found, before there are any. [1]
-    within
-        GPUs that a pool may have, by the fewest found so far. [1]
-
-    Yields
-    ------
-    SizedPool
-        Of each choice that keeps the limits within so many GPUs the smallest pool.
+    choices that lose by it are not looked at closer. Takes ``rate`` [request/s] and ``within`` (GPUs that a pool may
+    have, by the fewest found so far [1]).
     """
     fewest = most
     order = [
@@ -119,22 +92,9 @@ def best_rate(choices: Sequence[AnyChoice]) -> float:
 def highest(serves: Callable[[float], bool], bound: float, least: float = 0.0) -> float:
     """Find the highest rate that is served, to a relative ``NARROW``.
 
-    Parameters
-    ----------
-    serves
-        Whether a rate is. [request/s]
-    bound
-        Rate above which none is. [request/s]
-    least
-        Rate below which nobody asks; 0 = a ten-thousandth of the bound. [request/s]
+    Takes ``serves`` (whether a rate is [request/s]), ``bound`` [request/s] and ``least`` [request/s] (0 = a
+    ten-thousandth of the bound). Returns 0 where the least is not [request/s].
 
-    Returns
-    -------
-    float
-        0 where the least is not. [request/s]
-
-    Examples
-    --------
     >>> abs(highest(lambda rate: rate <= 7.0, 40.0) / 7.0 - 1.0) < NARROW, highest(lambda rate: False, 40.0)
     (True, 0.0)
     """

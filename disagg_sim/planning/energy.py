@@ -43,23 +43,6 @@ class Drawn:
 def drawn(design: Design) -> Drawn:
     """Compute what the GPUs of a design draw at its rate.
 
-    Parameters
-    ----------
-    design
-        Of a plan.
-
-    Returns
-    -------
-    Drawn
-        Watts.
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
     >>> found = drawn(best)
@@ -73,31 +56,7 @@ def drawn(design: Design) -> Drawn:
 def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
     """Add up what the pools of one deployment draw.
 
-    Parameters
-    ----------
-    pools
-        Setup, GPUs [1], and what they draw [W] of each.
-
-    Returns
-    -------
-    Drawn
-        With the band, and with what the facility draws for them.
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known.
-
-    Examples
-    --------
-    Pools that draw what idle GPUs do have no band; half a node of them, a pool each or one pool of both:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> idle = power_at(at).idle
-    >>> one, two = added_up([(at, 4, 4 * idle)]), added_up([(at, 2, 2 * idle)] * 2)
-    >>> one == two, one.band == (4 * idle, 4 * idle)
-    (True, True)
+    Takes ``pools`` [1], [W].
     """
     given = list(pools)
     total = sum(gpus for _, gpus, _ in given)

@@ -67,18 +67,6 @@ class Changes:
 def changes_of(plan: Plan) -> Changes:
     """Find what would change an answer, what its limits cost, and what was set aside.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
-
-    Returns
-    -------
-    Changes
-        The question is asked again some ten times for it.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = changes_of(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
     >>> found.aside is None
@@ -93,18 +81,8 @@ _Change = Callable[[float], tuple[Sequence[Candidates], float]]
 def flips(plan: Plan) -> tuple[Flip, ...]:
     """Find the nearest flips of a plan.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
+    The result is nearest first.
 
-    Returns
-    -------
-    tuple of Flip
-        Nearest first; only those within the ladder, up to a factor of 4. Lengths are changed where they are constant.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = flips(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
     >>> {flip.axis for flip in found} <= {"ttft", "tpot", "isl", "osl", "nic", "price"}
@@ -275,22 +253,7 @@ def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
     """Find what the limits of a plan cost: ask again with each loosened by ``LOOSER``.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
-
-    Returns
-    -------
-    tuple of LimitCost
-        Of limits that cost at least ``TOLD`` of the answer. [1]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> found = limit_costs(ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), tpot="15 ms", rate=20))
-    >>> [(each.axis, each.cost < 1.0) for each in found]
-    [('tpot', True)]
+    The result is of limits that cost at least ``TOLD`` of the answer [1].
     """
     if plan.best is None or plan.ask is None:
         return ()
@@ -309,18 +272,8 @@ def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
 def set_aside(plan: Plan) -> Design | None:
     """Find the design that would cost least if no layout were set aside: of any count of GPUs, known or not.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
+    Returns None where it costs no less than the best.
 
-    Returns
-    -------
-    Design or None
-        None where it costs no less than the best.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> set_aside(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)) is None
     True

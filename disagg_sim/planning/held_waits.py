@@ -33,18 +33,8 @@ class HeldPrompts:
 def held_prompts_of(one: Designs) -> HeldPrompts | None:
     """Find what a design gains and loses by holding prompts back.
 
-    Parameters
-    ----------
-    one
-        Of one row.
+    Returns None where prompts are not held back.
 
-    Returns
-    -------
-    HeldPrompts or None
-        None where prompts are not held back.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.rows import Origin, designs_of
     >>> at = ds.setup("deepseek_r1", "h200_sxm", "fp8")

@@ -24,22 +24,7 @@ Rebuild = Callable[[Candidates, Work], Candidates]
 
 
 def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
-    """Name the limit that nothing keeps, and values that something does.
-
-    Parameters
-    ----------
-    case
-        Candidates of one system, of which none serves.
-    size
-        What was asked for.
-    rebuild
-        Makes candidates for other limits.
-
-    Returns
-    -------
-    str
-        One line for each thing that binds.
-    """
+    """Name the limit that nothing keeps, and values that something does."""
     where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}"
     if said := _of_memory(case.grids.decode) or _of_memory(case.grids.prefill):
         return f"{where}: {said}"

@@ -40,25 +40,8 @@ TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)
 def limit_of(text: object, name: str) -> Limit:
     """Read a limit of latency.
 
-    Parameters
-    ----------
-    text
-        A number [s], ``"500 ms"``, ``"2 s@p99"``, or a ``Limit``. Without a percentile p90 is meant.
-    name
-        What errors call it; of ``units.BARE`` it says how large a number without a unit may be.
+    Takes ``text`` (a number [s], ``"500 ms"``, ``"2 s@p99"``, or a ``Limit``). The result is in seconds [s].
 
-    Returns
-    -------
-    Limit
-        In seconds. [s]
-
-    Raises
-    ------
-    InputError
-        What is none of these, says what is allowed.
-
-    Examples
-    --------
     >>> limit_of("500ms@p99", "ttft"), limit_of(0.05, "tpot")
     (Limit(seconds=0.5, share=0.99), Limit(seconds=0.05, share=0.9))
     >>> limit_of("30", "tpot")

@@ -46,19 +46,7 @@ class Loads:
     def of(cls, at: Setup, mapping: Mapping, prompts: Prompts, sooner: Mask | None = None) -> Loads | None:
         """Find what prompts load.
 
-        Parameters
-        ----------
-        at, mapping
-            Setup, and sharding of the instance. [1]
-        prompts
-            With their pasts, and where these lie.
-        sooner
-            (lengths,) whether loading brings the first token sooner than computing; None = always. [1]
-
-        Returns
-        -------
-        Loads or None
-            None where all pasts are in HBM.
+        Takes ``sooner`` (None = always). Returns None where all pasts are in HBM.
         """
         tiers = [tier_of(at.system, name) for name in prompts.tier]
         latency = np.array([0.0 if tier is None else tier.latency_s for tier in tiers])
@@ -75,27 +63,7 @@ class Loads:
     def delays(self, rate: float, even: float) -> Loaded:
         """Find how long loads take with their queues.
 
-        Parameters
-        ----------
-        rate
-            Requests that come to an instance. [request/s]
-        even
-            Variance of their number over that of Poisson arrivals. [1]
-
-        Returns
-        -------
-        Loaded
-            Values of each length one after the other.
-
-        Examples
-        --------
-        One link that is taken half of the time by equal loads of 1 s: half of them wait, for 1 s on average.
-
-        >>> ones = np.ones(1)
-        >>> loads = Loads(link=ones, latency=0.0 * ones, tiers=("ssd",), weights=ones, ranks=1)
-        >>> found = loads.delays(0.5, 1.0)
-        >>> round(float(found.delay @ found.weight), 2), float(found.weight[found.delay > 1.0].sum())
-        (1.48, 0.5)
+        Takes ``rate`` [request/s].
         """
         delay = np.repeat((self.link + self.latency)[:, None], _PLACES.size + 1, axis=1)
         weight = np.zeros_like(delay)
@@ -118,22 +86,7 @@ class Loads:
 
 
 def loaded(loads: Loads | None, weights: Floats, rate: float, even: float) -> Loaded:
-    """Find how long loads of the prompts of an instance take.
-
-    Parameters
-    ----------
-    loads
-        None where nothing is loaded.
-    weights
-        Probabilities of the lengths. [1]
-    rate, even
-        As in ``Loads.delays``.
-
-    Returns
-    -------
-    Loaded
-        Without loads the lengths themselves, at no delay.
-    """
+    """Find how long loads of the prompts of an instance take."""
     if loads is None:
         return Loaded(np.arange(weights.size), np.zeros(weights.size), weights)
     return loads.delays(rate, even)

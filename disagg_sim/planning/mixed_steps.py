@@ -113,17 +113,7 @@ class MixedSteps:
     def mixing(self, rate: float | Floats, hold_steps: Floats | int) -> Mixing:
         """Find how often an instance makes steps of each kind.
 
-        Parameters
-        ----------
-        rate
-            Requests that come to it, by sequences, (..., batches), or one number. [request/s]
-        hold_steps
-            Most decode steps that prompts wait, as ``rate``. [1]
-
-        Returns
-        -------
-        Mixing
-            By sequences.
+        Takes ``rate`` [request/s].
         """
         prompt, ranks, room = self.prompt, self.ranks, self.room
         held, times = self.own

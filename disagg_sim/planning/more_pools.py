@@ -142,31 +142,6 @@ def plan_more_pools(
     counts the queue and the time of the encode pool, the queue of prefill, the hand-over of the cache and a step of
     decode, and TPOT the sequences in service. Whole and split decode instances compete.
 
-    Parameters
-    ----------
-    model : ModelSpec, str or Path
-        Spec, name, or file.
-    system : SystemSpec, str or sequence
-        Of decode and attention pools: systems that compete.
-    lengths : Lengths
-        Of the requests; tokens of images are part of prompts.
-    question : PoolsQuestion
-        Pools, images, limits, size.
-    options : PlanOptions
-        System of encode and prefill pools, recipe, engine, objective, prices, mappings.
-
-    Returns
-    -------
-    MorePools or Plan
-        Infeasible limits are an answer, not an error. The ``Plan`` of ``ds.plan`` for prefill and decode alone.
-
-    Raises
-    ------
-    InputError, UnknownNameError
-        Pools that serve no request, options that are of two pools alone, unknown names.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=64), tpot="100 ms@p99")
     >>> found = plan_more_pools("deepseek_r1", "gb200_nvl72", ds.lengths(4096, 512), asked)

@@ -189,32 +189,10 @@ def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, flo
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:
     """Find how unevenly the requests of a trace come: in short windows, and in surges that outlast a queue.
 
-    Parameters
-    ----------
-    trace
-        Its arrivals count.
-    rate
-        At which it is replayed. [request/s]
-    ttft
-        Limit of TTFT: surges last ``SURGE`` times as long, and have ``LEAST_SURGE`` requests on average at least. [s]
-    share
-        Of the requests that a limit is for. [1]
-
-    Returns
-    -------
-    dispersion : float
-        Variance of the requests of windows of ``WINDOW`` requests over their mean, inside a surge, the median over
-        surges; 1 of Poisson arrivals, and never below. [1]
-    surge : float
-        Rate of the window of a surge that this share of the requests does not see exceeded, over the mean; at least 1.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> even = ds.synthetic_trace(rate=10.0, requests=10_000, lengths=(512, 64))
-    >>> dispersion, surge = unevenness(even, 10.0, 2.0, 0.9)
-    >>> 1.0 <= dispersion < 1.3, 1.0 <= surge < 1.2
-    (True, True)
+    Takes ``rate`` [request/s] and ``ttft`` [s]. Returns ``dispersion`` (variance of the requests of windows of
+    ``WINDOW`` requests over their mean, inside a surge, the median over surges; 1 of Poisson arrivals, and never below.
+    [1]); ``surge`` (rate of the window of a surge that this share of the requests does not see exceeded, over the mean;
+    at least 1).
     """
     long = max(SURGE * ttft * rate, LEAST_SURGE)  # requests of a surge
     surges = max(round(len(trace) / long), 1)

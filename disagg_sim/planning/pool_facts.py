@@ -31,33 +31,7 @@ class PoolFacts(NamedTuple):
 
 
 def drawn_of_pools(found: MorePools) -> Drawn:
-    """Compute what the GPUs of all pools draw at the rate of the plan.
-
-    Parameters
-    ----------
-    found
-        With pools.
-
-    Returns
-    -------
-    Drawn
-        Watts.
-
-    Raises
-    ------
-    InputError
-        A system whose power is not known.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
-    >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
-    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
-    >>> bool(16 * 134 < drawn_of_pools(found).watts < 16 * 700)
-    True
-    """
+    """Compute what the GPUs of all pools draw at the rate of the plan."""
     watts = zip(found.stages, _watts(found), strict=True)
     return added_up((stage.setup, stage.gpus, own) for stage, own in watts)
 
@@ -107,33 +81,7 @@ def _mean(stage: Stage, watts: float, busy: float) -> float:
 def prices_of_pools(found: MorePools, utilisation: float) -> TokenPrices:
     """Compute what a million tokens cost at the rate of the plan.
 
-    Parameters
-    ----------
-    found
-        With pools; its options may have prices of GPUs.
-    utilisation
-        Share of the reserved hours in which the rate is served. [1]
-
-    Returns
-    -------
-    TokenPrices
-        Numbers. [USD]
-
-    Raises
-    ------
-    InputError
-        A utilisation out of range, a price that is not known.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
-    >>> from disagg_sim.planning.question import Size
-    >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
-    >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
-    >>> used, reserved = (prices_of_pools(found, share) for share in (1.0, 0.5))
-    >>> f"{float(reserved.output / used.output):.2f}"
-    '2.00'
+    Returns numbers [USD].
     """
     check_utilisation(utilisation)
     assert found.design is not None, "prices are of pools"

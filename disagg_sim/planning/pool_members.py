@@ -21,21 +21,7 @@ from disagg_sim.simulation.placed import FfnPool, bare, ffn_of
 def members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced: bool) -> PoolsPlan:
     """List the pools as instances, in the order in which a request passes them.
 
-    Parameters
-    ----------
-    grids
-        That the choices were taken from.
-    sized
-        Pools of a rate.
-    rate
-        That they serve. [request/s]
-    priced
-        Whether their cost is told.
-
-    Returns
-    -------
-    PoolsPlan
-        With what a larger batch of each instance would break.
+    Takes ``rate`` [request/s].
     """
     members: list[tuple[Member, int]] = [(step, sized.encoders) for step in grids if isinstance(step, EncodeStep)]
     held = ["" for _ in members]

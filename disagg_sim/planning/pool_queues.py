@@ -62,17 +62,7 @@ class EncodeChoice:
 def after(choice: PrefillChoice, encoding: Delay) -> PrefillChoice:
     """A prefill choice whose TTFT counts from the arrival at an encode pool.
 
-    Parameters
-    ----------
-    choice
-        Of prefill alone.
-    encoding
-        Arrival until the embeddings are with prefill. [s]
-
-    Returns
-    -------
-    PrefillChoice
-        With each latency as often as the waits before it.
+    Takes ``encoding`` (arrival until the embeddings are with prefill [s]).
     """
     added = np.concatenate([encoding.calm, encoding.held[0] + encoding.wait * WAITS])
     shares = np.concatenate([encoding.calm_share, np.full(WAITS.size, encoding.held_share[0] / WAITS.size)])

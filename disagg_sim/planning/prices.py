@@ -17,36 +17,8 @@ def planned_prices(design: Design, prices: Mapping[str, float], utilisation: flo
     """Compute what a million tokens of a design cost at its rate.
 
     The price of a co-located pool is split by the time that an instance spends on the prompt of a request alone, and on
-    its output tokens.
-
-    Parameters
-    ----------
-    design
-        Of a plan.
-    prices
-        Price of a GPU by system, in place of the middle of its market range. [USD/h]
-    utilisation
-        Share of the reserved hours in which the rate is served. [1]
-
-    Returns
-    -------
-    TokenPrices
-        Numbers. [USD]
-
-    Raises
-    ------
-    InputError
-        A utilisation out of range, a price that is not known.
-
-    Examples
-    --------
-    GPUs that are idle half of the time cost twice as much a token:
-
-    >>> import disagg_sim as ds
-    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
-    >>> used, reserved = (planned_prices(best, {"h200_sxm": 3.6}, share) for share in (1.0, 0.5))
-    >>> [f"{float(two / one):.2f}" for one, two in zip(used, reserved) if not np.isnan(one)]
-    ['2.00', '2.00']
+    its output tokens. Takes ``prices`` (price of a GPU by system, in place of the middle of its market range [USD/h]).
+    Returns numbers [USD].
     """
     check_utilisation(utilisation)
     lengths, first, last = design.work.lengths, design.pools[0], design.pools[-1]

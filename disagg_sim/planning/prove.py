@@ -6,8 +6,6 @@ the question are drawn, and the requests of the first two mean times in the syst
 Counts are searched without spares. A plan with spares is then played with them: as many instances of each pool as it
 has spares fail at once, in full load, and are away for the restart of the stated failures. Their requests begin again
 elsewhere, and the limits must hold for those in flight and all that come after.
-
-Past 400 lines: the searches for counts, of a proof and of a check before a design is told, share the simulations.
 """
 
 from __future__ import annotations
@@ -97,29 +95,6 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
     For a rate or users the least counts are searched: of each pool more instances until its limit holds, then fewer as
     long as it does. For a number of GPUs the largest rate is searched.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
-    design : Design, optional
-        One of its designs; the best by default.
-    adapt : bool
-        Whether to search; else the design is simulated once.
-    seed : int
-        Of arrivals and lengths.
-
-    Returns
-    -------
-    Proof
-        The run as planned, and the final one with its design.
-
-    Raises
-    ------
-    InputError
-        A plan without a design, or lengths that nothing can draw requests from.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
     >>> proof = prove(found)
@@ -142,23 +117,9 @@ def prove(plan: Plan, design: Design | None = None, *, adapt: bool = True, seed:
 def checked(plan: Plan, design: Design, known: dict[int, int]) -> Design | None:
     """Simulate a design of a kind that closed forms flatter (``Design.flattered``), before it is told.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of which the design is.
-    design : Design
-        For a rate or GPUs.
-    known : dict
-        Instances that pools of a choice need, by its ``id``, as designs that share it have shown; more are noted. [1]
+    Returns the same where it holds its limits under all draws of ``DRAWS``, is of another kind, or cannot be simulated
+    in a moment; None where none does.
 
-    Returns
-    -------
-    Design, optional
-        The same where it holds its limits under all draws of ``DRAWS``, is of another kind, or cannot be simulated in a
-        moment; else with the counts, or the rate, at which it holds; None where none does.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
     >>> checked(found, found.best, {}) is found.best
@@ -211,19 +172,7 @@ def _shown(plan: Plan, design: Design, final: Run) -> Design:
 def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) -> Design:
     """Give a design other counts of instances or another rate.
 
-    Parameters
-    ----------
-    plan, design
-        The design, and the plan that it is of.
-    counts
-        Instances of each pool. [1]
-    rate
-        [request/s]
-
-    Returns
-    -------
-    Design
-        With cost, KV bandwidth and planned latencies as they follow, without spares.
+    Takes ``rate`` [request/s].
     """
     pools = tuple(
         replace(pool, instances=count, rate=rate, spares=0) for pool, count in zip(design.pools, counts, strict=True)
@@ -235,20 +184,7 @@ def resized(plan: Plan, design: Design, counts: tuple[int, ...], rate: float) ->
 
 
 def deployed(design: Design, name: str = "planned") -> ServedDeployment:
-    """Describe a design as simulations take it.
-
-    Parameters
-    ----------
-    design
-        Its pools, with batches and token budgets.
-    name
-        What results call it.
-
-    Returns
-    -------
-    ServedDeployment
-        Parts prefill and decode, or co-located.
-    """
+    """Describe a design as simulations take it."""
     apart = len({pool.setup.system.name for pool in design.pools}) > 1
     parts = {pool.role: (replace(pool.replicas, setup=pool.setup if apart else None),) for pool in design.pools}
     return ServedDeployment(
@@ -309,19 +245,7 @@ class _Runs:
 def judged(design: Design, result: SimulationResult, begin: float) -> Run:
     """Find what became of the requests of a simulation.
 
-    Parameters
-    ----------
-    design
-        That was simulated.
-    result
-        Of the simulation.
-    begin
-        Requests that came before are not judged. [s]
-
-    Returns
-    -------
-    Run
-        Percentiles [s], and whether they keep the limits of the design's work.
+    Takes ``begin`` [s]. Returns percentiles [s], and whether they keep the limits of the design's work.
     """
     work, table = design.work, result.frame()
     table = table[table["arrival_s"] >= begin]

@@ -21,27 +21,9 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     """Put proven designs in the place of the planned ones: of both modes, so that the better one is.
 
     Of each mode designs are proven, the cheapest as planned first, until none of the others would be cheaper, or
-    ``MOST_PROVEN`` are: the one that planned best may need more than another.
+    ``MOST_PROVEN`` are: the one that planned best may need more than another. Returns the plan with its proven designs,
+    and the proof of its best.
 
-    Parameters
-    ----------
-    plan : Plan
-        With a design.
-    seed : int
-        Of arrivals and lengths.
-
-    Returns
-    -------
-    tuple of Plan and Proof
-        The plan with its proven designs, and the proof of its best.
-
-    Raises
-    ------
-    InputError, InfeasibleError
-        As ``prove``; where no design can be simulated.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
     >>> plan, proof = proven(found)

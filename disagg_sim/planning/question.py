@@ -137,23 +137,9 @@ class Size:
 def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path]) -> list[SystemSpec]:
     """Load the systems that compete.
 
-    Parameters
-    ----------
-    names
-        A spec, names with commas between them, a list of these, or ``"any"``: all but those under a power cap.
+    Takes ``names`` (a spec, names with commas between them, a list of these, or ``"any"``: all but those under a power
+    cap). Returns each once, in the order given.
 
-    Returns
-    -------
-    list of SystemSpec
-        Each once, in the order given.
-
-    Raises
-    ------
-    UnknownNameError
-        With the nearest name.
-
-    Examples
-    --------
     >>> [each.name for each in systems_of("h100_sxm, b200-sxm")]
     ['h100_sxm', 'b200_sxm']
     """
@@ -175,26 +161,8 @@ def systems_of(names: str | SystemSpec | Path | Sequence[str | SystemSpec | Path
 def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> str:
     """Name the recipe that is planned with where none is named.
 
-    Parameters
-    ----------
-    model, system
-        What is served, and where.
-    cache
-        Format that the KV cache must have, because another pool has written it; "" = any.
+    Takes ``cache`` (format that the KV cache must have, because another pool has written it; "" = any).
 
-    Returns
-    -------
-    str
-        The recipe of the checkpoint where the model was read from one. Else that of the checkpoints that engines serve:
-        MXFP4 of gpt-oss; else FP4 weights and FP8 cache where the GPU has such arithmetic, then FP8, then BF16.
-
-    Raises
-    ------
-    InputError
-        When no recipe fits the format of the cache; for a checkpoint that no recipe is like, or the GPU cannot run.
-
-    Examples
-    --------
     >>> llama = load_model("llama_3_1_70b")
     >>> [usual_precision(llama, load_system(name)) for name in ("b200_sxm", "h100_sxm", "a100_sxm_80gb")]
     ['nvfp4_fp8kv', 'fp8', 'bf16']
@@ -221,25 +189,7 @@ def usual_precision(model: ModelSpec, system: SystemSpec, cache: str = "") -> st
 def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOptions) -> tuple[Setup, Setup]:
     """Make the setups of decode and of prefill.
 
-    Parameters
-    ----------
-    model
-        Spec, name or file.
-    system
-        Of decode.
-    options
-        Recipe, engine, profile, and system of prefill.
-
-    Returns
-    -------
-    tuple of Setup
-        Decode, prefill; the same one where both run on one system.
-
-    Examples
-    --------
-    >>> decode, prefill = setups_of("llama_3_1_8b", load_system("h100_sxm"), PlanOptions(prefill_system="b200_sxm"))
-    >>> decode.system.name, decode.precision.name, prefill.system.name, prefill.precision.name
-    ('h100_sxm', 'fp8', 'b200_sxm', 'nvfp4_fp8kv')
+    Returns decode, prefill; the same one where both run on one system.
     """
     spec = model if isinstance(model, ModelSpec) else load_model(model)
     recipe = options.precision or usual_precision(spec, system)

@@ -39,18 +39,8 @@ class Standing(NamedTuple):
 def standing_of_pool(pool: PlannedPool) -> Standing:
     """Find what puts a pool in order among those of nearly as many GPUs.
 
-    Parameters
-    ----------
-    pool
-        With its instances and its rate.
+    Returns ``cost`` in GPUs [1].
 
-    Returns
-    -------
-    Standing
-        ``cost`` in GPUs. [1]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
     >>> found = standing_of_pool(best.pools[0])
@@ -76,20 +66,8 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
 def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:
     """Find what puts a design in order among those of nearly its cost.
 
-    Parameters
-    ----------
-    design
-        Of a plan.
-    of_pool
-        Finds it for a pool; one that remembers saves time where designs share pools.
+    Takes ``of_pool`` (finds it for a pool; one that remembers saves time where designs share pools).
 
-    Returns
-    -------
-    Standing
-        The largest of its pools; of hosts the sum, of latencies the product.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best
     >>> standing(found).cost == found.gpus
@@ -109,21 +87,9 @@ def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standi
 def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
     """Put designs of one rate in order, the answer first.
 
-    Parameters
-    ----------
-    designs
-        Of both modes, any systems; each keeps the limits.
-    near
-        Cost over that of the cheapest of its mode up to which other things than cost come first. [1]
+    Returns the answer; then by mode what costs nearly as much as the cheapest, in the order of their standing, and
+    behind these the others by cost.
 
-    Returns
-    -------
-    list of Design
-        The answer; then by mode what costs nearly as much as the cheapest, in the order of their standing, and behind
-        these the others by cost.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
     >>> ranked([*found.runners_up, found.best])[0] == found.best
@@ -156,18 +122,6 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
 def is_simpler(heads: Iterable[Design]) -> bool:
     """Say whether the co-located one of the best designs of both modes is the simpler: one attention rank, one system.
 
-    Parameters
-    ----------
-    heads
-        The best design of each mode.
-
-    Returns
-    -------
-    bool
-        False where its ranks have attention each for itself, or the other mode has other systems.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40)
     >>> is_simpler([found.best, found.other])
@@ -181,20 +135,6 @@ def is_simpler(heads: Iterable[Design]) -> bool:
 def first_mode(costs: Mapping[Mode, float], *, simpler: bool = True) -> Mode:
     """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more.
 
-    Parameters
-    ----------
-    costs
-        Of the cheapest design of each mode, inf where there is none.
-    simpler
-        Whether the co-located one is the simpler (``is_simpler``).
-
-    Returns
-    -------
-    Mode
-        Co-located up to ``SIMPLER`` times the cost of disaggregated, or only below that cost.
-
-    Examples
-    --------
     >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 108.0}).value
     'colocated'
     >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 100.0}, simpler=False).value

@@ -83,18 +83,6 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
 def several_models(deployment: ServedDeployment) -> InputError:
     """Make the error for a deployment of several models.
 
-    Parameters
-    ----------
-    deployment
-        Whose energy is asked for.
-
-    Returns
-    -------
-    InputError
-        One line.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> print(several_models(SimpleNamespace(name="two")))
     deployment 'two' serves several models; energy is told of one
@@ -107,29 +95,8 @@ def instances_energy(
 ) -> pd.DataFrame:
     """Compute what instances drew over a run.
 
-    Parameters
-    ----------
-    held
-        What each held and did.
-    deployment, setup
-        That they came from, and the setup of those that name none.
-    law
-        Lengths of the requests of the run.
-    encode
-        What the encode pool of the deployment held and did; a row more, of all its GPUs.
+    The result is as ``run_energy``.
 
-    Returns
-    -------
-    DataFrame
-        As ``run_energy``.
-
-    Raises
-    ------
-    InputError
-        As ``run_energy``.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
     >>> one = (ds.Replicas(mapping=ds.Mapping(), instances=1),)

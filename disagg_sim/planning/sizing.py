@@ -92,23 +92,7 @@ def candidates(
 ) -> Candidates:
     """Score grids and keep what is worth sizing.
 
-    Parameters
-    ----------
-    setups
-        Of decode and of prefill.
-    work
-        Lengths and limits.
-    mappings
-        Of prefill and of decode.
-    costs
-        Of a GPU by system.
-    max_nic
-        Bandwidth for caches that may be used, one way, per GPU. [B/s]
-
-    Returns
-    -------
-    Candidates
-        Choices for pools within an NVLink domain and across.
+    Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
     """
     return candidates_of(setups, work, grids_of(*setups, mappings, work), costs, max_nic)
 
@@ -185,19 +169,8 @@ def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
 def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
     """Find designs of both modes that serve a rate within the limits, the answer first (``planning.ranking``).
 
-    Parameters
-    ----------
-    case
-        From ``candidates``.
-    rate
-        [request/s]
-    most
-        GPUs that a deployment may have. [1]
-
-    Returns
-    -------
-    list of Design
-        Of each mode some, of pools of different configurations; none where nothing serves.
+    Takes ``rate`` [request/s]. The result is of each mode some, of pools of different configurations; none where
+    nothing serves.
     """
     alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
@@ -298,21 +271,7 @@ def cost_of(case: Candidates, design: Design) -> float:
 def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
     """Cost of the cheapest deployment of one mode for a rate, in the unit of the objective.
 
-    Parameters
-    ----------
-    case
-        From ``candidates``.
-    mode
-        Co-located, or disaggregated.
-    rate
-        [request/s]
-    most
-        GPUs that it may have. [1]
-
-    Returns
-    -------
-    float
-        Infinite where none serves.
+    Takes ``rate`` [request/s]. The result is infinite where none serves.
     """
     if case.drawn or case.availability is not None:
         return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
@@ -329,19 +288,7 @@ def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
 def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
     """Find the highest rate that a deployment of one mode serves on some GPUs within the limits.
 
-    Parameters
-    ----------
-    case
-        From ``candidates``.
-    gpus
-        Of the deployment. [1]
-    mode
-        Co-located, or disaggregated.
-
-    Returns
-    -------
-    float
-        0 where the smallest deployment is larger. [request/s]
+    Returns 0 where the smallest deployment is larger [request/s].
     """
 
     case = replace(case, drawn=False)  # which changes what is best, not what serves
@@ -356,19 +303,7 @@ def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
 def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     """Give a design all of some GPUs: the counts of its layouts with which they serve the most.
 
-    Parameters
-    ----------
-    case
-        From ``candidates``, which has its layouts.
-    design
-        Of at most so many GPUs.
-    gpus
-        Of the deployment. [1]
-
-    Returns
-    -------
-    Design
-        At the highest rate that it serves within the limits. [request/s]
+    The result is at the highest rate that it serves within the limits [request/s].
     """
     layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
     first, last = layouts[0], layouts[-1]

@@ -34,24 +34,7 @@ class TierUse:
 def tier_uses(design: Design) -> tuple[TierUse, ...]:
     """Find what each tier does for the prompts of a design.
 
-    Parameters
-    ----------
-    design
-        Of a plan.
-
-    Returns
-    -------
-    tuple of TierUse
-        The fastest to load first; empty where no tier is named, so that all of a cached start lies in HBM.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
-    >>> reuse = Reuse(share=ConstantShare(share=0.8), tiers=(("dram", 0.75), ("hbm", 0.25)))
-    >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(8192, 256, cached=reuse), rate=20).best
-    >>> [(each.name, f"{each.share:.2f}", each.loads) for each in tier_uses(best)]
-    [('hbm', '0.20', True), ('dram', '0.60', True)]
+    Returns the fastest to load first; empty where no tier is named, so that all of a cached start lies in HBM.
     """
     pool = design.pools[0]
     return tiers_of_instance(pool.setup, pool.mapping, design.work.lengths, pool.instances)
@@ -60,22 +43,6 @@ def tier_uses(design: Design) -> tuple[TierUse, ...]:
 def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: int = 1) -> tuple[TierUse, ...]:
     """Find what each tier does for the prompts of an instance.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of an instance that prefills.
-    lengths
-        Of the requests, with what is cached of them.
-    instances
-        That find what lies in a shared tier. [1]
-
-    Returns
-    -------
-    tuple of TierUse
-        As ``tier_uses``.
-
-    Examples
-    --------
     7,360 tokens of 65,536 B are loaded at 50 GB/s and 20 us in 9.7 ms:
 
     >>> import disagg_sim as ds
@@ -115,18 +82,8 @@ def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: 
 def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
     """Find what each tier does for the prompts of a design of a table, or of an instance that prefills.
 
-    Parameters
-    ----------
-    one
-        Of one row.
+    The result is as ``tier_uses``; empty of an instance that decodes alone.
 
-    Returns
-    -------
-    tuple of TierUse
-        As ``tier_uses``; empty of an instance that decodes alone.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.grid_points import design_of
     >>> from disagg_sim.facts.traffic import ConstantShare, Reuse

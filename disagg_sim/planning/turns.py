@@ -36,35 +36,8 @@ class TurnPlan:
 def plan_turns(traffic: str | Trace, memory: GpuCaches, planned: Callable[[Lengths], Plan]) -> TurnPlan:
     """Plan for the turns of a traffic's sessions, or a trace, with the caches that the plan itself has.
 
-    Parameters
-    ----------
-    traffic
-        Name of one with sessions, or a trace with block ids.
-    memory
-        What each GPU of an instance that prefills brings; instances and GPUs are those of the plan.
-    planned
-        Makes the plan for some lengths, with ``memory.hbm`` set aside (``PlanOptions.set_aside``).
-
-    Returns
-    -------
-    TurnPlan
-        The last plan where they do not settle, or one without a design.
-
-    Raises
-    ------
-    InputError
-        A traffic without sessions, a tier that a system has not.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.question import PlanOptions
-    >>> def planned(lengths):
-    ...     options = PlanOptions(set_aside=20e9)
-    ...     return ds.plan("llama_3_1_8b", "h200_sxm", lengths, ttft="4 s", tpot="40 ms", rate=20, options=options)
-    >>> found = plan_turns("coding_agent", GpuCaches(hbm=20e9, tiers=("dram",)), planned)
-    >>> [(name, f"{share:.2f}") for name, share in found.lengths.cached.reuse.tiers]
-    [('hbm', '0.88'), ('dram', '0.12')]
+    Takes ``planned`` (makes the plan for some lengths, with ``memory.hbm`` set aside (``PlanOptions.set_aside``)).
+    Returns the last plan where they do not settle, or one without a design.
     """
     caches = TurnCaches(sessions_per_s=1.0, rooms=(("hbm", math.inf),))
     law = _law(traffic, caches)

@@ -27,17 +27,7 @@ NARROW = 1e-7
 def designs_of_users(case: Candidates, users: int) -> list[Design]:
     """Find designs of both modes that serve some users within the limits, cheapest first, each at its own rate.
 
-    Parameters
-    ----------
-    case
-        From ``sizing.candidates``.
-    users
-        Requests in flight. [1]
-
-    Returns
-    -------
-    list of Design
-        Of each mode some; none where nothing serves.
+    The result is of each mode some; none where nothing serves.
     """
     work = case.work
     found: dict[Mode, list[Design]] = {Mode.DISAGGREGATED: [], Mode.COLOCATED: []}
@@ -58,20 +48,7 @@ def designs_of_users(case: Candidates, users: int) -> list[Design]:
 
 
 def own_rate(design: Design, users: int) -> float:
-    """Find the rate at which a design has so many requests in flight.
-
-    Parameters
-    ----------
-    design
-        With counts of instances.
-    users
-        Requests in flight. [1]
-
-    Returns
-    -------
-    float
-        [request/s]
-    """
+    """Find the rate at which a design has so many requests in flight. [request/s]"""
     low, high = sorted((design.rate, users / design.in_flight * design.rate))  # the longer they take, the fewer come
     while high - low > NARROW * high:
         middle = (low + high) / 2

@@ -77,26 +77,7 @@ class Line:
 
 
 def heading(point: Mapping[str, Any]) -> str:
-    """Name a design in one line: model, systems, mode, lengths, mappings, batches.
-
-    Parameters
-    ----------
-    point
-        A row of a table of points, by column name.
-
-    Returns
-    -------
-    str
-        For people.
-
-    Examples
-    --------
-    >>> one = {"tp_attn": 4, "dp_attn": 1, "tp_ffn": 4, "ep": 1, "pp": 1, "redundant_slots": 0, "batch": 32}
-    >>> point = {f"decode_{name}": value for name, value in one.items()} | {"mode": "decode", "prefill_chunk_tokens": 0}
-    >>> point |= {"model": "llama_3_1_70b", "system": "h100_sxm", "precision": "fp8", "profile": "ideal"}
-    >>> heading(point | {"isl": 4096, "osl": 512})
-    'llama_3_1_70b on h100_sxm, fp8 (ideal): decode, 4,096 tokens in, 512 out; TP4, batch 32'
-    """
+    """Name a design in one line: model, systems, mode, lengths, mappings, batches."""
     mode = str(point["mode"])
     where = f"{point['model']} on {point['system']}, {point['precision']} ({point['profile']})"
     chunk = f" in chunks of {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
@@ -127,20 +108,8 @@ def heading(point: Mapping[str, Any]) -> str:
 def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
     """Take the design of a row by column name.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
+    Returns times in s, as in the table of points.
 
-    Returns
-    -------
-    dict of str to value
-        Times in s, as in the table of points.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> point_of(SimpleNamespace(points=pd.DataFrame({"model": ["llama_3_1_8b"], "ttl_s": [0.01]}, index=[7])), 7)
@@ -152,22 +121,8 @@ def point_of(found: Breakdown, row: Any) -> dict[str, Any]:
 def lines_of(found: Breakdown, row: Any, latency: str) -> list[Line]:
     """List the parts of a latency, the longest first; small ones are added up in the last line.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-    latency
-        "ttl" or "ftl".
+    Takes ``latency`` ("ttl" or "ftl"). Returns parts of ``WORTH_TELLING`` of the latency and more, times in s.
 
-    Returns
-    -------
-    list of Line
-        Parts of ``WORTH_TELLING`` of the latency and more, times in s; then the sum of the others.
-
-    Examples
-    --------
     Of 10 ms two operators take 3 us and 4 us, and stand together:
 
     >>> import pandas as pd
@@ -214,18 +169,8 @@ def _line(part: Mapping[str, Any], *, several: bool) -> Line:
 def time_text(seconds: float) -> str:
     """Write a time in the unit that suits it.
 
-    Parameters
-    ----------
-    seconds
-        0 or above. [s]
+    Returns three digits, in s, ms or us.
 
-    Returns
-    -------
-    str
-        Three digits, in s, ms or us.
-
-    Examples
-    --------
     >>> [time_text(seconds) for seconds in (2.5, 0.0123, 4.56e-6)]
     ['2.5 s', '12.3 ms', '4.56 us']
     """
@@ -237,22 +182,8 @@ def time_text(seconds: float) -> str:
 def latency_title(found: Breakdown, row: Any, latency: str) -> str:
     """Title a latency: its value, its meaning for users, and its distance from the speed of light.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-    latency
-        "ttl" or "ftl".
+    Takes ``latency`` ("ttl" or "ftl").
 
-    Returns
-    -------
-    str
-        For people, in the unit that suits the latency.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> parts = pd.DataFrame({"seconds": [0.003, 0.001], "ideal_s": [0.002, 0.0]})
@@ -269,27 +200,7 @@ def latency_title(found: Breakdown, row: Any, latency: str) -> str:
 def trust_shares(found: Breakdown, row: Any, latency: str) -> dict[Trust, float]:
     """Share out a latency by what its parts rest on; waiting, which is time of the other parts, is left out.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-    latency
-        "ttl" or "ftl".
-
-    Returns
-    -------
-    dict of Trust to float
-        Shares, best label first; together 1. [1]
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from types import SimpleNamespace
-    >>> parts = pd.DataFrame({"trust": ["fitted", "assumed", ""], "seconds": [3.0, 1.0, 2.0]})
-    >>> trust_shares(SimpleNamespace(latency=lambda row, name: parts), 0, "ttl")
-    {<Trust.FITTED: 'fitted'>: 0.75, <Trust.ASSUMED: 'assumed'>: 0.25}
+    Takes ``latency`` ("ttl" or "ftl"). Returns shares, best label first; together 1 [1].
     """
     parts = found.latency(row, latency)
     told = parts[parts["trust"] != ""]
@@ -299,22 +210,8 @@ def trust_shares(found: Breakdown, row: Any, latency: str) -> dict[Trust, float]
 def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float]:
     """Compute the share of each resource in a latency.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-    latency
-        "ttl" or "ftl".
+    Takes ``latency`` ("ttl" or "ftl"). Returns shares of ``RESOURCES``, the largest first; they add up to 1 [1].
 
-    Returns
-    -------
-    dict of str to float
-        Shares of ``RESOURCES``, the largest first; they add up to 1. [1]
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> spent = {f"{name}_s": 0.0 for name in RESOURCES} | {"hbm_s": 3.0, "compute_s": 1.0, "seconds": 4.0}
@@ -330,20 +227,8 @@ def resource_shares(found: Breakdown, row: Any, latency: str) -> dict[str, float
 def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[tuple[str, float]]]]:
     """List what fills the fullest GPU of each pool.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
+    Yields a title, the limit [B], and the parts that are there with their bytes, largest first [B].
 
-    Yields
-    ------
-    tuple of str, float and list
-        A title, the limit [B], and the parts that are there with their bytes, largest first. [B]
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> held = pd.DataFrame({"row": 0, "phase": "decode", "part": ["weights", "cache"], "bytes": [16 * GB, 24 * GB]})
@@ -370,20 +255,8 @@ def memory_lines(found: Breakdown, row: Any) -> Iterator[tuple[str, float, list[
 def elasticity_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, str, str, str]]:
     """Tell what one percent of a number of the hardware brings, in words.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
+    Yields the number, then the change of TTL, FTL and throughput in percent; numbers that bring nothing are left out.
 
-    Yields
-    ------
-    tuple of str
-        The number, then the change of TTL, FTL and throughput in percent; numbers that bring nothing are left out.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> table = pd.DataFrame({"row": 0, "parameter": ["flops", "hbm_bandwidth"], "ttl": [0.0, -0.9]})

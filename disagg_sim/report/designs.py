@@ -81,27 +81,7 @@ SHARED_COLUMNS = (
 def designs_text(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> str:
     """Write of every case the designs of each mode at three speeds, and what they rest on.
 
-    Parameters
-    ----------
-    result : SweepResult
-        Of ``run_sweep``.
-    figures : bool
-        Whether pictures are drawn beside it, to be linked.
-    fidelity : sequence of CaseFidelity
-        What the frontiers rest on, and their error bars.
-
-    Returns
-    -------
-    str
-        Markdown: throughput in tokens/s/GPU, latencies in s and ms.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> from disagg_sim.sweep.spec import load_sweep
-    >>> plan = SimpleNamespace(spec=load_sweep("smoke"))
-    >>> designs_text(SimpleNamespace(plan=plan, cases=()), figures=False).splitlines()[0]
-    '# Designs of the sweep `smoke`'
+    Returns markdown: throughput in tokens/s/GPU, latencies in s and ms.
     """
     parts = [
         f"# Designs of the sweep `{result.plan.spec.name}`",

@@ -72,25 +72,8 @@ def explain_json(
 ) -> ExplainJson:
     """Make the JSON of designs taken apart.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    energy
-        From ``certainty.energy.energy_parts``, where it was asked for.
-    tiers, spares, held
-        Of ``planning.tiers``, ``planning.spares`` and ``planning.held_waits``, where tiers are named, spares were asked
-        for, and prompts are held back.
-    handed
-        Of ``sweep.wires``, where the hand-over of caches was counted.
+    Returns frames as lists of rows.
 
-    Returns
-    -------
-    dict
-        Frames as lists of rows; what each latency rests on.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
@@ -131,18 +114,8 @@ def explain_json(
 def sweep_json(front: Frontier) -> SweepJson:
     """Make the JSON of the results of a sweep: the best points of each frontier.
 
-    Parameters
-    ----------
-    front
-        From ``sweep.compare.read_frontier``.
+    Returns cases in order, those without a result too; points at ``AT`` tokens/s/user or more.
 
-    Returns
-    -------
-    dict
-        Cases in order, those without a result too; points at ``AT`` tokens/s/user or more.
-
-    Examples
-    --------
     >>> row = {"case": "demo", "mode": "colocated", INTERACTIVITY: 30.0, THROUGHPUT: 500.0, TRUST: "fitted 100 %"}
     >>> found = sweep_json(Frontier(Path("out"), pd.DataFrame([row]), ("demo",), None))
     >>> [(each["at_least"], each["rests_on"]) for each in found["cases"][0]["modes"][0]["best"]]
@@ -195,24 +168,6 @@ def compare_json(
 ) -> CompareJson:
     """Make the JSON of a comparison of frontiers.
 
-    Parameters
-    ----------
-    comparison
-        From ``sweep.compare.compare_frontiers``.
-    causes
-        Inputs that differ; None where they are not known.
-    baseline, results
-        Where the two lie.
-    rtol
-        Relative changes up to this count as equal. [1]
-
-    Returns
-    -------
-    dict
-        A front for each case and mode.
-
-    Examples
-    --------
     >>> made = compare_json(Comparison(()), None, baseline=Path("a"), results=Path("b"), rtol=1e-6)
     >>> made["schema"], made["same"]
     ('disagg-sim/compare/1', True)
@@ -259,22 +214,8 @@ def _changed(point: PointChange) -> ChangedPointJson:
 def simulate_json(name: str, results: Path, runs: pd.DataFrame, capacity: pd.DataFrame) -> SimulateJson:
     """Make the JSON of a scenario.
 
-    Parameters
-    ----------
-    name
-        Of the scenario.
-    results
-        Where its files lie.
-    runs, capacity
-        Tables ``summary`` and ``capacity`` of its result.
+    Returns a row a run, and a row a search for capacity.
 
-    Returns
-    -------
-    dict
-        A row a run, and a row a search for capacity.
-
-    Examples
-    --------
     >>> found = simulate_json("one", Path("out"), pd.DataFrame({"ttft_p90_s": [float("nan")]}), pd.DataFrame())
     >>> found["runs"]
     [{'ttft_p90_s': None}]

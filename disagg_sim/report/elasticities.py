@@ -32,21 +32,6 @@ _LIMIT = 0.005  # parameters that never matter more are not drawn [1]
 def draw_elasticities(table: pd.DataFrame, path: Path, *, title: str) -> None:
     """Write the picture of one case: a column a mode; above what its designs hang on, below what moves the frontier.
 
-    Parameters
-    ----------
-    table
-        As ``certainty.elasticity.sensitivity`` returns it.
-    path
-        The PNG; its directory is made.
-    title
-        Stands above the panels.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> import tempfile
     >>> table = pd.DataFrame({"mode": "colocated", X: [20.0, 40.0], "parameter": "flops", "throughput": [0.5, 0.9]})
     >>> with tempfile.TemporaryDirectory() as root:

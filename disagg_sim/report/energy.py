@@ -13,18 +13,6 @@ from disagg_sim.report.breakdown import time_text
 def energy_lines(parts: pd.DataFrame) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
     """Write the energy of every kind of pass of a design, by class of operator, the dearest first.
 
-    Parameters
-    ----------
-    parts
-        Of one design, from ``certainty.energy.energy_parts``.
-
-    Yields
-    ------
-    tuple of str and list
-        A title; of each class time, its share, power, energy and its share.
-
-    Examples
-    --------
     >>> step = {"step": "decode step", "kind": ["gemm", "gemm", "waiting"], "seconds": [1e-3, 1e-3, 2e-3]}
     >>> parts = pd.DataFrame({**step, "joules": [0.6, 0.5, 0.3]})
     >>> title, lines = next(energy_lines(parts))

@@ -116,32 +116,7 @@ class Overview:
 
 
 def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None) -> int:
-    """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing cases.
-
-    Parameters
-    ----------
-    result : SweepResult
-        Of ``run_sweep``.
-    root : Path
-        Directory of the sweep; pictures of an earlier run are removed.
-    jobs : int
-        Worker processes. [1]
-    bands : mapping of str to DataFrame, optional
-        Error bars by case, as ``sweep.fidelity`` makes them; drawn as a band around each frontier.
-
-    Returns
-    -------
-    int
-        Pictures drawn. [1]
-
-    Examples
-    --------
-    A sweep without a feasible case has nothing to draw:
-
-    >>> from types import SimpleNamespace
-    >>> draw_figures(SimpleNamespace(cases=(SimpleNamespace(found=()),)), Path("results"), jobs=1)
-    0
-    """
+    """Draw ``figures/<case>/*.png`` of every case with results, and ``figures/*.png`` comparing cases. [1]"""
     for old in (root / "figures").glob("**/*.png"):
         remove(old, MARK)
     root = root.absolute()  # workers run in directories of their own
@@ -257,20 +232,7 @@ def _title(task: CaseFigures, subject: str) -> str:
 def blank_figure(size: tuple[float, float] | None = None) -> Any:
     """Make an empty picture that needs no display.
 
-    Parameters
-    ----------
-    size
-        Width and height [in]; that of the style in use by default.
-
-    Returns
-    -------
-    Figure
-        Of matplotlib.
-
-    Examples
-    --------
-    >>> blank_figure((4.0, 3.0)).get_size_inches().tolist()
-    [4.0, 3.0]
+    Takes ``size`` (width and height [in]; that of the style in use by default).
     """
     figure = Figure(layout="constrained", figsize=size)
     FigureCanvasAgg(figure)
@@ -289,19 +251,6 @@ def _axes(title: str, x_label: str, y_label: str) -> tuple[Any, Any]:
 def save_png(figure: Any, path: Path) -> None:
     """Write a picture so that it is there whole or not at all.
 
-    Parameters
-    ----------
-    figure
-        As ``blank_figure`` makes it.
-    path
-        The PNG; its directory is made.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
     ...     save_png(blank_figure(), Path(root, "empty.png"))

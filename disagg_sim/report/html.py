@@ -58,18 +58,6 @@ LATENCY = {"prefill": "FTL", "decode": "TTL"}
 def html_of(value: object) -> str:
     """Render a value as an HTML table, with text from files escaped; other values show their ``repr``.
 
-    Parameters
-    ----------
-    value
-        Such as a spec, a frontier, a result; its type chooses the form.
-
-    Returns
-    -------
-    str
-        For a notebook.
-
-    Examples
-    --------
     >>> html_of({"a<b": 1})
     '<pre>{&#x27;a&lt;b&#x27;: 1}</pre>'
     """

@@ -23,19 +23,9 @@ def plain(name: str) -> str:
 def place_labels(
     figure: Any, axes: Any, points: Sequence[tuple[float, float, str]], *, others: Sequence[np.ndarray[Any, Any]] = ()
 ) -> int:
-    """Annotate up to ``MOST`` of the points, evenly spread along the curve that they form.
+    """Annotate up to ``MOST`` of the points, evenly spread along the curve that they form. [1]
 
-    Parameters
-    ----------
-    points : sequence of (x, y, text)
-        The curve, in order; equal texts in a row are one candidate.
-    others : sequence of arrays, shape (n, 2)
-        Other curves that no label may cover.
-
-    Returns
-    -------
-    int
-        Labels placed; one that fits nowhere is left out. [1]
+    Takes ``others`` of shape (n, 2).
     """
     if not points:
         return 0

@@ -27,18 +27,6 @@ Line = tuple[str, ...]
 def system_lines(spec: SystemSpec) -> Iterator[Line]:
     """Describe a system in engineers' units, each figure with its source.
 
-    Parameters
-    ----------
-    spec
-        Of ``load_system``.
-
-    Yields
-    ------
-    tuple of str
-        Key, value and, of a figure, its source.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_system
     >>> lines = {key: value for key, value, *_ in system_lines(load_system("h100_sxm"))}
     >>> lines["hbm_capacity"], lines["nvlink_bandwidth"]
@@ -76,18 +64,6 @@ def system_lines(spec: SystemSpec) -> Iterator[Line]:
 def model_lines(spec: ModelSpec) -> Iterator[Line]:
     """Describe a model: parameters, cache, context limit and its kinds of layers.
 
-    Parameters
-    ----------
-    spec
-        Of ``load_model``.
-
-    Yields
-    ------
-    tuple of str
-        Key and value, or values.
-
-    Examples
-    --------
     Keys and values of 8 heads of 128 numbers in 80 layers at 2 B take 2 * 8 * 128 * 80 * 2 B a token:
 
     >>> from disagg_sim.facts.load import load_model
@@ -121,18 +97,8 @@ def _described(part: Any) -> str:
 def traffic_lines(spec: TrafficSpec) -> Iterator[Line]:
     """Describe the lengths of every case of a traffic.
 
-    Parameters
-    ----------
-    spec
-        Of ``load_traffic``.
+    Yields key and values; the power of two nearest each median stands below lengths that vary [token].
 
-    Yields
-    ------
-    tuple of str
-        Key and values; the power of two nearest each median stands below lengths that vary. [token]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_traffic
     >>> for line in list(traffic_lines(load_traffic("log_normal_4096_512")))[2:4]:
     ...     print(line)
@@ -160,18 +126,6 @@ def _length(length: LengthSpec) -> str:
 def precision_lines(spec: PrecisionRecipe) -> Iterator[Line]:
     """Describe the format of every operator group of a recipe.
 
-    Parameters
-    ----------
-    spec
-        Of ``load_precision``.
-
-    Yields
-    ------
-    tuple of str
-        Key and value.
-
-    Examples
-    --------
     >>> lines = dict(precision_lines(load_precision("fp8")))
     >>> lines["ffn"], lines["on the wire: combine, all-reduce"]
     ('fp8', '2 B')
@@ -201,18 +155,6 @@ def resolved_lines(spec: Precision) -> Iterator[Line]:
 def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
     """Describe every assumption of a profile with its source.
 
-    Parameters
-    ----------
-    spec
-        Of ``load_profile``.
-
-    Yields
-    ------
-    tuple of str
-        Key, value in engineers' units, and source.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_profile
     >>> lines = {key: value for key, value, _ in profile_lines(load_profile("ideal"))}
     >>> lines["name"], lines["host"]
@@ -227,18 +169,6 @@ def profile_lines(spec: ProfileSpec) -> Iterator[Line]:
 def option_lines(owner: Any) -> Iterator[Line]:
     """Describe every option of a serving system, or of a run.
 
-    Parameters
-    ----------
-    owner
-        A dataclass with options, such as a policy.
-
-    Yields
-    ------
-    tuple of str
-        Name, default with its unit, allowed values, meaning.
-
-    Examples
-    --------
     >>> from disagg_sim.simulation.policies.registry import policies
     >>> next(option_lines(policies()["vllm"]))[:3]
     ('token_budget', '0 token', 'whole numbers from 0 to 16777216 token')

@@ -15,18 +15,8 @@ ROUNDING = 1e-9
 def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
     """Say what does not fit, in one line.
 
-    Parameters
-    ----------
-    pools
-        What a GPU holds, and may hold, by the name of its pool; "both" and "" need no name. [B]
+    Takes ``pools`` ("both" and "" need no name [B]). The result is empty where all fits.
 
-    Returns
-    -------
-    str
-        Empty where all fits.
-
-    Examples
-    --------
     >>> too_full({"decode": (208 * GB, 80 * GB)})
     'does not fit: one decode GPU would hold 208.0 of 80.0 GB (260%), 128.0 GB too much'
     >>> too_full({"decode": (60 * GB, 80 * GB)})
@@ -44,20 +34,8 @@ def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
 def held_of(found: Breakdown, row: Any) -> dict[str, tuple[float, float]]:
     """Sum up what the fullest GPU of each pool holds.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
+    The result is as ``too_full`` takes it [B].
 
-    Returns
-    -------
-    dict
-        As ``too_full`` takes it. [B]
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> memory = pd.DataFrame({"row": 0, "phase": "decode", "bytes": [16.0, 24.0], "limit_bytes": 80.0})

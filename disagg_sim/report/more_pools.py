@@ -47,18 +47,8 @@ SAME = 1e-6
 def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
     """Write a plan of more pools for people.
 
-    Parameters
-    ----------
-    found
-        With or without pools.
+    Returns the question, the answer, a row for each pool, what they give, other systems.
 
-    Returns
-    -------
-    list of Block
-        The question, the answer, a row for each pool, what they give, other systems.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
@@ -80,20 +70,6 @@ def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
 def played_screen(found: MorePools, run: Run) -> Block:
     """Write what a simulation of the pools says, for people.
 
-    Parameters
-    ----------
-    found
-        With pools.
-    run
-        Of ``planning.play_pools``.
-
-    Returns
-    -------
-    Block
-        One line: both latencies at the percentiles of their limits, and whether these hold.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> from disagg_sim.planning.limits import Limit
     >>> asked = SimpleNamespace(ttft=Limit(2.0), tpot=Limit(0.05, 0.5))
@@ -213,20 +189,8 @@ def _more_facts(found: MorePools, facts: PoolFacts) -> Iterator[tuple[str, str, 
 def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units.
 
-    Parameters
-    ----------
-    found
-        With or without pools.
-    run
-        Of ``planning.play_pools``, where the pools were simulated.
+    Returns ``schema``, ``status``, ``question``, ``pools`` ...
 
-    Returns
-    -------
-    dict
-        ``schema``, ``status``, ``question``, ``pools`` ...
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
@@ -316,24 +280,6 @@ def _degrees(mapping: Mapping) -> dict[str, int]:
 def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
 
-    Parameters
-    ----------
-    found
-        With or without pools.
-    text
-        The screen.
-    out
-        Directory; it is made.
-    run
-        Of ``planning.play_pools``, where the pools were simulated.
-
-    Returns
-    -------
-    None
-        The files are there whole.
-
-    Examples
-    --------
     >>> import tempfile
     >>> import disagg_sim as ds
     >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools

@@ -57,22 +57,8 @@ class Picture:
 def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: str) -> pd.DataFrame:
     """Make the points of a curve for ``Picture.table``, x in its own unit.
 
-    Parameters
-    ----------
-    panel, curve
-        Names; the curve looks the same in all panels.
-    x, y
-        Shape (points,), in the units of the axes.
-    y_label
-        Of this panel.
+    Takes ``x`` and ``y`` of shape (points,). Returns columns of ``Picture.table``, a row a point.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``Picture.table``, a row a point.
-
-    Examples
-    --------
     >>> curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")[["curve", "y"]].values.tolist()
     [['co-located', 900.0], ['co-located', 500.0]]
     """
@@ -82,19 +68,6 @@ def curve_points(panel: str, curve: str, x: ArrayLike, y: ArrayLike, y_label: st
 def draw_picture(picture: Picture, path: Path) -> None:
     """Write a picture of curves as PNG.
 
-    Parameters
-    ----------
-    picture : Picture
-        Curves by panel; up to three panels stand in a row, more in two.
-    path : Path
-        The PNG; its directory is made.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> import tempfile
     >>> table = curve_points("H100", "co-located", [20.0, 40.0], [900.0, 500.0], "tokens/s/GPU")
     >>> picture = Picture(title="demo", axes=Axes(x_label="tokens/s/user", y_label="tokens/s/GPU"), table=table)
@@ -211,28 +184,7 @@ class Cells:
 
 
 def draw_cells(cells: Cells, path: Path) -> None:
-    """Write a table of ratios as PNG, purple above 1 and orange below, each with its text.
-
-    Parameters
-    ----------
-    cells : Cells
-        The ratios.
-    path : Path
-        The PNG; its directory is made.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> one = {"rows": ("vllm",), "columns": ("code",), "values": ((1.5,),), "texts": (("1.50",),)}
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     draw_cells(Cells(title="Arrow over", legend="ratio", limit=8.0, **one), Path(root, "cells.png"))
-    ...     [path.name for path in Path(root).iterdir()]
-    ['cells.png']
-    """
+    """Write a table of ratios as PNG, purple above 1 and orange below, each with its text."""
     with mpl.rc_context({**_STYLE, "axes.grid": False}):
         figure = blank_figure((2.6 + 1.75 * len(cells.columns), 1.7 + 0.46 * len(cells.rows)))
         panel = figure.add_subplot()

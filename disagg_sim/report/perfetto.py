@@ -24,22 +24,8 @@ Event = dict[str, Any]
 
 
 def write_perfetto(result: ScenarioResult, root: Path) -> int:
-    """Write ``perfetto/<deployment>/<run>.json`` of every stored run.
+    """Write ``perfetto/<deployment>/<run>.json`` of every stored run. [1]
 
-    Parameters
-    ----------
-    result : ScenarioResult
-        Of ``run_scenario``.
-    root : Path
-        Directory of the scenario.
-
-    Returns
-    -------
-    int
-        Files written. [1]
-
-    Examples
-    --------
     A run that its policy stopped is not stored, and has no file:
 
     >>> from types import SimpleNamespace

@@ -77,27 +77,7 @@ NOTHING = Told()
 
 
 def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
-    """Write a plan for people.
-
-    Parameters
-    ----------
-    plan
-        With or without a design.
-    told
-        How sure it is, what would change it, what simulation found.
-
-    Returns
-    -------
-    list of Block
-        From the question to the runners-up; what would change the answer takes longer, and follows (``changes``).
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="1 ms", rate=40)
-    >>> print(screen(found)[1].rows[0][0])
-    INFEASIBLE: llama_3_1_8b in fp8 on h100_sxm: no mapping decodes ...
-    """
+    """Write a plan for people."""
     blocks = [_lines([question_line(plan)]), _lines(verdict(plan, told.sure))]
     best = plan.best
     if best is not None:
@@ -117,27 +97,7 @@ def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
 
 
 def changes(plan: Plan, told: Told) -> Block:
-    """Write what would change the answer, the last part of the screen.
-
-    Parameters
-    ----------
-    plan, told
-        As in ``screen``, with ``changes``.
-
-    Returns
-    -------
-    Block
-        A line a flip.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
-    >>> from disagg_sim.planning.flips import Changes
-    >>> none = Changes(flips=(), limits=(), aside=None)
-    >>> print(changes(found, Told(changes=none)).rows[1][0])
-    nothing within 4 times the limits and lengths changes the answer
-    """
+    """Write what would change the answer, the last part of the screen."""
     lines = [] if told.changes is None else change_lines(plan, told.changes)
     return _lines(lines, "what would change the answer")
 
@@ -147,32 +107,7 @@ def _lines(lines: list[str], title: str = "") -> Block:
 
 
 def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
-    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``.
-
-    Parameters
-    ----------
-    plan, told
-        As in ``screen``.
-    text
-        The screen.
-    out
-        Directory; it is made.
-
-    Returns
-    -------
-    None
-        The files are there whole.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import disagg_sim as ds
-    >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_plan(found, Told(), "co-locate", Path(folder))
-    ...     sorted(each.name for each in Path(folder).iterdir())
-    ['designs.csv', 'plan.json', 'plan.txt']
-    """
+    """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``."""
     write_answer(out, text, plan_json(plan, told))
     designs = [plan.best, *plan.runners_up] if plan.best is not None else []
     rows = [row for place, design in enumerate(designs) for row in _design_rows(plan, design, place)]
@@ -182,19 +117,6 @@ def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
 def write_answer(out: Path, text: str, document: Mapping[str, Any]) -> None:
     """Write ``plan.txt`` and ``plan.json`` where nothing else is, and what follows them may be written.
 
-    Parameters
-    ----------
-    out
-        Directory; it is made.
-    text, document
-        The screen, and its JSON, whose schema tells a plan.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     Path(folder, "plan.txt").touch()
@@ -227,22 +149,7 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
 def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     """Make the versioned JSON of a plan: SI units, no text that a program would have to read.
 
-    Parameters
-    ----------
-    plan, told
-        As in ``screen``.
-
-    Returns
-    -------
-    dict
-        ``schema``, ``status``, ``question``, ``best``, ``runners_up`` ...
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> found = plan_json(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
-    >>> found["schema"], found["status"], found["best"]["pools"][0]["system"]
-    ('disagg-sim/plan/2', 'feasible', 'h100_sxm')
+    Returns ``schema``, ``status``, ``question``, ``best``, ``runners_up`` ...
     """
     work, size = plan.work, plan.size
     question: QuestionJson = {

@@ -92,22 +92,8 @@ def cached_rows(
 ) -> Iterator[tuple[str, str, str]]:
     """Write how much of a mean prompt caches hold, and what each tier does.
 
-    Parameters
-    ----------
-    lengths
-        Of the requests.
-    uses, system
-        What each tier does, and the system whose tiers they are.
-    passes
-        Whether passes of prefill count.
+    Yields what, what is told of it, what that rests on; nothing where nothing is cached.
 
-    Yields
-    ------
-    tuple of str
-        What, what is told of it, what that rests on; nothing where nothing is cached.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> [row[1] for row in cached_rows(ds.lengths(8192, 256, cached=0.5), (), "h200_sxm", passes=True)]
     ['4,096 of 8,192 tokens of a prompt; a pass computes 4,096']
@@ -123,18 +109,6 @@ def cached_rows(
 def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
     """Write how long prompts are held back, what that costs FTL and gains TTL.
 
-    Parameters
-    ----------
-    found
-        Of ``planning.held_waits``; None where nothing waits.
-
-    Yields
-    ------
-    tuple of str
-        What, what is told of it, what that rests on.
-
-    Examples
-    --------
     >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
     >>> [row[1] for row in held_rows(HeldPrompts(**known, ftl=3.91, ftl_without=1.51))]
     ['up to 128 decode steps; a pass takes 6.4, every 120 steps: TTL 44 ms, not 83 ms; FTL and slot 3.91 s, not 1.51 s']
@@ -149,18 +123,6 @@ def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
 def hand_over_rows(found: HandedOver | None) -> Iterator[tuple[str, str, str]]:
     """Write what the hand-over of a cache takes: its link, what posts it, its time, and FTL with it.
 
-    Parameters
-    ----------
-    found
-        Of ``sweep.wires``; None where none was counted.
-
-    Yields
-    ------
-    tuple of str
-        What, what is told of it, what that rests on.
-
-    Examples
-    --------
     >>> known = {"link": "link_rail", "bandwidth": 50e9, "size": 1e9, "descriptors": 10_000.0}
     >>> for _, told, _ in hand_over_rows(HandedOver(**known, post=0.024, wire=0.02, time=0.044, ftl=0.5)):
     ...     print(told)
@@ -197,30 +159,7 @@ def tier_rows(uses: Sequence[TierUse], system: str) -> Iterator[tuple[str, str, 
 def spares_rows(
     found: Spares | None, pools: Sequence[tuple[str, int]], failures: str
 ) -> Iterator[tuple[str, str, str]]:
-    """Write what spares give, what would be without them, and how often an instance stops.
-
-    Parameters
-    ----------
-    found
-        From ``availability.spares_for``; None where no availability is asked for.
-    pools
-        Of each pool its name and the GPUs of an instance. [1]
-    failures
-        Name of the failure rates.
-
-    Yields
-    ------
-    tuple of str
-        What, what is told of it, what that rests on.
-
-    Examples
-    --------
-    >>> from disagg_sim.serving.availability import Blast, Need, spares_for
-    >>> spot = Blast(own=0.02 / 0.98, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1.0)
-    >>> found = spares_for([Need(instances=10, cost=8.0, blast=spot)], 0.99)
-    >>> next(spares_rows(found, [("decode", 8)], "spot"))[1]
-    '99.8 % of the time at full capacity with 2 decode spare, 82 % without'
-    """
+    """Write what spares give, what would be without them, and how often an instance stops."""
     if found is None:
         return
     counts = " and ".join(f"{count} {name}" for count, (name, _) in zip(found.counts, pools, strict=True))

@@ -43,18 +43,6 @@ def told_of(plan: Plan) -> Told:
 def plan_html(plan: Plan) -> str:
     """Write a plan as HTML: the screen of ``disagg-sim plan``, with bars.
 
-    Parameters
-    ----------
-    plan
-        With or without a design; what it takes to say how sure it is, is computed here (a second or so).
-
-    Returns
-    -------
-    str
-        One ``div``; text of files is escaped.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="1 ms", rate=40)
     >>> "INFEASIBLE: " in plan_html(found)

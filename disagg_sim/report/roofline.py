@@ -32,24 +32,6 @@ NAMED = 7
 def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
     """Write the picture of a design.
 
-    Parameters
-    ----------
-    found, row
-        As in ``breakdown_figure``.
-    path
-        PNG, SVG or PDF file to write.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    InputError, StoreError
-        Another kind of file; one in its place that was not drawn here, or a link.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> draw_breakdown(SimpleNamespace(), Path("design.jpg"), row=0)
     Traceback (most recent call last):
@@ -67,15 +49,7 @@ def draw_breakdown(found: Breakdown, path: Path, *, row: Any) -> None:
 
 
 def breakdown_figure(found: Breakdown, row: Any) -> Any:
-    """Draw a design: for TTL and FTL each its parts by resource, and its operators on the roofline of the GPU.
-
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-    """
+    """Draw a design: for TTL and FTL each its parts by resource, and its operators on the roofline of the GPU."""
     point = point_of(found, row)
     names = [name for name in LATENCIES if len(found.latency(row, name))]
     heights = [max(len(lines_of(found, row, name)), LEAST_BARS) for name in names]

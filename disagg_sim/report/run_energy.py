@@ -28,25 +28,6 @@ KILO = 1000.0
 def write_run_energy(result: ScenarioResult, root: Path) -> list[tuple[str, ...]]:
     """Write ``energy.csv``: a row an instance of a run, what it held and drew.
 
-    Parameters
-    ----------
-    result : ScenarioResult
-        Of ``run_scenario``.
-    root : Path
-        Directory of the scenario.
-
-    Returns
-    -------
-    list of tuple of str
-        Of each run what ``ENERGY_HEADER`` names.
-
-    Raises
-    ------
-    InputError
-        A run of several models, or of several layouts of a role; a system whose power is not known.
-
-    Examples
-    --------
     >>> import tempfile
     >>> from types import SimpleNamespace
     >>> with tempfile.TemporaryDirectory() as root:

@@ -516,25 +516,7 @@ SCHEMAS: dict[str, tuple[str, Any]] = {
 def json_schema(command: str) -> dict[str, Any]:
     """Make the JSON Schema of what a command prints with ``--json``.
 
-    Parameters
-    ----------
-    command
-        Of ``SCHEMAS``.
-
-    Returns
-    -------
-    dict
-        Draft 2020-12, with the version as ``$id``.
-
-    Raises
-    ------
-    InputError
-        A command that has none.
-
-    Examples
-    --------
-    >>> json_schema("plan")["$id"], json_schema("sweep")["required"]
-    ('disagg-sim/plan/2', ['schema', 'labels', 'name', 'results', 'cases'])
+    Returns draft 2020-12, with the version as ``$id``.
     """
     if command not in SCHEMAS:
         said = f"no JSON of a command {quoted(command)}{nearest(command, SCHEMAS)}"
@@ -547,20 +529,7 @@ def json_schema(command: str) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Turn a value into JSON's own types; None stands for what is not finite.
 
-    Parameters
-    ----------
-    value
-        Numbers, texts, and lists, tuples and dicts of them.
-
-    Returns
-    -------
-    Any
-        Of the same shape.
-
-    Examples
-    --------
-    >>> plain({"gain": float("inf"), "pools": (1, 2)})
-    {'gain': None, 'pools': [1, 2]}
+    The result is of the same shape.
     """
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
@@ -574,16 +543,5 @@ def plain(value: Any) -> Any:
 
 
 def labels() -> dict[str, str]:
-    """Say what the labels of shares mean.
-
-    Returns
-    -------
-    dict of str to str
-        Label -> meaning.
-
-    Examples
-    --------
-    >>> list(labels())
-    ['measured', 'fitted', 'inherited', 'assumed']
-    """
+    """Say what the labels of shares mean."""
     return {str(label): meaning for label, meaning in MEANING.items()}

@@ -61,24 +61,8 @@ class OverRate:
 
 
 def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
-    """Draw ``figures/<deployment>/*.png`` of a scenario.
+    """Draw ``figures/<deployment>/*.png`` of a scenario. [1]
 
-    Parameters
-    ----------
-    result : ScenarioResult
-        Of ``run_scenario``.
-    root : Path
-        Directory of the scenario; pictures of an earlier run are removed.
-    jobs : int
-        Worker processes. [1]
-
-    Returns
-    -------
-    int
-        Pictures drawn: each run over time, latencies at each rate, and attainment over the rates. [1]
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> plan = SimpleNamespace(runs=(), scenario=None)
     >>> none = pd.DataFrame(columns=["deployment", "trace", "rate_scale"])

@@ -13,21 +13,6 @@ from disagg_sim.report.words import records
 def source_rows(found: Breakdown, row: Any) -> Iterator[tuple[str, ...]]:
     """List what the parts of a design rest on, each once: entry, equation, label, rows, errors, place, range.
 
-    Parameters
-    ----------
-    found
-        From ``breakdown``.
-    row
-        Index of the design.
-
-    Yields
-    ------
-    tuple of str
-        Entry of a file, function with the equation, label (``certainty.trust``) with engine and version of a fit,
-        points fitted, median and 90 % error, file and line, range of the fit.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> name = "disagg_sim.physics.gemm.gemm_cost"
@@ -71,18 +56,6 @@ _ENGINE_EQUATIONS = {
 def entries_of(source: str) -> str:
     """Name the entries behind a part, without their places.
 
-    Parameters
-    ----------
-    source
-        As in ``Breakdown.operators``.
-
-    Returns
-    -------
-    str
-        Names with commas between.
-
-    Examples
-    --------
     >>> entries_of("h100_sxm.yaml:29 gemm[4]; trtllm.yaml:7 prefill_stretch")
     'gemm[4], prefill_stretch'
     """

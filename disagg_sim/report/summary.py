@@ -37,34 +37,7 @@ _DEPLOYMENT = ("GPUs", "prefill", "decode", "TTFT [s]", "TPOT [ms]", "KV out/in 
 
 
 def write_summary(result: SweepResult, root: Path, *, figures: bool, fidelity: Sequence[CaseFidelity] = ()) -> None:
-    """Write ``summary.md`` and ``designs.md`` into ``root``.
-
-    Parameters
-    ----------
-    result : SweepResult
-        Of ``run_sweep``.
-    root : Path
-        Directory of the sweep.
-    figures : bool
-        Whether pictures are drawn beside it, to be linked.
-    fidelity : sequence of CaseFidelity
-        What the frontiers rest on, and their error bars.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from types import SimpleNamespace
-    >>> from disagg_sim.sweep.spec import load_sweep
-    >>> plan, none = SimpleNamespace(spec=load_sweep("smoke")), SimpleNamespace(computed=0, feasible=0)
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_summary(SimpleNamespace(plan=plan, total=none, cases=()), Path(root), figures=False)
-    ...     Path(root, "summary.md").read_text().splitlines()[0]
-    '# Sweep `smoke`'
-    """
+    """Write ``summary.md`` and ``designs.md`` into ``root``."""
     write_text(root / "summary.md", summary(result, figures=figures, fidelity=fidelity))
     write_text(root / "designs.md", designs_text(result, figures=figures, fidelity=fidelity))
 

@@ -53,30 +53,8 @@ class Verdict:
 def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) -> Verdict:
     """Compare the modes of a case at a speed.
 
-    Parameters
-    ----------
-    item
-        With disaggregated and co-located modes.
-    fidelity
-        Its error bars, if there are some.
-    speed
-        Least tokens per second and user. [token/s]
-
-    Returns
-    -------
-    Verdict
-        One mode is the better one from ``LEAST_GAIN`` on, and, where there are error bars, with
-        ``LEAST_PROBABILITY``.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> def mode(name, throughput):
-    ...     return SimpleNamespace(mode=name, at=lambda speed: {"tokens_per_s_per_gpu": throughput})
-    >>> case = SimpleNamespace(throughput="tokens_per_s_per_gpu")
-    >>> found = mode("disaggregated", 300.0), mode("colocated", 90.0), mode("piggyback", 100.0)
-    >>> verdict_of(SimpleNamespace(found=found, plan=SimpleNamespace(case=case)), None, 50.0).text
-    '**disaggregated** 3.0×'
+    Takes ``speed`` [token/s]. Returns one mode is the better one from ``LEAST_GAIN`` on, and, where there are error
+    bars, with ``LEAST_PROBABILITY``.
     """
     column = item.plan.case.throughput
 

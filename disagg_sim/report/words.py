@@ -18,23 +18,8 @@ if TYPE_CHECKING:
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
     """Write the mapping of one phase of a point in short.
 
-    Parameters
-    ----------
-    point : mapping
-        A row of a table of points.
-    phase : str
-        ``"prefill"`` or ``"decode"``.
-
-    Returns
-    -------
-    str
-        Such as ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``; ``1 GPU`` where nothing is sharded.
-
-    Examples
-    --------
-    >>> cut = {"tp_attn": 8, "dp_attn": 1, "tp_ffn": 8, "ep": 1, "pp": 1, "redundant_slots": 0}
-    >>> mapping_text({f"decode_{name}": value for name, value in cut.items()}, "decode")
-    'TP8'
+    Takes ``phase`` (``"prefill"`` or ``"decode"``). Returns such as ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``; ``1 GPU``
+    where nothing is sharded.
     """
     named = {name: point.get(f"{phase}_{name}", UNSAID.get(name)) for name in SHARDING}
     return degrees_text(**{name: int(value) for name, value in named.items()})
@@ -43,21 +28,7 @@ def mapping_text(point: Mapping[str, Any], phase: str) -> str:
 def text_of(mapping: Shards) -> str:
     """Write a mapping in short, as ``degrees_text`` does.
 
-    Parameters
-    ----------
-    mapping
-        One, its degrees numbers.
-
-    Returns
-    -------
-    str
-        Its degrees above 1.
-
-    Examples
-    --------
-    >>> from disagg_sim.domain import Mapping
-    >>> text_of(Mapping(tp_attn=8, tp_ffn=8, dcp=8))
-    'TP8 DCP8'
+    Returns its degrees above 1.
     """
     return degrees_text(**{name: int(getattr(mapping, name)) for name in SHARDING})
 
@@ -67,21 +38,10 @@ def degrees_text(
 ) -> str:
     """A mapping in short: ``TP8``, ``DP32 EP32``, ``TP4 EP4 PP2``, ``DP48 EP48+32`` with 32 redundant expert slots.
 
-    One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN,
-    ``TP8 EP8`` attention over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs.
+    One degree stands for both halves of a layer where they agree: ``TP8`` is attention and FFN, ``TP8 EP8`` attention
+    over 8 and experts over the same 8. ``attn``/``ffn`` tell apart what differs. Returns ``1 GPU`` where nothing is
+    sharded.
 
-    Parameters
-    ----------
-    tp_attn, dp_attn, tp_ffn, ep, pp, redundant_slots, dcp, pcp
-        Degrees of a ``Mapping``. [1]
-
-    Returns
-    -------
-    str
-        ``1 GPU`` where nothing is sharded.
-
-    Examples
-    --------
     >>> degrees_text(1, 48, 1, 48, 1, 32), degrees_text(8, 1, 8, 1, 1, dcp=4), degrees_text(2, 1, 8, 1, 1, pcp=4)
     ('DP48 EP48+32', 'TP8 DCP4', 'PCP4 TP2 FFN-TP8')
     """
@@ -114,18 +74,6 @@ def tag_text(tag: str) -> str:
 def case_title(case: Case) -> str:
     """Write a case as a heading: model, system, recipe, traffic, other axes.
 
-    Parameters
-    ----------
-    case
-        Of a sweep.
-
-    Returns
-    -------
-    str
-        For people.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> pools = SimpleNamespace(alike=True, system="h100_sxm", precision="fp8")
     >>> case = SimpleNamespace(model="llama_3_1_8b", pools=pools, traffic="2048/256", tags=("cap8",), profile="ideal")
@@ -148,18 +96,8 @@ MODE_TEXT = {"disaggregated": "disaggregated", "colocated": "co-located", "piggy
 def beside_text(chunk_tokens: int, draft_tokens: int) -> str:
     """Write what stands behind the degrees of a mapping; nothing where there is neither.
 
-    Parameters
-    ----------
-    chunk_tokens, draft_tokens
-        Of CPP, and of a decode step; 0 = none. [token]
+    Takes ``chunk_tokens`` and ``draft_tokens`` (0 = none).
 
-    Returns
-    -------
-    str
-        Chunks, and draft tokens.
-
-    Examples
-    --------
     >>> beside_text(4096, 0), beside_text(0, 2)
     (', chunks of 4096', ', draft tokens 2')
     """
@@ -170,18 +108,6 @@ def beside_text(chunk_tokens: int, draft_tokens: int) -> str:
 def drafts_text(point: Mapping[str, Any]) -> str:
     """Write what a point speculates, behind its decode mapping; nothing where it does not.
 
-    Parameters
-    ----------
-    point
-        A row of a table of points.
-
-    Returns
-    -------
-    str
-        Drafts of a step and the tokens that it emits for a sequence.
-
-    Examples
-    --------
     >>> drafts_text({"decode_draft_tokens": 2, "accepted_tokens_per_step": 2.38})
     ', 2 drafts (2.38 tokens a step)'
     >>> drafts_text({"decode_draft_tokens": 0})
@@ -196,18 +122,6 @@ def drafts_text(point: Mapping[str, Any]) -> str:
 def decode_parts_text(point: Mapping[str, Any]) -> str:
     """Write the decode side of a frontier over pools: one mapping, or that of attention and of feed-forward ranks.
 
-    Parameters
-    ----------
-    point
-        A row of a frontier over pools.
-
-    Returns
-    -------
-    str
-        Each half with its own degrees where they are apart.
-
-    Examples
-    --------
     >>> cut = {"tp_attn": 1, "dp_attn": 1, "tp_ffn": 1, "ep": 1, "pp": 1, "redundant_slots": 0}
     >>> attention = {f"decode_{name}": value for name, value in cut.items()} | {"decode_dp_attn": 16}
     >>> experts = {f"ffn_{name}": value for name, value in cut.items()} | {"ffn_ep": 8, "ffn_gpus": 8}
@@ -244,20 +158,8 @@ NOT_REACHED = "–"
 def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
     """Write the throughput of a point to three digits, or that a frontier has none.
 
-    Parameters
-    ----------
-    point
-        A row of a table of points; None = not reached.
-    column
-        Of its throughput. [token/s, token/USD or token/J]
+    Takes ``point`` (None = not reached) and ``column`` (of its throughput [token/s, token/USD or token/J]).
 
-    Returns
-    -------
-    str
-        Whole numbers from 100 on.
-
-    Examples
-    --------
     >>> throughput_text({"tokens_per_s_per_gpu": 1234.5}, "tokens_per_s_per_gpu"), throughput_text(None, "any")
     ('1,234', '–')
     """
@@ -270,22 +172,8 @@ def throughput_text(point: Mapping[str, Any] | None, column: str) -> str:
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
     """Write a table of Markdown.
 
-    Parameters
-    ----------
-    head
-        Names of the columns.
-    rows
-        Cells, as many in each.
-    numbers
-        Columns, the last ones, that are set flush right. [1]
+    Returns a line a row.
 
-    Returns
-    -------
-    str
-        A line a row.
-
-    Examples
-    --------
     >>> print(markdown_table(["GPU", "W"], [["h100_sxm", "700"]], numbers=1))
     | GPU | W |
     | --- | --: |
@@ -298,19 +186,6 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, number
 def records(points: pd.DataFrame) -> list[dict[str, Any]]:
     """Read the rows of a table by column name.
 
-    Parameters
-    ----------
-    points
-        Any table.
-
-    Returns
-    -------
-    list of dict
-        Column -> value, one of each row.
-
-    Examples
-    --------
-    >>> records(pd.DataFrame({"gpus": [8, 16]}))
-    [{'gpus': 8}, {'gpus': 16}]
+    Returns column -> value, one of each row.
     """
     return [{str(name): value for name, value in row.items()} for row in points.to_dict("records")]

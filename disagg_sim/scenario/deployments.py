@@ -44,22 +44,9 @@ _Degree = Annotated[int, Range(1, 1024)]
 def setup_named(model: str, system: str, precision: str, profile: str, engine: str, speculation: str = "") -> Setup:
     """Make the setup of some names, the same object each time.
 
-    Parameters
-    ----------
-    model, system, precision, profile
-        Names of specs.
-    engine
-        Name of an engine; "" = the system's own.
-    speculation
-        Name of a curve, or a method and its acceptance; "" and "none" = no speculative decoding.
+    Takes ``engine`` (name of an engine; "" = the system's own) and ``speculation`` (name of a curve, or a method and
+    its acceptance; "" and "none" = no speculative decoding).
 
-    Returns
-    -------
-    Setup
-        With its rates.
-
-    Examples
-    --------
     >>> names = ("llama_3_1_8b", "h100_sxm", "fp8", "measured", "")
     >>> setup_named(*names) is setup_named(*names)
     True
@@ -71,23 +58,6 @@ def setup_named(model: str, system: str, precision: str, profile: str, engine: s
 def speculation_named(word: str) -> str:
     """Check the word for a drafter and its acceptance, and give its name.
 
-    Parameters
-    ----------
-    word
-        Of a scenario.
-
-    Returns
-    -------
-    str
-        Of a curve, or a method and its acceptance; the word ``none`` itself.
-
-    Raises
-    ------
-    ValueError
-        No such curve and no such method.
-
-    Examples
-    --------
     >>> speculation_named("mtp 0.80 0.6"), speculation_named("none")
     ('mtp 0.8 0.6', 'none')
     """
@@ -97,23 +67,6 @@ def speculation_named(word: str) -> str:
 def profile_named(word: str) -> str:
     """Check the name of a profile, with or without the variation of the popularity of its experts.
 
-    Parameters
-    ----------
-    word
-        Such as ``measured``, or ``measured_skew0.5``.
-
-    Returns
-    -------
-    str
-        The name.
-
-    Raises
-    ------
-    ValueError
-        Neither.
-
-    Examples
-    --------
     >>> profile_named("measured_skew0.50")
     'measured_skew0.5'
     """
@@ -287,25 +240,9 @@ def _ffn_pool(keys: _Ffn, names: Mapping[str, Any], at: Setup) -> FfnPool:
 def served_by_name(given: Mapping[str, DeploymentKeys], info: Any) -> tuple[ServedDeployment, ...]:
     """Make the deployments of a file.
 
-    Parameters
-    ----------
-    given
-        What it says of each.
-    info
-        Of pydantic, with the keys of the file that were read before.
+    The result is in the order of the file; none where the file does not say what they serve, which is a fault by
+    itself.
 
-    Returns
-    -------
-    tuple of ServedDeployment
-        In the order of the file; none where the file does not say what they serve, which is a fault by itself.
-
-    Raises
-    ------
-    SeveralFaultsError
-        Of all deployments.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> said = {"model": "llama_3_1_8b", "system": "h100_sxm", "precision": "fp8", "profile": "measured"}
     >>> said |= {"engine": "", "speculation": ""}

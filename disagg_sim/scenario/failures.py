@@ -17,23 +17,8 @@ Place = tuple[str | int, ...]
 def read_failures(value: object) -> Failures:
     """Read what fails in a run.
 
-    Parameters
-    ----------
-    value
-        Of the key ``failures`` of ``run``.
+    Returns times in s.
 
-    Returns
-    -------
-    Failures
-        Times in s.
-
-    Raises
-    ------
-    SeveralFaultsError
-        With every fault and its place.
-
-    Examples
-    --------
     >>> found = read_failures({"restart_s": 300, "events": [{"at_s": 60, "node": 0}]})
     >>> found.events[0].kind, found.lasts(found.events[0])
     ('node', 300.0)
@@ -66,18 +51,6 @@ def read_failures(value: object) -> Failures:
 def written_failures(failures: Failures) -> dict[str, Any]:
     """Write failures as ``read_failures`` reads them.
 
-    Parameters
-    ----------
-    failures
-        Of a run.
-
-    Returns
-    -------
-    dict
-        Without what is as by default.
-
-    Examples
-    --------
     >>> written_failures(Failures(events=(FailureEvent(at_s=60.0, kind="gpu", number=3),), restart_s=300.0))
     {'events': [{'at_s': 60.0, 'gpu': 3}], 'restart_s': 300.0}
     """

@@ -25,20 +25,6 @@ WORTH_SAYING = 2.0 * GB
 def run_memory(trace: Trace | TraceStream, records: str) -> float:
     """Estimate the memory of a process that runs a trace. [B]
 
-    Parameters
-    ----------
-    trace
-        Of a stream a window is held at a time.
-    records
-        Of ``RunOptions``.
-
-    Returns
-    -------
-    float
-        As measured in ``docs/simulation.md``. [B]
-
-    Examples
-    --------
     >>> from disagg_sim.workload.synthetic import synthetic_trace
     >>> f"{run_memory(synthetic_trace(rate=4.0, lengths=(256, 16), requests=10_000), FULL) / GB:.3f} GB"
     '0.405 GB'

@@ -80,22 +80,7 @@ def compute_cell(task: CellTask) -> RunResult:
 
 
 def simulated(run: Run, scale: float, options: RunOptions, *, folder: Path | None = None, jobs: int = 1) -> RunResult:
-    """Simulate a run, its cells side by side.
-
-    Parameters
-    ----------
-    run, scale, options
-        What, and at which scale of the rate of its trace [1].
-    folder
-        Takes the pieces of ``records: stream``.
-    jobs
-        Processes. [1]
-
-    Returns
-    -------
-    RunResult
-        Of all cells.
-    """
+    """Simulate a run, its cells side by side."""
     cells = range(options.cells)
     tasks = [CellTask(run, scale, options, cell, folder and folder / f"{cell}") for cell in cells]
     if len(tasks) == 1:

@@ -93,32 +93,7 @@ class ScenarioPlan:
 
 
 def plan_scenario(scenario: Scenario) -> ScenarioPlan:
-    """Plan every combination of the scenario, after a look at whether its SLO can be met at all.
-
-    Parameters
-    ----------
-    scenario : Scenario
-        Such as ``load_scenario`` reads.
-
-    Returns
-    -------
-    ScenarioPlan
-        ``runs`` by deployment, trace, rate and policy, ``searches`` for capacities, ``notes`` of the readers.
-
-    Raises
-    ------
-    InfeasibleError
-        When not even the shortest request of a trace, alone, could meet the SLO; names the least possible.
-
-    Examples
-    --------
-    Eight policies at three rates on one deployment:
-
-    >>> from disagg_sim.scenario.spec import load_scenario
-    >>> plan = plan_scenario(load_scenario("azure_conv_on_h100"))
-    >>> len(plan.runs), plan.runs[0].name
-    (24, 'eight/vllm-azure_conv_like-x1')
-    """
+    """Plan every combination of the scenario, after a look at whether its SLO can be met at all."""
     what, specs = scenario.setup, digest_of(_specs(scenario))
     notes = []
     for source in scenario.traces:

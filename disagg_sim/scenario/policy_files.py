@@ -16,30 +16,7 @@ from disagg_sim.simulation.policies.registry import policies
 
 
 def load_policies(path: str) -> None:
-    """Import a file that registers serving policies, once in a process.
-
-    Parameters
-    ----------
-    path
-        Python file; importing runs it.
-
-    Returns
-    -------
-    None
-        ``policies()`` has them afterwards.
-
-    Raises
-    ------
-    SpecError
-        A file that is not there or is no Python, whatever it raises, and a policy that is none or whose name another
-        has; names the line. A file written since this process imported it: a worker of a cluster may live long.
-
-    Examples
-    --------
-    >>> load_policies("no/such/greedy.py")
-    Traceback (most recent call last):
-    disagg_sim.errors.SpecError: no/such/greedy.py: no such file, or not a Python file (.py)
-    """
+    """Import a file that registers serving policies, once in a process."""
     path = str(Path(path).absolute())  # one file, imported once, however it is named
     if _imported(path) != text_of(Path(path)):
         said = "written since this process imported it; start the process, or the workers of the cluster, again"
@@ -70,13 +47,7 @@ def _imported(path: str) -> bytes:
 
 
 class KnownPolicies:
-    """Policies that a scenario may name.
-
-    Parameters
-    ----------
-    run : bool
-        Whether policy files are imported, which runs them, or read as text only.
-    """
+    """Policies that a scenario may name."""
 
     def __init__(self, run: bool) -> None:
         self.run = run

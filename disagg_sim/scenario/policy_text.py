@@ -41,13 +41,7 @@ def form_of(name: str, policy: type[Policy]) -> Form:
 
 
 def read_policies(path: Path) -> PolicyText:
-    """What a policy file registers, by its text.
-
-    Raises
-    ------
-    SpecError
-        A file that is not there or is no Python; parts that no deployment has.
-    """
+    """What a policy file registers, by its text."""
     tree = _tree(path)
     aliases = _imported(tree)
     own = {name for name, (_, what) in aliases.items() if what == "register"}

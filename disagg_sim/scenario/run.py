@@ -141,51 +141,9 @@ def run_scenario(
 ) -> ScenarioResult:
     """Simulate every run missing in ``root``, then write ``summary.csv`` and the other tables.
 
-    Parameters
-    ----------
-    plan : ScenarioPlan
-        What ``plan_scenario`` made of a scenario.
-    root : Path
-        Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
-        it stood.
-    jobs : int or Workers
-        Worker processes of this machine, or a cluster. But for the measured columns the tables do not depend on it. [1]
-    listener : Listener
-        Told what happens.
-    overwrite : bool
-        Whether the results of another scenario in ``root`` may be removed.
-
-    Returns
-    -------
-    ScenarioResult
-        ``summary``, ``decisions``, ``capacity`` as tables in plan order, times in s; ``faults`` of policies.
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written, another run is writing there, or nothing in it is of this
-        scenario.
-
-    Notes
-    -----
-    A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has
-    its line, and the same command simulates it again. So does a run whose worker died again and again.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from unittest.mock import Mock
-    >>> from disagg_sim.scenario.plan import plan_scenario
-    >>> from disagg_sim.scenario.spec import load_scenario
-    >>> text = '''{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
-    ...   trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 1, requests: 20},
-    ...   deployments: {one: {gpus: 1, colocated: {tp: 1, instances: 1}}}, policies: [vllm]}'''
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = Path(root, "tiny.yaml").write_text(text)
-    ...     plan = plan_scenario(load_scenario(f"{root}/tiny.yaml"))
-    ...     result = run_scenario(plan, Path(root, "out"), jobs=1, listener=Mock())
-    >>> result.summary[["policy", "requests", "slo_attainment"]].values.tolist()
-    [['vllm', 20, 1.0]]
+    A policy whose wish is impossible stops its own run: ``requests/`` keeps its rows so far, ``faults`` has its line,
+    and the same command simulates it again. So does a run whose worker died again and again. Returns ``summary``,
+    ``decisions``, ``capacity`` as tables in plan order, times in s.
     """
     planned = {key for run in plan.tasks for key in run.blocks}
     own = Own(TABLES, planned, partial(_require_own, plan, planned))
@@ -215,30 +173,7 @@ def run_scenario(
 
 
 def require_no_faults(result: ScenarioResult) -> None:
-    """Raise when a policy stopped a run.
-
-    Parameters
-    ----------
-    result
-        Of ``run_scenario``.
-
-    Returns
-    -------
-    None
-        Where all runs ended well.
-
-    Raises
-    ------
-    DisaggSimError
-        A line for every run that its policy stopped.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> require_no_faults(SimpleNamespace(faults=("eight/mine-x1: policy 'mine' at 3 s: KeyError: 7",)))
-    Traceback (most recent call last):
-    disagg_sim.errors.DisaggSimError: eight/mine-x1: policy 'mine' at 3 s: KeyError: 7
-    """
+    """Raise when a policy stopped a run."""
     if result.faults:
         raise DisaggSimError("\n".join(result.faults))
 
@@ -317,18 +252,8 @@ def _note(result: RunResult) -> str:
 def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
     """Look up what the encode pool of a run held and did.
 
-    Parameters
-    ----------
-    result, run
-        Of ``run_scenario``, and one of its runs that is stored.
+    Returns None of a deployment without one, and of a run that has no result.
 
-    Returns
-    -------
-    EncodeUse
-        None of a deployment without one, and of a run that has no result.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> note = '{"encode": {"gpus": 2, "held_s": 9.0, "busy_s": 6.0, "flops": 1e12}}'
     >>> store = SimpleNamespace(state=lambda key: State.STORED, note=lambda key: note)

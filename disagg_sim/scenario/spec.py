@@ -1,7 +1,4 @@
-"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults.
-
-Past 400 lines: all keys of the file, and the checks of what they say together.
-"""
+"""Read a scenario's YAML into a frozen ``Scenario``: policies x deployments x traces x rates; report all faults."""
 
 from __future__ import annotations
 
@@ -114,59 +111,14 @@ class Scenario:
 def load_scenario(name: str, *, trace: str = "", seed: int | None = None, run: bool = True) -> Scenario:
     """Read a scenario from a file, or a shipped one by its name; its policy files are imported, which runs them.
 
-    Parameters
-    ----------
-    name : str
-        Path of a YAML file, or the name of a shipped scenario such as ``azure_conv_on_h100``.
-    trace : str
-        Trace file, relative to the working directory, in place of the file's traces; their rates are kept.
-    seed : int, optional
-        In place of the file's own.
-    run : bool
-        Whether policy files are imported; else they are read as text, and the scenario cannot be simulated.
-
-    Returns
-    -------
-    Scenario
-        Times in s, lengths in tokens; for ``plan_scenario``.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file: key, value, what is allowed, the nearest valid name.
-
-    Examples
-    --------
-    >>> [choice.label for choice in load_scenario("azure_conv_on_h100").policies][:2]
-    ['vllm', 'disaggregated']
+    Returns times in s, lengths in tokens.
     """
     scenario, _ = _loaded(name, trace, run=run)
     return scenario if seed is None else replace(scenario, seed=seed)
 
 
 def check_scenario(name: str) -> tuple[str, ...]:
-    """Find the faults of a scenario without running its policy files.
-
-    Parameters
-    ----------
-    name
-        Path of a YAML file, or the name of a shipped scenario.
-
-    Returns
-    -------
-    tuple of str
-        A line a policy file on what was not checked therefore, and one a trace that needs much memory.
-
-    Raises
-    ------
-    SpecError
-        As ``load_scenario``.
-
-    Examples
-    --------
-    >>> check_scenario("azure_conv_on_h100")
-    ()
-    """
+    """Find the faults of a scenario without running its policy files."""
     scenario, known = _loaded(name, "", run=False)
     needs = [memory_note(name, source.load(scenario.seed), scenario.run) for source in scenario.traces]
     return (*known.notes(), *(line for each in needs for line in each))

@@ -31,8 +31,6 @@ MAX_BATCH = 2**20
 def batch_sizes(largest: int) -> Ints:
     """Batches from 1 to at least ``largest``, four a doubling where integers allow. [request]
 
-    Examples
-    --------
     >>> batch_sizes(20).tolist()
     [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]
     """
@@ -88,22 +86,9 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
 def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list[Ints]:
     """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
 
-    Parameters
-    ----------
-    at, lengths
-        As in ``batch_axis``.
-    table
-        Mappings, one row at least.
-    kinds
-        Number of the kind of each row, (rows,). [1]
+    Takes ``kinds`` of shape (rows,). Returns those of each kind that there is, in the order of the numbers, each as
+    ``batch_axis`` finds it [request].
 
-    Returns
-    -------
-    list of ndarray
-        Those of each kind that there is, in the order of the numbers, each as ``batch_axis`` finds it. [request]
-
-    Examples
-    --------
     Four GPUs have room for more than four times the requests of one, as they hold the weights once:
 
     >>> from disagg_sim.physics.setup import setup
@@ -147,22 +132,8 @@ def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds
 def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
     """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size.
 
-    Parameters
-    ----------
-    table
-        Mappings, as columns.
-    isl
-        Longest prompt that is timed; chunks are below it. [token]
-    chunk_tokens
-        Sizes to try; none leaves the mappings as they are. [token]
+    Takes ``chunk_tokens`` (none leaves the mappings as they are [token]). Returns one row a (mapping, chunk size).
 
-    Returns
-    -------
-    Mapping
-        One row a (mapping, chunk size).
-
-    Examples
-    --------
     >>> rows = with_chunks(Mapping.stack([Mapping(), Mapping(pp=2)]), 2048, [512, 1024])
     >>> list(zip(rows.pp.tolist(), rows.chunk_tokens.tolist()))
     [(1, 0), (2, 0), (2, 512), (2, 1024)]

@@ -17,18 +17,8 @@ BLOCK_POINTS = 32_768
 def row_blocks(rows: int, columns: int) -> list[slice]:
     """Cut rows into blocks of about ``BLOCK_POINTS`` points, which stay in cache.
 
-    Parameters
-    ----------
-    rows, columns
-        Shape of the grid. [1]
+    Returns one after the other over all rows; at least one row each.
 
-    Returns
-    -------
-    list of slice
-        One after the other over all rows; at least one row each.
-
-    Examples
-    --------
     >>> [(block.start, block.stop) for block in row_blocks(rows=5, columns=BLOCK_POINTS // 2)]
     [(0, 2), (2, 4), (4, 5)]
     """
@@ -39,18 +29,9 @@ def row_blocks(rows: int, columns: int) -> list[slice]:
 def bound_codes(sums: AnySums) -> Any:
     """Find the index of the largest of the four sums (order of ``BOUNDS``).
 
-    Parameters
-    ----------
-    sums
-        Time by resource, arrays that broadcast. [s]
+    Takes ``sums`` (time by resource, arrays that broadcast [s]). The result is of the broadcast shape; of equal sums
+    the first [1].
 
-    Returns
-    -------
-    ndarray of int8
-        Of the broadcast shape; of equal sums the first. [1]
-
-    Examples
-    --------
     Memory binds the small batch and compute the large one:
 
     >>> from disagg_sim.domain import BOUNDS
@@ -74,25 +55,8 @@ MOST_SIZE = 10**9
 def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     """Return the distinct numbers of an argument, rising.
 
-    Parameters
-    ----------
-    name, values
-        Argument as messages call it, and one number or an array of any shape.
-    least
-        Smallest that is allowed.
+    The result comes without repetition; shape (n,).
 
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Without repetition.
-
-    Raises
-    ------
-    InputError
-        Nothing, or what is no whole number from ``least`` up.
-
-    Examples
-    --------
     >>> given_sizes("batch", [64, 16, 64]).tolist()
     [16, 64]
     """

@@ -23,8 +23,6 @@ from disagg_sim.workload.lengths import Lengths
 def is_plain(lengths: Lengths) -> bool:
     """Tell whether all prompts have one length and nothing of them is cached, so that one pass gives the time of all.
 
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> [is_plain(each) for each in (ds.lengths(8192, 1024), ds.lengths(8192, 1024, cached=0.5))]
     [True, False]
@@ -35,20 +33,9 @@ def is_plain(lengths: Lengths) -> bool:
 def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) -> Iterator[list[int]]:
     """Group grids that are scored at once: as many as stay in cache, their batches the first of the longest axis.
 
-    Parameters
-    ----------
-    rows, axes
-        Rows and batch sizes of each grid. [1], [request]
-    joins
-        Whether it may be scored beside others at all.
+    Takes ``rows`` and ``axes`` (rows and batch sizes of each grid [1], [request]). Yields places of grids, the one with
+    the longest axis first.
 
-    Yields
-    ------
-    list of int
-        Places of grids, the one with the longest axis first.
-
-    Examples
-    --------
     >>> list(groups_of([10, 10, 10], [np.arange(1, 5), np.arange(1, 9), np.array([7])], [True] * 3))
     [[1, 0], [2]]
     """
@@ -75,8 +62,6 @@ def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) 
 def stacked(tables: Sequence[Mapping]) -> Mapping:
     """Stack the rows of tables of columns, one after the other.
 
-    Examples
-    --------
     >>> one, two = (Mapping.stack([Mapping(tp_attn=tp, tp_ffn=tp)]) for tp in (1, 2))
     >>> stacked([one, two, one]).tp_attn.tolist()
     [1, 2, 1]
@@ -99,20 +84,9 @@ class OfCases:
     def number(self, of: Callable[[Lengths], float], rows: Ints | None = None) -> Numeric:
         """Find what each row has of its case.
 
-        Parameters
-        ----------
-        of
-            A number of a case.
-        rows
-            Places of some rows; None = all.
+        Takes ``of`` (a number of a case) and ``rows`` (None = all). Returns the number that all cases have, or a column
+        of shape (rows, 1).
 
-        Returns
-        -------
-        number or ndarray
-            The number that all cases have, or a column of shape (rows, 1).
-
-        Examples
-        --------
         >>> import disagg_sim as ds
         >>> both = OfCases([ds.lengths(1024, 64), ds.lengths(2048, 64)], (1, 2))
         >>> both.number(lambda each: each.mean_isl).tolist(), both.number(lambda each: each.mean_osl)

@@ -25,22 +25,9 @@ class Drafted(NamedTuple):
     def or_faster(self, other: Drafted, limit: float) -> Drafted:
         """Take the ``other`` number of drafts where it is faster and fits, or where none fits and it needs less.
 
-        At one batch throughput is proportional to 1/TTL, so the fastest number is the best in both.
+        At one batch throughput is proportional to 1/TTL, so the fastest number is the best in both. Takes
+        ``limit`` [B].
 
-        Parameters
-        ----------
-        other
-            The same points at another number of drafts.
-        limit
-            What a GPU may hold. [B]
-
-        Returns
-        -------
-        Drafted
-            Point by point one of the two.
-
-        Examples
-        --------
         Three drafts are faster at both batches, and do not fit at the second:
 
         >>> none = Drafted(np.array([20e-3, 24e-3]), np.array([100e9, 130e9]), 1, 1, 0)
@@ -56,18 +43,6 @@ class Drafted(NamedTuple):
 def draft_choices(at: Setup) -> tuple[int, ...]:
     """Find the numbers of draft tokens that a search tries, rising: 0 alone without speculation. [token]
 
-    Parameters
-    ----------
-    at
-        Setup, with or without speculation.
-
-    Returns
-    -------
-    tuple of int
-        Those of the speculation, or all positions of its acceptance.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> plain, drafted = (setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
     >>> draft_choices(plain), draft_choices(drafted)
@@ -79,20 +54,6 @@ def draft_choices(at: Setup) -> tuple[int, ...]:
 def drafting(at: Setup, mapping: Mapping, drafts: int) -> tuple[Setup, Mapping]:
     """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup with speculation, and sharding.
-    drafts
-        One of ``draft_choices``. [token]
-
-    Returns
-    -------
-    Setup, Mapping
-        Of the same instances.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> own, mapping = drafting(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp"), Mapping(), 0)
     >>> own.speculation is None, mapping.draft_tokens

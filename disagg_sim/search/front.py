@@ -17,20 +17,9 @@ AXES = ("linear", "log")  # how the x axis is measured where an area is taken
 def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
     """The largest ``y`` among points whose ``x`` is ``at`` or more; 0 where no point reaches so far.
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        The points, in any order; y > 0. [any]
-    at : array_like, any shape
-        Where to evaluate. [unit of x]
+    Takes ``x`` and ``y`` of shape (n,) and ``at`` [unit of x]. Returns a function that never rises with ``at`` [unit of
+    y].
 
-    Returns
-    -------
-    ndarray, shape of ``at``
-        A function that never rises with ``at``. [unit of y]
-
-    Examples
-    --------
     >>> best_from([10, 30], [8, 2], [5, 10, 20, 31]).tolist()
     [8.0, 8.0, 2.0, 0.0]
     """
@@ -43,22 +32,9 @@ def best_from(x: ArrayLike, y: ArrayLike, at: ArrayLike) -> Floats:
 def area(x: ArrayLike, y: ArrayLike, *, low: float, high: float, axis: str) -> float:
     """Area below the step function of the points from ``low`` to ``high``, exactly.
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        The points. [any]
-    low, high : float
-        Ends of the range, low <= high; low > 0 on a log axis. [unit of x]
-    axis : {"linear", "log"}
-        Whether the width of a step is a difference of x or of ln(x).
+    Takes ``x`` and ``y`` of shape (n,) and ``low`` and ``high`` [unit of x]. Returns [unit of y times unit of x], or
+    [unit of y] on a log axis.
 
-    Returns
-    -------
-    float
-        [unit of y times unit of x], or [unit of y] on a log axis.
-
-    Examples
-    --------
     >>> area([10, 30], [8, 2], low=0, high=30, axis="linear")
     120.0
     """

@@ -115,33 +115,7 @@ def decode_grids(
 ) -> list[PhaseGrid]:
     """Score the grids of ``decode_grid`` for many lengths, small ones together: to the last digit as one by one.
 
-    Parameters
-    ----------
-    at, mappings, mla_form, allow_long_context
-        As in ``decode_grid``.
-    cases : sequence of Lengths
-        Of the requests of each grid.
-    batches : sequence of array_like of int, optional
-        Batch sizes of each; by default as in ``decode_grid``. [request]
-
-    Returns
-    -------
-    list of PhaseGrid
-        In the order of ``cases``.
-
-    Raises
-    ------
-    InputError
-        As ``decode_grid``.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(2048, osl) for osl in (256, 512)]
-    >>> grids = decode_grids(at, Mapping(), cases, batches=[[1, 64], [1, 64, 128]])
-    >>> [grid.latency.shape for grid in grids]
-    [(1, 2), (1, 3)]
+    Takes ``batches`` (by default as in ``decode_grid`` [request]). The result is in the order of ``cases``.
     """
     cases = [taken_up(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
@@ -265,29 +239,9 @@ def prefill_grids(
 ) -> list[PhaseGrid]:
     """Score the grids of ``prefill_grid`` for many lengths, small ones together: to the last digit as one by one.
 
-    Constant lengths with equal prompts are scored once.
+    Constant lengths with equal prompts are scored once. Takes ``batches`` (by default as in
+    ``prefill_grid`` [request]). The result is in the order of ``cases``.
 
-    Parameters
-    ----------
-    at, mappings, chunk_tokens, mla_form, ftl_quantile, allow_long_context
-        As in ``prefill_grid``.
-    cases : sequence of Lengths
-        Of the requests of each grid.
-    batches : sequence of array_like of int, optional
-        Prompts of a pass of each; by default as in ``prefill_grid``. [request]
-
-    Returns
-    -------
-    list of PhaseGrid
-        In the order of ``cases``.
-
-    Raises
-    ------
-    InputError
-        As ``prefill_grid``.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(isl, 256) for isl in (512, 2048)]

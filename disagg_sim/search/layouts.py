@@ -48,18 +48,6 @@ NOT_SUPPORTED = "not supported"
 def family_of(model: ModelSpec) -> str:
     """Name the family of a model by what its layouts differ in: ``dense``, ``MoE``, ``MoE with MLA``.
 
-    Parameters
-    ----------
-    model
-        Whose kinds of attention and experts count.
-
-    Returns
-    -------
-    str
-        Key of ``checked_kinds``.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_model
     >>> [family_of(load_model(name)) for name in ("llama_3_1_8b", "deepseek_r1")]
     ['dense', 'MoE with MLA']
@@ -71,18 +59,6 @@ def family_of(model: ModelSpec) -> str:
 def class_of(system: SystemSpec) -> str:
     """Name the class of a system, generation and NVLink domain: ``Hopper, domain of 8``, ``Blackwell, domain of 72``.
 
-    Parameters
-    ----------
-    system
-        Whose architecture and domain count.
-
-    Returns
-    -------
-    str
-        Key of ``checked_kinds``.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_system
     >>> [class_of(load_system(name)) for name in ("h100_sxm", "h200_sxm", "gb200_nvl72")]
     ['Hopper, domain of 8', 'Hopper, domain of 8', 'Blackwell, domain of 72']
@@ -93,18 +69,8 @@ def class_of(system: SystemSpec) -> str:
 def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
     """Say what each mapping does with attention, experts and layers, in words.
 
-    Parameters
-    ----------
-    mapping
-        One, or columns of many.
+    Returns degrees left out: "TP", "DP, EP", "TP, EP, PP"; shape (rows,).
 
-    Returns
-    -------
-    ndarray of str, shape (rows,)
-        Degrees left out: "TP", "DP, EP", "TP, EP, PP".
-
-    Examples
-    --------
     >>> several = [Mapping(dp_attn=8, ep=8), Mapping(tp_attn=4, tp_ffn=4, pp=2), Mapping(pp=8)]
     >>> layouts_of(Mapping.stack(several)).tolist()
     ['DP, EP', 'TP, PP', 'PP of one-GPU stages']
@@ -128,18 +94,8 @@ def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
 def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind]:
     """Take the checked kinds by family, class of systems and layout.
 
-    Parameters
-    ----------
-    name
-        Of a file of evidence.
+    Returns its kinds, with operating points [1] and the error of their forecast [1].
 
-    Returns
-    -------
-    dict
-        Its kinds, with operating points [1] and the error of their forecast [1].
-
-    Examples
-    --------
     >>> checked_kinds()["dense", "Hopper, domain of 8", "TP"].most_gpus
     8
     """
@@ -155,22 +111,8 @@ def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
 def checked_kind(at: Setup, mapping: Mapping, *, prefill: bool = False) -> CheckedKind | None:
     """Find the served runs of the kind of layout of one mapping.
 
-    Parameters
-    ----------
-    at
-        Whose model on whose system.
-    mapping
-        One; its degrees may be larger than those of the runs.
-    prefill
-        Whether it is of a prefill pool, for which runs that only prefilled count, too.
+    The result comes with its operating points and the error of their forecast; None where no such layout was served.
 
-    Returns
-    -------
-    CheckedKind or None
-        With its operating points and the error of their forecast; None where no such layout was served.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2)).points > 100
     True
@@ -182,22 +124,8 @@ def checked_kind(at: Setup, mapping: Mapping, *, prefill: bool = False) -> Check
 def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
     """Say that no run of the kind and size of each mapping is known, however close forecasts of such runs were.
 
-    Parameters
-    ----------
-    at
-        Whose model on whose system.
-    mapping
-        One, or columns of many.
-    prefill
-        Whether it is of a prefill pool, for which runs that only prefilled count, too.
+    Returns "" where a run is known; shape (rows,).
 
-    Returns
-    -------
-    ndarray of str, shape (rows,)
-        "" where a run is known.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Mapping(pp=4)).tolist()
     ['PP of one-GPU stages never served']
@@ -217,27 +145,8 @@ def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArr
 def unsupported(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     """Name the rule of counts that each mapping breaks: what an operator would not place, whatever an engine can start.
 
-    Parameters
-    ----------
-    at
-        Whose system's hosts and NVLink domains count.
-    mapping
-        One, or columns of many.
-
-    Returns
-    -------
-    ndarray of str, shape (rows,)
-        "" where instance and stages divide a host or fill whole ones, and an instance beyond an NVLink domain fills
-        whole domains, each stage whole ones, too.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> rack = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> unsupported(rack, Mapping.stack([Mapping(dp_attn=16, ep=16), Mapping(dp_attn=3, ep=3)])).tolist()
-    ['', '3 GPUs on hosts of 4']
-    >>> unsupported(setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(pp=16)).tolist()
-    ['stages of 1 GPU over 2 NVLink domains of 8']
+    Returns "" where instance and stages divide a host or fill whole ones, and an instance beyond an NVLink domain fills
+    whole domains, each stage whole ones, too; shape (rows,).
     """
     host, domain = at.system.host_gpus, at.system.nvlink_domain
     gpus, stage = (np.atleast_1d(np.asarray(each)) for each in np.broadcast_arrays(mapping.gpus, mapping.stage_gpus))
@@ -255,20 +164,8 @@ def unsupported(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
 def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
     """Find the rule that each mapping breaks, by engine.
 
-    Parameters
-    ----------
-    at
-        Whose model is cut, in which recipe, with which drafter.
-    mapping
-        One, or columns of many, with draft tokens where instances hold the drafter.
+    Returns engine -> arrays of shape (rows,): "" where the engine can start the mapping.
 
-    Returns
-    -------
-    dict
-        Engine -> arrays of shape (rows,): "" where the engine can start the mapping.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> mixed = Mapping(tp_attn=2, dp_attn=4, ep=8)
     >>> rules = broken_rules(setup("deepseek_r1", "h200_sxm", "fp8"), mixed)
@@ -294,28 +191,8 @@ def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
 def evidence(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
     """How far each mapping has been checked, in words that start with one of ``EVIDENCE``; shape (rows,).
 
-    Parameters
-    ----------
-    at : Setup
-        Whose model is cut over the GPUs of whose system, in which recipe.
-    mapping : Mapping
-        One, or columns of many.
-    prefill : bool
-        Whether it is of a prefill pool, for which runs that only prefilled count, too.
-
-    Returns
-    -------
-    ndarray of str, shape (rows,)
-        "served" where a run of its kind and size is known, or "launchable: " or "not launchable: " and the reason.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> evidence(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(pp=4)])).tolist()
-    ['served', 'launchable: PP of one-GPU stages never served']
-    >>> evidence(at, Mapping(pp=4), prefill=True).tolist()
-    ['served']
+    Returns "served" where a run of its kind and size is known, or "launchable: " or "not launchable: " and the reason;
+    shape (rows,).
     """
     refused, unserved = why_not_launchable(at, mapping), why_unserved(at, mapping, prefill=prefill)
     known = np.where(unserved == "", SERVED, f"{LAUNCHABLE}: " + unserved)

@@ -34,27 +34,8 @@ def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
     """Stack mappings as columns; single ones are checked against model and system, tables are not.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths. TP may
-    leave the NVLink domain: who writes such a mapping asks for it.
+    leave the NVLink domain: who writes such a mapping asks for it. Returns columns of shape (rows,).
 
-    Parameters
-    ----------
-    at
-        Setup, whose model is sharded over the GPUs of whose system.
-    mappings
-        A table from ``enumerate_mappings``, one mapping, or a list.
-
-    Returns
-    -------
-    Mapping
-        Columns of shape (rows,).
-
-    Raises
-    ------
-    InputError
-        A mapping that cannot be; says why.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> mappings_for(at, [Mapping(), Mapping(tp_attn=4, tp_ffn=4, pp=2)]).gpus.tolist()
@@ -219,18 +200,8 @@ def _slots(model: ModelSpec, mapping: Mapping, most: int) -> tuple[int, ...]:
 def least_redundant_slots(model: ModelSpec, ep: int) -> int | None:
     """Find the fewest redundant slots with which ``ep`` ranks hold equally many experts. [1]
 
-    Parameters
-    ----------
-    model, ep
-        Experts of each kind of layer, and EP degree. [1]
+    Returns 0 where EP divides the experts; None where no engine would have as many.
 
-    Returns
-    -------
-    int or None
-        0 where EP divides the experts; None where no engine would have as many.
-
-    Examples
-    --------
     256 experts on 24 ranks need 264 places, on 192 ranks 384:
 
     >>> from disagg_sim.facts.load import load_model
@@ -275,23 +246,6 @@ def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | 
 def without_pcp(table: Mapping) -> Mapping:
     """Hand on mappings of instances that decode: no prompt is there to be shared.
 
-    Parameters
-    ----------
-    table
-        One mapping, or columns of many.
-
-    Returns
-    -------
-    Mapping
-        The same.
-
-    Raises
-    ------
-    InputError
-        A pcp above 1.
-
-    Examples
-    --------
     >>> without_pcp(Mapping(tp_attn=2, tp_ffn=4, pcp=2))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: pcp 2 in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache

@@ -20,19 +20,9 @@ def pareto_mask(x: ArrayLike, y: ArrayLike) -> NDArray[np.bool_]:
     """Which points no other point beats: none has both x and y at least as large and one of them larger.
 
     Exact, O(n log n). Of equal points the first is kept; a point with a NaN is never kept. Of many points, those that
-    the front of a few thousand beats are left out before the rest is sorted: 10 million take a second.
+    the front of a few thousand beats are left out before the rest is sorted: 10 million take a second. Takes ``x`` and
+    ``y`` of shape (n,). The result has shape (n,).
 
-    Parameters
-    ----------
-    x, y : array_like, shape (n,)
-        The two quantities, both maximised. [any]
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-
-    Examples
-    --------
     >>> pareto_mask([1, 2, 2, 3], [9, 5, 7, 1]).tolist()
     [True, False, True, True]
     """
@@ -62,22 +52,8 @@ def _on_front(xs: Floats, ys: Floats) -> Ints:
 def pareto_front(points: pd.DataFrame, *, x: str, y: str, by: Sequence[str] = ()) -> pd.DataFrame:
     """Find the rows of ``points`` on the Pareto front of columns ``x`` and ``y``, both maximised.
 
-    Parameters
-    ----------
-    points : DataFrame
-        Any table with the two columns.
-    x, y : str
-        Names of the columns.
-    by : sequence of str
-        Columns that part the table into groups, each with a front of its own.
+    Returns groups in order of first appearance, inside a group x rises (and y falls); fresh index.
 
-    Returns
-    -------
-    DataFrame
-        Groups in order of first appearance, inside a group x rises (and y falls); fresh index.
-
-    Examples
-    --------
     The slow case keeps its front where cases are apart:
 
     >>> points = pd.DataFrame({"case": ["a", "a", "a", "b"], "user": [10, 20, 20, 15], "gpu": [8, 5, 3, 4]})

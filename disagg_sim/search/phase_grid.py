@@ -219,18 +219,8 @@ class PhaseGrid(Shown):
 def form_code(at: Setup, form: str) -> np.int8:
     """Find the index of a form of MLA in ``CHOSEN_FORMS``.
 
-    Parameters
-    ----------
-    at, form
-        Setup, whose model has MLA or has not, and the form of a prefill.
+    Returns that of "none" where the model has no MLA [1].
 
-    Returns
-    -------
-    int8
-        That of "none" where the model has no MLA. [1]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> models = [setup(name, "h200_sxm", "fp8", profile="ideal") for name in ("deepseek_r1", "llama_3_1_8b")]
     >>> [CHOSEN_FORMS[form_code(at, "naive")] for at in models]

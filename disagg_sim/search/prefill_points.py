@@ -45,32 +45,8 @@ def prefill_points(
 ) -> PrefillPoints:
     """Time and size the points of one case, or of several plain ones, one after the other.
 
-    Parameters
-    ----------
-    at, several, table
-        Setup, cases, and their mappings with chunk sizes.
-    axis
-        Prompts of a pass, (1, batches). [request]
-    mla_form
-        As in ``grid.prefill_grid``.
-    quantile
-        Share of prompts whose FTL is at most the one found; None = the mean. [1]
-
-    Returns
-    -------
-    PrefillPoints
-        Arrays of shape (rows, batches).
-
-    Examples
-    --------
-    Two prompts of 2048 tokens take twice as long as one:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.workload.lengths import lengths
-    >>> at, one = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Mapping.stack([Mapping()])
-    >>> found = prefill_points(at, OfCases([lengths(2048, 256)], (1,)), one, np.array([[1.0, 2.0]]), "auto", None)
-    >>> f"{found.ftl[0, 1] / found.ftl[0, 0]:.1f}"
-    '2.0'
+    Takes ``axis`` (prompts of a pass, (1, batches) [request]) and ``quantile`` (None = the mean). The result has arrays
+    of shape (rows, batches).
     """
     shape = (len(table), axis.size)
     ftl, busy, memory = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -155,20 +131,8 @@ def _score(at: Setup, block: _Block, mapping: Mapping, axis: Any, form: str) -> 
 def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     """Passes, bytes and forms of CPP: those of the ``other`` form of MLA wherever it is faster and fits.
 
-    Parameters
-    ----------
-    at
-        Setup, whose memory limit counts.
-    best, other
-        The same points in two forms.
+    The result is point by point one of the two; [s], [B], index into ``CHOSEN_FORMS``.
 
-    Returns
-    -------
-    PrefillPass, ndarray, ndarray
-        Point by point one of the two. [s], [B], index into ``CHOSEN_FORMS``
-
-    Examples
-    --------
     >>> from disagg_sim.physics.roofline import Sums
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")

@@ -31,20 +31,9 @@ def stored_bytes(at: Setup, lengths: Lengths) -> float:
     """Size what a prompt adds to tiers that all instances share: new blocks leave prefill by the port of hand-overs.
 
     Every new block is written there once: at once where tiers are written through, later where they get what the tier
-    above forgets. Loads from there come in by the other direction of the port.
+    above forgets. Loads from there come in by the other direction of the port. The result is on average, each element
+    once; 0 where no past lies in a shared tier [B].
 
-    Parameters
-    ----------
-    at, lengths
-        Setup of prefill, and requests with what is cached of them.
-
-    Returns
-    -------
-    float
-        On average, each element once; 0 where no past lies in a shared tier. [B]
-
-    Examples
-    --------
     A tenth of 8,192 tokens is new, each of 65,536 B:
 
     >>> import disagg_sim as ds
@@ -66,26 +55,9 @@ def uneven_passes(
     """Time passes whose DP ranks wait for each other.
 
     Each rank loads pasts from tiers below HBM by itself, so a load counts as of an even rank. Pasts of a tier are
-    computed again where that brings the first token of the mean prompt sooner.
+    computed again where that brings the first token of the mean prompt sooner. Returns one of each form; None where
+    prompts of a pass count as alike [s].
 
-    Parameters
-    ----------
-    at, lengths, mapping
-        Setup, lengths of requests, and sharding of the instances.
-    batch
-        Prompts of a pass over all DP ranks. [request]
-    chunk_tokens
-        Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
-    forms
-        Of MLA.
-
-    Returns
-    -------
-    list of PrefillPass, or None
-        One of each form; None where prompts of a pass count as alike. [s]
-
-    Examples
-    --------
     Eight ranks with a prompt each wait for the longest of the eight:
 
     >>> import disagg_sim as ds
@@ -141,22 +113,8 @@ def _slowest(
 def one_of(even: PrefillPass, uneven: PrefillPass, ranks: Numeric) -> PrefillPass:
     """Take the pass of unequal ranks where there are several.
 
-    Parameters
-    ----------
-    even
-        Passes of prompts of one length each, the mean over the lengths.
-    uneven
-        From ``uneven_passes``.
-    ranks
-        DP ranks. [1]
+    The result is point by point one of the two [s].
 
-    Returns
-    -------
-    PrefillPass
-        Point by point one of the two. [s]
-
-    Examples
-    --------
     >>> even, uneven = (PrefillPass(time, time, Sums()) for time in (np.array([1.0, 1.0]), np.array([1.0, 1.5])))
     >>> one_of(even, uneven, np.array([1, 8])).busy.tolist()
     [1.0, 1.5]
@@ -174,18 +132,6 @@ def _where(take: Any, one: PrefillPass, other: PrefillPass) -> PrefillPass:
 def taken_up(at: Setup, lengths: Lengths) -> Lengths:
     """Find where the layers of a model let a cached prefix be taken up again.
 
-    Parameters
-    ----------
-    at, lengths
-        Setup, whose model has recurrent states or compressed entries or has not, and lengths of requests.
-
-    Returns
-    -------
-    Lengths
-        With pasts that end at whole checkpoints (``physics.kv_transfer.checkpoint_tokens``); of most models the same.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> found = lengths(65_536, 1024, cached=0.9)
@@ -218,26 +164,7 @@ class GpuCaches:
     ) -> TurnCaches:
         """Count the caches in tokens.
 
-        Parameters
-        ----------
-        served, system
-            Model and recipe, and GPUs, of the instances that remember.
-        prompt
-            Tokens of a usual prompt. [token]
-        sessions_per_s
-            Sessions that begin, over all caches. [1/s]
-        tpot_s
-            Of their answers. [s]
-
-        Returns
-        -------
-        TurnCaches
-            Each GPU keeps parts of its own.
-
-        Raises
-        ------
-        InputError
-            A tier that the system has not.
+        Takes ``sessions_per_s`` [1/s].
         """
         tiers = {name: tier for name in self.tiers if (tier := tier_of(system, name)) is not None}
         pooled = tuple(name for name, tier in tiers.items() if tier.shared)

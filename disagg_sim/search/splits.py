@@ -269,27 +269,8 @@ def _ffn(at: Setup, limit: int) -> Iterator[Mapping]:
 def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Mapping:
     """Shard the feed-forward part of a model over GPUs of its own.
 
-    Parameters
-    ----------
-    at
-        Model and system of these GPUs.
-    gpus
-        Of an instance. [1]
-    tp
-        Of a dense model: GPUs of a group that shares the matrices, of which there may be several; 0 = all. [1]
+    Takes ``tp`` (0 = all).
 
-    Returns
-    -------
-    Mapping
-        Experts on as many EP ranks, with the fewest slots for copies that fill them, or TP groups of a dense model.
-
-    Raises
-    ------
-    InputError
-        More ranks than experts and their copies fill, degrees that the model does not take.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> ffn_mapping(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), 24).redundant_slots
     8
@@ -316,25 +297,6 @@ def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Mapping:
 def check_split(at: Setup, split: Split) -> None:
     """Raise where an instance cannot be split so.
 
-    Parameters
-    ----------
-    at
-        Setup of its attention GPUs.
-    split
-        Its pools.
-
-    Returns
-    -------
-    None
-        Where it can.
-
-    Raises
-    ------
-    InputError
-        Says which degree, or that drafts have no place.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     >>> check_split(at, Split(Mapping(dp_attn=8, ep=8, pp=2), ffn_mapping(at, 8), 2))
@@ -358,23 +320,6 @@ def check_split(at: Setup, split: Split) -> None:
 def require_no_drafts(at: Setup) -> None:
     """Raise where a setup has a drafter, which neither pool has a place for.
 
-    Parameters
-    ----------
-    at
-        Of the attention GPUs.
-
-    Returns
-    -------
-    None
-        Without speculation.
-
-    Raises
-    ------
-    InputError
-        Names the drafter.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> require_no_drafts(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"))
     """

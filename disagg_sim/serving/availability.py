@@ -78,30 +78,7 @@ class Blast:
 def blast_of(failing: FailureSpec, system: SystemSpec, gpus: int, *, links: bool = False) -> Blast:
     """Find what stops an instance of ``gpus`` GPUs, packed on as few nodes as it needs.
 
-    Parameters
-    ----------
-    failing
-        Failure rates, and the time to serve again.
-    system
-        Whose NVLink domain counts.
-    gpus
-        Of the instance. [1]
-    links
-        Whether it needs the links beyond its domain: it spans several, or caches come or go over NICs.
-
-    Returns
-    -------
-    Blast
-        Rates [1/s].
-
-    Examples
-    --------
-    One GPU in 50,677 hours fails in all, 64 of them every 33 days:
-
-    >>> from disagg_sim.facts.load import load_failures, load_system
-    >>> blasts = [blast_of(load_failures("llama_3_405b"), load_system("h100_sxm"), n, links=True) for n in (1, 64)]
-    >>> blasts[0].per_node, f"{blasts[1].mtbf / 86400:.0f} days"
-    (8, '33 days')
+    Returns rates [1/s].
     """
     node, domain = failing.gpus_per_node, system.nvlink_domain
     spans = links or gpus > domain
@@ -192,17 +169,6 @@ class Spares:
 def check_target(target: float) -> None:
     """Raise ``InputError`` for a share of time out of range.
 
-    Parameters
-    ----------
-    target
-        Availability, above 0 and below 1. [1]
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> check_target(0.999)
     """
     if not 0.0 < as_float(target) < 1.0:
@@ -213,32 +179,7 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
     """Find the cheapest spare instances with which all pools have what the load needs for a share of the time.
 
     Pools fail independently of each other, so their shares multiply; of each pool one count after the other is tried.
-
-    Parameters
-    ----------
-    needs
-        Of each pool: instances, cost of one, and what stops it.
-    target
-        Availability, above 0 and below 1. [1]
-
-    Returns
-    -------
-    Spares
-        Counts in the order of ``needs``.
-
-    Raises
-    ------
-    InputError
-        A target out of range, or out of reach.
-
-    Examples
-    --------
-    Ten instances, each of which serves 98 % of the time: one spare gives 98 %, two give 99.8 %.
-
-    >>> spot = Blast(own=0.02 / 0.98, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1.0)
-    >>> ten = Need(instances=10, cost=8.0, blast=spot)
-    >>> [f"{ten.up(spares):.3f}" for spares in (0, 1, 2)], spares_for([ten], 0.99).counts
-    (['0.817', '0.980', '0.998'], (2,))
+    Returns counts in the order of ``needs``.
     """
     check_target(target)
     if len(needs) > 2:
@@ -274,20 +215,8 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
 def expected_share(pools: Sequence[tuple[Need, int]]) -> float:
     r"""Expected share of the load that the slowest pool can serve: :math:`E[\min_s \min(N_s, up_s)/N_s]`. [1]
 
-    Below the least of the means, as pools are short at different times.
+    Below the least of the means, as pools are short at different times. Returns 1 where nothing fails.
 
-    Parameters
-    ----------
-    pools
-        Needs, and spare instances of each.
-
-    Returns
-    -------
-    float
-        1 where nothing fails.
-
-    Examples
-    --------
     Two pools of one instance, each of which serves nine tenths of the time, serve together 0.9 * 0.9:
 
     >>> half = Blast(own=1.0, per_node=1, node=0.0, per_domain=1, domain=0.0, restart=1 / 9)

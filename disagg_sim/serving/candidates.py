@@ -22,21 +22,10 @@ from disagg_sim.units import GB
 def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     """Index of the fastest entry of every size, by rising size; among equal rates the lowest ``order``.
 
-    Only these can be part of a best pool or pair: put a faster instance of the same size in the
-    place of a slower one and the GPUs stay, no pool gets slower and no pool gets more varied.
+    Only these can be part of a best pool or pair: put a faster instance of the same size in the place of a slower one
+    and the GPUs stay, no pool gets slower and no pool gets more varied. Takes ``gpus``, ``rate`` and ``order`` (GPUs of
+    an instance [1]; its request rate [request/s]; rank that settles ties [1]).
 
-    Parameters
-    ----------
-    gpus, rate, order : arrays, shape (n,)
-        GPUs of an instance [1]; its request rate [request/s]; rank that settles ties [1].
-
-    Returns
-    -------
-    ndarray of int64
-        Places in the arrays.
-
-    Examples
-    --------
     >>> best_per_size(np.array([1, 2, 1]), np.array([5.0, 9.0, 6.0]), np.arange(3)).tolist()
     [2, 1]
     """
@@ -53,20 +42,9 @@ def best_per_size(gpus: Ints, rate: Floats, order: Ints) -> Ints:
 def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, Ints]:
     """Find the fastest usable point of every instance size, by rising size; ties go to the lexicographic order.
 
-    Parameters
-    ----------
-    grid
-        Scored points of one phase.
-    rates, usable : arrays, shape (rows, batches)
-        Request rate of each point [request/s], and which points may be taken.
+    Takes ``rates`` and ``usable`` (request rate of each point [request/s], and which points may be taken). Returns
+    places in the grid; shape (sizes,).
 
-    Returns
-    -------
-    rows, columns : arrays, shape (sizes,)
-        Places in the grid.
-
-    Examples
-    --------
     Of the two instances of two GPUs, the tensor parallel one is faster:
 
     >>> import disagg_sim as ds
@@ -254,40 +232,9 @@ def prefill_candidates(
 ) -> PrefillCandidates:
     """Find the fastest prefill configuration of every instance size within the limits.
 
-    Parameters
-    ----------
-    prefill : PhaseGrid
-        Scored prefill points.
-    ftl_limit : float
-        Largest first-token latency, inclusive. [s]
-    nic_limit : float, optional
-        Largest KV egress of a GPU at full rate, inclusive. [B/s]
-    after : array of shape (rows,), optional
-        What follows a prefill on each mapping and counts in the limit, such as the hand-over of its cache. [s]
-
-    Returns
-    -------
-    PrefillCandidates
-        One entry for every size that meets the limits, by rising GPUs; perhaps none.
-
-    Raises
-    ------
-    InputError
-        A decode grid, a limit that is not above 0.
-
-    Notes
-    -----
-    Ties go to the lexicographic order of mapping, then batch. The best configuration by rate per
-    GPU, which the paper's Algorithm 1 picks, is among them.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> sizes = [Mapping(), Mapping(tp_attn=2, tp_ffn=2), Mapping(pp=2), Mapping(tp_attn=4, tp_ffn=4)]
-    >>> found = prefill_candidates(ds.prefill_grid(at, sizes, ds.lengths(2048, 256)), ftl_limit=1.0)
-    >>> (found.tp_attn * found.pp).tolist()
-    [1, 2, 4]
+    Ties go to the lexicographic order of mapping, then batch. The best configuration by rate per GPU, which the paper's
+    Algorithm 1 picks, is among them. Takes ``ftl_limit`` [s], ``nic_limit`` [B/s] and ``after`` [s] of shape (rows,).
+    Returns one entry for every size that meets the limits, by rising GPUs; perhaps none.
     """
     if prefill.phase != "prefill":
         raise InputError(f"expected a prefill grid, got a {prefill.phase} grid")
@@ -360,18 +307,8 @@ def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, 
 def least(values: NDArray[Any], mask: Mask) -> float:
     """Find the smallest of some values.
 
-    Parameters
-    ----------
-    values, mask
-        Numbers, and which of them count; arrays of one shape.
+    The result is infinite where none counts.
 
-    Returns
-    -------
-    float
-        Infinite where none counts.
-
-    Examples
-    --------
     >>> least(np.array([3, 1, 2]), np.array([True, False, True]))
     2.0
     """

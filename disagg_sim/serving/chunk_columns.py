@@ -32,15 +32,7 @@ def _rank_chunks(case: Case) -> Ints:
 def worth_trying(case: Case, group: Group) -> NDArray[np.bool_]:
     """Say which chunks are tried of a group.
 
-    Parameters
-    ----------
-    case, group
-        Search, and mappings with one number of draft tokens.
-
-    Returns
-    -------
-    ndarray of bool
-        (batches, 1 + sizes): the balance, and sizes that exceed it.
+    The result has shape (batches, 1 + sizes): the balance, and sizes that exceed it.
     """
     balance = np.maximum(_balance(case, group.accepted(case), group.batch), 1.0)[:, None]
     sizes = group.dp * _rank_chunks(case)
@@ -75,18 +67,7 @@ class ChunkColumns:
 
 
 def blocks(case: Case, groups: Sequence[Group]) -> Iterator[ChunkColumns]:
-    """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block.
-
-    Parameters
-    ----------
-    case, groups
-        Search, and groups of its mappings with one number of draft tokens.
-
-    Yields
-    ------
-    ChunkColumns
-        About ``BLOCK_POINTS`` design points each.
-    """
+    """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block."""
     for places in of_one_depth(groups):
         held: list[tuple[int, slice]] = []
         count, tried = 0, np.zeros((0, 1 + _rank_chunks(case).size), dtype=bool)  # rows of these, and their columns

@@ -106,34 +106,7 @@ def colocated(
 
 
 def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
-    """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at.
-
-    Parameters
-    ----------
-    case, mappings
-        Setup, lengths, limits and options; mappings to search.
-
-    Returns
-    -------
-    Found
-        Table of points, and a tally of what the limits left out.
-
-    Raises
-    ------
-    InputError
-        Mappings that the model cannot take, none at all, or prompts of a pass above every batch.
-
-    Examples
-    --------
-    An FTL limit of 1 us leaves nothing, and that is a result:
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=1e-6, options=Colocation(batch=(1, 2)))
-    >>> found = search_colocated(case, Mapping())
-    >>> len(found.points), found.tally.feasible, found.tally.above_ftl_limit
-    (0, 2, 2)
-    """
+    """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at."""
     parts = searched(_search, case, mappings)
     if (sizes := case.options.prefill_batch) is not None and not parts:
         raise InputError(f"prefill_batch {list(sizes)} is above every batch; allowed: up to the requests of a batch")
@@ -143,18 +116,6 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
 def count_colocated(case: Case, mappings: Mapping) -> int:
     """Count the design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]
 
-    Parameters
-    ----------
-    case, mappings
-        Setup, lengths, limits and options; mappings to search.
-
-    Returns
-    -------
-    int
-        Before any limit acts. [1]
-
-    Examples
-    --------
     Of 64 residents with 256 tokens to go several end together in one step of nine that free a seat, so a pass may need
     room for two prompts; with two residents that hardly ever happens:
 

@@ -20,25 +20,8 @@ PER = tuple(COST_COLUMNS)
 def usd_per_gpu_hour(system: SystemSpec | str, prices: Mapping[str, float] | None = None) -> float:
     """Find the price of one GPU: the given one, else the middle of the market's range. [USD/h]
 
-    Parameters
-    ----------
-    system : SystemSpec or str
-        A system or its name.
-    prices : mapping, optional
-        Price by name of the system. [USD/h]
+    Takes ``prices`` (price by name of the system [USD/h]).
 
-    Returns
-    -------
-    float
-        [USD/h]
-
-    Raises
-    ------
-    InputError
-        When neither gives a price; names the key.
-
-    Examples
-    --------
     >>> usd_per_gpu_hour("h100_sxm"), usd_per_gpu_hour("h100_sxm", {"h100_sxm": 3})
     (3.495, 3.0)
     """
@@ -68,25 +51,8 @@ Per = str | Mapping[str, float]
 def costs_of_gpus(systems: Iterable[SystemSpec | str], per: Per) -> dict[str, float]:
     """Price one GPU of each system: 1 ("gpu"), its price [USD/h] or its TDP [W] ("watt").
 
-    Parameters
-    ----------
-    systems
-        Specs, or names of shipped ones.
-    per
-        What throughput is counted over.
+    Returns cost by name of the system; [1], [USD/h] or [W].
 
-    Returns
-    -------
-    dict
-        Cost by name of the system. [1], [USD/h] or [W]
-
-    Raises
-    ------
-    InputError
-        When a price is unknown or out of range, or where one is left out and another is of no known system.
-
-    Examples
-    --------
     >>> [costs_of_gpus(["h200_sxm"], per)["h200_sxm"] for per in ("gpu", "watt", {"h200_sxm": 3})]
     [1.0, 700.0, 3.0]
     """

@@ -148,28 +148,8 @@ class Matched:
 def match_pools(prefill: PhaseGrid | PrefillCandidates, decode: PhaseGrid, rules: Rules) -> Matched:
     """As ``disaggregated``, with the counts of what was left out; with ``keep="frontier"`` without a row for the rest.
 
-    That frontier is ``points.pareto_front`` of all points, row for row, in a fraction of time and memory.
-
-    Parameters
-    ----------
-    prefill, decode
-        Grids of both phases, or the prefill configurations that can win.
-    rules
-        Limits, matching, and the rows that are kept.
-
-    Returns
-    -------
-    Matched
-        Latencies [s], requests [request/s], counts [1].
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
-    >>> grids = (grid(at, ds.Mapping(), lengths) for grid in (ds.prefill_grid, ds.decode_grid))
-    >>> found = match_pools(*grids, Rules(keep="frontier"))
-    >>> len(found.points) <= found.decode_feasible <= found.decode_points
-    True
+    That frontier is ``points.pareto_front`` of all points, row for row, in a fraction of time and memory. Returns
+    latencies [s], requests [request/s], counts [1].
     """
     if decode.phase != "decode":
         raise InputError(f"expected a decode grid, got a {decode.phase} grid")

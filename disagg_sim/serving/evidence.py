@@ -57,18 +57,6 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
 def level(text: str) -> str:
     """Return the first words of an evidence, one of ``EVIDENCE``.
 
-    Parameters
-    ----------
-    text
-        As ``layout_evidence`` says it.
-
-    Returns
-    -------
-    str
-        "served", "launchable" or "not launchable".
-
-    Examples
-    --------
     >>> level("launchable: PP of one-GPU stages never served")
     'launchable'
     """

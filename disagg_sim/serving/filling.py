@@ -99,29 +99,6 @@ def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USU
     With a budget alone: the highest request rate, then the fewest GPUs. With a required rate: the fewest GPUs, or the
     lowest cost where there are prices, within the budget if there is one. A pool has one configuration unless mixing
     several gains more than ``options.mixing_gain``, or no answer is feasible without it.
-
-    Parameters
-    ----------
-    pools
-        What each pool may be made of, in the order in which a request passes them; none is empty.
-    goal, options
-        What is asked for, and which answers may be given. The limit of the KV link has acted on the choices already.
-
-    Returns
-    -------
-    Filled
-        Infeasible limits are an answer (``status``, ``binds``, ``nearest``), not an error.
-
-    Examples
-    --------
-    Three pools of one configuration each, of 4, 2 and 1 requests/s and one GPU: of 7 GPUs one encodes, two prefill and
-    four decode.
-
-    >>> rates = {"encode": 4.0, "prefill": 2.0, "decode": 1.0}
-    >>> one = [Choices(name, np.array([1]), np.array([rate])) for name, rate in rates.items()]
-    >>> filled = fill_pools(one, Goal(gpu_budget=7))
-    >>> filled.gpus, filled.request_rate
-    ((1, 2, 4), 4.0)
     """
     goal.check()
     deadline = time.monotonic() + options.time_limit

@@ -141,21 +141,9 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, h
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
     """Say where a pass needs room for several prompts of a rank.
 
-    Parameters
-    ----------
-    batch, ranks, ending
-        As in ``refill``.
-    together
-        Prompts of each rank that a pass has room for, above one, (sizes,). [request]
+    Takes ``together`` [request]. Returns whether, of the steps that free a seat, more than one in a hundred frees more
+    than half as many on some rank, (columns, sizes).
 
-    Returns
-    -------
-    ndarray of bool
-        Whether, of the steps that free a seat, more than one in a hundred frees more than half as many on some rank,
-        (columns, sizes).
-
-    Examples
-    --------
     >>> worth_room(np.array([8, 64, 1024]), 1, np.array([2, 4, 8]), 1 / 1023).tolist()
     [[False, False, False], [True, False, False], [True, True, False]]
     """
@@ -178,30 +166,9 @@ class MixedSteps(NamedTuple):
 
 
 def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
-    r"""Share out the steps of ranks that take pieces of prompts apart from each other.
+    """Share out the steps of ranks that take pieces of prompts apart from each other.
 
     With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
-
-    Parameters
-    ----------
-    busy : array_like
-        Share of steps phi in which a rank has a piece of a prompt. [1]
-    ranks : array_like
-        Attention DP ranks R. [1]
-
-    Returns
-    -------
-    MixedSteps
-        The mean step is ``alone*T(1) + full*T(R) + plain*T_d``.
-
-    Examples
-    --------
-    Two ranks with a piece in half of their steps: both in a quarter, one of them in half of all steps:
-
-    >>> [float(share) for share in mixed_steps(0.5, 2.0)]
-    [0.5, 0.25, 0.25]
-    >>> [float(share) for share in mixed_steps(0.25, 1.0)]
-    [0.0, 0.25, 0.75]
     """
     plain = np.asarray((1.0 - busy) ** ranks)
     some = 1.0 - plain
@@ -212,20 +179,8 @@ def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
 
 
 def passes_in_gap(passes: Floats) -> Floats:
-    """Round passes between two steps up to what the longest gap between two tokens has, one at least.
+    """Round passes between two steps up to what the longest gap between two tokens has, one at least. [1]
 
-    Parameters
-    ----------
-    passes
-        Mean between two steps. [1]
-
-    Returns
-    -------
-    ndarray
-        Whole numbers; a millionth of a pass is rounding. [1]
-
-    Examples
-    --------
     >>> passes_in_gap(np.array([0.01, 1.0 + 1e-9, 4.3])).tolist()
     [1.0, 1.0, 5.0]
     """

@@ -33,23 +33,8 @@ _ROUNDS, _EXACT = 10, 1e-7
 def held_back(value: object) -> tuple[int, ...] | None:
     """Read how long prompts may be held back.
 
-    Parameters
-    ----------
-    value
-        ``"none"``, ``"tuned"`` or a number of decode steps.
+    Returns most steps to try beside none; None = those worth trying.
 
-    Returns
-    -------
-    tuple of int or None
-        Most steps to try beside none; None = those worth trying. [1]
-
-    Raises
-    ------
-    ValueError
-        What is none of these, in words.
-
-    Examples
-    --------
     >>> held_back("none"), held_back("tuned"), held_back(30)
     ((), None, (30,))
     """
@@ -65,25 +50,8 @@ def held_back(value: object) -> tuple[int, ...] | None:
 
 
 def asked_hold(text: str | int) -> tuple[int, ...] | None:
-    """Read the option of a command that says how long prompts may be held back.
+    """Read the option of a command that says how long prompts may be held back. [1]
 
-    Parameters
-    ----------
-    text
-        As in ``held_back``; a number may be written out.
-
-    Returns
-    -------
-    tuple of int or None
-        As ``held_back``. [1]
-
-    Raises
-    ------
-    InputError
-        What is none of these, in one line.
-
-    Examples
-    --------
     >>> asked_hold("30"), asked_hold("tuned")
     ((30,), None)
     """

@@ -59,16 +59,7 @@ class Filling:
 def most_rate(pools: Sequence[Choices], *, gpu_budget: int, kinds: int | None, time_limit: float) -> Filling:
     """Pools of the highest matched request rate within a GPU budget; ``bound`` in [request/s].
 
-    Parameters
-    ----------
-    pools : sequence of Choices
-        What the pools may be made of; their smallest instances fit the budget together.
-    gpu_budget : int
-        Most GPUs of all pools together. [1]
-    kinds : int, optional
-        Most distinct configurations of a pool. [1]
-    time_limit : float
-        Of the solver. [s]
+    Takes ``time_limit`` [s].
     """
     best = reduce(lambda p, r: p * r / (p + r), (pool.best_per_gpu for pool in pools))
     scale = gpu_budget * best  # real-valued counts reach no more, so X/scale stays within [0, 1]
@@ -91,16 +82,7 @@ def least_cost(
 ) -> Filling:
     """Cheapest pools that all reach a request rate; ``bound`` in the unit of the prices.
 
-    Parameters
-    ----------
-    pools, kinds, time_limit
-        As in ``most_rate``.
-    required_rate : float
-        Rate that each pool must reach, to a relative 1e-9. [request/s]
-    prices : sequence of float or array
-        Of a GPU of each pool, or of each of its choices; 1 counts GPUs. [any]
-    gpu_budget : int, optional
-        Most GPUs of all pools together; enough for the rate. [1]
+    Takes ``required_rate`` [request/s].
     """
     limits = tuple(
         np.minimum(np.ceil(required_rate / pool.rate).astype(np.int64), exchange_limits(pool, kinds, price))

@@ -155,6 +155,18 @@ def counts_at_ratio(gpus_p: int, gpus_d: Floats, gpu_cap: int, ratio: Fraction) 
         As in ``best_counts``. [1]
     ratio : Fraction
         Prefill GPUs over decode GPUs, q. [1]
+
+    Returns
+    -------
+    n_p, n_d : arrays, shape (n,)
+        Whole numbers. [1]
+
+    Examples
+    --------
+    Half as many GPUs for prefill, 4 an instance: one beside one decode instance of 8, or beside two of 4.
+
+    >>> [each.tolist() for each in counts_at_ratio(4, np.array([8.0, 4.0]), 64, Fraction(1, 2))]
+    [[1.0, 1.0], [1.0, 2.0]]
     """
     left, right = ratio.numerator * gpus_d, np.full_like(gpus_d, ratio.denominator * gpus_p)
     common = np.gcd(left.astype(np.int64), right.astype(np.int64))
@@ -175,7 +187,24 @@ def paper_counts(p: float, gpus_p: int, r: Floats, gpus_d: Floats, gpu_cap: int)
     The smallest :math:`n_d` that has an :math:`n_p` with :math:`|n_p p/(n_d r) - 1| \le 0.03` also has
     the smallest such :math:`n_p`, because the least admissible :math:`n_p` never falls as :math:`n_d` grows.
 
-    Parameters and result are those of ``best_counts``, without weights; 0, 0 where no pair within the cap balances.
+    0, 0 where no pair within the cap balances.
+
+    Parameters
+    ----------
+    p, gpus_p, r, gpus_d, gpu_cap
+        As in ``best_counts``: rates [request/s], GPUs [1].
+
+    Returns
+    -------
+    n_p, n_d : arrays, shape (n,)
+        Whole numbers. [1]
+
+    Examples
+    --------
+    Two prefill instances of 10 requests/s feed five decode instances of 4, three feed five of 6:
+
+    >>> [each.tolist() for each in paper_counts(10.0, 4, np.array([4.0, 6.0]), np.array([8.0, 8.0]), 64)]
+    [[2.0, 3.0], [5.0, 5.0]]
     """
     n_p, n_d = np.zeros_like(r), np.zeros_like(r)
     open_ = np.arange(r.size)

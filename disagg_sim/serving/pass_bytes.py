@@ -15,17 +15,8 @@ from disagg_sim.serving.pass_columns import PassColumns
 def pass_bytes(case: Case, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
     """Find the bytes on the fullest GPU under each cut; residents and prompts are the same under all.
 
-    Parameters
-    ----------
-    case, group, passes
-        Search, mappings, and the columns of their passes.
-    cuts
-        Form of MLA as far as memory goes, and chunk tokens (0 = whole prompts) of each cut.
-
-    Returns
-    -------
-    list of ndarray
-        Of each cut (rows, sizes); ``passes.sized`` says which size a column has. [B]
+    Takes ``cuts`` (0 = whole prompts). The result is of each cut (rows, sizes); ``passes.sized`` says which size a
+    column has [B].
     """
     mapping, first = group.mapping.narrowed(), np.unique(passes.sized, return_index=True)[1]
     batch, prompts = (each[first].astype(float)[None, :] for each in (group.batch[passes.batch_index], passes.together))

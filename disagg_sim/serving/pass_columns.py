@@ -47,15 +47,7 @@ class PassColumns(NamedTuple):
     def mean(self, times: Floats) -> tuple[Floats, Floats]:
         """Find what a prompt costs, and what the pass takes that it is in.
 
-        Parameters
-        ----------
-        times
-            Of passes that begin with ``sizes`` and end with those of ``lone``, the last one first, (rows, passes). [s]
-
-        Returns
-        -------
-        tuple of ndarray
-            (rows, columns). [s]
+        Takes ``times`` [s] of shape (rows, passes). The result has shape (rows, columns) [s].
         """
         alone = times[:, times.shape[1] - self.lone.size :][:, ::-1]
         times = np.concatenate([times[:, : self.sizes.size], alone], axis=1)
@@ -67,16 +59,7 @@ class PassColumns(NamedTuple):
 def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
     """Choose the prompts that a pass may take, those worth trying unless they are given.
 
-    Parameters
-    ----------
-    case, groups
-        Search, and groups of its mappings with one number of draft tokens.
-
-    Returns
-    -------
-    list of ndarray
-        Of each group, (batches, options), 0 where an option is not tried. Ranks with a free seat go together, so the
-        least is one a rank, or all residents. [request]
+    The result is of each group, (batches, options), 0 where an option is not tried [request].
     """
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]
@@ -85,18 +68,7 @@ def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
 
 
 def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
-    """Set up the columns of groups, and count their passes.
-
-    Parameters
-    ----------
-    case, groups
-        As in ``pass_sizes``.
-
-    Returns
-    -------
-    list of PassColumns
-        Of each group.
-    """
+    """Set up the columns of groups, and count their passes."""
     found = []
     filled = _of_longest(_kept_passes, case, groups, _refilled, Refill.then)
     for (index, together, steps), passes in zip(_tried(case, groups), filled, strict=True):
@@ -178,11 +150,6 @@ def hold_steps(case: Case, groups: Sequence[Group]) -> list[Ints]:
     no prompts of a pass are given, prompts may wait. Unless steps are given, for the powers of two next to a quarter of
     it, to it and to four times it: beyond, seats are empty for nothing, and between, throughput changes by few percent;
     and not at all where the engine cannot do so.
-
-    Parameters
-    ----------
-    case, groups
-        As in ``pass_sizes``.
     """
     given, found = _steps_given(case), []
     for group in groups:

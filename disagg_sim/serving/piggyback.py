@@ -99,23 +99,6 @@ def piggyback(
 def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     """Find the points of ``piggyback`` within the limits, none if so it is, and count what was looked at.
 
-    Parameters
-    ----------
-    case, mappings
-        Setup, lengths, limits and options; mappings to search.
-
-    Returns
-    -------
-    Found
-        Table of points, and a tally of what the limits left out.
-
-    Raises
-    ------
-    InputError
-        Mappings that the model cannot take, or none at all.
-
-    Examples
-    --------
     With the same number of prompt tokens in every step all steps are mixed:
 
     >>> import disagg_sim as ds

@@ -205,18 +205,8 @@ class Served:
 def with_unsaid(points: pd.DataFrame) -> pd.DataFrame:
     """Give a table the columns that tables of earlier versions lack.
 
-    Parameters
-    ----------
-    points
-        A table of points or a frontier.
+    Returns the table itself where it lacks none.
 
-    Returns
-    -------
-    DataFrame
-        The table itself where it lacks none.
-
-    Examples
-    --------
     >>> with_unsaid(pd.DataFrame({"decode_tp_attn": [8]}))["decode_dcp"].tolist()
     [1]
     """
@@ -291,20 +281,8 @@ def points_table(served: Served) -> pd.DataFrame:
 def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categorical]:
     """Make columns of a table that hold one word each, in every row.
 
-    Parameters
-    ----------
-    values
-        Word by name of the column.
-    rows
-        Of the table. [1]
+    The result is of one category each, shape (rows,).
 
-    Returns
-    -------
-    dict of str to Categorical
-        Of one category each, shape (rows,).
-
-    Examples
-    --------
     >>> one_word({"mode": "colocated"}, 2)["mode"].tolist()
     ['colocated', 'colocated']
     """
@@ -319,18 +297,6 @@ def one_word(values: abc.Mapping[str, str], rows: int) -> dict[str, pd.Categoric
 def category(words: tuple[str, ...]) -> pd.CategoricalDtype:
     """Make the type of a column of some words.
 
-    Parameters
-    ----------
-    words
-        All that the column may hold, in the order of their codes.
-
-    Returns
-    -------
-    CategoricalDtype
-        Made once for the same words.
-
-    Examples
-    --------
     >>> category(("compute", "memory")).categories.tolist()
     ['compute', 'memory']
     """
@@ -340,18 +306,8 @@ def category(words: tuple[str, ...]) -> pd.CategoricalDtype:
 def empty_table(columns: Sequence[Column] = COLUMNS) -> pd.DataFrame:
     """Make a table without rows, with the types of its columns.
 
-    Parameters
-    ----------
-    columns
-        Of the table; those of points by default.
+    The result is of shape (0, columns).
 
-    Returns
-    -------
-    DataFrame
-        Of shape (0, columns).
-
-    Examples
-    --------
     >>> table = empty_table()
     >>> len(table), str(table["isl"].dtype), str(table["ttl_s"].dtype)
     (0, 'int64', 'float64')

@@ -43,45 +43,10 @@ def pools_front(
 ) -> pd.DataFrame:
     """Match every decode configuration with prefill and encode instances, and keep what no other beats.
 
-    Parameters
-    ----------
-    prefill : PrefillCandidates
-        The fastest prefill configuration of each size, within what encoding leaves of the FTL.
-    decode : sequence of PhaseGrid and SplitGrid
-        Scored decode points, of whole instances and of instances split over attention and feed-forward GPUs.
-    encode : EncodeStep, optional
-        Encoding of the images of a request; None = no images, no encode pool.
-    ttl_limit : float
-        Largest token-to-token latency, inclusive. [s]
-    gpu_cap : int
-        Most GPUs of all pools together. [1]
-    per : {"gpu", "usd", "watt"} or mapping
-        What throughput is counted over, as in ``costs.with_cost``; other than "gpu" adds its two columns.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``COLUMNS``, one row a point, interactivity rising. ``decode_*`` are the degrees of whole instances or
-        of attention ranks; ``ffn_*`` those of feed-forward ranks, 0 for whole instances; GPUs are those of whole
-        pools. Empty where nothing fits. [s, request/s, token/s]
-
-    Raises
-    ------
-    InputError
-        Candidates of different cases, a price that is unknown.
-
-    Examples
-    --------
-    Without images and with whole instances it is the frontier of ``disaggregated``:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.serving.candidates import prefill_candidates
-    >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-    >>> grids = ds.prefill_grid(at, ds.Mapping(), lengths), ds.decode_grid(at, ds.Mapping(), lengths)
-    >>> front = pools_front(prefill_candidates(grids[0], ftl_limit=10.0), grids[1:], gpu_cap=64)
-    >>> two = ds.pareto_front(ds.disaggregated(*grids, gpu_cap=64))
-    >>> len(front) == len(two), bool(np.allclose(front[THROUGHPUT], two[THROUGHPUT]))
-    (True, True)
+    Takes ``encode`` (None = no images, no encode pool) and ``ttl_limit`` [s]. Returns columns ``COLUMNS``, one row a
+    point, interactivity rising; ``decode_*`` are the degrees of whole instances or of attention ranks; ``ffn_*`` those
+    of feed-forward ranks, 0 for whole instances; GPUs are those of whole pools; empty where nothing fits [s, request/s,
+    token/s].
     """
     prefill.require()
     systems: list[SystemSpec | str] = [prefill.system, *(at.system for grid in decode for at in _setups(grid))]

@@ -38,22 +38,8 @@ def pool_faults(
 ) -> Iterator[str]:
     """Say which pools do not serve a request, and which keys do not go with them.
 
-    Parameters
-    ----------
-    pools, images
-        As the file says.
-    models, shortest
-        Models or their names, and the shortest prompt. [token]
-    options
-        Keys that further pools need at their default, and their values.
+    Takes ``models`` and ``shortest`` (models or their names, and the shortest prompt [token]).
 
-    Yields
-    ------
-    str
-        One line a fault: key, value, what is allowed.
-
-    Examples
-    --------
     >>> list(pool_faults(("prefill", "attention"), None, ["llama_3_1_8b"], 1024, {}))
     ['pools: attention and ffn decode together; give both or neither']
     """

@@ -86,30 +86,6 @@ def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> l
     """Search all groups of the mappings at once; a mapping that the same search met before is not searched again.
 
     Spaces that differ in the mappings alone, such as those with and without stages of one GPU, share most of them.
-
-    Parameters
-    ----------
-    search
-        Of one mode.
-    case, mappings
-        Setup, lengths, limits and options; mappings to search.
-
-    Returns
-    -------
-    list of (Chosen, Tally)
-        Group by group.
-
-    Examples
-    --------
-    One GPU alone and two in a pipeline are two groups, and each is scored once:
-
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.serving.colocated import search_colocated
-    >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0)
-    >>> both, one = (search_colocated(case, each).tally for each in ([Mapping(), Mapping(pp=2)], [Mapping()]))
-    >>> both.design_points > one.design_points
-    True
     """
     asked: list[tuple[_Key, list[tuple[int, ...]]]] = []
     new: dict[tuple[Case, int], list[tuple[_Key, Group]]] = {}

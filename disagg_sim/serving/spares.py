@@ -40,18 +40,8 @@ WITH_SPARES = "_with_spares"
 def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:
     """Columns that a table has beside ``points.COLUMNS`` where an availability was asked for.
 
-    Parameters
-    ----------
-    throughput
-        Column of the throughput.
+    Returns the last is what a frontier is taken in.
 
-    Returns
-    -------
-    tuple of Column
-        The last is what a frontier is taken in.
-
-    Examples
-    --------
     >>> spares_columns()[-1].name
     'tokens_per_s_per_gpu_with_spares'
     """

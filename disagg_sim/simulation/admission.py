@@ -152,22 +152,6 @@ class _Both:
 def admitting(own: Admission | None, kind: AdmissionKind | None, site: Site, limits: RequestLimits) -> Admission | None:
     """Join the admission of a policy with that of a run.
 
-    Parameters
-    ----------
-    own
-        The policy's part, if it has one.
-    kind
-        Admission control of the run, if any.
-    site, limits
-        Of the run and its requests.
-
-    Returns
-    -------
-    Admission or None
-        What both admit; ``None`` = all.
-
-    Examples
-    --------
     >>> class Never:
     ...     def admit(self, view, request):
     ...         return False

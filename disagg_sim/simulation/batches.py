@@ -23,16 +23,8 @@ Submit = Callable[[int, Sequence[tuple[int, Waiting]]], None]
 
 
 class Batches:
-    """Queues of waiting prompts, one an instance and one that all share; asks the policy what instances take of them.
-
-    Parameters
-    ----------
-    forming
-        The policy's; without one nothing waits here.
-    state
-        What the policy looks at, the clock, and who serves.
-    submit
-        Takes what an instance begins.
+    """Queues of waiting prompts, one an instance and one that all share; asks the policy what instances take of
+    them.
     """
 
     def __init__(self, forming: BatchForming | None, state: ClusterState, submit: Submit) -> None:

@@ -62,29 +62,7 @@ class Capacity(Shown):
 
 
 def attains(share: float = 0.9) -> Aim:
-    """Ask that at least a share of all requests are inside the SLO.
-
-    Parameters
-    ----------
-    share
-        Above 0, at most 1. [1]
-
-    Returns
-    -------
-    Aim
-        For ``serving_capacity``: from the ``Summary`` of a run to whether its ``slo_attainment`` is enough.
-
-    Raises
-    ------
-    InputError
-        A share out of range.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> [attains(0.9)(SimpleNamespace(slo_attainment=share)) for share in (0.89, 0.9)]
-    [False, True]
-    """
+    """Ask that at least a share of all requests are inside the SLO."""
     if not 0 < share <= 1:
         raise InputError(f"share {share} is out of range; allowed: above 0, at most 1")
     return lambda row: row.slo_attainment >= share
@@ -93,22 +71,7 @@ def attains(share: float = 0.9) -> Aim:
 def p99_inside(slo: Slo) -> Aim:
     """Ask that the 99th percentiles of TTFT and TPOT are inside the SLO, and that no request was lost.
 
-    Parameters
-    ----------
-    slo
-        Limits of TTFT and TPOT, inclusive. [s]
-
-    Returns
-    -------
-    Aim
-        For ``serving_capacity``: from the ``Summary`` of a run to whether it is good enough.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> row = SimpleNamespace(completed=9, requests=9, ttft_p99_s=0.5, tpot_p99_s=0.03)
-    >>> p99_inside(Slo(ttft=0.5, tpot=0.03))(row), p99_inside(Slo(ttft=0.5, tpot=0.02))(row)
-    (True, False)
+    Takes ``slo`` (limits of TTFT and TPOT, inclusive [s]).
     """
     return lambda row: row.completed == row.requests and row.ttft_p99_s <= slo.ttft and row.tpot_p99_s <= slo.tpot
 
@@ -127,39 +90,10 @@ def serving_capacity(
     From ``start`` the scale doubles while the aim is met, or halves until it is; the bracket is then bisected in
     proportion. That takes about 6 runs from a start within a factor of two, one more for each doubling. A half and a
     quarter of the answer and twice the first rate above it are tried, too, unless they were: three more runs at most
-    where all agree. A lower rate that misses the aim takes the place of the upper end, and the search goes on below
-    it, up to 5 runs more and one for each halving.
-
-    Parameters
-    ----------
-    run : callable
-        Rate scale [1] to the summary of a run at it.
-    aim : callable
-        ``attains()``, ``p99_inside(slo)``, or another.
-    rate : float
-        Request rate of the trace at scale 1. [request/s]
-    start : float
-        Rate scale to begin with. [1]
-    tolerance : float
-        Relative width of the bracket at the end. [1]
-    checked : bool
-        False saves the runs that look for a stretch where the answer is another: a boundary is found then, not
-        necessarily the lowest.
-
-    Returns
-    -------
-    Capacity
-        ``rate_scale`` [1], ``requests_per_s`` [request/s], the ends of the bracket, and the summary of every run.
-
-    Examples
-    --------
-    At 2 requests/s the share inside the SLO falls to 0.9 at three times the rate:
-
-    >>> from types import SimpleNamespace
-    >>> served = lambda scale: SimpleNamespace(slo_attainment=min(1.0, 2.7 / scale))
-    >>> found = serving_capacity(served, attains(), rate=2.0)
-    >>> f"{found.requests_per_s:.1f} requests/s; {found.above:.2f} times the rate is too much; {len(found.runs)} runs"
-    '5.9 requests/s; 3.08 times the rate is too much; 10 runs'
+    where all agree. A lower rate that misses the aim takes the place of the upper end, and the search goes on below it,
+    up to 5 runs more and one for each halving. Takes ``run`` (rate scale [1] to the summary of a run at it) and
+    ``rate`` [request/s]. Returns ``rate_scale`` [1], ``requests_per_s`` [request/s], the ends of the bracket, and the
+    summary of every run.
     """
     seen: dict[float, Summary] = {}
 
@@ -195,27 +129,8 @@ def bracket(
 ) -> tuple[float, float]:
     """Bracket the largest scale that is met: double or halve from ``start``, then bisect in proportion.
 
-    Parameters
-    ----------
-    met : callable
-        Scale [1] to whether it is met.
-    start : float
-        Scale to begin with; scales within a factor ``WIDEST`` of it are tried. [1]
-    tolerance : float
-        Relative width of the bracket at the end. [1]
-    above : float
-        A scale that is known not to be met; the search stays below it. [1]
-
-    Returns
-    -------
-    tuple of float
-        Largest scale that was met and smallest that was not; 0 and inf where there is none. [1]
-
-    Examples
-    --------
-    >>> low, high = bracket(lambda scale: scale <= 3.0)
-    >>> f"{low:.2f} {high:.2f}"
-    '2.95 3.08'
+    Takes ``met`` (scale [1] to whether it is met). Returns largest scale that was met and smallest that was not; 0 and
+    inf where there is none.
     """
     low, high = 0.0, above
     scale = start

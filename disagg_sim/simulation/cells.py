@@ -52,26 +52,6 @@ def cell_of(
 ) -> Cell:
     """Cut out one of the ``options.cells`` cells.
 
-    Parameters
-    ----------
-    trace, deployment, options, seed
-        Of the whole run.
-    cell
-        From 0 on.
-
-    Returns
-    -------
-    Cell
-        Its share of the requests and of the instances, and a seed of its own.
-
-    Raises
-    ------
-    InputError
-        A part, or the GPUs, that cannot be shared out evenly; failures, a closed loop, or several models, which have no
-        cells.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions
     >>> four = (ds.Replicas(mapping=ds.Mapping(), instances=4),)
@@ -106,40 +86,13 @@ def cell_of(
 
 
 def forget() -> int:
-    """Free now what a run has left behind: its parts refer to one another, and Python frees such parts late.
-
-    Returns
-    -------
-    int
-        Objects that Python could not reach any more.
-
-    Examples
-    --------
-    >>> forget() >= 0
-    True
-    """
+    """Free now what a run has left behind: its parts refer to one another, and Python frees such parts late."""
     return gc.collect()
 
 
 def require_cells(trace: Trace | TraceStream, deployment: ServedDeployment, options: RunOptions) -> None:
     """Refuse cells that do not divide a run.
 
-    Parameters
-    ----------
-    trace, deployment, options
-        Of the run.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    InputError
-        Instances or GPUs that no such number of cells can share, or what has none.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions
     >>> one = ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=2),))
@@ -162,22 +115,6 @@ def require_cells(trace: Trace | TraceStream, deployment: ServedDeployment, opti
 def in_whole(piece: Requests, rows: Rows, cell: int, cells: int) -> Requests:
     """Write requests of a cell as those of the whole run.
 
-    Parameters
-    ----------
-    piece
-        Records of some requests of a cell.
-    rows
-        Number in the trace of each request of the cell.
-    cell, cells
-        Which of how many.
-
-    Returns
-    -------
-    Requests
-        The same requests, with their numbers in the whole run, where instance i of a cell is ``cells * i + cell``.
-
-    Examples
-    --------
     Of the second of two cells, which has requests 1, 3 and 5; its instance 0 is number 1:
 
     >>> columns = {field.name: np.zeros(1, np.int64) for field in fields(Requests)}
@@ -194,23 +131,9 @@ def in_whole(piece: Requests, rows: Rows, cell: int, cells: int) -> Requests:
 def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) -> RunResult:
     """Join the results of all cells into that of the run.
 
-    Parameters
-    ----------
-    results
-        Of each cell, in order.
-    rows
-        Of the trace, that each cell served.
-    seed
-        Of the whole run.
+    The result comes with instances in turn, one of each cell, and none where a cell never had so many; GPUs are held
+    until the last cell is done.
 
-    Returns
-    -------
-    RunResult
-        With instances in turn, one of each cell, and none where a cell never had so many. GPUs are held until the last
-        cell is done. ``wall_s`` is that of the slowest.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions, run
     >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")

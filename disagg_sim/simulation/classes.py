@@ -81,34 +81,7 @@ class RequestLimits:
 def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceClass]) -> RequestLimits:
     """Look up the limits of every request.
 
-    Parameters
-    ----------
-    trace
-        With or without classes and models.
-    slo
-        Of requests whose class and model are not among ``classes``. [s]
-    classes
-        Those with limits of their own.
-
-    Returns
-    -------
-    RequestLimits
-        Shape (requests,).
-
-    Raises
-    ------
-    InputError
-        A class, or a model, that the trace does not have.
-
-    Examples
-    --------
-    >>> from disagg_sim.workload.request_columns import Labels
-    >>> kinds = Labels(names=("chat", "batch"), number=[0, 1])
-    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4], classes=kinds)
-    >>> batch = ServiceClass(name="batch", slo=Slo(ttft=60.0, tpot=1.0), priority=-1)
-    >>> found = limits_of(trace, Slo(ttft=2.0, tpot=0.1), [batch])
-    >>> found.ttft.tolist(), found.priority.tolist()
-    ([2.0, 60.0], [0, -1])
+    Takes ``slo`` (of requests whose class and model are not among ``classes`` [s]). The result has shape (requests,).
     """
     size = 1 if isinstance(trace, TraceStream) else len(trace)  # which every request of a stream shares
     ttft, tpot, priority = np.full(size, slo.ttft), np.full(size, slo.tpot), np.zeros(size, dtype=np.int64)
@@ -131,22 +104,9 @@ def limits_of(trace: Trace | TraceStream, slo: Slo, classes: Sequence[ServiceCla
 def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
     """Look up what the requests of a model are promised where their class is promised nothing.
 
-    Parameters
-    ----------
-    model
-        Its name.
-    slo
-        Of models that are not among ``classes``. [s]
-    classes
-        Classes and models with limits of their own.
+    Takes ``slo`` (of models that are not among ``classes`` [s]). The result is by which the policy of the model steers,
+    too [s].
 
-    Returns
-    -------
-    Slo
-        By which the policy of the model steers, too. [s]
-
-    Examples
-    --------
     >>> small = ServiceClass(name="llama_3_1_8b", slo=Slo(ttft=0.5, tpot=0.02), of=MODEL)
     >>> [slo_of(name, Slo(ttft=2.0, tpot=0.1), [small]).ttft for name in ("llama_3_1_8b", "llama_3_1_70b")]
     [0.5, 2.0]
@@ -157,20 +117,8 @@ def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
 def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     """Add the class of each request to the rows of ``RunResult.frame()``, where its trace has classes.
 
-    Parameters
-    ----------
-    requests
-        A row a request, in the order of ``trace``.
-    trace
-        That was served.
+    The result comes with a last column ``class``, or as it was.
 
-    Returns
-    -------
-    DataFrame
-        With a last column ``class``, or as it was.
-
-    Examples
-    --------
     >>> from disagg_sim.workload.request_columns import Labels
     >>> kinds = Labels(names=("chat", "batch"), number=[1])
     >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1], classes=kinds)
@@ -185,31 +133,8 @@ def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
 def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[ServiceClass]) -> pd.DataFrame:
     """Tabulate what each class of requests got.
 
-    Parameters
-    ----------
-    requests
-        Rows of ``RunResult.frame()``, in the order of ``trace``.
-    trace
-        That was served, with classes.
-    slo, classes
-        As of ``limits_of``.
-
-    Returns
-    -------
-    DataFrame
-        A row a class of the trace, columns ``CLASS_COLUMNS``; rates over the time of the whole run, from the first
-        arrival to the last finish. Times in s, shares [1].
-
-    Examples
-    --------
-    >>> from disagg_sim.workload.request_columns import Labels
-    >>> kinds = Labels(names=("chat", "batch"), number=[0, 1])
-    >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[1, 1], classes=kinds)
-    >>> rows = pd.DataFrame({"arrival_s": [0.0, 1.0], "first_token_s": [3.0, 4.0], "finish_s": [3.0, 4.0]})
-    >>> rows = rows.assign(output_tokens=1, status="completed")
-    >>> batch = ServiceClass(name="batch", slo=Slo(ttft=60.0, tpot=1.0), priority=-1)
-    >>> by_class(rows, trace, Slo(ttft=2.0, tpot=0.1), [batch])[["class", "slo_attainment"]].values.tolist()
-    [['chat', 0.0], ['batch', 1.0]]
+    Returns a row a class of the trace, columns ``CLASS_COLUMNS``; rates over the time of the whole run, from the first
+    arrival to the last finish; times in s, shares [1].
     """
     if trace.classes is None:
         raise InputError(f"trace {trace.name} has no classes; allowed: a column 'class', or with_classes")
@@ -226,23 +151,9 @@ def by_class(requests: pd.DataFrame, trace: Trace, slo: Slo, classes: Sequence[S
 def by_model(requests: pd.DataFrame, limits: RequestLimits, gpus: Mapping[str, float]) -> pd.DataFrame:
     """Tabulate what the requests of each model got, and those of all together.
 
-    Parameters
-    ----------
-    requests
-        Rows of ``RunResult.frame()``, with ``model``.
-    limits
-        Of every request.
-    gpus
-        That the instances of each model held, on average over the run; what it is called in ``model``. [1]
+    Returns a row a model and one of ``ALL``, columns ``MODEL_COLUMNS``; rates over the time of the whole run, those a
+    GPU over the GPUs of the model, or over all; times in s, shares [1].
 
-    Returns
-    -------
-    DataFrame
-        A row a model and one of ``ALL``, columns ``MODEL_COLUMNS``; rates over the time of the whole run, those a GPU
-        over the GPUs of the model, or over all. Times in s, shares [1].
-
-    Examples
-    --------
     >>> rows = pd.DataFrame({"arrival_s": [0.0, 1.0], "first_token_s": [3.0, 4.0], "finish_s": [5.0, 10.0]})
     >>> rows = rows.assign(output_tokens=[20, 100], status="completed", model=["small", "large"])
     >>> limits = RequestLimits(ttft=np.full(2, 9.0), tpot=np.full(2, 9.0), priority=np.zeros(2))

@@ -76,15 +76,7 @@ class ClosedLoop:
 
 
 class SessionLoop:
-    """Later turns come a think time after the turn before has ended, first ones at the times of the trace.
-
-    Parameters
-    ----------
-    sessions : Sessions
-        Of the trace.
-    concurrency : int
-        So many sessions are always there, in place of the times: when one ends, the next begins. 0: as the trace says.
-    """
+    """Later turns come a think time after the turn before has ended, first ones at the times of the trace."""
 
     def __init__(self, sessions: Sessions, concurrency: int = 0) -> None:
         previous = sessions.previous()
@@ -120,20 +112,6 @@ class SessionLoop:
 def clients_of(trace: Trace | TraceStream, concurrency: int = 0) -> Clients:
     """Make the clients of a trace.
 
-    Parameters
-    ----------
-    trace
-        Requests, with or without sessions.
-    concurrency
-        Of a closed loop: so many requests, or sessions, are always there; 0: the arrivals of the trace. [1]
-
-    Returns
-    -------
-    Clients
-        New for each run.
-
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4])
     >>> turns = Sessions(session=[7, 7], think_s=[0.0, 2.5])

@@ -50,21 +50,6 @@ class Cluster:
     """Requests, policy and kernel at work; the source of the engine.
 
     A request is placed ``Site.request_host_s`` after it has arrived; its TTFT counts from its arrival.
-
-    Parameters
-    ----------
-    parts : Parts
-        Of the policy.
-    state, link
-        Clock, kernel, instances and requests; the network.
-    clients
-        Which request comes when.
-    transfer : str
-        How caches get to the next instance, of ``transfers.WAYS``.
-    first_token : str
-        Who emits the first token of a request that goes on elsewhere after its prefill, of ``FIRST_TOKENS``.
-    failures : Failures, optional
-        What fails, which ``Outages`` sees to.
     """
 
     def __init__(

@@ -167,18 +167,8 @@ def _numbered(cluster: Cluster, numbers: Ints) -> Requests:
 def one_row_each(records: Requests, first_number: Mapping[int, int]) -> Requests:
     """Join the rows of requests that have begun again under other numbers.
 
-    Parameters
-    ----------
-    records
-        A row a number, the later ones of a request behind all first ones.
-    first_number
-        Number of a row -> the first of its request.
-
-    Returns
-    -------
-    Requests
-        A row a request: its end and last instance by its last row, its first token by the first row that has one,
-        transfers, preemptions, segments and cached tokens of all together.
+    Returns a row a request: its end and last instance by its last row, its first token by the first row that has one,
+    transfers, preemptions, segments and cached tokens of all together.
     """
     n = len(records.request) - len(first_number)
     owner, every = np.arange(len(records.request)), np.arange(len(records.request))

@@ -17,20 +17,7 @@ BLOCK = 2**20
 class Column:
     """Numbers of all requests, of which some are held; 0 where they are not.
 
-    Parameters
-    ----------
-    count
-        Of all requests. [request]
-    kind
-        A type of 8 bytes.
-
-    Examples
-    --------
-    >>> column = Column(1_000_000, np.int64)
-    >>> column.values[999_000:] = 7
-    >>> column.release(999_500)
-    >>> int(column.values[0]), int(column.values[999_500])
-    (0, 7)
+    Takes ``count`` [request].
     """
 
     def __init__(self, count: int, kind: type[np.generic]) -> None:

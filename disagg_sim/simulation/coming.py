@@ -16,28 +16,8 @@ from disagg_sim.workload.stream import TraceStream
 class Coming:
     """Requests of a stream.
 
-    Parameters
-    ----------
-    stream
-        In the order of arrival.
-    host_s
-        From the arrival of a request until it is placed. [s]
-
-    Attributes
-    ----------
-    arrival_s, placed_s, input_tokens, output_tokens, tokens
-        Columns of all requests; ``tokens`` are those of prompt and output. [s], [token]
-    high
-        Requests before it have come, and are held until they are given back. [1]
-
-    Examples
-    --------
-    >>> from disagg_sim.workload.stream import Held
-    >>> from disagg_sim.workload.trace import Trace
-    >>> rows = Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[5, 6, 7], output_tokens=[1, 2, 3])
-    >>> coming = Coming(TraceStream(name="three", window=2, source=Held(rows)), 0.5)
-    >>> coming.placed_s.tolist(), coming.reach(2), coming.placed_s.tolist()
-    ([0.5, 1.5, 0.0], 3, [0.5, 1.5, 2.5])
+    Takes ``arrival_s``, ``placed_s``, ``input_tokens``, ``output_tokens`` and ``tokens`` (columns of all requests;
+    ``tokens`` are those of prompt and output [s], [token]).
     """
 
     def __init__(self, stream: TraceStream, host_s: float) -> None:

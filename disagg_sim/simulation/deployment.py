@@ -292,49 +292,14 @@ class ServedDeployment(Shown):
 
 
 def largest_choice(gpus: dict[str, int]) -> int:
-    """GPUs of the largest choice of parts that a policy may make.
-
-    Parameters
-    ----------
-    gpus
-        Of each of ``PARTS``. [1]
-
-    Returns
-    -------
-    int
-        Pools of both phases go together. [1]
-
-    Examples
-    --------
-    >>> largest_choice({"prefill": 4, "decode": 8, "colocated": 8, "pairs": 0})
-    12
-    """
+    """GPUs of the largest choice of parts that a policy may make. [1]"""
     return max(gpus["prefill"] + gpus["decode"], gpus["colocated"], gpus["pairs"])
 
 
 def served(deployment: Deployment, *, name: str = "planned") -> ServedDeployment:
     """Turn the pools of a matched deployment into parts ``prefill`` and ``decode``.
 
-    Parameters
-    ----------
-    deployment : Deployment
-        Such as ``MatchPlan.deployment``; mappings, batches and counts of its pools are kept. A prefill pass
-        has the tokens of its batch of prompts at the mean length that was planned for. Pools on unlike systems keep
-        them.
-    name : str
-        What results call it.
-
-    Returns
-    -------
-    ServedDeployment
-        Counts [1], batches [request], token budgets [token].
-
-    Examples
-    --------
-    >>> parts = {"batch": 8, "latency_s": 0.1, "request_rate_per_s": 2.0, "memory_bytes": 1e9}
-    >>> prefill, decode = (Instance(phase=name, mapping=Mapping(), **parts) for name in ("prefill", "decode"))
-    >>> served(Deployment(prefill=Pool(((prefill, 2),)), decode=Pool(((decode, 3),)))).gpus
-    5
+    Returns counts [1], batches [request], token budgets [token].
     """
     apart = len(deployment.systems) > 1
     return ServedDeployment(

@@ -26,29 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoders:
-    """GPUs that encode the images of every request before its prefill.
+    """GPUs that encode the images of every request before its prefill."""
 
-    Parameters
-    ----------
-    step : EncodeStep
-        Of ``ds.encode_step``, of the model that is served.
-    instances : int
-        GPUs. [1]
-
-    Examples
-    --------
-    One GPU that takes 12 ms: of two requests at once the second waits for the first.
-
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("kimi_k2_5", "h200_sxm", "fp8", profile="ideal")
-    >>> step = ds.encode_step(at, images=1, height=1120, width=1120)
-    >>> sent = Encoders(step=step, instances=1).sent(np.array([0.0, 0.0, 1.0])) - step.transfer
-    >>> (sent / step.time).round(6).tolist() == [1.0, 2.0, round(1.0 / step.time + 1.0, 6)]
-    True
-    """
-
-    step: EncodeStep
-    instances: int
+    step: EncodeStep  # of ``ds.encode_step``, of the model that is served
+    instances: int  # GPUs [1]
 
     def __post_init__(self) -> None:
         """``InputError`` for a number of GPUs below 1."""
@@ -63,15 +44,7 @@ class Encoders:
     def sent(self, arrival: Floats) -> Floats:
         """Find when the embeddings of requests are with prefill.
 
-        Parameters
-        ----------
-        arrival
-            Of requests, ascending, (requests,). [s]
-
-        Returns
-        -------
-        ndarray
-            Ascending, (requests,). [s]
+        Takes ``arrival`` [s] of shape (requests,). The result is ascending, (requests,) [s].
         """
         each, count = self.each_s, self.instances
         rounds = -(-arrival.size // count)
@@ -84,27 +57,7 @@ class Encoders:
     def check(self, trace: Trace, at: Setup, concurrency: int, records: str) -> None:
         """Raise where it cannot stand before prefill.
 
-        Parameters
-        ----------
-        trace
-            As requests come.
-        at
-            What is served.
-        concurrency
-            Of a closed loop; 0 = the arrivals count. [request]
-        records
-            What is kept of the requests, of ``RunOptions.records``.
-
-        Returns
-        -------
-        None
-            Where it can.
-
-        Raises
-        ------
-        InputError
-            Another model, prompts shorter than the tokens of the images, arrivals that follow from answers, records
-            that leave the run before its end.
+        Takes ``concurrency`` (0 = the arrivals count).
         """
         if records != FULL:
             raise InputError(f"encode: needs the records of all requests, not {records!r}; allowed: {FULL!r}")
@@ -122,20 +75,7 @@ class Encoders:
         return replace(trace, arrival=self.sent(trace.arrival))
 
     def counted(self, found: RunResult, trace: Trace) -> RunResult:
-        """Count the records from the arrivals at the encoders.
-
-        Parameters
-        ----------
-        found
-            Of the trace that prefill met.
-        trace
-            As requests came.
-
-        Returns
-        -------
-        RunResult
-            TTFT and all that follows from it have the encoding and its queue in them, and GPUs those of the pool.
-        """
+        """Count the records from the arrivals at the encoders."""
         own = replace(found.requests, arrival_s=trace.arrival[found.requests.request])
         end, each = found.duration_s, self.each_s
         begun = self.sent(trace.arrival) - self.step.transfer - each

@@ -42,13 +42,7 @@ class Source(Protocol):
 
 
 class SideBySide:
-    """Several sources as one, none of which acts on another but through events.
-
-    Parameters
-    ----------
-    sources : sequence of Source
-        Of what they tell at one time, that of the first comes first.
-    """
+    """Several sources as one, none of which acts on another but through events."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = sources
@@ -74,13 +68,6 @@ class SideBySide:
 class Streams:
     """Random streams by name: the draws of each depend on the seed and its name, on nothing else.
 
-    Parameters
-    ----------
-    seed : int
-        From 0 to ``MOST_SEED``.
-
-    Examples
-    --------
     >>> float(Streams(3)("lengths").random()) == float(Streams(3)("lengths").random())
     True
     """
@@ -131,18 +118,7 @@ class _Feed:
 
 
 class Engine:
-    """Clock and order of events.
-
-    Parameters
-    ----------
-    seed : int
-        All random streams derive from it; from 0 to ``MOST_SEED``.
-
-    Raises
-    ------
-    InputError
-        A seed out of range.
-    """
+    """Clock and order of events."""
 
     def __init__(self, seed: int = 0) -> None:
         self.now = 0.0  # [s]
@@ -153,13 +129,7 @@ class Engine:
         self.rng = Streams(self.seed)
 
     def at(self, time: float, priority: int, callback: Callable[..., None], *args: Any) -> None:
-        """Call ``callback(*args)`` at ``time`` [s]; equal times go by priority, then in the order of the calls.
-
-        Raises
-        ------
-        InputError
-            A time in the past, or not a number.
-        """
+        """Call ``callback(*args)`` at ``time`` [s]; equal times go by priority, then in the order of the calls."""
         if not time >= self.now:
             raise InputError(f"event at {time} s is out of range; allowed: from the present, {self.now} s")
         self._serial += 1
@@ -178,11 +148,6 @@ class Engine:
         One entry stands on the heap at a time, with the serial number of this call, so that two feeds
         keep their order at equal times. ``reach(k)`` is called before ``times[k]`` is looked at, and may fill it in;
         times that come so are not checked.
-
-        Raises
-        ------
-        InputError
-            A time in the past, or before the one that precedes it.
         """
         falls = np.flatnonzero(~(np.diff(times, prepend=self.now) >= 0.0)) if reach is None else np.zeros(0, np.intp)
         if falls.size:

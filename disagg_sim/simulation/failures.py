@@ -140,31 +140,8 @@ def gpus_held(
     """Say which GPUs each instance of a run holds or held.
 
     Each takes the first node that has room for all of it, or, where it is larger than a node or none has room, the
-    first free GPUs.
-
-    Parameters
-    ----------
-    sizes
-        GPUs of each instance, in the order of their starts. [1]
-    start_s, stop_s
-        When it took and gave back its GPUs, shape (instances,); NaN: it has not stopped. [s]
-    node_of
-        Node of each GPU of the deployment.
-    fits
-        Which GPUs each instance may take, shape (GPUs,); by default any.
-
-    Returns
-    -------
-    list of arrays
-        Numbers of the GPUs of each instance, ascending.
-
-    Examples
-    --------
-    Two nodes of four GPUs; the third instance of two finds no room in the first, whose third GPU stays free:
-
-    >>> starts, nan = np.zeros(4), np.nan
-    >>> [held.tolist() for held in gpus_held([2, 1, 2, 1], starts, np.full(4, nan), node_of=np.arange(8) // 4)]
-    [[0, 1], [2], [4, 5], [3]]
+    first free GPUs. Takes ``start_s`` and ``stop_s`` of shape (instances,) and ``fits`` of shape (GPUs,). Returns
+    numbers of the GPUs of each instance, ascending.
     """
     free = np.ones(node_of.size, dtype=bool)
     held: list[Ints] = []

@@ -18,18 +18,6 @@ PACKAGE = __name__.partition(".")[0]
 def is_own(module: str) -> bool:
     """Tell whether a module is the user's own, not one of this package.
 
-    Parameters
-    ----------
-    module
-        Its full name.
-
-    Returns
-    -------
-    bool
-        Whether its errors are told as faults of the user's code.
-
-    Examples
-    --------
     >>> is_own("my_policies.greedy"), is_own("disagg_sim.simulation.run")
     (True, False)
     """
@@ -40,29 +28,9 @@ def is_own(module: str) -> bool:
 def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -> Iterator[None]:
     """Turn whatever a user's own code raises inside into a ``PolicyError`` of one line.
 
-    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised.
+    ``sys.exit()`` is such a fault, too. Ctrl-C is none. Costs nothing until something is raised. Takes ``what`` (whose
+    code, to begin the line with: ``policy 'mine'``) and ``now`` (gives the simulated time [s]).
 
-    Parameters
-    ----------
-    what : str
-        Whose code, to begin the line with: ``policy 'mine'``.
-    module : str
-        Module of that code; where it belongs to this package, nothing is turned.
-    now : callable, optional
-        Gives the simulated time. [s]
-
-    Returns
-    -------
-    context manager
-        Of the block that calls the user's code.
-
-    Raises
-    ------
-    PolicyError
-        What, when, the error and its place in the user's file; the error is its cause.
-
-    Examples
-    --------
     >>> with own_faults("policy 'mine'", "my_policies", now=lambda: 12.5):
     ...     [].pop()
     Traceback (most recent call last):

@@ -37,35 +37,7 @@ class Least:
 
 
 def require_fit(at: Setup, deployment: ServedDeployment) -> None:
-    """Raise when a mapping of the deployment is impossible, or the model with one token does not fit.
-
-    Parameters
-    ----------
-    at
-        Model, system, recipe and profile of instances that have none of their own.
-    deployment
-        All its parts are looked at.
-
-    Returns
-    -------
-    None
-        Where everything fits.
-
-    Raises
-    ------
-    InputError
-        A mapping that the model cannot take on the system; says why.
-    InfeasibleError
-        Names the part and what a GPU lacks.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> part = ds.Replicas(mapping=ds.Mapping(), instances=1)
-    >>> require_fit(ds.setup("llama_3_1_70b", "h100_sxm", "bf16"), ServedDeployment(name="one", gpus=1, decode=(part,)))
-    Traceback (most recent call last):
-    disagg_sim.errors.InfeasibleError: one.decode: llama_3_1_70b in bf16 does not fit on 1 x h100_sxm: ...
-    """
+    """Raise when a mapping of the deployment is impossible, or the model with one token does not fit."""
     for part in PARTS:
         for replicas in getattr(deployment, part):
             own = replicas.setup or at
@@ -109,15 +81,6 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | Trac
     """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
     Of a step that verifies drafts all may be accepted.
-
-    Parameters
-    ----------
-    at : Setup
-        Model, system, recipe and rates of instances that have none of their own.
-    replicas : iterable of Replicas
-        Instances of which each phase takes the fastest.
-    trace : Trace
-        Where it has shared prefixes, a prompt may be cached but for one token.
     """
     prompt, output = trace.least
     computed = 1 if trace.prefix is not None else prompt
@@ -139,39 +102,7 @@ def require_possible(
 ) -> None:
     """Raise when not even the shortest request of a trace, or of one of its models, meets the SLO alone.
 
-    Parameters
-    ----------
-    at
-        Model, system, recipe and profile of instances that have none of their own.
-    deployment, parts
-        The instances that serve, and which of its ``PARTS`` the policy takes.
-    trace
-        Its shortest prompt counts; of shared prefixes all but one token may be cached.
-    slo
-        Limits of TTFT and TPOT. [s]
-    classes
-        Of which those of models count in place of it.
-
-    Returns
-    -------
-    None
-        Where the SLO can be met.
-
-    Raises
-    ------
-    InfeasibleError
-        Names the limit and the least possible latency. [s]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> part = ds.Replicas(mapping=ds.Mapping(), instances=1)
-    >>> parts = ServedDeployment(name="one", gpus=1, colocated=(part,))
-    >>> trace = Trace(arrival=[0.0], input_tokens=[100], output_tokens=[5])
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> require_possible(at, parts, ("colocated",), trace, Slo(ttft=1e-6, tpot=0.1))
-    Traceback (most recent call last):
-    disagg_sim.errors.InfeasibleError: slo: no request of trace can meet ttft_s 1e-06; the least TTFT ...
+    Takes ``slo`` (limits of TTFT and TPOT [s]).
     """
     for share in shares_of(trace, deployment, parts, at):
         _require_possible(share, parts, slo_of(share.model, slo, classes))

@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class GpuBudget:
-    """GPUs of a deployment, which the instances of one policy hold, or those of several models.
-
-    Parameters
-    ----------
-    deployment : ServedDeployment
-        Of the whole cluster.
-    """
+    """GPUs of a deployment, which the instances of one policy hold, or those of several models."""
 
     def __init__(self, deployment: ServedDeployment) -> None:
         self._deployment = deployment

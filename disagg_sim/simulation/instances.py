@@ -57,19 +57,7 @@ def _limits_of(policy: str, steps: StepLimits, mapping: Mapping, role: Role) -> 
 
 
 class Roster:
-    """Who serves what. Wishes are checked here, delayed, applied and logged.
-
-    Parameters
-    ----------
-    policy : str
-        Its name, for messages.
-    site, steps : Site, StepLimits
-        What is there, and how its instances fill their steps.
-    engine, fleet, link : Engine, Fleet, KvLink
-        Clock, kernel and network; an instance has the same number in all of them.
-    budget : GpuBudget
-        GPUs that its instances may hold.
-    """
+    """Who serves what. Wishes are checked here, delayed, applied and logged."""
 
     def __init__(
         self,
@@ -139,13 +127,7 @@ class Roster:
             )
 
     def apply(self, wishes: Sequence[Wish], asked: object = None) -> None:
-        """Check, log and carry out what the method ``asked`` of the policy wishes.
-
-        Raises
-        ------
-        PolicyError
-            A wish that cannot be: names policy, wish and reason.
-        """
+        """Check, log and carry out what the method ``asked`` of the policy wishes."""
         self._asked = asked
         if type(wishes) not in (list, tuple):
             self.refuse(wishes, "wishes come in a list, which may be empty")

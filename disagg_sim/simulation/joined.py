@@ -19,19 +19,7 @@ OF_INSTANCES = ("prefill_instance", "decode_instance")
 def joined_requests(records: Sequence[Requests], rows: Sequence[Sequence[int]], numbers: Sequence[Ints]) -> Requests:
     """Put the requests of several models in the order of the trace.
 
-    Parameters
-    ----------
-    records
-        Of each model.
-    rows
-        Of the trace, that each model served.
-    numbers
-        In the whole cluster, of the instances of each model.
-
-    Returns
-    -------
-    Requests
-        A row a request of the trace.
+    Returns a row a request of the trace.
     """
     if len(records) == 1:
         return records[0]
@@ -51,17 +39,7 @@ def joined_requests(records: Sequence[Requests], rows: Sequence[Sequence[int]], 
 def joined_loads(records: Sequence[TierLoads | None], rows: Sequence[Sequence[int]]) -> TierLoads | None:
     """Put what the requests of several models loaded in the order of the trace.
 
-    Parameters
-    ----------
-    records
-        Of each model; all have the same tiers, or none.
-    rows
-        Of the trace, that each model served.
-
-    Returns
-    -------
-    TierLoads or None
-        A row a request of the trace.
+    Returns a row a request of the trace.
     """
     there = [each for each in records if each is not None]
     if len(there) < 2:
@@ -75,17 +53,7 @@ def joined_loads(records: Sequence[TierLoads | None], rows: Sequence[Sequence[in
 def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> Instances:
     """Put the instances of several models in the order of their numbers in the whole cluster.
 
-    Parameters
-    ----------
-    records
-        Of each model.
-    numbers
-        Of the instances of each model.
-
-    Returns
-    -------
-    Instances
-        A row an instance.
+    Returns a row an instance.
     """
     if len(records) == 1:
         return records[0]
@@ -101,18 +69,8 @@ def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> I
 def joined_decisions(logs: Sequence[Sequence[Decision]]) -> tuple[Decision, ...]:
     """Merge the decision logs of several models by time.
 
-    Parameters
-    ----------
-    logs
-        Of each model, by time.
+    The result is of one instant in the order of the models.
 
-    Returns
-    -------
-    tuple of Decision
-        Of one instant in the order of the models.
-
-    Examples
-    --------
     >>> early, late = (Decision(time, "flip", 0, "flip of instance 0", "") for time in (1.0, 2.0))
     >>> joined_decisions([[late], [early]]) == (early, late)
     True

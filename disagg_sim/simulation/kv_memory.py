@@ -33,38 +33,15 @@ def kv_blocks(
     mla_form: str = "auto",
     saved_states: float = 0.0,
 ) -> int:
-    """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step.
+    """Count the KV blocks of an instance: what its GPUs hold beside weights and the activations of a full step. [block]
 
-    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding
-    window keeps at most a window of each of ``max_sequences``.
+    The blocks of all DP ranks form one pool, as if requests were spread evenly over them. A layer with a sliding window
+    keeps at most a window of each of ``max_sequences``. Takes ``max_sequences`` and ``max_tokens`` (sequences that the
+    instance holds, and tokens of its largest step, over all DP ranks; a step of no more tokens than sequences has
+    decodes alone, which a pipeline works off in micro-batches; drafts count among the tokens of a sequence [1],
+    [token]), ``prompts`` (0 = steps of chunks), ``mla_form`` ("cached" keeps the up-projected keys and values of MLA
+    too) and ``saved_states`` [1/token] (0 = none).
 
-    Parameters
-    ----------
-    at, mapping
-        Model, system, recipe and profile; sharding of the instance.
-    max_sequences, max_tokens
-        Sequences that the instance holds, and tokens of its largest step, over all DP ranks. A step of no more
-        tokens than sequences has decodes alone, which a pipeline works off in micro-batches; drafts count among the
-        tokens of a sequence. [1], [token]
-    prompts
-        Whole prompts of a prefill pass of ``max_tokens``, worked off in micro-batches; 0 = steps of chunks. [1]
-    mla_form
-        "cached" keeps the up-projected keys and values of MLA too.
-    saved_states
-        Recurrent states that are saved for a prefix cache, for each cached token; 0 = none. [1/token]
-
-    Returns
-    -------
-    int
-        Over all DP ranks. [block]
-
-    Raises
-    ------
-    InfeasibleError
-        When the weights and activations leave no room for a single block.
-
-    Examples
-    --------
     A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
 
     >>> from disagg_sim.physics.setup import setup

@@ -74,19 +74,7 @@ def plan_of(deployment: Deployment) -> Plan | None:
 def loss(plan: Plan, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
     """Tabulate the steps from planned to simulated throughput; simulates two closed loops.
 
-    Parameters
-    ----------
-    plan, trace
-        What was promised, and the requests that were served.
-    row
-        Summary of the run, against its SLO.
-    replay
-        Serves a trace in a closed loop of so many requests, on the same deployment under the same policy.
-
-    Returns
-    -------
-    DataFrame
-        ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
+    Returns ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
     """
     planned, lengths = plan.tokens_per_s_per_gpu, plan.lengths
     constant = trace.with_lengths(round(lengths.mean_isl), max(round(lengths.mean_osl), 1))

@@ -91,24 +91,7 @@ MEASURED = ("wall_s", "requests_per_cpu_s")
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
     """Estimate a percentile of values that were counted in bins: in proportion inside the bin that holds it.
 
-    Parameters
-    ----------
-    edges : (bins + 1,) array
-        Ascending; a bin holds values from its edge up to the next. [unit of the result]
-    counts : (bins,) array
-        Values in each bin. [1]
-    share : float
-        Which part of the values lies below, in [0, 1]. [1]
-
-    Returns
-    -------
-    float
-        At most one bin's width off; NaN of no values. In a bin that is open above: its lower edge.
-
-    Examples
-    --------
-    >>> histogram_percentile(np.array([0.0, 1.0, 2.0, np.inf]), np.array([2, 2, 0]), 0.75)
-    1.5
+    Takes ``edges`` [unit of the result]. The result is at most one bin's width off; NaN of no values.
     """
     total = int(np.sum(counts))
     if not total:
@@ -128,33 +111,8 @@ def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float)
 def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: RequestLimits | None = None) -> Summary:
     """Summarise a run: latencies, attainment, goodput and use of the GPUs.
 
-    Parameters
-    ----------
-    result : RunResult
-        The records.
-    slo : Slo
-        Limits of TTFT and TPOT, inclusive. [s]
-    rate_scale : float
-        By what the request rate of the trace was multiplied. [1]
-    limits : RequestLimits, optional
-        Of every request, where classes have their own; ``slo`` is then shown, and judges none.
-
-    Returns
-    -------
-    Summary
-        Times in s, rates per s, shares [1]; NaN for what a run without a completed request does not have.
-
-    Examples
-    --------
-    A single output token has no gap, so the second request meets even a TPOT of 1 ns; the first does not:
-
-    >>> import disagg_sim as ds
-    >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> parts = ds.ServedDeployment(name="one", gpus=1, colocated=(part,), setup=at)
-    >>> trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
-    >>> found = summary(ds.simulate(parts, trace, "vllm").records, Slo(ttft=10.0, tpot=1e-9))
-    >>> found.completed, found.slo_attainment
-    (2, 0.5)
+    Takes ``slo`` (limits of TTFT and TPOT, inclusive [s]). Returns times in s, rates per s, shares [1]; NaN for what a
+    run without a completed request does not have.
     """
     if result.totals is None:
         found = totals_of(result.requests, slo, limits)
@@ -218,27 +176,8 @@ def summary(result: RunResult, slo: Slo, *, rate_scale: float = 1.0, limits: Req
 def tier_use(requests: pd.DataFrame, tiers: Sequence[str]) -> pd.DataFrame:
     """Tabulate where prompts were found: a row for HBM, one for each tier below it, and one for what was computed.
 
-    Parameters
-    ----------
-    requests
-        ``RunResult.frame()`` of a run with tiers.
-    tiers
-        Their names.
-
-    Returns
-    -------
-    DataFrame
-        ``tier``, ``tokens`` and their ``share`` of all prompt tokens [1], ``bytes`` loaded, and ``bytes_per_s`` into
-        all instances together, from the first arrival to the last finish.
-
-    Examples
-    --------
-    100 of 400 tokens were in HBM, 200 came from DRAM within 10 s:
-
-    >>> columns = {"input_tokens": [400], "cached_tokens": [300], "dram_tokens": [200], "dram_bytes": [4e9]}
-    >>> found = tier_use(pd.DataFrame(columns | {"arrival_s": [0.0], "finish_s": [10.0]}), ("dram",))
-    >>> found["share"].tolist(), found["bytes_per_s"].tolist()
-    ([0.25, 0.5, 0.25], [0.0, 400000000.0, 0.0])
+    Returns ``tier``, ``tokens`` and their ``share`` of all prompt tokens [1], ``bytes`` loaded, and ``bytes_per_s``
+    into all instances together, from the first arrival to the last finish.
     """
     below = [float(requests[f"{name}_tokens"].sum()) for name in tiers]
     whole, cached = (float(requests[name].sum()) for name in ("input_tokens", "cached_tokens"))

@@ -34,30 +34,8 @@ def shares_of(
 ) -> tuple[ModelShare, ...]:
     """Share requests and instances of a cluster out among its models.
 
-    Parameters
-    ----------
-    trace
-        Of several models, with the one that each request asks for.
-    deployment
-        Instances of all models.
-    parts
-        That the policy takes.
-    at
-        Setup of instances that have none of their own.
+    The result is in the order in which the deployment names them.
 
-    Returns
-    -------
-    tuple of ModelShare
-        In the order in which the deployment names them; a single one has all of both.
-
-    Raises
-    ------
-    UnknownNameError, InputError
-        A request for a model that nothing serves; a trace that does not say which model it asks for, never asks for one
-        of them, or has a session that asks for several.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> from disagg_sim.workload.request_columns import Labels
     >>> small, large = (ds.setup(name, "h100_sxm", "fp8") for name in ("llama_3_1_8b", "llama_3_1_70b"))

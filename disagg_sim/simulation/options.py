@@ -99,7 +99,37 @@ def option(
     infinite: bool = False,
     choices: tuple[str, ...] = (),
 ) -> Plain:
-    """A field of a dataclass, with its meaning; see ``Option``."""
+    """A field of a dataclass, with its meaning; see ``Option``.
+
+    Parameters
+    ----------
+    default
+        Value where none is given.
+    meaning, unit
+        What ``specs show policy`` prints of it; "" = no unit.
+    low, high
+        Smallest and largest value, in that unit.
+    above
+        Whether the value must be above ``low``.
+    infinite
+        Whether infinity is allowed, too.
+    choices
+        Allowed words; () = no choice of words.
+
+    Returns
+    -------
+    object
+        The field, for the body of the dataclass.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Mine:
+    ...     period_s: float = option(5.0, "time between two decisions", unit="s", low=0.0, above=True)
+    >>> Mine().period_s
+    5.0
+    """
     known = Option(
         default=default, meaning=meaning, unit=unit, low=low, above=above, high=high, infinite=infinite, choices=choices
     )
@@ -139,7 +169,28 @@ def options_of(owner: Any) -> dict[str, Option]:
 
 
 def check_options(chosen: Any) -> None:
-    """``InputError`` for the first option of a dataclass object whose value is out of range."""
+    """``InputError`` for the first option of a dataclass object whose value is out of range.
+
+    Parameters
+    ----------
+    chosen
+        Object of a dataclass with fields of ``option``; others are not checked.
+
+    Returns
+    -------
+    None
+        Where all are in range.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True)
+    ... class Mine:
+    ...     period_s: float = option(5.0, "time between two decisions", unit="s", low=0.0, above=True)
+    >>> check_options(Mine(period_s=0.0))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: period_s ...
+    """
     for name, known in options_of(chosen).items():
         if fault := known.fault(getattr(chosen, name)):
             raise InputError(f"{name} {fault}")

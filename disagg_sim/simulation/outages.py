@@ -24,18 +24,8 @@ ALIVE = (State.STARTING, State.READY, State.DRAINING, State.FLIPPING)
 
 
 class Outages:
-    """All failures of a run. GPUs and nodes are numbered system by system, instances over the clusters of all models.
-
-    Parameters
-    ----------
-    failures : Failures
-        What fails.
-    clusters : sequence of Cluster
-        One a model, on one clock.
-    deployment : ServedDeployment
-        GPUs of all of them.
-    budget : GpuBudget
-        Whose instances are whose.
+    """All failures of a run. GPUs and nodes are numbered system by system, instances over the clusters of all
+    models.
     """
 
     def __init__(

@@ -36,36 +36,7 @@ def physical_site(
 ) -> Site:
     """Make the site at which a deployment serves a trace.
 
-    Parameters
-    ----------
-    trace
-        Lengths that policies expect, and that step tables have to hold.
-    deployment
-        Its instances; all of one model.
-    at
-        Setup of those that have none of their own, and of the site.
-    slo
-        Limits of requests from their arrival. [s]
-    seed
-        Of all random streams.
-    options
-        Network, scheduler and order of its queues, times of a start and of a change of role.
-
-    Returns
-    -------
-    Site
-        For ``serve``.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.run import RunOptions
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels")
-    >>> parts = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=Mapping(), instances=1),))
-    >>> trace = Trace(arrival=[0.0], input_tokens=[100], output_tokens=[50])
-    >>> site = physical_site(trace, parts, at=at, slo=Slo(ttft=1.0, tpot=0.1), seed=0, options=RunOptions())
-    >>> site.prompt_tokens, site.link_bandwidth / 1e9
-    (100.0, 378.0)
+    Takes ``slo`` (limits of requests from their arrival [s]).
     """
     traffic = expected_of(at, trace)
     wire = options.link.wire(at, deployment.link_gpus, shared_spine=True)
@@ -112,20 +83,6 @@ class Expected(NamedTuple):
 def expected_of(at: Setup, trace: Trace | TraceStream) -> Expected:
     """Look through the lengths of a trace.
 
-    Parameters
-    ----------
-    at
-        Whose model's context counts.
-    trace
-        A stream is drawn once for it.
-
-    Returns
-    -------
-    Expected
-        Sums of whole numbers are exact, so that it does not depend on windows.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 10**6], output_tokens=[50, 1])
@@ -162,25 +119,7 @@ def _kept(at: Setup) -> dict[Any, StepTable]:
 def tables_of(usual: Setup, request: int, prompt: int) -> Tables:
     """Find step tables by mapping and sequences, each built once, for requests up to such lengths.
 
-    Parameters
-    ----------
-    usual
-        Setup of mappings that have none of their own.
-    request, prompt
-        The longest request, and the longest prompt. [token]
-
-    Returns
-    -------
-    callable
-        Table of a mapping and its most sequences [1].
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> table = tables_of(at, 150, 100)
-    >>> table(Mapping(), 256) is table(Mapping(), 256)
-    True
+    Takes ``request`` and ``prompt`` [token]. Returns table of a mapping and its most sequences [1].
     """
     known: dict[int, dict[Any, StepTable]] = {}  # by setup, each of which a mapping holds
 
@@ -219,23 +158,6 @@ def _blocks(usual: Setup, saved_states: float, mapping: Mapping, limits: Limits)
 
 
 def peak_flops(at: Setup) -> float:
-    """Look up the dense peak of a GPU in the arithmetic of the model's feed-forward matrices.
-
-    Parameters
-    ----------
-    at
-        Model, system and recipe.
-
-    Returns
-    -------
-    float
-        Of one GPU. [FLOP/s]
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> peak_flops(ds.setup("llama_3_1_8b", "h100_sxm", "fp8")) / 1e12
-    1978.9
-    """
+    """Look up the dense peak of a GPU in the arithmetic of the model's feed-forward matrices. [FLOP/s]"""
     form = layer_of(at.model.layers[-1]).ffn.format(at.precision)
     return at.system.peak_flops[form.arithmetic]

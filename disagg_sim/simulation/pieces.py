@@ -39,21 +39,7 @@ class Sink(Protocol):
 class Pieces:
     """What has left a run so far.
 
-    Parameters
-    ----------
-    slo : Slo
-        Limits of all requests, inclusive. [s]
-    limits : RequestLimits, optional
-        Of each, where classes have their own.
-    sink : callable, optional
-        Takes the records of each piece, in the order of the trace; without one they are dropped.
-
-    Attributes
-    ----------
-    totals
-        Of all that have left.
-    last_s
-        Of their segments the last end. [s]
+    Takes ``slo`` (limits of all requests, inclusive [s]).
     """
 
     def __init__(self, slo: Slo, limits: RequestLimits | None = None, sink: Sink | None = None) -> None:

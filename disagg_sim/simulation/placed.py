@@ -48,28 +48,7 @@ class PlacedMapping(Mapping):
 def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None) -> Mapping:
     """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs.
 
-    Parameters
-    ----------
-    mapping
-        Sharding of an instance.
-    at
-        What the instance serves, and on what; None = as the deployment.
-    ffn
-        GPUs for its feed-forward part; None = none of its own.
-
-    Returns
-    -------
-    Mapping
-        Equal to another where mapping, setup and feed-forward GPUs are the same.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, two = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2)
-    >>> placed(two, at) == placed(two, at), placed(two, at) == two, placed(two, at).gpus
-    (True, False, 2)
-    >>> placed(two, None, FfnPool(mapping=Mapping(tp_attn=4, tp_ffn=4))).gpus
-    6
+    Takes ``at`` (None = as the deployment) and ``ffn`` (None = none of its own).
     """
     degrees = {name: getattr(mapping, name) for name in MAPPING_FIELDS}
     if at is None and ffn is None:
@@ -78,42 +57,15 @@ def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None) -> Ma
 
 
 def bare(mapping: Mapping) -> Mapping:
-    """Leave the setup of a mapping away, and its feed-forward GPUs.
-
-    Parameters
-    ----------
-    mapping
-        With or without them.
-
-    Returns
-    -------
-    Mapping
-        The same degrees.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> bare(placed(Mapping(pp=2), ds.setup("llama_3_1_8b", "h200_sxm", "fp8"))) == Mapping(pp=2)
-    True
-    """
+    """Leave the setup of a mapping away, and its feed-forward GPUs."""
     return placed(mapping, None) if isinstance(mapping, PlacedMapping) else mapping
 
 
 def ffn_of(mapping: Mapping) -> FfnPool | None:
     """Look up the feed-forward GPUs of instances of a mapping.
 
-    Parameters
-    ----------
-    mapping
-        Of the instances.
+    Returns None where both parts share their GPUs.
 
-    Returns
-    -------
-    FfnPool
-        None where both parts share their GPUs.
-
-    Examples
-    --------
     >>> ffn_of(placed(Mapping(), None, FfnPool(mapping=Mapping(), microbatches=3))).microbatches, ffn_of(Mapping())
     (3, None)
     """
@@ -126,27 +78,7 @@ def split_of(mapping: Mapping, ffn: FfnPool) -> Split:
 
 
 def setup_of(mapping: Mapping, usual: Setup) -> Setup:
-    """Look up what instances of a mapping serve, and on what.
-
-    Parameters
-    ----------
-    mapping
-        Of the instances.
-    usual
-        Setup of mappings that have none of their own.
-
-    Returns
-    -------
-    Setup
-        Its own, or the usual one.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> here, there = (ds.setup("llama_3_1_8b", system, "fp8") for system in ("h100_sxm", "h200_sxm"))
-    >>> [setup_of(each, here).system.name for each in (Mapping(), placed(Mapping(), there))]
-    ['h100_sxm', 'h200_sxm']
-    """
+    """Look up what instances of a mapping serve, and on what."""
     return own_setup(mapping) or usual
 
 
@@ -158,25 +90,6 @@ def own_setup(mapping: Mapping) -> Setup | None:
 def require_one_system(what: str, mappings: tuple[Mapping, ...]) -> None:
     """Raise where instances stand on unlike systems, and something is made for one.
 
-    Parameters
-    ----------
-    what
-        That is made so; begins the message.
-    mappings
-        Of the instances.
-
-    Returns
-    -------
-    None
-        Where all are on one system.
-
-    Raises
-    ------
-    InputError
-        Names the systems.
-
-    Examples
-    --------
     >>> require_one_system("policy 'dopd'", (Mapping(), Mapping(pp=2)))
     """
     systems = dict.fromkeys(at.system.name for each in mappings if (at := own_setup(each)) is not None)

@@ -135,7 +135,24 @@ Registered = TypeVar("Registered", bound=type[Policy])
 
 
 def register(name: str) -> Callable[[Registered], Registered]:
-    """Class decorator: make a policy known under ``name``; ``InputError`` when another has it, or it is no policy."""
+    """Class decorator: make a policy known under ``name``; ``InputError`` when another has it, or it is no policy.
+
+    Parameters
+    ----------
+    name
+        As scenarios and ``policy_named`` call the policy; one line.
+
+    Returns
+    -------
+    callable
+        Takes the class, a dataclass, and returns it.
+
+    Examples
+    --------
+    >>> register("vllm")(object)
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: ...
+    """
 
     def add(policy: Registered) -> Registered:
         if not isinstance(name, str) or not name.strip() or not name.isprintable():

@@ -64,19 +64,7 @@ class PrefixMemory(Protocol):
 
 
 class PrefixCache:
-    """LRU cache of prompt blocks per instance, in addition to the cache of running requests.
-
-    Parameters
-    ----------
-    prefix : PrefixBlocks
-        Ids of the blocks of every prompt.
-    fleet : Fleet
-        Instances.
-    tokens : int
-        That an instance keeps. [token]
-    checkpoints : Checkpoints
-        What a block saves beside its tokens takes the place of further tokens.
-    """
+    """LRU cache of prompt blocks per instance, in addition to the cache of running requests."""
 
     step = 1
 
@@ -145,15 +133,7 @@ class FreeMemory:
     (``SchedulerSpec.prefix_found``), or have come from another instance. Free ones keep what they held until they are
     taken, in the order in which they became free. What is asked here is what a router knows when a request comes. Of
     several attention ranks each has its own memory, and the rank that a request gets is chosen without regard to it.
-
-    Parameters
-    ----------
-    prefix : PrefixBlocks
-        Ids of the blocks of every prompt.
-    fleet : Fleet
-        Instances with their blocks.
-    step : int
-        From one place at which a prompt is taken up to the next. [token]
+    Takes ``step`` [token].
     """
 
     def __init__(self, prefix: PrefixBlocks, fleet: Fleet, step: int = BLOCK_TOKENS) -> None:
@@ -183,15 +163,7 @@ class FreeMemory:
 
 
 class Checkpointed:
-    """A memory whose prompts can be taken up again at whole checkpoints alone, where a state was saved.
-
-    Parameters
-    ----------
-    memory : PrefixMemory
-        What instances remember.
-    tokens : int
-        From one checkpoint to the next. [token]
-    """
+    """A memory whose prompts can be taken up again at whole checkpoints alone, where a state was saved."""
 
     def __init__(self, memory: PrefixMemory, tokens: int) -> None:
         self.memory, self._tokens = memory, tokens

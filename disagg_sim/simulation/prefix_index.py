@@ -29,13 +29,6 @@ class Lists(NamedTuple):
 class BlockIndex:
     """Which instances hold which blocks of prompts, until these are dropped.
 
-    Parameters
-    ----------
-    prefix
-        Ids of the blocks of every prompt.
-
-    Examples
-    --------
     Two prompts share their first block of 512 tokens; instance 3 holds the first prompt:
 
     >>> ids = PrefixBlocks(offsets=[0, 2, 4], ids=[7, 8, 7, 9], block_tokens=512)
@@ -96,20 +89,7 @@ class BlockIndex:
         self._lists.held[list(self._entries.get(instance, {}).values())] = 0
 
     def tokens(self, request: int, instances: int) -> Ints:
-        """Look up what each instance remembers of the start of a prompt.
-
-        Parameters
-        ----------
-        request
-            Whose prompt.
-        instances
-            How many there are. [1]
-
-        Returns
-        -------
-        array
-            By instance, in whole blocks; valid until the next call. [token]
-        """
+        """Look up what each instance remembers of the start of a prompt. [token]"""
         if self._tokens.size < instances:
             self._tokens, self._touched = np.zeros((2, 2 * instances), np.int64)
             self._filled = 0

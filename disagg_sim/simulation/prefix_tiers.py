@@ -61,19 +61,7 @@ class TierSpec(NamedTuple):
 
 
 class Loader:
-    """Times of an instance: to load a past from each tier, and to compute a prompt behind one.
-
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance.
-    tiers
-        Below HBM, the fastest first.
-    table
-        Step times of the instance.
-    prompt
-        Tokens of a usual prompt. [token]
-    """
+    """Times of an instance: to load a past from each tier, and to compute a prompt behind one."""
 
     def __init__(self, at: Setup, mapping: Mapping, tiers: Sequence[KvTier], table: StepTable, prompt: float) -> None:
         cut = bare(mapping)
@@ -105,26 +93,7 @@ class Loader:
 class Stores:
     """Blocks in the tiers below HBM of all instances, the least recently used of each first.
 
-    Parameters
-    ----------
-    shared
-        By tier, whether instances share it.
-    tokens
-        By instance: what its share of each tier holds. [token]
-    block_tokens
-        Of a block. [token]
-    back
-        Whether tiers get what the one above forgets, else every block.
-
-    Examples
-    --------
-    Two blocks go down; the next one pushes the first of them further down:
-
-    >>> stores = Stores([False, False], lambda instance: (32, 32), block_tokens=16, back=True)
-    >>> for block in (1, 2, 3):
-    ...     stores.forgotten(0, block)
-    >>> [stores.tier_of(0, block) for block in (1, 2, 3, 4)]
-    [1, 0, 0, -1]
+    Takes ``tokens`` (by instance: what its share of each tier holds [token]).
     """
 
     def __init__(
@@ -192,18 +161,8 @@ class Stores:
 class Tiers:
     """A memory of prompts in HBM, and tiers below it.
 
-    Parameters
-    ----------
-    memory : PrefixMemory
-        What instances remember in HBM.
-    stores : Stores or StatedStores
-        What lies below.
-    loaders : callable
-        Of each instance.
-    block_tokens : int
-        Of a block. [token]
-    begun : callable, optional
-        Instances and prompts that they have taken up since the last call: stored from then on. None = when they come.
+    Takes ``loaders`` (of each instance) and ``begun`` (instances and prompts that they have taken up since the last
+    call: stored from then on; None = when they come).
     """
 
     def __init__(
@@ -226,19 +185,7 @@ class Tiers:
     def load(self, instance: int, request: int, prompt: int, now: float) -> float:
         """Begin to load what lies below HBM of a prompt, if that is sooner than to compute it.
 
-        Parameters
-        ----------
-        instance, request
-            Where, and whose prompt.
-        prompt
-            Its length. [token]
-        now
-            The time. [s]
-
-        Returns
-        -------
-        float
-            When it is in HBM; ``now`` where nothing is loaded. [s]
+        Takes ``now`` [s]. When it is in HBM; ``now`` where nothing is loaded [s].
         """
         self._store()
         held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
@@ -326,18 +273,8 @@ def tiered(
 ) -> Tiers:
     """Put the tiers of a run below what its instances remember in HBM.
 
-    Parameters
-    ----------
-    memory, block_tokens
-        What they remember, in blocks of so many tokens. [token]
-    options, site, roster
-        Names of the tiers and how they are written, whose systems have them, and the instances.
-    tables
-        Step times of the instances of a mapping.
-
-    Returns
-    -------
-    Tiers
+    Takes ``memory`` and ``block_tokens`` (what they remember, in blocks of so many tokens [token]) and ``tables`` (step
+    times of the instances of a mapping).
     """
     inner = memory.memory if isinstance(memory, Checkpointed) else memory
     back = options.tier_writes == "back"
@@ -371,26 +308,7 @@ def tiered(
 def below(system: SystemSpec, names: Sequence[str]) -> list[KvTier]:
     """Find tiers of a system below HBM.
 
-    Parameters
-    ----------
-    system, names
-        Whose tiers, and which.
-
-    Returns
-    -------
-    list of KvTier
-        In the order of the names.
-
-    Raises
-    ------
-    InputError
-        A tier that the system has not, or HBM.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.load import load_system
-    >>> [f"{tier.bandwidth / 1e9:.0f} GB/s" for tier in below(load_system("h200_sxm"), ("dram", "ssd"))]
-    ['50 GB/s', '5 GB/s']
+    The result is in the order of the names.
     """
     if len(set(names)) < len(names):
         raise InputError(f"tiers {', '.join(names)}: one stands there twice; allowed: each once")

@@ -56,18 +56,8 @@ class Requests:
 def frame_of(requests: Requests) -> pd.DataFrame:
     """Tabulate requests.
 
-    Parameters
-    ----------
-    requests
-        Records.
+    Returns a row a request, the columns of ``Requests``; ``status`` in words.
 
-    Returns
-    -------
-    DataFrame
-        A row a request, the columns of ``Requests``; ``status`` in words.
-
-    Examples
-    --------
     >>> one = {field.name: np.array([1]) for field in fields(Requests)}
     >>> frame_of(Requests(**one))["status"].tolist()
     ['rejected']

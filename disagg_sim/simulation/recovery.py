@@ -17,15 +17,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """What failures of instances leave behind.
-
-    Parameters
-    ----------
-    cluster : Cluster
-        Whose instances fail, or are stopped at once.
-    migration_limit : int
-        How often a request may begin again. [1]
-    """
+    """What failures of instances leave behind."""
 
     def __init__(self, cluster: Cluster, migration_limit: int) -> None:
         self._cluster, self._limit = cluster, migration_limit

@@ -269,25 +269,6 @@ def run(
 def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
     """Raise where a run needs all requests at once, and its trace is a stream.
 
-    Parameters
-    ----------
-    trace
-        Of a stream a window is held at a time.
-    options
-        Of the run.
-
-    Returns
-    -------
-    None
-        Where it takes windows.
-
-    Raises
-    ------
-    InputError
-        Records kept to the end; a closed loop, failures, encoders, stated pasts, prefix caches, classes.
-
-    Examples
-    --------
     >>> from disagg_sim.workload.stream import Held
     >>> one = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
     >>> require_windows(TraceStream(name="one", window=1, source=Held(one)), RunOptions())
@@ -340,31 +321,8 @@ def _handed_on(sink: Sink, rows: Rows, cell: int, cells: int, piece: Requests) -
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
     """Serve a trace at a site that is there already; ``run`` makes one from the physics.
 
-    Parameters
-    ----------
-    trace
-        Requests; in a closed loop (``options.concurrency``) their lengths alone count.
-    policy
-        A registered name, or ``policy_named(name, option=...)``.
-    site
-        Deployment, step times, memory and links.
-    engine
-        Clock and random streams, new for each run.
-    options
-        Start-up, network, samples.
+    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``). The result is as of ``run`` [s].
 
-    Returns
-    -------
-    RunResult
-        As of ``run``. [s]
-
-    Raises
-    ------
-    PolicyError, InputError
-        As ``run``.
-
-    Examples
-    --------
     A step takes 10 ms and 1 ms a token of prefill: 100 tokens and 4 more outputs are done after 0.110 + 4 * 0.010 s:
 
     >>> import disagg_sim as ds

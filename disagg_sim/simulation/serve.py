@@ -77,35 +77,9 @@ def serve_models(
 ) -> RunResult:
     """Serve a trace in a cluster of several models, each at a site of its own, on one clock.
 
-    Parameters
-    ----------
-    trace
-        All requests.
-    policy
-        A registered name, or ``policy_named(name, option=...)``; each model has one by itself.
-    models
-        What each serves, and where.
-    deployment
-        GPUs of all of them.
-    engine
-        Clock and random streams, new for each run.
-    options
-        Start-up, network, samples.
-    pieces
-        Takes the requests that are over, of one model; None: all stay until the end.
+    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``; each model has one by itself). The
+    result is as of ``run`` [s].
 
-    Returns
-    -------
-    RunResult
-        As of ``run``. [s]
-
-    Raises
-    ------
-    PolicyError, InputError
-        As ``run``; a closed loop of several models.
-
-    Examples
-    --------
     Two models with one GPU each, and a request for each:
 
     >>> import disagg_sim as ds

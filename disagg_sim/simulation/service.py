@@ -49,18 +49,7 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
 
 
 def seats(table: StepTable, limits: Limits, blocks: int, traffic: Traffic, *, shared: bool) -> int:
-    """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]
-
-    Parameters
-    ----------
-    table, limits, blocks
-        Step times, step limits and KV blocks of the instance.
-    traffic
-        Lengths, and the TPOT limit.
-    shared
-        Whether it prefills, too: while one of n sequences emits its output, all n are replaced once, so that
-        ``n/output`` prompts are prefilled a step.
-    """
+    """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]"""
     beside = 1.0 / (prefill_rate(table, limits, traffic) * max(traffic.output, 1.0)) if shared else 0.0
     held = int(blocks * BLOCK_TOKENS / traffic.context)
     low, high = 1, max(1, min(limits.max_sequences, table.max_sequences, held))

@@ -11,8 +11,6 @@ Waiting = tuple[int, int, int, int, int, float, bool]
 class SharedQueue:
     """New requests that any instance may take, in the order in which they came.
 
-    Examples
-    --------
     >>> queue = SharedQueue()
     >>> for request, prompt in enumerate((100, 20, 3)):
     ...     queue.add(request, (0, prompt, 1, prompt + 1, -1, 0.0, True))

@@ -28,16 +28,7 @@ def _none() -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sketch:
-    """Values counted in bins; two are added bin by bin, in any order.
-
-    Examples
-    --------
-    The 9th and 10th of ten values, of which the sketch knows 0.5 %:
-
-    >>> sketch = Sketch().counted(np.arange(1.0, 6.0)) + Sketch().counted(np.arange(6.0, 11.0))
-    >>> abs(sketch.percentile(0.9) - 9.1) < 0.005 * 9.1
-    True
-    """
+    """Values counted in bins; two are added bin by bin, in any order."""
 
     counts: Ints = field(default_factory=_none)  # of each bin; the first has all below ``LEAST`` [1]
 

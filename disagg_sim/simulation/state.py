@@ -43,23 +43,7 @@ SEEN = {
 
 
 class ClusterState:
-    """Requests, their arrivals, the shared queue and the past of a cluster, which writes all of it.
-
-    Parameters
-    ----------
-    engine, fleet, roster
-        Clock, kernel, and instances.
-    arrival_s
-        By the trace; NaN: when another request has ended. [s]
-    input_tokens, output_tokens
-        Of every request. [token]
-    prefix
-        What instances remember of prompts, if they do.
-    stated
-        Pasts as stated, of which decode may hold a part already.
-    coming
-        Of a stream: holds the columns, which are its own.
-    """
+    """Requests, their arrivals, the shared queue and the past of a cluster, which writes all of it."""
 
     def __init__(
         self,
@@ -119,18 +103,7 @@ class ClusterState:
         self.arrival_s[request] = self.engine.now
 
     def begin_again(self, requests: Sequence[int]) -> list[int]:
-        """Let requests that left their instance go on from what the user has, as requests with numbers of their own.
-
-        Parameters
-        ----------
-        requests
-            None of whose segments is at work any more.
-
-        Returns
-        -------
-        list of int
-            Their numbers. The prompt of each has grown by the tokens that were emitted, its output shrunk by them.
-        """
+        """Let requests that left their instance go on from what the user has, as requests with numbers of their own."""
         old = np.unique(np.asarray(requests))
         given, last_s = self.fleet.given(old)
         inputs, outputs = self._input[old] + given, self._output[old] - given

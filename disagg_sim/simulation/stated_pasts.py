@@ -24,20 +24,7 @@ from disagg_sim.workload.trace import Trace
 class StatedPasts:
     """What every instance finds of each prompt, as ``prefix_cache.PrefixMemory`` says it.
 
-    Parameters
-    ----------
-    trace : Trace
-        Requests.
-    reuse : Reuse
-        Share of a prompt, in which tiers, and how much of it decode holds.
-    tiers : sequence of str
-        Of the run, below HBM.
-    fleet : Fleet
-        Instances.
-    step : int
-        From one place at which a prompt can be taken up to the next. [token]
-    rng : numpy.random.Generator
-        Draws the tier of each past, and shares that are not constant.
+    Takes ``step`` [token].
     """
 
     def __init__(

@@ -91,19 +91,7 @@ class Totals:
 def totals_of(records: Requests, slo: Slo, limits: RequestLimits | None = None) -> Totals:
     """Add up records, whose latencies are kept.
 
-    Parameters
-    ----------
-    records
-        Requests, in the order of ``limits``.
-    slo
-        Limits of all, inclusive. [s]
-    limits
-        Of each, where they have their own.
-
-    Returns
-    -------
-    Totals
-        With exact percentiles.
+    Takes ``slo`` (limits of all, inclusive [s]).
     """
     found, done = latencies(records), records.status == Outcome.COMPLETED
     inside = found.inside(slo) if limits is None else found.within(limits.ttft[done], limits.tpot[done])
@@ -134,13 +122,7 @@ def sketched(totals: Totals) -> Totals:
 
 
 def added(first: Totals, second: Totals) -> Totals:
-    """Add up two totals whose latencies are in sketches.
-
-    Examples
-    --------
-    >>> added(Totals(inside=2, first_arrival_s=1.0), Totals(inside=3, first_arrival_s=0.5)).first_arrival_s
-    0.5
-    """
+    """Add up two totals whose latencies are in sketches."""
     found = {each.name: getattr(first, each.name) + getattr(second, each.name) for each in fields(Totals)}
     found["first_arrival_s"] = min(first.first_arrival_s, second.first_arrival_s)
     found["last_finish_s"] = max(first.last_finish_s, second.last_finish_s)

@@ -95,17 +95,7 @@ class Owner(Protocol):
 
 
 class Transfers:
-    """All requests on their way from one instance to another.
-
-    Parameters
-    ----------
-    way : str
-        Of ``WAYS``.
-    state, link
-        Clock, kernel, instances and requests; the network.
-    owner : Owner
-        Who knows what becomes of a request.
-    """
+    """All requests on their way from one instance to another."""
 
     def __init__(self, way: str, state: ClusterState, link: KvLink, owner: Owner) -> None:
         self.way, self.state, self.link, self.owner = way, state, link, owner

@@ -103,20 +103,6 @@ def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> It
 def role_fault(mapping: Mapping, role: Role) -> str:
     """Why an instance cannot have a role: one whose feed-forward part has GPUs of its own decodes; empty where it can.
 
-    Parameters
-    ----------
-    mapping
-        Of the instance.
-    role
-        That it is to have.
-
-    Returns
-    -------
-    str
-        One line.
-
-    Examples
-    --------
     >>> role_fault(Mapping(), Role.PREFILL)
     ''
     """

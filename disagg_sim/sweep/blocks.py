@@ -18,29 +18,8 @@ def read_block(path: Path) -> pd.DataFrame:
     """Read a file of ``points/``, as a table whose rows can be timed again (``certainty.rows``).
 
     A block does not repeat what all rows of its case share: NVLink domain, interference, traffic, link. These come from
-    the ``frontier.csv`` of the same results, where it has the case.
-
-    Parameters
-    ----------
-    path : Path
-        ``DIR/points/CASE/NAME.parquet``.
-
-    Returns
-    -------
-    DataFrame
-        Columns of ``serving.points.COLUMNS`` with ``case`` in front, and those of ``certainty.rows.ASSUMED``
-        and of the link.
-
-    Raises
-    ------
-    InputError
-        No such file, no table, or a frontier beside it that cannot be read.
-
-    Examples
-    --------
-    >>> read_block(Path("no/points/case/disaggregated-0000.parquet"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/points/case/disaggregated-0000.parquet: no table of points: ...
+    the ``frontier.csv`` of the same results, where it has the case. Returns columns of ``serving.points.COLUMNS`` with
+    ``case`` in front, and those of ``certainty.rows.ASSUMED`` and of the link.
     """
     try:
         table = read_parquet(path)

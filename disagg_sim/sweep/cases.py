@@ -355,20 +355,9 @@ def origin_of(case: Case) -> Origin:
 def throughput_column(per: str, *, spares: bool = False) -> str:
     """Name the column that a frontier is taken in.
 
-    Parameters
-    ----------
-    per
-        ``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``.
-    spares
-        Whether spares are among the GPUs.
+    Takes ``per`` (``"gpu"``, ``"usd"``, ``"watt"`` or ``"joule"``). Returns column of output tokens per GPU and second,
+    per USD, or per joule at the TDP or as drawn.
 
-    Returns
-    -------
-    str
-        Column of output tokens per GPU and second, per USD, or per joule at the TDP or as drawn.
-
-    Examples
-    --------
     >>> [throughput_column(per) for per in ("gpu", "usd", "watt", "joule")]
     ['tokens_per_s_per_gpu', 'tokens_per_usd', 'tokens_per_joule', 'tokens_per_drawn_joule']
     """

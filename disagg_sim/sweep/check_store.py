@@ -43,28 +43,7 @@ class StoreReport:
 def check_store(root: Path) -> StoreReport:
     """Read every byte of a directory of results and list what is not as it was written.
 
-    Parameters
-    ----------
-    root : Path
-        Directory that a sweep or a simulation wrote; nothing in it is changed.
-
-    Returns
-    -------
-    StoreReport
-        Its blocks, and the faults in the order of the blocks, then of the tables.
-
-    Raises
-    ------
-    InputError
-        One line: no store, or of another schema.
-    StoreError
-        A run is writing there.
-
-    Examples
-    --------
-    >>> check_store(Path("no/such"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/such: no store: store.json is missing; a sweep or a simulation writes it
+    Returns its blocks, and the faults in the order of the blocks, then of the tables.
     """
     index, store = read_index(root), Store(root)
     tables = {key.table for key in index.blocks}

@@ -2,8 +2,6 @@
 
 ``compare_fronts`` knows no word of the domain: it is told which columns identify a point and which two are
 wanted large. ``read_frontier`` and ``FRONTIER`` say so for the frontiers of a sweep.
-
-Past 400 lines: the fronts, what moved on them, and the tables that they are read from.
 """
 
 from __future__ import annotations
@@ -157,30 +155,7 @@ class Frontier:
 
 
 def read_frontier(path: Path) -> Frontier:
-    """Read a sweep's frontier, from its directory of results or from a CSV file.
-
-    Parameters
-    ----------
-    path : Path
-        The directory, or a table with the columns ``FRONTIER.required``.
-
-    Returns
-    -------
-    Frontier
-        The table (interactivity and throughput in token/s), its cases, and the manifest where there is one.
-
-    Raises
-    ------
-    InputError
-        One line: nothing there, no table, a missing column, a value that is no number, a table that is not the one
-        that the manifest beside it was written for.
-
-    Examples
-    --------
-    >>> read_frontier(Path("no/such/results"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/such/results: no such file or directory
-    """
+    """Read a sweep's frontier, from its directory of results or from a CSV file."""
     results = Path(heard(path)).is_dir()
     file = path / FRONTIER_FILE if results else path
     manifest = read_manifest(path) if results else None
@@ -241,35 +216,7 @@ def _check_table(file: Path, table: pd.DataFrame) -> None:
 
 
 def compare_frontiers(old: Frontier, new: Frontier, *, rtol: float = RTOL) -> Comparison:
-    """Compare the cases that both frontiers have.
-
-    Parameters
-    ----------
-    old, new : Frontier
-        Of ``read_frontier``.
-    rtol : float
-        Largest relative change of a value that has not moved. [1]
-
-    Returns
-    -------
-    Comparison
-        A ``FrontChange`` for each case and mode: lost, new and moved points, areas.
-
-    Raises
-    ------
-    InputError
-        When the tables have different columns, or no case in common.
-
-    Examples
-    --------
-    A point that lost a tenth of its throughput takes the front down with it:
-
-    >>> table = pd.DataFrame([dict.fromkeys(FRONTIER.required, 1.0) | {"case": "demo", "mode": "colocated"}])
-    >>> old, new = (Frontier(Path(), table.assign(**{THROUGHPUT: y}), ("demo",), None) for y in (100.0, 90.0))
-    >>> (front,) = compare_frontiers(old, new).fronts
-    >>> len(front.moved), f"{front.area_change:.2f}", front.worse
-    (1, '-0.10', True)
-    """
+    """Compare the cases that both frontiers have."""
     if len(old.table) and len(new.table):
         only = [_own_columns(old, new), _own_columns(new, old)]
         if any(only):
@@ -287,30 +234,7 @@ def _own_columns(item: Frontier, other: Frontier) -> str:
 
 
 def require_same_cases(baseline: Frontier, current: Frontier) -> None:
-    """Raise when one of two frontiers has a case that the other lacks.
-
-    Parameters
-    ----------
-    baseline, current : Frontier
-        Of ``read_frontier``.
-
-    Returns
-    -------
-    None
-        Where their cases are the same.
-
-    Raises
-    ------
-    InputError
-        Names the cases, and which of the two lacks them.
-
-    Examples
-    --------
-    >>> baseline, current = (Frontier(Path(name), pd.DataFrame(), (name,), None) for name in ("old", "new"))
-    >>> require_same_cases(baseline, current)
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: new: 1 of 1 cases not computed...
-    """
+    """Raise when one of two frontiers has a case that the other lacks."""
     for item, other, what in ((baseline, current, "not computed"), (current, baseline, "without a baseline")):
         missing = [case for case in item.cases if case not in other.cases]
         if missing:
@@ -325,22 +249,8 @@ def _names(names: Sequence[str]) -> str:
 def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: Roles, rtol: float = RTOL) -> Comparison:
     """Pair the points of two tables of fronts by key, front by front.
 
-    Points of one front with the same key (there should be none) are paired in order of x.
-
-    Parameters
-    ----------
-    old, new : DataFrame
-        Fronts below one another, same columns.
-    roles : Roles
-        What the columns mean.
-    rtol : float
-        Largest relative change of a number that is none. Above ``RTOL`` a word that moved is told and does not
-        decide: where two numbers nearly tie, such as the times that say what binds, a small change swaps it. [1]
-
-    Returns
-    -------
-    Comparison
-        Fronts in order of first appearance, old ones first.
+    Points of one front with the same key (there should be none) are paired in order of x. Returns fronts in order of
+    first appearance, old ones first.
     """
     if not 0 <= rtol < 1:
         raise InputError(f"rtol {rtol} is out of range; allowed: 0 to below 1")

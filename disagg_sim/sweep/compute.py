@@ -87,13 +87,7 @@ class Done:
 
 
 def compute_blocks(task: BlockTask) -> list[Done]:
-    """Compute blocks and write each, with its tally, into its stores.
-
-    Raises
-    ------
-    StoreError
-        When a spec file was written since the blocks were planned: their digests would be those of the old content.
-    """
+    """Compute blocks and write each, with its tally, into its stores."""
     begun = time.perf_counter()
     score_together(task.blocks)
     done = []
@@ -131,13 +125,7 @@ def _compute(task: BlockTask, block: Block) -> Found:
 
 
 def stored_block(store: Store, block: Block) -> Found:
-    """What ``compute_blocks`` found of a block that is in the store.
-
-    Raises
-    ------
-    StoreError
-        It is not as it was written.
-    """
+    """What ``compute_blocks`` found of a block that is in the store."""
     tally = Tally.from_json(store.note(block.key))
     frame = pd.DataFrame() if block.key.table == PREFILL else store.read(block.key)
     return Found(tally, _front(block, frame))

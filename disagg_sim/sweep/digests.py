@@ -16,18 +16,6 @@ from typing import Any
 def digest_of(value: Any) -> str:
     """Compute the digest of a value; the order of a mapping or set does not count.
 
-    Parameters
-    ----------
-    value
-        Plain, a frozen dataclass, or tuples, sets and mappings of them.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal digits.
-
-    Examples
-    --------
     >>> digest_of({"isl": 1024, "osl": 128}) == digest_of({"osl": 128, "isl": 1024})
     True
     >>> digest_of((1024, 128)) == digest_of((128, 1024))
@@ -40,18 +28,6 @@ def digest_of(value: Any) -> str:
 def code_digest(rooms: tuple[str, ...]) -> str:
     """Compute the digest of the sources of some rooms and of what all rooms share.
 
-    Parameters
-    ----------
-    rooms
-        Folders below the package; those inside them count, too.
-
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal digits: another one means that stored blocks are stale.
-
-    Examples
-    --------
     >>> len({code_digest(rooms) for rooms in (("physics",), ("physics",), ("search",))})
     2
     """

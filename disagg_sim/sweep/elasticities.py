@@ -28,18 +28,8 @@ from disagg_sim.sweep.store import Store
 def why_not(item: CaseResult) -> str:
     """Say why a case has no elasticities.
 
-    Parameters
-    ----------
-    item : CaseResult
-        Its frontiers, lengths and cost.
+    Returns the reason; empty where it has some.
 
-    Returns
-    -------
-    str
-        The reason; empty where it has some.
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> case = SimpleNamespace(per="usd")
     >>> why_not(SimpleNamespace(plan=SimpleNamespace(case=case), found=("colocated",)))
@@ -61,28 +51,7 @@ def _elasticities(task: tuple[CaseResult, Store]) -> tuple[str, pd.DataFrame]:
 
 
 def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
-    """Write ``sensitivity.csv``: the tables of all cases below one another, the case in front.
-
-    Parameters
-    ----------
-    tables : mapping of str to DataFrame
-        Of ``sweep_elasticities``; one or more.
-    root : Path
-        Directory of the sweep.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_elasticities({"demo": pd.DataFrame({"parameter": ["flops"], "throughput": [0.25]})}, Path(root))
-    ...     print(Path(root, "sensitivity.csv").read_text(), end="")
-    case,parameter,throughput
-    demo,flops,0.25
-    """
+    """Write ``sensitivity.csv``: the tables of all cases below one another, the case in front."""
 
     joined = pd.concat([table.assign(case=name) for name, table in tables.items()], ignore_index=True)
     write_csv(root / "sensitivity.csv", joined[["case", *joined.columns.drop("case")]], digits=6)
@@ -91,27 +60,7 @@ def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
 def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers = 1) -> dict[str, pd.DataFrame]:
     """Compute the elasticities of every case that has some (``why_not``).
 
-    Parameters
-    ----------
-    result : SweepResult
-        Of ``run_sweep``.
-    root : Path
-        Directory of the sweep: a changed frontier needs the points next to it.
-    jobs : int or Workers
-        Where they are computed; a case is a task.
-
-    Returns
-    -------
-    dict of str to DataFrame
-        By name of the case, columns as ``certainty.elasticity.sensitivity``.
-
-    Examples
-    --------
-    A case without a frontier has none:
-
-    >>> from types import SimpleNamespace
-    >>> sweep_elasticities(SimpleNamespace(cases=(SimpleNamespace(plan=SimpleNamespace(case=None), found=()),)), Path())
-    {}
+    The result is by name of the case, columns as ``certainty.elasticity.sensitivity``.
     """
     store = Store(root.absolute())
     tasks = [(item, store) for item in result.cases if not why_not(item)]

@@ -59,31 +59,7 @@ def fidelity_of(
 ) -> tuple[CaseFidelity, ...]:
     """Tell what the frontiers of every case rest on and, where asked for, their error bars.
 
-    Parameters
-    ----------
-    result : SweepResult
-        Of ``run_sweep`` with ``outside``.
-    root : Path
-        Directory of the sweep: error bars of a frontier need the points next to it.
-    error_bars : bool
-        Whether to sample them (``certainty.error_bars``).
-    seed : int
-        Of the samples, the same for every case.
-    jobs : int or Workers
-        Where error bars are sampled.
-
-    Returns
-    -------
-    tuple of CaseFidelity
-        In order of the cases; tables are empty where a case has no frontier, or no fitted profile.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> nothing = SimpleNamespace(plan=SimpleNamespace(case=SimpleNamespace(name="demo")), found=())
-    >>> (one,) = fidelity_of(SimpleNamespace(cases=(nothing,)), Path(), error_bars=True)
-    >>> one.case, len(one.outside), len(one.bands)
-    ('demo', 0, 0)
+    The result is in order of the cases; tables are empty where a case has no frontier, or no fitted profile.
     """
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
     told = [
@@ -105,29 +81,7 @@ def fidelity_of(
 
 
 def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
-    r"""Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars.
-
-    Parameters
-    ----------
-    found : sequence of CaseFidelity
-        Of ``fidelity_of``.
-    root : Path
-        Directory of the sweep; files of an earlier run that have no rows now are removed.
-
-    Returns
-    -------
-    None
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> empty = pd.DataFrame()
-    >>> one = CaseFidelity(case="demo", outside=pd.DataFrame({"mode": ["colocated"]}), bands=empty, gain=empty)
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_fidelity([one], Path(root))
-    ...     {path.name: path.read_text() for path in Path(root).iterdir()}
-    {'outside_calibration.csv': 'case,mode\ndemo,colocated\n'}
-    """
+    """Write ``outside_calibration.csv``, and ``uncertainty.csv`` and ``gain.csv`` where there are error bars."""
 
     for name, tables in (
         ("outside_calibration", [each.outside.assign(case=each.case) for each in found]),

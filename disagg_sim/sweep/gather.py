@@ -26,11 +26,6 @@ class Front:
     """The frontier of the blocks of a mode that have arrived.
 
     Of equal points that of the first block of the plan stays, whatever the order of arrival.
-
-    Parameters
-    ----------
-    throughput
-        Column of the throughput; interactivity is the other axis.
     """
 
     def __init__(self, throughput: str) -> None:

@@ -44,13 +44,7 @@ def write_index(root: Path, holds: str, blocks: Iterable[Key]) -> None:
 
 
 def read_index(root: Path) -> Index:
-    """Read the index of a directory.
-
-    Raises
-    ------
-    InputError
-        One line: there is none, it is damaged, or of another schema.
-    """
+    """Read the index of a directory."""
     path = root / INDEX
     try:
         held = read_json(path)

@@ -28,19 +28,7 @@ ROWS = 2000
 def labels(families: Sequence[Kin], *, outside: bool, jobs: int | Workers = 1) -> list[dict[str, NDArray[Any]]]:
     """Label tables of cases; those of cases that differ in lengths, limits or costs alone are timed together.
 
-    Parameters
-    ----------
-    families
-        Cases and tables with their ``axis_columns``, no table without rows.
-    outside
-        Whether rows of fitted profiles are told where they leave the range of their fits, too.
-    jobs
-        Where tables are timed.
-
-    Returns
-    -------
-    list of dict
-        Words of the rows of each: ``rests_on``, and ``outside_calibration`` where that was told.
+    Returns words of the rows of each: ``rests_on``, and ``outside_calibration`` where that was told.
     """
     places = [(number, rows) for number, family in enumerate(families) for rows in _groups(family)]
     tasks = [_task(place, families[number], rows, outside) for place, (number, rows) in enumerate(places)]

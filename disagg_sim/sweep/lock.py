@@ -20,36 +20,7 @@ PIECES = "pieces"
 
 @contextmanager
 def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> Iterator[None]:
-    """Hold a directory until the block ends; the lock dies with the process, however that ends.
-
-    Parameters
-    ----------
-    root
-        The directory.
-    tables
-        Directories in it that may be links, as ``PIECES`` may, such as to a scratch disk: made by this account or,
-        where the directory is only read, by its owner. Every other link to a directory is refused.
-    reading
-        Whether nothing is written, not even the lock: several may read, on a disk that cannot be written, too.
-
-    Yields
-    ------
-    None
-        While it is held.
-
-    Raises
-    ------
-    StoreError
-        One line: another run is writing there, or a link leads out of it.
-
-    Examples
-    --------
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, locked(Path(folder)), locked(Path(folder)):
-    ...     pass
-    Traceback (most recent call last):
-    disagg_sim.errors.StoreError: ...: another run is writing there, or a check reads; wait for it, or give ...
-    """
+    """Hold a directory until the block ends; the lock dies with the process, however that ends."""
     file = root / LOCK
     with ExitStack() as held:
         try:

@@ -37,13 +37,7 @@ class Manifest:
 
 
 def read_manifest(root: Path) -> Manifest | None:
-    """The manifest of the sweep that was finished in a directory; None where there is none.
-
-    Raises
-    ------
-    InputError
-        One line: it cannot be read, or is no manifest.
-    """
+    """The manifest of the sweep that was finished in a directory; None where there is none."""
     path = root / MANIFEST
     try:
         held = read_json(path)

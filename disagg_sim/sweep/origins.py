@@ -44,18 +44,6 @@ class Kin:
 def kin_of(fronts: Fronts) -> list[Kin]:
     """Lay frontiers of cases with the same setups, and the same columns, below one another.
 
-    Parameters
-    ----------
-    fronts
-        Cases and frontiers with points.
-
-    Returns
-    -------
-    list of Kin
-        Each frontier is in one of them.
-
-    Examples
-    --------
     >>> kin_of({})
     []
     """
@@ -80,17 +68,7 @@ def _below(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 def with_origins(alike: Kin, *, nothing: str) -> Kin:
     """Add the columns that say where frontiers come from.
 
-    Parameters
-    ----------
-    alike
-        Frontiers of cases with the same setups.
-    nothing
-        Word for no inherited fit.
-
-    Returns
-    -------
-    Kin
-        The same with ``cases.axis_columns``, ``inherited_fits`` and the evidence of each layout.
+    Returns the same with ``cases.axis_columns``, ``inherited_fits`` and the evidence of each layout.
     """
     case = alike.cases[0]  # whose setups are those of all
     assumed = pd.DataFrame([axis_columns(each) for each in alike.cases])

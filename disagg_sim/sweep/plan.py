@@ -108,28 +108,7 @@ class SweepPlan:
 def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
     """Plan every case of a sweep: enumerate its mappings, fix its batch axes, divide both into blocks.
 
-    Parameters
-    ----------
-    spec : SweepSpec
-        Such as ``load_sweep`` reads.
-    keep : str
-        Of ``KEEP``: what is stored of the points. The tables are the same bytes.
-
-    Returns
-    -------
-    SweepPlan
-        Cases in the order of the file; ``run_sweep`` computes them.
-
-    Raises
-    ------
-    UnknownNameError
-        No such ``keep``.
-
-    Examples
-    --------
-    >>> from disagg_sim.sweep.spec import load_sweep
-    >>> plan_sweep(load_sweep("smoke")).cases[0].case.model
-    'llama_3_1_8b'
+    Returns cases in the order of the file.
     """
     (plan,) = plan_sweeps([spec], keep=keep)
     return plan
@@ -138,23 +117,6 @@ def plan_sweep(spec: SweepSpec, *, keep: str = EVERYTHING) -> SweepPlan:
 def plan_sweeps(specs: Sequence[SweepSpec], *, keep: str = EVERYTHING) -> tuple[SweepPlan, ...]:
     """Plan several sweeps; what their cases have in common is made once.
 
-    Parameters
-    ----------
-    specs, keep
-        As ``plan_sweep`` takes them.
-
-    Returns
-    -------
-    tuple of SweepPlan
-        One a sweep. Equal cases of two sweeps have blocks of the same keys.
-
-    Raises
-    ------
-    UnknownNameError
-        No such ``keep``.
-
-    Examples
-    --------
     >>> from disagg_sim.sweep.spec import load_sweep
     >>> first, second = plan_sweeps([load_sweep("smoke")] * 2)
     >>> [block.key for block in first.blocks] == [block.key for block in second.blocks]

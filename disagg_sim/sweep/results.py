@@ -56,10 +56,7 @@ class ModeResult:
     def at(self, interactivity: float) -> dict[str, Any] | None:
         """The point of highest throughput with at least this interactivity, by column name; None where none has it.
 
-        Parameters
-        ----------
-        interactivity
-            inf = the point of highest interactivity. [token/s]
+        Takes ``interactivity`` [token/s] (inf = the point of highest interactivity).
         """
         if not len(self.frontier):
             return None

@@ -39,52 +39,9 @@ def run_sweep(
 ) -> SweepResult:
     """Compute every block that ``root`` does not hold, then write the tables.
 
-    Parameters
-    ----------
-    plan : SweepPlan
-        What ``plan_sweep`` made of a sweep.
-    root : Path
-        Directory of the results; made if missing. A run that was interrupted, or killed, goes on where
-        it stood.
-    jobs : int or Workers
-        Worker processes of this machine, or a cluster. The tables do not depend on it. [1]
-    listener : Listener
-        Told what happens.
-    overwrite : bool
-        Whether the results of another sweep in ``root`` may be removed.
-    outside : bool
-        Whether the frontiers are told where they leave the range of their fits (``ModeResult.outside``), as
-        ``fidelity_of`` needs it.
-
-    Returns
-    -------
-    SweepResult
-        Frontiers of every case and mode in plan order, times in s, throughput in token/s.
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written, another run is writing there, or it holds the results of
-        another sweep: one of another name, or without a case in common.
-
-    Notes
-    -----
     A sweep without a single feasible case returns, too, and so does one with a block that was given up because its
-    workers died; ``SweepResult.require`` says what stands in the way.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from unittest.mock import Mock
-    >>> from disagg_sim.sweep.plan import plan_sweep
-    >>> from disagg_sim.sweep.spec import load_sweep
-    >>> text = '''{name: tiny, models: llama_3_1_8b, systems: {h100_sxm: fp8}, profile: ideal,
-    ...   traffic: [{isl: 1024, osl: 128}], modes: [colocated], limits: {max_gpus: 1}}'''
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = Path(root, "tiny.yaml").write_text(text)
-    ...     result = run_sweep(plan_sweep(load_sweep(f"{root}/tiny.yaml")), Path(root, "out"), jobs=1, listener=Mock())
-    >>> [(case.plan.case.name, case.found[0].mode) for case in result.cases]
-    [('llama_3_1_8b-h100_sxm-fp8-ideal-1024-128-instance1', 'colocated')]
+    workers died; ``SweepResult.require`` says what stands in the way. Returns frontiers of every case and mode in plan
+    order, times in s, throughput in token/s.
     """
     (result,) = run_sweeps([(plan, root)], jobs=jobs, listener=listener, overwrite=overwrite, outside=outside)
     return result
@@ -100,25 +57,6 @@ def run_sweeps(
 ) -> tuple[SweepResult, ...]:
     """Run several sweeps, each in a directory of its own; a block that several of them lack is computed once.
 
-    Parameters
-    ----------
-    sweeps : sequence of pairs
-        What ``plan_sweeps`` made, and directories, all different.
-    jobs, listener, overwrite, outside
-        As ``run_sweep`` takes them.
-
-    Returns
-    -------
-    tuple of SweepResult
-        One a sweep.
-
-    Raises
-    ------
-    StoreError
-        As ``run_sweep``.
-
-    Examples
-    --------
     >>> from unittest.mock import Mock
     >>> run_sweeps([], jobs=1, listener=Mock())
     ()

@@ -56,17 +56,7 @@ def scored(block: Block) -> PhaseGrid:
 def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
     """Divide blocks into those that one task computes: small ones of cases that differ in their lengths.
 
-    Parameters
-    ----------
-    blocks
-        Of one table, in the order in which they are computed.
-    most
-        Blocks of a group at most. [1]
-
-    Returns
-    -------
-    list of lists
-        In the order of the first block of each.
+    The result is in the order of the first block of each.
     """
     found: list[list[Block]] = []
     open_groups: dict[Hashable, list[Block]] = {}

@@ -20,23 +20,6 @@ OPEN_SEAL = (_MARK + _OPEN).decode()
 def bytes_of(path: Path) -> bytes:
     """Read all bytes of a file.
 
-    Parameters
-    ----------
-    path
-        Of a file.
-
-    Returns
-    -------
-    bytes
-        Its content.
-
-    Raises
-    ------
-    OSError
-        There is none, or a pipe or a device in its place.
-
-    Examples
-    --------
     >>> b"Seal files" in bytes_of(Path(__file__))
     True
     """

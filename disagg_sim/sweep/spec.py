@@ -376,30 +376,8 @@ def load_sweep(
 ) -> SweepSpec:
     """Read a sweep from a file, or a shipped one by its name.
 
-    Parameters
-    ----------
-    name : str
-        Path of a YAML file, or the name of a shipped sweep such as ``demo``.
-    profile, engine : str
-        Put in place of the file's own when given.
-    prices : mapping, optional
-        Price of a GPU by system, before those of the file. [USD/h]
-
-    Returns
-    -------
-    SweepSpec
-        Times in s, lengths in tokens; for ``plan_sweep``.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file: key, value, what is allowed, the nearest valid name. A fault of what
-        was put in its place names the option of the command line, not the file.
-
-    Examples
-    --------
-    >>> load_sweep("smoke", profile="ideal").profile
-    'ideal'
+    Takes ``prices`` (price of a GPU by system, before those of the file [USD/h]). Returns times in s, lengths in
+    tokens.
     """
     path = find_document("sweep", name)
     document = read_mapping(path)

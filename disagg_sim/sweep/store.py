@@ -182,37 +182,7 @@ class Own:
 def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
     """Open the store of a directory, locked, without the blocks that are not planned.
 
-    Parameters
-    ----------
-    root : Path
-        Directory of the results; made if missing.
-    listener : Listener
-        Told what was removed.
-    overwrite : bool
-        Whether results of something else may be removed; else ``own.require`` raises for them.
-    noun : str
-        What is run, "sweep" or "scenario".
-    own : Own
-        Its tables and blocks.
-
-    Yields
-    ------
-    Store
-        Locked until the block ends.
-
-    Raises
-    ------
-    StoreError
-        The directory cannot be written, or another run is writing there.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from unittest.mock import Mock
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     with opened(Path(root), Mock(), overwrite=False, noun="sweep", own=Mock(tables=(), planned=set())) as store:
-    ...         sorted(path.name for path in store.root.iterdir())
-    ['.lock', 'store.json']
+    Takes ``noun`` (what is run, "sweep" or "scenario").
     """
     store = Store(root)
     store.prepare()
@@ -245,31 +215,8 @@ def missing(
 ) -> list[Item]:
     """List the items with a block that is missing, stale or corrupt; the listener hears why.
 
-    Parameters
-    ----------
-    items : sequence
-        Hashable; what is computed, each to one block or several.
-    keys : callable
-        Blocks of an item.
-    store, listener : Store, Listener
-        Where the blocks lie, and who is told.
-    noun : str
-        What an item is, "blocks" or "runs".
-
-    Returns
-    -------
-    list
-        In order of ``items``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from unittest.mock import Mock
-    >>> blocks = [Key("points", "demo", name, "d1") for name in ("first", "second")]
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     Store(Path(root)).write(blocks[0], pd.DataFrame({"ttl_s": [0.01]}), note="")
-    ...     [key.name for key in missing(blocks, lambda key: [key], Store(Path(root)), Mock(), noun="blocks")]
-    ['second']
+    Takes ``keys`` (blocks of an item) and ``noun`` (what an item is, "blocks" or "runs"). The result is in order of
+    ``items``.
     """
     states = {item: {key: store.state(key) for key in keys(item)} for item in items}
     for key, state in (pair for blocks in states.values() for pair in blocks.items()):

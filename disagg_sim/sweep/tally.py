@@ -55,15 +55,7 @@ class Tally:
 def removal(
     phase: str, reason: str, removed: NDArray[np.bool_], excess: NDArray[np.float64] | None = None, unit: str = ""
 ) -> tuple[Removal, ...]:
-    """Count the points in ``removed``; empty if there are none.
-
-    Parameters
-    ----------
-    removed : bool array
-        Which points the reason removes.
-    excess : array, optional
-        By how much each point misses. [unit]
-    """
+    """Count the points in ``removed``; empty if there are none."""
     if not removed.any():
         return ()
     closest = math.inf if excess is None else float(np.min(excess, where=removed, initial=np.inf))

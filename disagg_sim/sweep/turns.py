@@ -30,24 +30,7 @@ class Turns:
         return TurnCaches(sessions_per_s=self.sessions_per_s, tpot_s=self.tpot_s)
 
     def met(self, at: Setup, prompt: float) -> TurnCaches:
-        """Count the caches in tokens.
-
-        Parameters
-        ----------
-        at
-            Of the instances that remember, whose drafter's cache counts, too.
-        prompt
-            Tokens of a usual prompt. [token]
-
-        Returns
-        -------
-        TurnCaches
-
-        Raises
-        ------
-        InputError
-            A tier that the system has not.
-        """
+        """Count the caches in tokens."""
         if self.cache is None:
             return self.uncached
         served = cached_layers(at), at.precision

@@ -13,13 +13,7 @@ from disagg_sim.units import GB
 
 
 def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
-    """One clause that names what binds, for a mode of a case whose frontier is empty.
-
-    Parameters
-    ----------
-    prefill, points : Tally
-        What prefill removed, and what decode (or the co-located instances) removed.
-    """
+    """One clause that names what binds, for a mode of a case whose frontier is empty."""
     if plan.mode != Mode.DISAGGREGATED:
         return _of_instances(case, plan, points)
     for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):

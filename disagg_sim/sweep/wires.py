@@ -206,22 +206,7 @@ class HandedOver:
 def handed_over(row: abc.Mapping[str, Any]) -> HandedOver | None:
     """Read what the hand-over of a row takes.
 
-    Parameters
-    ----------
-    row
-        Of a frontier or of a block of ``points/``, by column name.
-
-    Returns
-    -------
-    HandedOver or None
-        None where none was counted: no ``kv_link`` in the sweep or in the case, or one instance for both phases.
-
-    Examples
-    --------
-    >>> row = {"kv_link": "link_rail", "kv_link_bytes_per_s": 50e9, "kv_bytes_per_request": 1e9, "kv_descriptors": 1e4}
-    >>> found = handed_over(row | {"hand_over_post_s": 0.024, "hand_over_s": 0.044, "ftl_with_hand_over_s": 0.5})
-    >>> f"{found.link}: {found.post:.3f} s to post, {found.wire:.3f} s on the wire"
-    'link_rail: 0.024 s to post, 0.020 s on the wire'
+    Returns None where none was counted: no ``kv_link`` in the sweep or in the case, or one instance for both phases.
     """
     count, post, time, ftl = (float(row.get(column.name, 0.0)) for column in LINK_COLUMNS)
     if not time > 0.0:

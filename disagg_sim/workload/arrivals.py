@@ -53,25 +53,6 @@ ROUNDING = 1e-12
 def named_rng(seed: int, name: str) -> np.random.Generator:
     """Return the random stream of a name: its draws depend on the seed and the name, on nothing else.
 
-    Parameters
-    ----------
-    seed
-        From 0 to ``MOST_SEED``. [1]
-    name
-        Of the stream, such as ``"arrivals"``.
-
-    Returns
-    -------
-    numpy.random.Generator
-        A new one at the start of the stream.
-
-    Raises
-    ------
-    InputError
-        A seed that is not whole or out of range.
-
-    Examples
-    --------
     >>> first, again = (named_rng(1, "arrivals").random() for _ in range(2))
     >>> first == again, first == named_rng(1, "routing").random()
     (True, False)
@@ -270,20 +251,8 @@ def arrivals_in_pieces(
 ) -> Iterator[Floats]:
     """Draw the times of ``arrivals`` piece by piece, so that they need not be held together.
 
-    Parameters
-    ----------
-    process, rng, rate, requests, duration
-        As of ``arrivals``; there may be more of them than a trace may have.
-    most
-        Times that come at once, but for a burst of ``Mmpp``, which stays together. [request]
+    Takes ``most`` [request]. Yields one or more times, ascending [s].
 
-    Yields
-    ------
-    array
-        One or more times, ascending; all of them together are the same for every ``most``. [s]
-
-    Examples
-    --------
     >>> pieces = arrivals_in_pieces(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5, most=2)
     >>> whole = arrivals(Poisson(), named_rng(0, "arrivals"), 2.0, requests=5)
     >>> np.array_equal(np.concatenate(list(pieces)), whole)

@@ -18,27 +18,6 @@ from disagg_sim.workload.trace import Trace
 def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int = 0) -> Trace:
     """Draw a class for each request, for a session as a whole.
 
-    Parameters
-    ----------
-    trace
-        Whose own classes, if any, are replaced.
-    shares
-        Class -> share of the requests; only their ratios count. [1]
-    seed
-        Of the draw.
-
-    Returns
-    -------
-    Trace
-        The same requests with ``classes``.
-
-    Raises
-    ------
-    InputError
-        No class, or a share that is not above 0.
-
-    Examples
-    --------
     >>> trace = Trace(arrival=np.arange(1000.0), input_tokens=np.full(1000, 9), output_tokens=np.full(1000, 9))
     >>> found = with_classes(trace, {"interactive": 3, "batch": 1}, seed=1).classes
     >>> found.names, 0.7 < float((found.number == 0).mean()) < 0.8
@@ -51,41 +30,7 @@ def with_classes(trace: Trace, shares: Mapping[str, float], *, seed: int = 0) ->
 def with_models(
     trace: Trace, shares: Mapping[str, float] | Mapping[str, Mapping[str, float]], *, seed: int = 0
 ) -> Trace:
-    """Draw the model that each request asks for, for a session as a whole.
-
-    Parameters
-    ----------
-    trace
-        Whose own models, if any, are replaced.
-    shares
-        Model -> share of the requests; or class of the trace -> its models and their shares. Only ratios count. [1]
-    seed
-        Of the draw.
-
-    Returns
-    -------
-    Trace
-        The same requests with ``models``.
-
-    Raises
-    ------
-    InputError
-        No model, a share that is not above 0, or classes that are not those of the trace.
-
-    Examples
-    --------
-    >>> trace = Trace(arrival=np.arange(1000.0), input_tokens=np.full(1000, 9), output_tokens=np.full(1000, 9))
-    >>> found = with_models(trace, {"llama_3_1_8b": 3, "llama_3_1_70b": 1}, seed=1).models
-    >>> found.names, 0.7 < float((found.number == 0).mean()) < 0.8
-    (('llama_3_1_8b', 'llama_3_1_70b'), True)
-
-    By class, where chat asks for one model alone:
-
-    >>> trace = with_classes(trace, {"chat": 1, "batch": 1})
-    >>> found = with_models(trace, {"chat": {"llama_3_1_8b": 1}, "batch": {"llama_3_1_8b": 1, "llama_3_1_70b": 1}})
-    >>> set(found.models.number[trace.classes.number == 0].tolist())
-    {0}
-    """
+    """Draw the model that each request asks for, for a session as a whole."""
     chances = _chances(trace, "models", seed)
     by_class = {name: own for name, own in shares.items() if isinstance(own, Mapping)}
     if not by_class:

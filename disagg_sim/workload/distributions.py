@@ -172,18 +172,8 @@ class Empirical(EmpiricalLength):
 def length_distribution(spec: LengthSpec) -> LengthDistribution:
     """Make the distribution that a traffic file describes.
 
-    Parameters
-    ----------
-    spec
-        Input or output length of a case of ``load_traffic``. [token]
+    Takes ``spec`` (input or output length of a case of ``load_traffic`` [token]).
 
-    Returns
-    -------
-    LengthDistribution
-        ``Constant``, ``LogNormal``, ``Pareto`` or ``Empirical`` with the parameters of ``spec``.
-
-    Examples
-    --------
     Uniform from 100 to 300 tokens: the mean is 200, the second moment (100^2 + 100*300 + 300^2)/3:
 
     >>> made = length_distribution(EmpiricalLength(probabilities=(0.0, 1.0), tokens=(100.0, 300.0)))

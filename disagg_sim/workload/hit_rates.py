@@ -37,15 +37,7 @@ class HitCurve:
     def found(self, capacity_tokens: float) -> Ints:
         """Tokens of each prompt that a cache finds; at least one is computed.
 
-        Parameters
-        ----------
-        capacity_tokens
-            Of the cache, whole blocks of which are used; ``inf`` = all that there are. [token]
-
-        Returns
-        -------
-        array
-            (requests,) [token]
+        The result has shape (requests,) [token].
         """
         blocks = self.needed != NEVER
         if np.isfinite(capacity_tokens):
@@ -167,29 +159,8 @@ def _inversions(values: Ints) -> Ints:
 def routed(trace: Trace, caches: int, *, sticky: bool, seed: int = 0) -> Ints:
     """Send the requests of a trace to caches that know nothing of their content.
 
-    Parameters
-    ----------
-    trace
-        With sessions where they stick to a cache.
-    caches
-        Instances, or attention ranks, each with a cache of its own. [1]
-    sticky
-        Whether a session stays where its first turn went; else every request goes anywhere.
-    seed
-        Of the draws.
+    Returns number of the cache of each, for ``hit_curve``, shape (requests,).
 
-    Returns
-    -------
-    array
-        (requests,) number of the cache of each, for ``hit_curve``.
-
-    Raises
-    ------
-    InputError
-        Sticky requests without sessions.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_traffic
     >>> from disagg_sim.workload.session_traces import session_trace
     >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
@@ -206,28 +177,11 @@ def routed(trace: Trace, caches: int, *, sticky: bool, seed: int = 0) -> Ints:
 
 
 def blind_share(turns: int, caches: int) -> float:
-    r"""Share of a conversation of equal turns that caches find where each turn goes to any of them.
+    r"""Share of a conversation of equal turns that caches find where each turn goes to any of them. [1]
 
     .. math:: \frac{1}{J-1}\sum_{j=2}^{J}\frac{1}{j}\sum_{m=1}^{j-1}\frac{1}{n}\Bigl(1-\frac{1}{n}\Bigr)^{m-1}(j-m)
 
     A turn finds what its cache saw at its last visit, m turns ago. One cache for all finds (j-1)/j of turn j.
-
-    Parameters
-    ----------
-    turns
-        J, of which all but the first count. [1]
-    caches
-        n. [1]
-
-    Returns
-    -------
-    float
-        Mean over turns 2 to J. [1]
-
-    Examples
-    --------
-    >>> [f"{blind_share(turns, 8):.2f} of {blind_share(turns, 1):.2f}" for turns in (5, 20, 50)]
-    ['0.14 of 0.68', '0.41 of 0.86', '0.63 of 0.93']
     """
     total = 0.0
     for turn in range(2, turns + 1):

@@ -392,22 +392,6 @@ def _lengths(isl: Any, osl: Any, cached: Any) -> Lengths:
 def reuse_of(cached: object) -> Reuse:
     """Read what caches hold of prompts.
 
-    Parameters
-    ----------
-    cached
-        A share from 0 to 1, or a ``Reuse``. [1]
-
-    Returns
-    -------
-    Reuse
-
-    Raises
-    ------
-    InputError
-        No share.
-
-    Examples
-    --------
     >>> reuse_of(0.9).share
     ConstantShare(share=0.9)
     """
@@ -421,20 +405,8 @@ def reuse_of(cached: object) -> Reuse:
 def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
     """Let caches hold a share of the prompts.
 
-    Parameters
-    ----------
-    plain
-        Lengths of the requests.
-    reuse
-        Share of each prompt that is found, in whole blocks.
+    Returns the same ones where the share is 0.
 
-    Returns
-    -------
-    Lengths
-        The same ones where the share is 0.
-
-    Examples
-    --------
     >>> found = with_cached(lengths(16_384, 1024), reuse_of(0.5))
     >>> found.mean_isl, found.mean_new, found.context
     (16384.0, 8192.0, 16896.0)
@@ -445,26 +417,9 @@ def with_cached(plain: Lengths, reuse: Reuse) -> Lengths:
 def uneven(plain: Lengths, rank_imbalance: str) -> Lengths:
     """Let DP ranks be as unequal as their requests make them.
 
-    Parameters
-    ----------
-    plain
-        Lengths of the requests.
-    rank_imbalance
-        How a request finds its DP rank: ``least_load`` (the rank with the fewest, as vLLM), ``round_robin`` (as
-        SGLang), ``random``, or ``even``: all ranks count as equally full.
+    Takes ``rank_imbalance`` (how a request finds its DP rank: ``least_load`` (the rank with the fewest, as vLLM),
+    ``round_robin`` (as SGLang), ``random``, or ``even``: all ranks count as equally full).
 
-    Returns
-    -------
-    Lengths
-        The same requests.
-
-    Raises
-    ------
-    InputError
-        Another word.
-
-    Examples
-    --------
     >>> uneven(lengths(1024, 128), "random").rank_imbalance
     'random'
     """
@@ -483,18 +438,8 @@ def constant_lengths(isl: int, osl: int) -> Lengths:
 def lengths_at(isl: float, osl: float) -> Lengths:
     """Make the distribution of one point that need not be whole, such as the means of another one.
 
-    Parameters
-    ----------
-    isl, osl
-        Input and output length of every request. [token]
+    Returns constant lengths; a decode step is timed at a cache of ``isl + osl/2`` [token].
 
-    Returns
-    -------
-    Lengths
-        Constant lengths; a decode step is timed at a cache of ``isl + osl/2``. [token]
-
-    Examples
-    --------
     >>> lengths_at(1000.5, 101).context, lengths_at(1000.5, 101).gaps
     (1051.0, 100.0)
     """
@@ -557,18 +502,8 @@ def observed_lengths(isl: ArrayLike, osl: ArrayLike, past: ArrayLike | None = No
 def nearest_power_of_two(tokens: float) -> int:
     """Round a length to the power of two whose logarithm is nearest.
 
-    Parameters
-    ----------
-    tokens
-        Length above 0. [token]
+    The result is at least 1 [token].
 
-    Returns
-    -------
-    int
-        At least 1. [token]
-
-    Examples
-    --------
     >>> nearest_power_of_two(1020), nearest_power_of_two(129)
     (1024, 128)
     """

@@ -17,25 +17,9 @@ RANKS_SUFFIX = "/ranks_"
 def lengths_named(name: str) -> Lengths:
     """Find the lengths of one case of a shipped traffic, or of turns of its sessions.
 
-    Parameters
-    ----------
-    name
-        The traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that may stand
-        what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet (``turns.turns_text``),
-        and last ``RANKS_SUFFIX`` and one of ``rank_sums.RANK_ROUTINGS``.
-
-    Returns
-    -------
-    Lengths
-
-    Examples
-    --------
-    >>> lengths_named("16384/2048/cached0.9").mean_new
-    1648.0
-    >>> round(lengths_named("log_normal_4096_512").mean_isl)
-    6653
-    >>> [lengths_named(name).mean_isl for name in ("beyond_the_buzz", "beyond_the_buzz_2")]
-    [16384.0, 2048.0]
+    Takes ``name`` (the traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that
+    may stand what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet
+    (``turns.turns_text``), and last ``RANKS_SUFFIX`` and one of ``rank_sums.RANK_ROUTINGS``).
     """
     plain, rank_imbalance = ranks_parted(name)
     try:
@@ -56,18 +40,8 @@ def lengths_named(name: str) -> Lengths:
 def ranks_parted(name: str) -> tuple[str, str]:
     """Part the name of a traffic in the tables of a sweep from how unequal its ranks are.
 
-    Parameters
-    ----------
-    name
-        As in ``lengths_named``.
+    Returns the traffic without it, and of ``lengths.RANK_IMBALANCES``.
 
-    Returns
-    -------
-    str, str
-        The traffic without it, and of ``lengths.RANK_IMBALANCES``.
-
-    Examples
-    --------
     >>> ranks_parted("16384/2048/cached0.9/ranks_random"), ranks_parted("chat")
     (('16384/2048/cached0.9', 'random'), ('chat', 'even'))
     """
@@ -78,18 +52,8 @@ def ranks_parted(name: str) -> tuple[str, str]:
 def traffic_case(name: str) -> TrafficCase:
     """Find one case of a shipped traffic by the word that the tables of a sweep have for it.
 
-    Parameters
-    ----------
-    name
-        As in ``lengths_named``.
+    Returns laws of input and output [token].
 
-    Returns
-    -------
-    TrafficCase
-        Laws of input and output. [token]
-
-    Examples
-    --------
     >>> traffic_case("reasoning").isl.tokens
     1024
     """

@@ -107,18 +107,8 @@ class CachedPrefixes(ByValue):
     def nodes(self, step: float = 0.0) -> Prompts:
         """Find few prompts that stand for all.
 
-        Parameters
-        ----------
-        step
-            Width of the stairs of the function of the new tokens, as in ``quadrature.nodes_of``. [token]
+        Takes ``step`` [token].
 
-        Returns
-        -------
-        Prompts
-            They keep the mean of the past, and of its product with the new tokens, of every stratum.
-
-        Examples
-        --------
         >>> cached = cached_share(np.array([1000.0]), np.ones(1), Reuse(share=ConstantShare(share=0.9)))
         >>> list(cached.nodes().each())
         [(1000.0, 896.0, 1.0, 'hbm')]
@@ -173,18 +163,6 @@ class CachedPrefixes(ByValue):
 def reuse_text(reuse: Reuse) -> str:
     """Name a constant share in the tables of a sweep.
 
-    Parameters
-    ----------
-    reuse
-        With a constant share; what is as usual is left out.
-
-    Returns
-    -------
-    str
-        That ``parted`` reads back.
-
-    Examples
-    --------
     >>> reuse_text(Reuse(share=ConstantShare(share=0.9), in_decode=0.5))
     'cached0.9_decode0.5'
     """
@@ -202,18 +180,9 @@ def reuse_text(reuse: Reuse) -> str:
 def parted(traffic: str) -> tuple[str, Reuse | None]:
     """Part the name of a traffic from what is cached.
 
-    Parameters
-    ----------
-    traffic
-        ``ISL/OSL``, or the name of a shipped traffic; behind a slash what ``reuse_text`` wrote, or nothing.
+    Takes ``traffic`` (``ISL/OSL``, or the name of a shipped traffic; behind a slash what ``reuse_text`` wrote, or
+    nothing). Returns the traffic without it, and what is cached; None = nothing is said.
 
-    Returns
-    -------
-    str, Reuse or None
-        The traffic without it, and what is cached; None = nothing is said.
-
-    Examples
-    --------
     >>> parted("16384/2048/cached0.9")[0], parted("16384/2048")
     ('16384/2048', ('16384/2048', None))
     """
@@ -231,18 +200,6 @@ def parted(traffic: str) -> tuple[str, Reuse | None]:
 def constant_named(traffic: str) -> bool:
     """Tell constant lengths in the tables of a sweep from the name of a traffic.
 
-    Parameters
-    ----------
-    traffic
-        As the tables have it.
-
-    Returns
-    -------
-    bool
-        Whether it is ``ISL/OSL``.
-
-    Examples
-    --------
     >>> [constant_named(name) for name in ("1024/128", "reasoning", "coding_agent/turns0.2_hbm100000")]
     [True, False, False]
     """
@@ -252,20 +209,9 @@ def constant_named(traffic: str) -> bool:
 def cached_share(isl: Floats, weight: Floats, reuse: Reuse) -> CachedPrefixes:
     """Join a distribution of prompts with a share of each that caches hold, drawn independently of its length.
 
-    Parameters
-    ----------
-    isl, weight
-        Lengths of prompts, from 1 on, and their probabilities, sum 1; arrays of shape (points,). [token], [1]
-    reuse
-        Share, and blocks of the cache.
+    Takes ``isl`` and ``weight`` (lengths of prompts, from 1 on, and their probabilities, sum 1; arrays of shape
+    (points,) [token], [1]).
 
-    Returns
-    -------
-    CachedPrefixes
-        With a point for every length and share.
-
-    Examples
-    --------
     Whole blocks of 16 tokens, and a prompt is never cached whole:
 
     >>> shares = [Reuse(share=ConstantShare(share=share)) for share in (0.5, 1.0)]
@@ -288,27 +234,9 @@ def prefixes_of(
 ) -> CachedPrefixes:
     """Take the cached pasts of requests as they were observed.
 
-    Parameters
-    ----------
-    isl, past
-        Length of every prompt, and its tokens that were found; arrays of shape (requests,). [token]
-    tiers
-        As in ``Reuse``: parts of the past by tier, each taken as that of so many prompts; none = all in HBM.
-    few
-        Whether few prompts stand for all, in place of strata of them.
+    Takes ``isl`` and ``past`` (length of every prompt, and its tokens that were found; arrays of shape (requests,)
+    [token]).
 
-    Returns
-    -------
-    CachedPrefixes
-        Their empirical joint distribution.
-
-    Raises
-    ------
-    InputError
-        A past below 0, or no shorter than its prompt.
-
-    Examples
-    --------
     >>> prefixes_of(np.array([100.0, 200.0]), [0, 150]).new.tolist()
     [100.0, 50.0]
     """

@@ -50,33 +50,9 @@ def at_rate(
 ) -> Trace | TraceStream:
     """Scale the request rate of a trace.
 
-    Parameters
-    ----------
-    trace
-        Requests at their own rate; those of a stream can be scaled by time alone.
-    rate
-        By what its request rate is multiplied; above 0. [1]
-    by
-        ``"time"``: the same requests, time stamps divided by ``rate``; ``"requests"``: thinned below 1, superposed
-        above it, at unchanged time.
-    seed
-        Of the units that are kept and of the shifts.
-    shift_s
-        Copies are rotated by up to so much; 0 lets all copies of a request arrive at one instant. [s]
+    Takes ``by`` (``"time"``: the same requests, time stamps divided by ``rate``; ``"requests"``: thinned below 1,
+    superposed above it, at unchanged time).
 
-    Returns
-    -------
-    Trace
-        At that rate. By requests, with one seed, it holds all requests of every lower rate; copies share no prefix
-        blocks with each other.
-
-    Raises
-    ------
-    InputError
-        A rate out of range, one that leaves no request or too many, or that copies a trace of a single request.
-
-    Examples
-    --------
     >>> trace = Trace(arrival=np.arange(100.0), input_tokens=np.arange(1, 101), output_tokens=np.full(100, 9))
     >>> faster, thinner = at_rate(trace, 0.5), at_rate(trace, 0.5, "requests")
     >>> len(faster), faster.duration, len(thinner), 90 < thinner.duration < 100
@@ -122,28 +98,7 @@ def at_rate(
 def units(trace: Trace) -> Ints:
     """Number the units of a trace that are kept or left out whole, from 0.
 
-    Parameters
-    ----------
-    trace
-        With sessions, each of them is a unit. With block ids, prompts of one conversation are: those with the same
-        leading blocks, as few blocks as make a unit of at most ``LARGEST_UNIT`` of the requests, since what more of
-        them share is a system prompt.
-
-    Returns
-    -------
-    array of int
-        (requests,) unit of each; a request without block ids is its own. [1]
-
-    Examples
-    --------
-    Block 0 is the system prompt of all, blocks 1 to 20 begin a conversation each:
-
-    >>> ids = np.tile(np.stack([np.zeros(20), np.arange(1, 21)], axis=1).ravel(), 2)
-    >>> blocks = PrefixBlocks(offsets=np.arange(0, 82, 2), ids=ids, block_tokens=16)
-    >>> lengths = {"input_tokens": np.full(40, 32), "output_tokens": np.full(40, 9)}
-    >>> found = units(Trace(arrival=np.arange(40.0), prefix=blocks, **lengths))
-    >>> len(set(found.tolist())), bool((found[:20] == found[20:]).all())
-    (20, True)
+    Returns unit of each, shape (requests,).
     """
     if trace.sessions is not None:
         return np.unique(trace.sessions.session, return_inverse=True)[1]

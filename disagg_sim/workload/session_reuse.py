@@ -28,22 +28,9 @@ HALVINGS = 60
 def characteristic_time(held: Floats, gaps: Floats, rate: float, capacity_tokens: float) -> float:
     """Find how long an LRU cache keeps what is not used again.
 
-    Parameters
-    ----------
-    held, gaps
-        Tokens of every prompt [token], and time until its session comes again, ``inf`` = never; (requests,). [s]
-    rate
-        Prompts that come to the cache. [request/s]
-    capacity_tokens
-        Of the cache. [token]
+    Takes ``held`` and ``gaps`` (tokens of every prompt [token], and time until its session comes again, ``inf`` =
+    never; (requests,) [s]) and ``rate`` [request/s]. Returns ``inf`` where the cache never fills [s].
 
-    Returns
-    -------
-    float
-        ``inf`` where the cache never fills. [s]
-
-    Examples
-    --------
     20 prompts a second of 2500 tokens that nobody uses again fill a million tokens in 20 s:
 
     >>> round(characteristic_time(np.full(4, 2500.0), np.full(4, np.inf), 20.0, 1e6), 6)
@@ -75,31 +62,9 @@ def session_found(
 ) -> Ints:
     """Find what of every turn of sessions caches of a size hold.
 
-    Parameters
-    ----------
-    trace
-        With sessions; each prompt begins with the one before of its session.
-    capacity_tokens
-        Of each cache. [token]
-    shared_tokens
-        Start of all prompts, which stays. [token]
-    caches
-        (requests,) number of the cache that each request goes to (``hit_rates.routed``); None = one for all.
-    rate
-        Prompts that come to all caches, more or fewer sessions at the same gaps; None = those of the trace. [request/s]
+    Takes ``caches`` of shape (requests,) (None = one for all) and ``rate`` [request/s] (None = those of the trace).
+    Returns in whole blocks where the trace has blocks, shape (requests,) [token].
 
-    Returns
-    -------
-    array
-        (requests,) in whole blocks where the trace has blocks; at least one token is computed. [token]
-
-    Raises
-    ------
-    InputError
-        A trace without sessions.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_traffic
     >>> from disagg_sim.workload.session_traces import session_trace
     >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)

@@ -39,36 +39,10 @@ def session_trace(
 
     A session begins with a prompt of ``session.first`` tokens, of which all sessions share ``session.shared_tokens``
     (system prompt and tools). Each later prompt is the one before and ``session.growth`` tokens: the answer, as far as
-    it stays in the context, and what a person or a tool adds. All are drawn independently.
+    it stays in the context, and what a person or a tool adds. All are drawn independently. Takes ``traffic`` (answers
+    are those of its first case [token]), ``rate`` [1/s] and ``sessions`` and ``duration`` (one of them: how many
+    sessions [1], or up to which time they begin [s]).
 
-    Parameters
-    ----------
-    traffic
-        Of ``load_traffic``, with a ``session``; answers are those of its first case. [token]
-    rate
-        Sessions that begin. [1/s]
-    sessions, duration
-        One of them: how many sessions [1], or up to which time they begin [s].
-    arrivals_as
-        How sessions begin.
-    seed
-        Of all that is drawn.
-    name
-        Name of the trace.
-
-    Returns
-    -------
-    Trace
-        Of all turns, with sessions and prefix blocks: each whole block of a prompt, so that a turn finds the prompt of
-        the turn before. Later turns arrive as if all were served at once.
-
-    Raises
-    ------
-    InputError
-        A traffic without sessions, not exactly one of sessions and duration, a value out of range.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_traffic
     >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=200, seed=1)
     >>> f"{len(trace) / 200:.0f} turns, {trace.input_tokens.mean():,.0f} tokens a prompt"

@@ -78,24 +78,7 @@ class TraceStatistics:
 def trace_statistics(trace: Trace) -> TraceStatistics:
     """Compute the statistics of a trace: rate, burstiness, lengths, correlation and prefix reuse.
 
-    Parameters
-    ----------
-    trace
-        One request or more.
-
-    Returns
-    -------
-    TraceStatistics
-        Times in s, lengths in tokens, coefficients of variation [1]; nan where the trace is too short for one.
-
-    Examples
-    --------
-    Four requests in 180 s, a mean gap of 60 s behind the last one included, make one a minute:
-
-    >>> trace = Trace(arrival=[0, 60, 120, 180], input_tokens=[8, 4, 8, 4], output_tokens=[1, 3, 1, 3])
-    >>> found = trace_statistics(trace)
-    >>> f"{found.rate_per_s * 60:.1f}", found.gap_cv, found.input_tokens.mean, f"{found.length_correlation:.1f}"
-    ('1.0', 0.0, 6.0, '-1.0')
+    Returns times in s, lengths in tokens, coefficients of variation [1]; nan where the trace is too short for one.
     """
     requests = per_minute(trace.arrival)
     minutes = np.stack(

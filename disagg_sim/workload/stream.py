@@ -192,23 +192,6 @@ class TraceStream:
 def in_memory(trace: Trace | TraceStream) -> Trace:
     """Hold all requests of a stream; a trace is held as it is.
 
-    Parameters
-    ----------
-    trace
-        Requests, held or not.
-
-    Returns
-    -------
-    Trace
-        All of them.
-
-    Raises
-    ------
-    InputError
-        More requests than a trace may have.
-
-    Examples
-    --------
     >>> rows = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
     >>> in_memory(TraceStream(name="three", window=2, source=Held(rows))).arrival.tolist()
     [0.0, 1.5, 3.0]

@@ -223,15 +223,6 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 
     independently, a session as a whole, so that E[kept_i] is proportional to the share s_i, bursts stay where they are,
     and as many requests are kept as the shares allow.
-
-    Parameters
-    ----------
-    traces
-        Two or more; each is taken from its first arrival on.
-    shares
-        One a trace, above 0; only their ratios count. [1]
-    rng
-        Draws one number a request.
     """
     if len(traces) != len(shares) or not traces:
         raise InputError(f"{len(traces)} traces and {len(shares)} shares; allowed: one share per trace")
@@ -249,20 +240,9 @@ def mix(traces: Sequence[Trace], shares: Sequence[float], rng: np.random.Generat
 def joined(traces: Sequence[Trace], arrival: Floats) -> Trace:
     """Put all requests of some traces at given times, sorted by them.
 
-    Parameters
-    ----------
-    traces
-        One or more; prefix blocks of different traces are different, even where the ids are equal.
-    arrival
-        (requests of all traces,) one trace after another; 0 or later. [s]
+    Takes ``arrival`` [s] of shape (requests of all traces,). Returns requests of one instant are in the order of the
+    traces.
 
-    Returns
-    -------
-    Trace
-        Requests of one instant are in the order of the traces.
-
-    Examples
-    --------
     >>> one = Trace(arrival=[0.0, 2.0], input_tokens=[10, 20], output_tokens=[1, 1])
     >>> joined([one, one], np.array([0.0, 2.0, 1.0, 3.0])).input_tokens.tolist()
     [10, 10, 20, 20]

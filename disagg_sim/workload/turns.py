@@ -55,18 +55,6 @@ class TurnCaches:
 def turns_text(caches: TurnCaches) -> str:
     """Name caches of turns in the tables of a sweep.
 
-    Parameters
-    ----------
-    caches
-        Any; what is as usual is left out.
-
-    Returns
-    -------
-    str
-        That ``turns_of`` reads back, behind the name of a traffic.
-
-    Examples
-    --------
     >>> turns_text(TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("remote", np.inf)), pooled=("remote",)))
     '/turns0.2_hbm100000_remoteinfall'
     """
@@ -82,18 +70,8 @@ def turns_text(caches: TurnCaches) -> str:
 def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
     """Part the name of a traffic from the caches that its turns meet.
 
-    Parameters
-    ----------
-    traffic
-        As the tables of a sweep have it.
+    None means the name says no caches of turns.
 
-    Returns
-    -------
-    str, TurnCaches or None
-        None: the name says no caches of turns.
-
-    Examples
-    --------
     >>> name, caches = turns_of("coding_agent/turns0.2_hbm100000_dram3000000_caches8_anywhere")
     >>> name, caches.rooms, caches.caches, caches.sticky
     ('coding_agent', (('hbm', 100000.0), ('dram', 3000000.0)), 8, False)
@@ -124,32 +102,7 @@ def turns_of(traffic: str) -> tuple[str, TurnCaches] | None:
 def turn_lengths(traffic: str, caches: TurnCaches) -> Lengths:
     """Make the joint law of new tokens, cached past and answer of the turns of a traffic's sessions.
 
-    Parameters
-    ----------
-    traffic
-        Name of a shipped traffic, or path of a file, with a ``session``.
-    caches
-        What turns meet.
-
-    Returns
-    -------
-    Lengths
-        Of few prompts, whose passes cost a few times as much as that of constant lengths.
-
-    Raises
-    ------
-    InputError
-        A traffic without sessions.
-
-    Examples
-    --------
-    A cache of a million tokens for two sessions a second, and one with ten million in DRAM below it:
-
-    >>> one = TurnCaches(sessions_per_s=2.0, rooms=(("hbm", 1e6),))
-    >>> two = replace(one, rooms=(*one.rooms, ("dram", 1e7)))
-    >>> laws = [turn_lengths("coding_agent", each) for each in (one, two)]
-    >>> [f"{1 - law.mean_new / law.mean_isl:.2f} in {len(law.prompt_nodes().isl)} prompts" for law in laws]
-    ['0.51 in 4 prompts', '0.92 in 8 prompts']
+    Takes ``traffic`` (name of a shipped traffic, or path of a file, with a ``session``).
     """
     trace, shared_tokens = _sample(traffic)
     trace = answered(trace, caches.tpot_s)
@@ -167,20 +120,8 @@ def _sample(traffic: str) -> tuple[Trace, int]:
 
 
 def mean_turns(traffic: str) -> float:
-    """Count the turns of a session of a traffic, on average.
+    """Count the turns of a session of a traffic, on average. [request]
 
-    Parameters
-    ----------
-    traffic
-        As in ``turn_lengths``.
-
-    Returns
-    -------
-    float
-        [request]
-
-    Examples
-    --------
     >>> f"{mean_turns('coding_agent'):.1f}"
     '11.7'
     """
@@ -190,23 +131,8 @@ def mean_turns(traffic: str) -> float:
 def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, float], ...] = ()) -> Lengths:
     """Take turns of sessions as one joint law, of few prompts that stand for all.
 
-    Parameters
-    ----------
-    isl, osl, past
-        Prompt, answer and cached start of every turn; arrays of shape (requests,). [token]
-    tiers
-        Share of the cached tokens by tier; none = all in HBM. [1]
-
-    Returns
-    -------
-    Lengths
-        Prompts in ``CLASSES`` classes of equal numbers, with their means.
-
-    Examples
-    --------
-    >>> turns = joint_lengths(np.array([900, 1000, 1100]), np.array([9, 9, 9]), np.array([0, 880, 1000]))
-    >>> round(turns.mean_isl), turns.prompt_nodes().new.round().tolist()
-    (1000, [110.0, 900.0])
+    Takes ``isl``, ``osl`` and ``past`` (prompt, answer and cached start of every turn; arrays of shape (requests,)
+    [token]).
     """
     found = observed_lengths(isl, osl)
     order = np.argsort(isl, kind="stable")
@@ -222,25 +148,7 @@ def joint_lengths(isl: Ints, osl: Ints, past: Ints, tiers: tuple[tuple[str, floa
 def answered(trace: Trace, tpot_s: float) -> Trace:
     """Delay the turns of sessions by the answers before them.
 
-    Parameters
-    ----------
-    trace
-        With sessions, whose turns arrive as if all were served at once.
-    tpot_s
-        Time of a token of an answer. [s]
-
-    Returns
-    -------
-    Trace
-        In the order of its arrivals.
-
-    Examples
-    --------
-    >>> from disagg_sim.workload.request_columns import Sessions
-    >>> turns = Sessions(session=[0, 0], think_s=[0.0, 2.0])
-    >>> trace = Trace(arrival=[0.0, 2.0], input_tokens=[9, 20], output_tokens=[10, 5], sessions=turns)
-    >>> answered(trace, 0.5).arrival.tolist()
-    [0.0, 7.0]
+    The result is in the order of its arrivals.
     """
     if not tpot_s or trace.sessions is None:
         return trace
@@ -266,21 +174,6 @@ def answered(trace: Trace, tpot_s: float) -> Trace:
 def trace_lengths(trace: Trace, caches: TurnCaches) -> Lengths:
     """Make the joint law of the requests of a trace, with what an exact replay of its blocks finds.
 
-    Parameters
-    ----------
-    trace
-        With block ids.
-    caches
-        What its requests meet, whatever their rate. Without sessions that could stick, sticky requests go to the cache
-        that knows their prompt: all are as one.
-
-    Returns
-    -------
-    Lengths
-        Of few prompts, as of ``turn_lengths``.
-
-    Examples
-    --------
     >>> trace = session_trace(load_traffic("coding_agent"), rate=0.2, sessions=30, seed=1)
     >>> law = trace_lengths(trace, TurnCaches(sessions_per_s=0.2, rooms=(("hbm", 1e5), ("dram", 1e7)), caches=2))
     >>> [(name, f"{share:.2f}") for name, share in law.cached.reuse.tiers]
@@ -303,31 +196,8 @@ def found_by_tier(
 ) -> tuple[Ints, tuple[tuple[str, float], ...]]:
     """Find what of every turn caches hold, and in which tiers.
 
-    Parameters
-    ----------
-    trace
-        With sessions.
-    caches
-        What turns meet.
-    rate
-        Turns that come to all caches. [request/s]
-    shared_tokens
-        Start of all prompts. [token]
-
-    Returns
-    -------
-    found : array
-        (requests,) in any tier. [token]
-    tiers : tuple of (str, float)
-        Share of these tokens that each tier serves; none where nothing is found. [1]
-
-    Examples
-    --------
-    >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
-    >>> caches = TurnCaches(sessions_per_s=0.1, rooms=(("hbm", 2e5), ("dram", 1e7)))
-    >>> found, tiers = found_by_tier(trace, caches, trace.rate)
-    >>> [(name, f"{share:.2f}") for name, share in tiers]
-    [('hbm', '0.28'), ('dram', '0.72')]
+    Takes ``rate`` [request/s]. Returns ``found`` ((requests,) in any tier. [token]); ``tiers`` (share of these tokens
+    that each tier serves; none where nothing is found. [1]).
     """
     which = routed(trace, caches.caches, sticky=caches.sticky, seed=SEED)
 

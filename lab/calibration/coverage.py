@@ -30,25 +30,8 @@ def assign(
     """Return the index of the fit group that predicts each row, -1 if none does.
 
     A row needs a group when it has a prediction with all fits and none without that group; of several such groups the
-    one that fewest rows need counts.
-
-    Parameters
-    ----------
-    operator : Operator
-        What the table measures.
-    rows : DataFrame
-        Rows of the table.
-    system : SystemSpec
-        System that ran them.
-    fits : sequence of Fit
-        Fits of the operator.
-    predicted : array, shape (rows,)
-        Times that all fits together predict; NaN where none does. [s]
-
-    Returns
-    -------
-    array, shape (rows,)
-        Place in ``units_of(operator, fits)``. [1]
+    one that fewest rows need counts. Takes ``predicted`` [s] of shape (rows,). Returns place in ``units_of(operator,
+    fits)``; shape (rows,).
     """
     chosen = np.full(len(rows), -1)
     fewest = np.full(len(rows), len(rows) + 1)

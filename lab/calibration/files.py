@@ -26,22 +26,10 @@ def kept_from_fits(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Writer(Generic[Spec]):
-    """Writes specifications of one kind if they read back without a fault: ``writer(path, text)`` returns the value.
+    """Writes specifications of one kind if they read back without a fault: ``writer(path, text)`` returns the value."""
 
-    Parameters
-    ----------
-    read
-        Reads the file that shall stand at the first path from the second one beside it; what it raises, such as
-        ``SpecError``, is passed on, and nothing is written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     Writer(lambda path, part: (path.stem, part.read_text()))(Path(root, "mine.yaml"), "name: mine")
-    ('mine', 'name: mine')
-    """
-
+    #: Reads the file that shall stand at the first path from the second one beside it; what it raises, such as
+    #: ``SpecError``, is passed on, and nothing is written.
     read: Callable[[Path, Path], Spec]
 
     def __call__(self, path: Path, text: str) -> Spec:

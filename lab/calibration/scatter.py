@@ -22,23 +22,8 @@ UNITS = {"tpot": ("ms", MS), "ttft": ("ms", MS), "latency": ("s", 1.0), "through
 def draw_scatter(table: pd.DataFrame, path: Path, *, title: str, unit: str) -> None:
     """Draw predicted over measured, both logarithmic, one panel for each ``panel``, one colour for each ``curve``.
 
-    Parameters
-    ----------
-    table
-        Columns ``panel``, ``curve``, ``measured`` and ``predicted``, above 0.
-    path
-        The PNG; its directory is made.
-    title
-        Stands above the panels.
-    unit
-        What both are counted in.
+    Takes ``table`` (columns ``panel``, ``curve``, ``measured`` and ``predicted``, above 0).
 
-    Returns
-    -------
-    None
-
-    Examples
-    --------
     >>> import tempfile
     >>> table = pd.DataFrame({"panel": "GEMM", "curve": "h100_sxm", "measured": [1.0, 10.0], "predicted": [1.1, 9.0]})
     >>> with tempfile.TemporaryDirectory() as root:
@@ -90,20 +75,6 @@ def _size(points: int) -> float:
 def scatter_plots(table: pd.DataFrame, directory: Path) -> list[Path]:
     """Draw ``scatter_<quantity>.png`` of each quantity: a panel for each form, a colour for each system.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``lab.calibration.served.evaluate.evaluate`` returns it.
-    directory : Path
-        Made if need be.
-
-    Returns
-    -------
-    list of Path
-        Pictures written.
-
-    Examples
-    --------
     >>> import tempfile
     >>> row = {"evaluated": True, "quantity": "tpot", "form": "serving", "system": "h100_sxm", "saturated": False}
     >>> row |= {"measured": 0.010, "predicted": 0.011, "relative_error": 0.1}

@@ -65,15 +65,7 @@ AnySeen = TypeVar("AnySeen", bound=Seen)
 
 
 class Bench(Keeping):
-    """Settings, runs and whatever else a study computes, each once.
-
-    Parameters
-    ----------
-    place : Place
-        Hardware and recipes.
-    quick : bool
-        Short samples.
-    """
+    """Settings, runs and whatever else a study computes, each once."""
 
     def __init__(self, place: Place, *, quick: bool) -> None:
         super().__init__()
@@ -97,19 +89,7 @@ class Bench(Keeping):
 
 
 class RatedBench(Bench, ABC, Generic[AnySeen]):
-    """A bench whose workloads run under cases at many rates, in search of capacities.
-
-    Parameters
-    ----------
-    workloads : mapping of str to Workload
-        By name.
-    cases : mapping of str to Case
-        By name.
-    place : Place
-        Hardware and recipes.
-    quick : bool
-        Short samples.
-    """
+    """A bench whose workloads run under cases at many rates, in search of capacities."""
 
     def __init__(
         self, workloads: Mapping[str, Workload], cases: Mapping[str, Case], place: Place, *, quick: bool

@@ -95,18 +95,7 @@ def claim(
 ) -> Callable[[Callable[[Evidence], Finding]], Claim[Evidence]]:
     """Make the decorated evaluator a ``Claim``.
 
-    Parameters
-    ----------
-    name : str
-        A letter of the paper and a number, such as ``"C12"``: claims come in the order of their numbers.
-    kind : str
-        Of ``PAPER``, ``FIGURE``, ``DERIVED``, ``OWN``, or two of them.
-    statement : str
-        What is claimed.
-    acceptance : str
-        When the claim counts as reproduced.
-    by_construction : bool
-        An identity: it is checked, and does not count among the claims that hold.
+    Takes ``kind`` (of ``PAPER``, ``FIGURE``, ``DERIVED``, ``OWN``, or two of them).
     """
 
     def registered(judge: Callable[[Evidence], Finding]) -> Claim[Evidence]:
@@ -128,19 +117,7 @@ def evaluate(
 ) -> pd.DataFrame:
     """Judge every claim under every profile.
 
-    Parameters
-    ----------
-    claims : iterable of Claim
-        The claims of a paper.
-    evidence : mapping of str to Evidence
-        What their evaluators look at, by efficiency profile.
-    listener : Progress, optional
-        Told of each claim.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``COLUMNS``; a row per claim and profile, in order of claims.
+    Returns columns ``COLUMNS``; a row per claim and profile, in order of claims.
     """
     rows = []
     for each in claims:
@@ -160,23 +137,8 @@ def _columns(judged: Claim[Evidence], found: Finding) -> dict[str, str]:
 def holding(claims: pd.DataFrame) -> pd.DataFrame:
     """Count the claims that hold under each profile.
 
-    Parameters
-    ----------
-    claims
-        As ``evaluate`` returns them: columns ``COLUMNS``.
-
-    Returns
-    -------
-    DataFrame
-        A row a profile: ``profile``; ``holds`` and ``of``, counts without those by construction [1]; the ids of all
-        others: ``fails``, ``added_rule`` and ``by_construction``.
-
-    Examples
-    --------
-    >>> verdicts = ["holds", "fails", "holds", "by construction"]
-    >>> claims = pd.DataFrame({"profile": "measured", "id": ["C1", "C2", "C3", "C4"], "verdict": verdicts})
-    >>> holding(claims).values.tolist()
-    [['measured', 2, 3, 'C2', '', 'C4']]
+    Returns a row a profile: ``profile``; ``holds`` and ``of``, counts without those by construction [1]; the ids of all
+    others: ``fails``, ``added_rule`` and ``by_construction``.
     """
     rows = []
     for profile, part in claims.groupby("profile", sort=False):

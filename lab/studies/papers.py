@@ -55,26 +55,7 @@ class Paper(Generic[AnyBench]):
     pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
 
     def reproduce(self, out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
-        """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``.
-
-        Parameters
-        ----------
-        out : Path
-            Directory, made if need be.
-        traces : Path, optional
-            Directory of published traces; without it stand-ins are drawn, and the claims say so.
-        listener : Listener
-            Told how far it is.
-        quick : bool
-            Short samples, to see that it works: the verdicts mean little.
-
-        Raises
-        ------
-        InputError
-            A trace is missing.
-        StoreError
-            ``out`` cannot be written.
-        """
+        """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
         Store(out).prepare()
         bench, searches = self.bench(traces, quick), self.searches()
         listener.start(len(searches) + len(self.claims))
@@ -91,44 +72,12 @@ class Paper(Generic[AnyBench]):
 
 
 def paper_names() -> tuple[str, ...]:
-    """List the papers on serving policies that can be reproduced.
-
-    Returns
-    -------
-    tuple of str
-        Names that ``paper`` takes.
-
-    Examples
-    --------
-    >>> paper_names()
-    ('arrow', 'dopd', 'dynaserve')
-    """
+    """List the papers on serving policies that can be reproduced."""
     return tuple(HOMES)
 
 
 def paper(name: str) -> Paper[Bench]:
-    """Find the experiments of a paper on serving policies.
-
-    Parameters
-    ----------
-    name
-        Of ``paper_names()``.
-
-    Returns
-    -------
-    Paper
-        Its claims, tables and pictures; ``reproduce`` runs them.
-
-    Raises
-    ------
-    UnknownNameError
-        No such paper; names the nearest.
-
-    Examples
-    --------
-    >>> [claim.id for claim in paper("arrow").claims][:3]
-    ['A1', 'A2', 'A3']
-    """
+    """Find the experiments of a paper on serving policies."""
     if name not in HOMES:
         raise UnknownNameError(f"unknown paper {name!r}{nearest(name, HOMES)}; known: {', '.join(HOMES)}")
     found: Paper[Bench] = import_module(HOMES[name]).PAPER

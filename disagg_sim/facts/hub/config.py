@@ -47,13 +47,7 @@ class Config:
         return self.find(*keys)[1] is not None
 
     def count(self, *keys: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
-        """A whole number under the first of the keys that has one.
-
-        Raises
-        ------
-        SpecError
-            Where all are missing and there is no default, or the value is none.
-        """
+        """A whole number under the first of the keys that has one."""
         key, value = self.find(*keys)
         if value is None:
             if default is None:

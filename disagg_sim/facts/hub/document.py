@@ -31,13 +31,7 @@ _LONGEST_PATTERN = 24
 
 
 def text_config(files: ModelFiles) -> tuple[Config, str]:
-    """The keys of the text model, and its class.
-
-    Raises
-    ------
-    SpecError
-        When the class is missing or unknown, with the nearest one.
-    """
+    """The keys of the text model, and its class."""
     data = files.data
     config = Config(files.path, data)
     name = _class(config)
@@ -76,13 +70,7 @@ def _class(config: Config) -> str | None:
 
 
 def document_of(config: Config, family: Family) -> dict[str, Any]:
-    """The keys of a model's file, ``title`` and ``source`` apart.
-
-    Raises
-    ------
-    SpecError
-        For what is missing, out of range or cannot be expressed, with its key.
-    """
+    """The keys of a model's file, ``title`` and ``source`` apart."""
     for key, (allowed, reason) in ONLY.items():
         value = config.find(key)[1]
         if value is not None and value not in allowed:
@@ -125,18 +113,8 @@ def unread_keys(config: Config) -> list[str]:
 def runs_of(layers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Write layers as runs: one layer, or a pattern of several, so many times.
 
-    Parameters
-    ----------
-    layers
-        Names of the attention and feed-forward blocks of each layer.
+    The result is as ``layers`` of a model's file holds them.
 
-    Returns
-    -------
-    list of dict
-        As ``layers`` of a model's file holds them.
-
-    Examples
-    --------
     >>> for run in runs_of([("gqa", "dense")] + [("local", "moe"), ("full", "none")] * 3):
     ...     print(run)
     {'count': 1, 'attention': 'gqa', 'ffn': 'dense'}
@@ -167,18 +145,6 @@ def _repeats(layers: Sequence[tuple[str, str]], start: int, size: int) -> int:
 def model_yaml(document: Mapping[str, Any]) -> str:
     """Write the text of a model's file.
 
-    Parameters
-    ----------
-    document
-        Keys and values, as ``model_of`` takes them.
-
-    Returns
-    -------
-    str
-        YAML as ``models/*.yaml`` writes it: blocks and runs of layers on a line each.
-
-    Examples
-    --------
     >>> block = {"kind": "gqa", "q_heads": 1, "qk_norm": True}
     >>> print(model_yaml({"title": "Tiny", "hidden": 64, "attention": {"gqa": block}, "source": "own"}), end="")
     title: Tiny

@@ -45,23 +45,7 @@ class ModelFiles:
 
 
 def is_config(name: str | Path) -> bool:
-    """Tell whether a model's name means a Hugging Face configuration rather than a spec of this project.
-
-    Parameters
-    ----------
-    name
-        As a user writes it.
-
-    Returns
-    -------
-    bool
-        For a JSON file, a directory, and a name on the hub that is no file here.
-
-    Examples
-    --------
-    >>> [is_config(name) for name in ("llama_3_1_8b", "mine/llama.yaml", "mine/config.json", "Qwen/Qwen3-8B")]
-    [False, False, True, True]
-    """
+    """Tell whether a model's name means a Hugging Face configuration rather than a spec of this project."""
     if not isinstance(name, str | Path) or (path := Path(name)).suffix in (".yaml", ".yml"):
         return False
     try:
@@ -79,13 +63,7 @@ def _is_hub_name(name: str | Path) -> bool:
 
 
 def model_files(source: str | Path) -> ModelFiles:
-    """Read the files of a model.
-
-    Raises
-    ------
-    SpecError
-        One line for a file that is missing, unreadable or no JSON object.
-    """
+    """Read the files of a model."""
     path, hub_name = _place(source)
     data = read_json(path)
     beside = path.with_name(QUANTISATION if path.name == CONFIG else f"{path.stem}.{QUANTISATION}")
@@ -145,13 +123,7 @@ def _fetched(name: str) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file.
-
-    Raises
-    ------
-    SpecError
-        One line for what is no such file.
-    """
+    """The object of a JSON file."""
     try:
         data = json.loads(read_file(path, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:

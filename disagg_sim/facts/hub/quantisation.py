@@ -91,14 +91,7 @@ class Quantisation:
 def quantisation_of(config: Config, beside: Mapping[str, Any] | None, model: ModelSpec) -> Quantisation:
     """Read the quantisation of a checkpoint.
 
-    Parameters
-    ----------
-    config
-        Of the model, with ``quantization_config`` where it has one.
-    beside
-        Content of ``hf_quant_config.json``; None = there is none.
-    model
-        Whose layers are counted.
+    Takes ``beside`` (None = there is none).
     """
     inner = beside.get("quantization") if beside else None
     own = config.find("quantization_config")[1]
@@ -223,20 +216,7 @@ def groups_of(model: ModelSpec) -> dict[str, bool]:
 
 
 def formats_text(formats: Formats, model: ModelSpec) -> str:
-    """Write the formats of the groups of weights that a model has, and of its cache.
-
-    Parameters
-    ----------
-    formats
-        Of the checkpoint.
-    model
-        Whose groups count.
-
-    Returns
-    -------
-    str
-        Group and format, with commas between them.
-    """
+    """Write the formats of the groups of weights that a model has, and of its cache."""
     groups = groups_of(model)
     said = {field.name: getattr(formats, field.name) for field in fields(formats)}
     named = {field.name: field.name.replace("_", " ") for field in fields(formats)} | NAMES

@@ -14,17 +14,8 @@ _WORTH = {"expert": 16.0, "ffn": 8.0, "attention_projection": 2.0, "cache": 1.0,
 def nearest_recipe(quantisation: Quantisation, model: ModelSpec) -> tuple[str, list[str]]:
     """Find the recipe that differs least from a checkpoint.
 
-    Parameters
-    ----------
-    quantisation
-        Of the checkpoint.
-    model
-        Whose groups of weights count.
-
-    Returns
-    -------
-    tuple
-        Name of the recipe, and a line for each difference; "" where no recipe has the format of most weights, and why.
+    Returns name of the recipe, and a line for each difference; "" where no recipe has the format of most weights, and
+    why.
     """
     if quantisation.unknown:
         return "", [f"{quantisation.unknown} is no format of a recipe"]
@@ -40,22 +31,7 @@ def nearest_recipe(quantisation: Quantisation, model: ModelSpec) -> tuple[str, l
 
 
 def _differences(found: Formats, recipe: Precision, model: ModelSpec) -> dict[str, str]:
-    """Say in which groups a recipe differs from a checkpoint.
-
-    Parameters
-    ----------
-    found
-        Formats of the checkpoint.
-    recipe
-        Resolved for the model.
-    model
-        Whose groups count.
-
-    Returns
-    -------
-    dict
-        Group of weights -> what the checkpoint has, and what the recipe.
-    """
+    """Say in which groups a recipe differs from a checkpoint."""
     groups = groups_of(model)
     projected = " and ".join(sorted({each.name for each in recipe.projections}))
     formats = {

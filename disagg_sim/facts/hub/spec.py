@@ -33,22 +33,7 @@ class Parsed(NamedTuple):
 def parsed(files: ModelFiles, name: str = "", title: str = "", origin: str = "") -> Parsed:
     """Make the spec of a model.
 
-    Parameters
-    ----------
-    files
-        Of the model.
-    name, title, origin
-        Of the model, what it is, and where the file comes from; "" = as the hub or the directory calls it.
-
-    Returns
-    -------
-    Parsed
-        Spec, keys of its file, quantisation.
-
-    Raises
-    ------
-    SpecError
-        One line for what is missing, out of range or cannot be expressed, with its key.
+    Takes ``name``, ``title`` and ``origin`` ("" = as the hub or the directory calls it).
     """
     config, architecture = text_config(files)
     called = name or _name_of(files)
@@ -80,15 +65,7 @@ def _name_of(files: ModelFiles) -> str:
 def imported_spec(source: str | Path) -> ModelSpec:
     """The spec of a model from its Hugging Face files, which are read once while they do not change.
 
-    Parameters
-    ----------
-    source
-        A ``config.json``, a directory with one, or ``org/name`` on the hub.
-
-    Returns
-    -------
-    ModelSpec
-        Named as the hub or the directory calls it, with the recipe of the checkpoint, or why no recipe is like it.
+    Takes ``source`` (a ``config.json``, a directory with one, or ``org/name`` on the hub).
     """
     path = Path(source)
     file = path / CONFIG if path.is_dir() else path

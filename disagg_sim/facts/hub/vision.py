@@ -20,8 +20,6 @@ _OTHERWISE = ("qkv_hidden_size", "layer_types", "deepstack_visual_indexes", "ful
 def encoder_of(vision: Mapping[str, Any]) -> dict[str, int] | None:
     """The encoder of a ``vision_config``; None for a tower of another kind than ``EncoderSpec`` describes.
 
-    Examples
-    --------
     >>> encoder_of({"vt_num_hidden_layers": 27, "vt_hidden_size": 1152, "vt_intermediate_size": 4304,
     ...     "patch_size": 14, "merge_kernel_size": [2, 2]})
     {'layers': 27, 'hidden': 1152, 'width': 4304, 'patch': 14, 'merge': 2}

@@ -262,13 +262,7 @@ class Layer(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def layer_of(kind: LayerKind) -> Layer:
-    """Find the blocks of a layer.
-
-    Raises
-    ------
-    InputError
-        When no block is registered for the kind of its attention or feed-forward part.
-    """
+    """Find the blocks of a layer."""
     for known, spec in ((ATTENTION, kind.attention), (FFN, kind.ffn)):
         if spec.kind not in known:
             raise InputError(f"kind {spec.kind!r}: not timed yet; timed: {', '.join(known)}")
@@ -286,6 +280,30 @@ def elementwise(model: ModelSpec, layer: Layer, tp: Numeric, tokens: Numeric) ->
     ``16*d + (6*f_act + 6*(n_q+2*n_kv)*h)/tp`` bytes per token, f_act = f or k*d_e plus the shared
     width; MLA counts its two latents instead of the heads (physics page, section 2, an assumption). A layer of one
     part has half of ``16*d``.
+
+    Parameters
+    ----------
+    model, layer
+        d, and widths of the parts of a layer of one kind.
+    tp
+        GPUs that share them. [1]
+    tokens
+        New tokens of the attention rank. [token]
+
+    Returns
+    -------
+    Operator
+        Bytes of one GPU, no FLOP. [B]
+
+    Examples
+    --------
+    A token of Llama-3.1-8B: 16 x 4096 + 6 x 14336 + 6 x (32 + 2 x 8) x 128 B
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> from disagg_sim.physics.blocks import layers_of
+    >>> llama = load_model("llama_3_1_8b")
+    >>> elementwise(llama, next(iter(layers_of(llama)))[0], 1, 1).work.hbm_bytes
+    188416.0
     """
     row = layer.attention.elementwise_width(tp)
     per_token = 8.0 * layer.kind.parts * model.hidden + 6.0 * layer.ffn.active_width / tp + 6.0 * row

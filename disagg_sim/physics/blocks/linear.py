@@ -28,25 +28,6 @@ def delta_scan_flops(key: Numeric, value: Numeric, chunk: Numeric) -> Numeric:
 
     ``6*d_k*d_v + 2*Q*(3*d_k + 2*d_v) + 2*Q^2/3``: scores of keys with keys and queries, the inverse of a unit lower
     triangle, its products with keys and values, and three products with the state (arXiv 2412.06464, equations 11-15).
-
-    Parameters
-    ----------
-    key, value
-        d_k and d_v, sizes of a head. [1]
-    chunk
-        Q. [token]
-
-    Returns
-    -------
-    numeric
-        Of one token and head. [FLOP]
-
-    Examples
-    --------
-    A chunk of one token leaves the recurrence, 6*d_k*d_v, and little else:
-
-    >>> f"{delta_scan_flops(128, 128, 64):,.0f}, {delta_scan_flops(128, 128, 1) / (6 * 128 * 128):.2f}"
-    '182,955, 1.01'
     """
     return 6.0 * key * value + 2.0 * chunk * (3.0 * key + 2.0 * value) + 2.0 * chunk**2 / 3.0
 

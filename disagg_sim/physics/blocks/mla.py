@@ -96,26 +96,8 @@ def mla_work(form: str, dims: MlaDims, *, sequences: Numeric, new: Numeric, past
 def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
     """Size latent attention with up-projected keys and values: every query head has its own.
 
-    Parameters
-    ----------
-    dims
-        Sizes on one GPU.
-    sequences, new, past
-        Sequences [1], query tokens of each, and cached tokens before them. [token]
-
-    Returns
-    -------
-    AttentionShape
-        As many KV heads as query heads, of the mean size of a key and a value.
-
-    Examples
-    --------
-    A key of 128 + 64 and a value of 128:
-
-    >>> dims = MlaDims(heads=16, kv_rank=512, nope=128, rope=64, value=128, cache_bytes=1)
-    >>> shape = expanded_shape(dims, 1, 1024, 0)
-    >>> shape.kv_heads, shape.head_dim
-    (16, 160.0)
+    Takes ``sequences``, ``new`` and ``past`` (sequences [1], query tokens of each, and cached tokens before them
+    [token]).
     """
     size = (dims.nope + dims.rope + dims.value) / 2.0
     held = sequences * past * (dims.up_projected * dims.cache_bytes)
@@ -125,26 +107,8 @@ def expanded_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeri
 def absorbed_shape(dims: MlaDims, sequences: Numeric, new: Numeric, past: Numeric) -> AttentionShape:
     """Size latent attention in latent space: all query heads share one key, whose front is the value.
 
-    Parameters
-    ----------
-    dims
-        Sizes on one GPU.
-    sequences, new, past
-        Sequences [1], query tokens of each, and cached tokens before them. [token]
-
-    Returns
-    -------
-    AttentionShape
-        One KV head, of the mean size of the latent key and the latent value.
-
-    Examples
-    --------
-    A key of 512 + 64 and a value of 512:
-
-    >>> dims = MlaDims(heads=16, kv_rank=512, nope=128, rope=64, value=128, cache_bytes=1)
-    >>> shape = absorbed_shape(dims, 64, 1, 1000)
-    >>> shape.kv_heads, shape.head_dim
-    (1.0, 544.0)
+    Takes ``sequences``, ``new`` and ``past`` (sequences [1], query tokens of each, and cached tokens before them
+    [token]).
     """
     return AttentionShape(sequences, new, past, dims.heads, 1.0, (dims.latent + dims.kv_rank) / 2.0)
 
@@ -155,24 +119,6 @@ def absorbed_product(name: str, tokens: Numeric, heads: Numeric, inner: Numeric,
     In bf16, to which libraries convert the weights, and timed as one GEMM of all heads; the activations of every head
     are its own.
 
-    Parameters
-    ----------
-    name
-        Of the operator.
-    tokens
-        Rows of every head. [token]
-    heads
-        Query heads of one GPU. [1]
-    inner, outer
-        Sizes of the matrix of a head. [1]
-
-    Returns
-    -------
-    Operator
-        A GEMM with the FLOP and bytes of all heads.
-
-    Examples
-    --------
     64 tokens from 128 elements of a query to the latent of 512, in 16 heads: 2*64*16*128*512 FLOP.
 
     >>> work = absorbed_product("q to latent", 64, 16, 128, 512).work

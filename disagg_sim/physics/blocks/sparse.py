@@ -23,22 +23,6 @@ from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
 def part_operator(name: str, table: str, work: Work, shape: AttentionShape) -> Operator:
     """Make the operator of a part of sparse attention that fits of its own time.
 
-    Parameters
-    ----------
-    name, table
-        Of the operator; of its fits, as kind of attention and part.
-    work
-        FLOP and bytes of all sequences.
-    shape
-        Its sequences, new and cached tokens, query heads, and the longest context whose keys are all chosen.
-
-    Returns
-    -------
-    Operator
-        An ``attention_part``.
-
-    Examples
-    --------
     >>> shape = AttentionShape(64, 1, 999, 1.0, 1.0, 0.0, chosen=2048)
     >>> part_operator("index", "dsa index_step", Work(1e9, 8e6), shape).kind
     'attention_part'

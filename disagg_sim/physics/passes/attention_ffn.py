@@ -123,29 +123,9 @@ def ping_pong(
 ) -> tuple[Numeric, tuple[Numeric, Numeric, Numeric]]:
     """Time the layers of one step of all micro-batches, by the law in the head of this file. [s]
 
-    Parameters
-    ----------
-    times
-        Of the halves and the crossings of one micro-batch. [s]
-    counts, last
-        Layers of each kind, and the kind of the last one. [1]
-    microbatches
-        m. [1]
-
-    Returns
-    -------
-    layers : numeric
-        From the start of the first micro-batch to the end of the last. [s]
-    sums : tuple of numeric
-        Attention halves, feed-forward halves and crossings of one micro-batch, over all layers. [s]
-
-    Examples
-    --------
-    58 layers of 210 and 150 us with crossings of 60 us each way, three micro-batches:
-
-    >>> times = Halves((210e-6,), (150e-6,), (120e-6,), 0.0)
-    >>> f"{1e3 * ping_pong(times, (58,), 0, 3)[0]:.1f} ms"
-    '36.8 ms'
+    Takes ``times`` (of the halves and the crossings of one micro-batch [s]). Returns ``layers`` (from the start of the
+    first micro-batch to the end of the last. [s]); ``sums`` (attention halves, feed-forward halves and crossings of one
+    micro-batch, over all layers. [s]).
     """
     total: Numeric = 0.0
     sums: list[Numeric] = [0.0, 0.0, 0.0]
@@ -165,26 +145,7 @@ def halves(
 ) -> Halves:
     """Time both halves of a layer of each kind and the crossings between them, for one micro-batch.
 
-    Parameters
-    ----------
-    at, at_ffn, split, sequences, context, mla_form
-        As in ``split_step``.
-
-    Returns
-    -------
-    Halves
-        Of the broadcast shape of split and ``sequences``. [s]
-
-    Examples
-    --------
-    Attention, experts and both crossings of a layer of DeepSeek-R1:
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=16, ep=16), 3)
-    >>> times = halves(at, at, split, sequences=64, context=4096)
-    >>> [f"{1e6 * float(half[1]):.0f} us" for half in times[:3]]
-    ['49 us', '54 us', '11 us']
+    The result is of the broadcast shape of split and ``sequences`` [s].
     """
     rank, total = Levels(sequences), Levels(sequences * split.attention.dp_attn)
 
@@ -255,28 +216,7 @@ def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: N
     Picks go to the ranks of their experts and back in the time that dispatch and combine of as many ranks as the
     smaller pool has GPUs would take (``cost.exchange_cost``: across NVLink domains over the NICs, one copy a domain);
     one more copy of each token serves shared experts or a dense layer, over NVLink inside one domain, else the NIC.
-
-    Parameters
-    ----------
-    at, at_ffn, split, layer
-        Setups, sharding, and the layer.
-    total
-        Tokens of the micro-batch on all attention ranks. [token]
-
-    Returns
-    -------
-    numeric
-        There and back together, of the broadcast shape. [s]
-
-    Examples
-    --------
-    64 tokens a GPU between 16 and 16 GPUs of one domain at 900 GB/s: 7 copies of 7168 elements, a byte there, two back.
-
-    >>> from disagg_sim.physics.setup import setup
-    >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=16, ep=16), 3)
-    >>> f"{1e6 * crossing_time(at, at, split, layers_of(at.model)[1][0], 1024.0):.0f} us"
-    '11 us'
+    Takes ``total`` [token]. Returns there and back together, of the broadcast shape [s].
     """
     if not layer.ffn.present:
         return 0.0
@@ -345,18 +285,8 @@ def split_bytes(
 def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
     """Make setups whose models have one half of every layer alone, to size the memory of both pools.
 
-    Parameters
-    ----------
-    at, at_ffn
-        As in ``split_step``.
+    The result comes with the attention halves, embedding and head; and with the feed-forward halves.
 
-    Returns
-    -------
-    tuple of Setup
-        With the attention halves, embedding and head; and with the feed-forward halves.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
     >>> [layer_of(each.model.layers[0]).ffn.present for each in half_setups(at, at)]

@@ -27,8 +27,6 @@ class ChunkPlan(NamedTuple):
 def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
     """Cut ``isl`` tokens into chunks of ``chunk_tokens``.
 
-    Examples
-    --------
     >>> [float(x) for x in chunk_plan(1000, 512)]
     [2.0, 512.0, 488.0]
     """
@@ -64,18 +62,8 @@ def most_of_rows(new: Numeric, chunks: Numeric) -> Numeric:
 class Chunks:
     """Chunks of the prompts of a table, those of one row of it one after the other.
 
-    A row is one of the distinct degrees of the table where its prompts are alike at all levels, else one point.
-
-    Parameters
-    ----------
-    plan
-        Of prompts, of the shape of the degrees or of the table.
-    others
-        Degrees tp, dcp and pcp, prompts of a rank [1], and tokens of each before its first chunk [token]; they
-        broadcast with the plan.
-    most
-        Chunks over which a row is added up, those that it has not as zeros; None = the most of any row. Numbers are
-        added in pairs, so this decides in which order. [1]
+    A row is one of the distinct degrees of the table where its prompts are alike at all levels, else one point. Takes
+    ``others`` [1], [token] and ``most`` (None = the most of any row).
     """
 
     def __init__(self, plan: ChunkPlan, others: Sequence[Numeric], most: Numeric | None = None) -> None:

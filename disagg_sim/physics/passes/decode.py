@@ -109,28 +109,7 @@ def decode_lookups(
     mla_form: str = "auto",
     rank_batch: Numeric | None = None,
 ) -> Lookups[DecodeStep]:
-    """Time the same step as ``decode_step``, its tables joined with those that others ask for.
-
-    Parameters
-    ----------
-    at, mapping, batch, context, mla_form, rank_batch
-        As in ``decode_step``.
-
-    Returns
-    -------
-    Lookups of DecodeStep
-        For ``tabulate.evaluate``.
-
-    Examples
-    --------
-    >>> from disagg_sim.physics.setup import setup
-    >>> from disagg_sim.physics.tabulate import side_by_side
-    >>> at, axis = setup("llama_3_1_8b", "h200_sxm", "fp8"), np.array([[1.0, 8.0]])
-    >>> one, two = (Mapping.stack([Mapping(tp_attn=tp, tp_ffn=tp)]).for_grid() for tp in (1, 2))
-    >>> both = side_by_side([decode_lookups(at, each, batch=axis, context=1000.0) for each in (one, two)])
-    >>> [step.ttl.shape for step in evaluate(both)]
-    [(1, 2), (1, 2)]
-    """
+    """Time the same step as ``decode_step``, its tables joined with those that others ask for."""
     pp, drafts = mapping.pp, drafts_of(at, mapping)
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)

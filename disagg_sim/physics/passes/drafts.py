@@ -32,30 +32,9 @@ def draft_lookups(
     """Add the draft passes of a step to the end of its last stage.
 
     The passes are serial. The first takes in all 1 + k verified tokens of a sequence, whose cache the drafter needs,
-    each of the other k - 1 the last draft; each ends in the head of one token of a sequence.
+    each of the other k - 1 the last draft; each ends in the head of one token of a sequence. Takes ``times`` (of the
+    verifying pass [s]). The result comes with a longer head, and sums of all passes [s].
 
-    Parameters
-    ----------
-    at, mapping
-        Setup with speculation, and sharding of the instance. [1]
-    times
-        Of the verifying pass. [s]
-    context
-        Cached tokens of each sequence, the mean. [token]
-    rank, micro
-        Sequences of a micro-batch on the fullest rank, and on all ranks. [1]
-    drafts
-        k; none where 0. [token]
-    form
-        Of MLA.
-
-    Returns
-    -------
-    LayerTimes
-        With a longer head, and sums of all passes. [s]
-
-    Examples
-    --------
     A draft of DeepSeek-R1 adds queries to 61 layers and a pass of one more. Where the step reads more weights and
     latents than it multiplies, as with ideal kernels at 64 sequences a GPU, it takes a third longer for 1.8 tokens:
 

@@ -150,20 +150,6 @@ def mixed_lookups(
 ) -> Lookups[list[MixedStep]]:
     """Time the same step as ``mixed_step`` under several forms, its tables joined with those that others ask for.
 
-    Parameters
-    ----------
-    at, mapping, batch, context, chunk, interference, rank_batch
-        As in ``mixed_step``.
-    forms
-        Of MLA, of the chunk.
-
-    Returns
-    -------
-    Lookups of list of MixedStep
-        One of each form, for ``tabulate.evaluate``.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
     >>> wide, chunk = Mapping(dp_attn=8, ep=8), Chunk(512.0, isl=8192)

@@ -29,24 +29,12 @@ from disagg_sim.physics.work import Numeric
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The prefill that rides along with the decodes of a step.
+    """The prefill that rides along with the decodes of a step."""
 
-    Parameters
-    ----------
-    tokens
-        New tokens over all DP ranks. [token]
-    isl
-        Length of the prompts that they are cut from; a share of a rank above it is several prompts. [token]
-    ranks
-        DP ranks that take an even share each, from a prompt of its own; None = all. [1]
-    past
-        Tokens of each prompt whose cache is there already; the others are cut. [token]
-    """
-
-    tokens: Numeric
-    isl: Numeric
-    ranks: Numeric | None = None
-    past: Numeric = 0.0
+    tokens: Numeric  # new tokens over all DP ranks [token]
+    isl: Numeric  # length of the prompts that they are cut from; a share of a rank above it is several prompts [token]
+    ranks: Numeric | None = None  # DP ranks that take an even share each, from a prompt of its own; None = all [1]
+    past: Numeric = 0.0  # tokens of each prompt whose cache is there already; the others are cut [token]
 
     @property
     def new(self) -> Numeric:

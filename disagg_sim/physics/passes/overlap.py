@@ -43,18 +43,6 @@ def crosses_domains(at: Setup, mapping: Mapping) -> Numeric:
 def overlaps(at: Setup, mapping: Mapping) -> bool:
     """Tell whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, whose engine and model count, and sharding. [1]
-
-    Returns
-    -------
-    bool
-        False without an engine, for an engine without two-batch overlap, and for a dense model.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> wide = Mapping(dp_attn=32, ep=32)
     >>> [overlaps(setup("deepseek_r1", "h200_sxm", "fp8", engine=name), wide) for name in ("sglang", "kernels")]
@@ -111,18 +99,8 @@ def overlapped_prefill(
 def of_halves(at: Setup) -> Setup:
     """Make the setup of one half: no time of the host, and the shared expert belongs to the work.
 
-    Parameters
-    ----------
-    at
-        Setup of the whole pass.
+    The result comes with host times and launches of 0 s.
 
-    Returns
-    -------
-    Setup
-        With host times and launches of 0 s; the rates stay.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> half = of_halves(setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"))
     >>> half.overheads.step_host, half.overheads.kernel_launch, half.profile.shared_expert_overlaps_dispatch

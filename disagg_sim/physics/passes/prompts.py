@@ -65,17 +65,7 @@ def prompt_pass(
 
 
 class PromptPasses:
-    """Passes of one batch of prompts of several lengths and pasts; those of one prompt are timed once for all tiers.
-
-    Parameters
-    ----------
-    at, mapping, batch, chunk_tokens
-        As in ``prompt_pass``.
-    forms
-        Of MLA; each pass is timed under all of them.
-    lone
-        Whether all prompts are on one DP rank, and the others go along. In chunks the others count as full as it.
-    """
+    """Passes of one batch of prompts of several lengths and pasts; those of one prompt are timed once for all tiers."""
 
     def __init__(
         self,
@@ -132,20 +122,8 @@ def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPas
 def form_of_whole(form: str, *, reused: bool) -> str:
     """Name the form of MLA that passes of whole prompts run.
 
-    Parameters
-    ----------
-    form
-        That was asked for.
-    reused
-        Whether prompts have a cached past.
+    The result comes without a past there is nothing to project again, or to keep.
 
-    Returns
-    -------
-    str
-        Without a past there is nothing to project again, or to keep; with one, a prefix cache holds latents.
-
-    Examples
-    --------
     >>> [form_of_whole(form, reused=False) for form in ("auto", "absorbed", "cached")]
     ['naive', 'absorbed', 'naive']
     >>> [form_of_whole(form, reused=True) for form in ("auto", "absorbed", "cached")]

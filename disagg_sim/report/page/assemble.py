@@ -56,22 +56,6 @@ def page_html(content: Content) -> str:
 
     The page states a content security policy: it may load nothing, and runs no script but the one whose hash it names.
     Names from files are data, never HTML.
-
-    Parameters
-    ----------
-    content
-        Of one directory of results.
-
-    Returns
-    -------
-    str
-        The file.
-
-    Examples
-    --------
-    >>> text = page_html(Content(kind="plan", title="A <b>", facts={"model": "</script>"}))
-    >>> "<title>A &lt;b&gt;" in text, text.count("</script>")
-    (True, 3)
     """
     packed = pack(content.tables)
     told = {"kind": content.kind, "title": content.title, "facts": _plain(content.facts), "tables": packed.tables}

@@ -78,20 +78,9 @@ WORDS = ["trust", "outside", "source"]
 def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
     """Make the table of points that a page shows.
 
-    Parameters
-    ----------
-    points
-        Columns ``NEEDED``, those of costs and evidence where they are known.
-    variants
-        What tells the case of each point apart beside model, systems, recipe and traffic; of the index of ``points``.
+    Takes ``points`` (columns ``NEEDED``, those of costs and evidence where they are known). Returns ``AS_THEY_ARE``,
+    and words for mode, system, mappings, layouts; ``DRAFTS`` where some point speculates.
 
-    Returns
-    -------
-    DataFrame
-        ``AS_THEY_ARE``, and words for mode, system, mappings, layouts; ``DRAFTS`` where some point speculates.
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> found = ds.colocated(at, ds.Mapping(tp_attn=2, tp_ffn=2), ds.lengths(2048, 256)).head(1)
@@ -122,18 +111,8 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
 def shown_pools(front: pd.DataFrame) -> pd.DataFrame:
     """Make the table of a frontier over further pools that a page shows.
 
-    Parameters
-    ----------
-    front
-        Of ``pools.csv``; without rows where no sweep asked for one.
+    Returns speed, throughput, latencies (SI units), GPUs of the pools that some design has, and mappings in words.
 
-    Returns
-    -------
-    DataFrame
-        Speed, throughput, latencies (SI units), GPUs of the pools that some design has, and mappings in words.
-
-    Examples
-    --------
     >>> shown_pools(pd.DataFrame()).empty
     True
     """
@@ -159,28 +138,8 @@ def _mappings(points: pd.DataFrame, phase: str) -> list[str]:
 def taken_apart(points: pd.DataFrame, *, jobs: int = 1) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Take designs apart for a page: the parts of their latencies, and what fills their memory.
 
-    Parameters
-    ----------
-    points
-        Frontiers of any cases and modes.
-    jobs
-        Processes. [1]
-
-    Returns
-    -------
-    tuple of DataFrame
-        Parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``trust``, ``outside``,
-        ``source``.
-        Memory: ``row``, ``phase``, ``part``, ``bytes``, ``limit_bytes``.
-
-    Examples
-    --------
-    >>> import disagg_sim as ds
-    >>> at, cut = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Mapping(tp_attn=2, tp_ffn=2)
-    >>> found = ds.colocated(at, cut, ds.lengths(2048, 256)).head(1)
-    >>> parts, memory = taken_apart(found)
-    >>> f"{parts[parts['latency'] == 'ttl']['seconds'].sum() / found['ttl_s'][0]:.9f}"
-    '1.000000000'
+    Returns parts: ``row``, ``latency``, ``part``, ``seconds``, ``ideal_s``, seconds by resource, ``trust``,
+    ``outside``, ``source``; memory: ``row``, ``phase``, ``part``, ``bytes``, ``limit_bytes``.
     """
     keys = [points[name].astype(str) for name in ("model", "system")]  # whose passes are timed together
     groups = [group for _, group in points.groupby(keys, sort=False)] if len(points) else []

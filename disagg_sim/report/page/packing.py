@@ -29,23 +29,7 @@ class Packed:
 def pack(tables: Mapping[str, pd.DataFrame]) -> Packed:
     """Pack tables: floats in single precision, integers as such, words as numbers with a list of the words.
 
-    Parameters
-    ----------
-    tables
-        By name; any columns of numbers or words. Missing numbers are NaN.
-
-    Returns
-    -------
-    Packed
-        What ``assets/tables.js`` reads.
-
-    Examples
-    --------
-    >>> packed = pack({"points": pd.DataFrame({"mode": ["a", "b", "a"], "ttl_s": [0.1, 0.2, 0.3]})})
-    >>> packed.tables["points"]["rows"], [column["name"] for column in packed.tables["points"]["columns"]]
-    (3, ['mode', 'ttl_s'])
-    >>> packed.tables["points"]["columns"][0]["words"]
-    ['a', 'b']
+    Takes ``tables`` (by name; any columns of numbers or words; missing numbers are NaN).
     """
     described: dict[str, Any] = {}
     blocks: list[bytes] = []

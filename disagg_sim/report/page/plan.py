@@ -18,26 +18,7 @@ SCHEMA = "disagg-sim/plan/"
 def plan_content(root: Path) -> Content:
     """Read the directory of a plan for its page.
 
-    Parameters
-    ----------
-    root
-        With ``plan.json``; ``plan.txt`` where it is there.
-
-    Returns
-    -------
-    Content
-        Times in s.
-
-    Raises
-    ------
-    InputError
-        One line: no plan, one of further pools, or a damaged one.
-
-    Examples
-    --------
-    >>> plan_content(Path("no/plan"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/plan/plan.json: cannot be read: ...
+    Returns times in s.
     """
     path, text = root / "plan.json", root / "plan.txt"
     with faults_told(path, f"a plan of schema {SCHEMA}..."):

@@ -20,25 +20,8 @@ FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, 
 def faults_told(path: Path, what: str) -> Iterator[None]:
     """Tell faults of the content of a file as such.
 
-    Parameters
-    ----------
-    path
-        The file, or the folder of it.
-    what
-        It should be, such as "the manifest of a sweep".
+    Takes ``what`` (it should be, such as "the manifest of a sweep").
 
-    Yields
-    ------
-    None
-        Nothing.
-
-    Raises
-    ------
-    InputError
-        One line: the file is no such thing, or cannot be read.
-
-    Examples
-    --------
     >>> with faults_told(Path("plan.json"), "a plan"):
     ...     {}["schema"]
     Traceback (most recent call last):
@@ -56,27 +39,7 @@ def faults_told(path: Path, what: str) -> Iterator[None]:
 def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> pd.DataFrame:
     """Read a CSV file of results.
 
-    Parameters
-    ----------
-    path
-        The file.
-    numbers, texts
-        Columns that it must have; others stay as they are.
-
-    Returns
-    -------
-    DataFrame
-        Empty where there is no such file.
-
-    Raises
-    ------
-    InputError
-        One line: no table, a column that it lacks, a cell that is no number.
-
-    Examples
-    --------
-    >>> len(read_table(Path("no/such.csv"), numbers=["gain"]))
-    0
+    The result is empty where there is no such file.
     """
     with faults_told(path, "a table"):
         try:
@@ -94,30 +57,7 @@ def read_block(
 ) -> pd.DataFrame:
     """Read a Parquet file of results.
 
-    Parameters
-    ----------
-    path
-        The file.
-    columns
-        Those to read; None = all.
-    rows
-        As ``read_parquet``.
-
-    Returns
-    -------
-    DataFrame
-        With these columns.
-
-    Raises
-    ------
-    InputError
-        One line: no such file, no table, a column that it lacks.
-
-    Examples
-    --------
-    >>> read_block(Path("no/such.parquet"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/such.parquet: cannot be read: No such file or directory
+    Takes ``columns`` (None = all). The result comes with these columns.
     """
     with faults_told(path, "a table of results"):
         return read_parquet(path, columns, rows=rows)

@@ -27,23 +27,8 @@ LATENCIES = ("ttft_s", "tpot_s")
 def simulation_content(root: Path) -> Content:
     """Read the directory of a simulation for its page.
 
-    Parameters
-    ----------
-    root
-        With ``summary.csv``, ``requests/`` and ``samples/``.
+    Returns times in s.
 
-    Returns
-    -------
-    Content
-        Times in s.
-
-    Raises
-    ------
-    InputError
-        One line: no such results, or damaged ones.
-
-    Examples
-    --------
     >>> simulation_content(Path("no/results"))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: no/results: no run ended well, so there is nothing to show

@@ -13,23 +13,6 @@ from disagg_sim.report.page.reading import faults_told, read_table
 def study_content(root: Path) -> Content:
     """Read the directory of a reproduced study for its page.
 
-    Parameters
-    ----------
-    root
-        With ``claims.csv``; pictures below it are shown, too.
-
-    Returns
-    -------
-    Content
-        Claims as a table, pictures as data.
-
-    Raises
-    ------
-    InputError
-        One line: no claims, or a damaged table.
-
-    Examples
-    --------
     >>> study_content(Path("no/study"))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: no/study: no claims.csv with a claim, so there is nothing to show

@@ -41,33 +41,7 @@ PLAIN = "-"
 def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: bool = True) -> Content:
     """Read the directory of a sweep for its page.
 
-    Parameters
-    ----------
-    root
-        With ``frontier.csv`` and ``manifest.json``; ``uncertainty.csv``, ``gain.csv`` and ``points/`` are used where
-        they are.
-    beside
-        Points off the frontiers to show, evenly taken. [1]
-    jobs
-        Processes that take the designs of the frontiers apart. [1]
-    breakdowns
-        Whether they are taken apart, which takes most of the time.
-
-    Returns
-    -------
-    Content
-        Times in s, throughput in token/s.
-
-    Raises
-    ------
-    InputError
-        One line: no results of a sweep, or damaged ones.
-
-    Examples
-    --------
-    >>> sweep_content(Path("no/results"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/results: no such file or directory
+    Returns times in s, throughput in token/s.
     """
     front = read_frontier(root).table.reset_index(drop=True)
     if not len(front):

@@ -26,31 +26,7 @@ KINDS: dict[str, tuple[str, Callable[[Path], Content]]] = {
 
 
 def content_of(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: bool = True) -> Content:
-    """Read a directory of results for its page.
-
-    Parameters
-    ----------
-    root
-        What ``sweep``, ``simulate``, ``plan`` or ``reproduce`` wrote by ``--out``.
-    beside, jobs, breakdowns
-        Of a sweep: points off the frontiers to show, processes, whether designs are taken apart.
-
-    Returns
-    -------
-    Content
-        For ``page_html``.
-
-    Raises
-    ------
-    InputError
-        One line: no such directory, or none of results.
-
-    Examples
-    --------
-    >>> content_of(Path("no/results"))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no/results: no such directory
-    """
+    """Read a directory of results for its page."""
     if not root.is_dir():
         raise InputError(f"{root}: no such directory")
     for file, (_, read) in KINDS.items():
@@ -63,28 +39,7 @@ def content_of(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns: b
 
 
 def write_page(content: Content, path: Path) -> int:
-    """Write a page.
-
-    Parameters
-    ----------
-    content
-        Of ``content_of``.
-    path
-        The HTML file; its directory is made.
-
-    Returns
-    -------
-    int
-        Its size. [B]
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     size = write_page(Content(kind="plan", title="none", facts={}), Path(root, "report.html"))
-    ...     size == Path(root, "report.html").stat().st_size
-    True
-    """
+    """Write a page. [B]"""
     text = page_html(content)
     write_text(path, text)
     return len(text.encode())

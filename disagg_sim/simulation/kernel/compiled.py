@@ -96,16 +96,6 @@ def code_home() -> CodeHome:
     """Find the first writable place: ``NUMBA_CACHE_DIR``, next to the sources, in the home, a temporary directory.
 
     All but that next to the sources only where nobody else can write: what lies there is executed.
-
-    Returns
-    -------
-    CodeHome
-        A directory named after the content of the kernel's sources, and a line for the user where it is no lasting one.
-
-    Examples
-    --------
-    >>> code_home().directory.name.partition("-")[0]
-    'kernel'
     """
     here = Path(__file__).parent
     files = [here / name for name in SOURCES] + [here.parent / "policies" / name for name in OF_POLICIES]
@@ -153,22 +143,7 @@ def _is_own(directory: Path) -> bool:
 def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
     """Call a function when something is compiled inside the block, once; not where machine code is loaded.
 
-    Parameters
-    ----------
-    tell
-        Takes nothing; such as a line to the user that the first run takes longer.
-
-    Returns
-    -------
-    context manager
-        Of the block.
-
-    Examples
-    --------
-    >>> with compilation_told(lambda: print(COMPILING)):
-    ...     numba.njit(lambda x: x + 1)(1)
-    compiling the kernel (once, about a minute)
-    2
+    Takes ``tell`` (takes nothing; such as a line to the user that the first run takes longer).
     """
 
     class Told(event.Listener):

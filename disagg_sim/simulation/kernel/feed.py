@@ -86,23 +86,9 @@ class Supply(Protocol):
 class Feed:
     """Requests by the times at which they come, for the kernel.
 
-    Parameters
-    ----------
-    times : (requests,) array
-        Ascending. [s]
-    prompts, totals : (requests,) arrays
-        Tokens of the prompt, and of prompt and output. [token]
-    route : Route
-        Where they go; its arrays do not change while the feed lasts.
-    most : int
-        Tokens of the largest request that any instance holds; larger ones are reported. [token]
-    emits_late : bool
-        Whether the next instance emits the first token, so that a request of a single token goes on, too.
-    supply : Supply, optional
-        Fills in the arrays as the run goes; without one they are filled.
+    Takes ``times`` [s] of shape (requests,), ``prompts`` and ``totals`` [token] of shape (requests,) and
+    ``most`` [token].
 
-    Examples
-    --------
     >>> from disagg_sim.simulation.kernel.fleet import Fleet
     >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
     >>> from disagg_sim.simulation.kernel.ranking import REQUESTS, ranking

@@ -54,34 +54,7 @@ SHARED_LIMITS = ("token_budget", "max_sequences")
 class Fleet:
     """Instances and their segments.
 
-    Parameters
-    ----------
-    instances
-        One or more; ``add`` brings more later.
-    step_by_step
-        Make every decode step an event of its own: slow, for tests of the closed form.
-    capacity
-        Segments to make room for at first. [1]
-    priority
-        Of requests by their numbers, for instances that schedule by it; others, and None, have 0. [1]
-    stream
-        32 bits; with the number of a request and the place in it they say which drafts are accepted.
-
-    Attributes
-    ----------
-    views
-        Columns of the instances by the names of ``layout.Instance``, current up to each one's last event; a new array
-        after ``add``. ``refresh`` brings what decode runs change up to a time: tokens, blocks and counters.
-    home
-        Where the kernel finds all arrays, for compiled functions of others; always up to date.
-    coming_requests
-        Transfers to each instance that are not reported. [1]
-    wires
-        Links between the instances, which join by themselves.
-    shared
-        Blocks of prompts that segments share in the memory of their instance; None = none.
-    itl_counts, itl_edges
-        Histogram of the gaps between the tokens of a request: tokens a bin, and the bins + 1 edges [s].
+    Takes ``shared`` (None = none) and ``itl_counts`` and ``itl_edges`` [s].
     """
 
     def __init__(
@@ -159,37 +132,8 @@ class Fleet:
     ) -> int:
         """Queue a segment and return its number (0, 1, 2, ...).
 
-        Parameters
-        ----------
-        instance, request
-            Where, and a number that comes back in ``segments``.
-        lengths
-            Tokens of context that are cached there already, of the prompt to prefill, and to emit. [token]
-        now
-            The time up to which ``run_until`` was called. [s]
-        flags
-            What is asked of it: ``NOTIFY``, ``HOLD``, ``CLOSES``, ``RESERVE`` and ``AHEAD`` of ``layout``.
-        last_token_s
-            When the request's previous token was emitted elsewhere; nan = this one emits the first. [s]
-        cached
-            Tokens of the prompt found in the prefix cache, fewer than the prompt; where segments share blocks, those
-            that its load takes it to find: it is looked up when it begins. [token]
-
-        Raises
-        ------
-        InputError
-            The instance can never hold it, or its lengths are impossible.
-
-        Examples
-        --------
-        >>> from disagg_sim.simulation.kernel.step_table import StepTable
-        >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0, per_token=0.01), blocks=100)])
-        >>> fleet.submit(0, 7, (0, 100, 3), 0.0)
-        0
-        >>> fleet.run_until(np.inf)
-        (-1, inf)
-        >>> fleet.segments.finish_s.tolist()
-        [4.0]
+        Takes ``lengths`` (tokens of context that are cached there already, of the prompt to prefill, and to emit
+        [token]), ``now`` [s] and ``last_token_s`` (nan = this one emits the first).
         """
         segment = self._count
         if segment == len(self._seg):
@@ -371,13 +315,7 @@ class Fleet:
         least_prefill: int | None = None,
         mode: Mode | None = None,
     ) -> None:
-        """Change how an instance forms its steps, from its next step on; None leaves a limit as it is.
-
-        Raises
-        ------
-        InputError
-            A limit below 1, or ``max_sequences`` above what the instance started with.
-        """
+        """Change how an instance forms its steps, from its next step on; None leaves a limit as it is."""
         most = self._specs[instance].max_sequences
         if max_sequences is not None and max_sequences > most:
             raise InputError(f"max_sequences {max_sequences} of instance {instance}; allowed: up to {most}")
@@ -469,25 +407,7 @@ class Fleet:
     def given(self, requests: Ints) -> tuple[Ints, Floats]:
         """Count what the segments of some requests have emitted for the user, none of them at work any more.
 
-        Parameters
-        ----------
-        requests
-            Their numbers, ascending.
-
-        Returns
-        -------
-        array, array
-            Tokens of each request, and when its last came, NaN without one. [token], [s]
-
-        Examples
-        --------
-        Steps of 1 s: after 3.5 s the prompt has been computed, which emits a token, and two steps have ended:
-
-        >>> from disagg_sim.simulation.kernel.step_table import StepTable
-        >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=10)])
-        >>> _ = fleet.submit(0, 7, (0, 100, 9), 0.0), fleet.run_until(3.5), fleet.abort(0, 3.5)
-        >>> [column.tolist() for column in fleet.given(np.array([7]))]
-        [[3], [3.0]]
+        Returns tokens of each request, and when its last came, NaN without one [token], [s].
         """
         return given(self._seg[: self._count], requests)
 

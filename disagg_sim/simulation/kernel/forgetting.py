@@ -15,30 +15,7 @@ SEGMENT = 2**32 - 1
 def forget(inst: Any, seg: Any, sets: Ints, keep: Mask) -> Ints:
     """Drop segments that are over; those that stay are numbered anew, in their order.
 
-    Parameters
-    ----------
-    inst, seg, sets
-        Arrays of ``layout.State``, of all segments so far.
-    keep
-        Which segments stay. None of the others is in a queue, runs, or holds blocks.
-
-    Returns
-    -------
-    array
-        New number of each old one; -1 = dropped.
-
-    Examples
-    --------
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet
-    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-    >>> from disagg_sim.simulation.kernel.step_table import StepTable
-    >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)])
-    >>> first, second = (fleet.submit(0, request, (0, 100, end), 0.0) for request, end in ((7, 1), (8, 3)))
-    >>> _ = fleet.run_until(1.5)
-    >>> fleet.forget(np.array([False, True])).tolist(), fleet.segments.request.tolist()
-    ([-1, 0], [8])
-    >>> fleet.run_until(np.inf), fleet.segments.finish_s.tolist()
-    ((-1, inf), [3.0])
+    Returns new number of each old one; -1 = dropped.
     """
     stay = int(keep.sum())
     number: Ints = np.where(keep, np.cumsum(keep) - 1, -1)

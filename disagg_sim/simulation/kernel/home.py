@@ -75,25 +75,7 @@ chosen: Any = intrinsic(_chosen_of)
 
 
 def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
-    """Write down where arrays are.
-
-    Parameters
-    ----------
-    arrays
-        Those of ``State``, in its order, contiguous.
-    home
-        To be filled anew; None: a new one.
-
-    Returns
-    -------
-    (arrays, 4) array
-        Of each its address and up to three lengths. [1]
-
-    Examples
-    --------
-    >>> home_of([np.zeros((2, 3))])[:, 1:].tolist()
-    [[2, 3, 0]]
-    """
+    """Write down where arrays are. [1]"""
     home = np.zeros((len(arrays), 4), dtype=np.int64) if home is None else home
     for row, array in zip(home, arrays, strict=True):
         row[0], row[1 : 1 + array.ndim] = array.ctypes.data, array.shape

@@ -17,18 +17,8 @@ from disagg_sim.simulation.kernel.compiled import inner
 def least_tree(keys: Floats) -> Floats:
     """Make a tree of keys.
 
-    Parameters
-    ----------
-    keys
-        One or more, of any unit.
+    Returns twice as many as the next power of two; row 0 is not used.
 
-    Returns
-    -------
-    array
-        Twice as many as the next power of two; row 0 is not used.
-
-    Examples
-    --------
     >>> least_tree(np.array([3.0, 1.0, 2.0])).tolist()
     [inf, 1.0, 1.0, 2.0, 3.0, 1.0, 2.0, inf]
     """

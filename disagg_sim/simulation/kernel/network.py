@@ -27,17 +27,6 @@ class Pull(NamedTuple):
 class Wires:
     """Links between instances, and the caches on their way.
 
-    Attributes
-    ----------
-    row
-        The ``layout.Network`` of these arrays.
-    transfers
-        Columns by the names of ``layout.Transfer``, free places among them; a new array after ``grow``.
-    count
-        Transfers of each port.
-
-    Examples
-    --------
     Two instances at 10 and 5 B/s, with room for some transfers, none on its way:
 
     >>> wires = Wires()

@@ -89,28 +89,7 @@ def _least(home: Ints, trees: Floats, group: Ints, present: Floats, load: int, o
 
 
 class Rankings:
-    """Instances of a fleet by load, over what each serves.
-
-    Parameters
-    ----------
-    home
-        Of the fleet.
-
-    Examples
-    --------
-    Two equal instances, the first of which has a request; then one that serves four times as much:
-
-    >>> from disagg_sim.simulation.kernel.fleet import Fleet
-    >>> from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-    >>> from disagg_sim.simulation.kernel.step_table import StepTable
-    >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
-    >>> rankings, among = Rankings(fleet.home), np.arange(2)
-    >>> _ = fleet.submit(0, 7, (0, 100, 3), 0.0)
-    >>> rankings.least(REQUESTS, among, np.array([1.0, 1.0]), 1, 0.0)
-    1
-    >>> rankings.least(REQUESTS, among.copy(), np.array([4.0, 1.0]), 1, 0.0)
-    0
-    """
+    """Instances of a fleet by load, over what each serves."""
 
     def __init__(self, home: Ints) -> None:
         self._home = home
@@ -119,23 +98,7 @@ class Rankings:
     def least(self, load: int, among: NDArray[np.intp], served: Floats | Ints, own: int, now: float) -> int:
         """Find the instance that has the least load for what it serves.
 
-        Parameters
-        ----------
-        load
-            ``REQUESTS``, ``PROMPT_TOKENS`` or ``HELD_TOKENS``.
-        among
-            Instances, one at least; those of the last call with this array keep their order.
-        served
-            What each instance of the fleet serves; does not change.
-        own
-            Added to every load. [unit of the load]
-        now
-            The present. [s]
-
-        Returns
-        -------
-        int
-            The first of several.
+        Takes ``own`` [unit of the load] and ``now`` [s]. Returns the first of several.
         """
         key = load, id(among), id(served)
         kept = self._kept.get(key)
@@ -150,23 +113,8 @@ class Rankings:
 def ranking(among: NDArray[np.intp], served: Floats | Ints) -> tuple[Floats, Ints, Floats]:
     """Make the arrays that ``least_loaded`` keeps.
 
-    Parameters
-    ----------
-    among
-        Instances, one at least.
-    served
-        What each instance of the fleet serves.
-
-    Returns
-    -------
-    array, array, array
-        Trees of the groups, with what each serves in place 0; the group of each instance, and where the log was read
-        last; when the load of each was the present one.
-
-    Examples
-    --------
-    >>> ranking(np.array([0, 2]), np.array([4.0, 1.0, 1.0]))[1].tolist()
-    [1, -1, 0, -4]
+    Returns trees of the groups, with what each serves in place 0; the group of each instance, and where the log was
+    read last; when the load of each was the present one.
     """
     count = len(served)
     values, member = np.unique(np.asarray(served)[among], return_inverse=True)

@@ -29,22 +29,8 @@ from disagg_sim.workload.request_columns import PrefixBlocks
 class SharedBlocks:
     """Names of the blocks of every prompt, and the runs of KV blocks that hold them.
 
-    Parameters
-    ----------
-    prefix
-        Ids of the blocks of every prompt.
-    step
-        From one place at which a prompt is taken up to the next. [token]
+    Takes ``step`` [token].
 
-    Attributes
-    ----------
-    row
-        The ``layout.Shared`` of these arrays.
-    runs
-        Columns by the names of ``layout.Run``; a new array where there is more room.
-
-    Examples
-    --------
     >>> ids = PrefixBlocks(offsets=[0, 2, 4], ids=[7, 8, 7, 9], block_tokens=512)
     >>> SharedBlocks(ids, 16).blocks_of(1)
     [0, 2]

@@ -246,20 +246,6 @@ class HandoverBy:
 def whole_routing(options: Routed, site: Site) -> Routing:
     """Make the routing of co-located instances that a policy asks for.
 
-    Parameters
-    ----------
-    options
-        Of the policy.
-    site
-        Its random streams.
-
-    Returns
-    -------
-    Routing
-        With fresh state.
-
-    Examples
-    --------
     >>> from disagg_sim.simulation.policies.registry import policy_named
     >>> type(whole_routing(policy_named("vllm", router="prefix"), site=None)).__name__
     'WholeBy'
@@ -273,22 +259,6 @@ def whole_routing(options: Routed, site: Site) -> Routing:
 def handover_routing(options: Routed, site: Site, *, early: bool) -> Routing:
     """Make the routing of prefill and decode instances that a policy asks for.
 
-    Parameters
-    ----------
-    options
-        Of the policy.
-    site
-        Its random streams.
-    early
-        Choose the decode instance at arrival, so that the cache is pushed while the prompt is computed.
-
-    Returns
-    -------
-    Routing
-        With fresh state.
-
-    Examples
-    --------
     >>> from disagg_sim.simulation.policies.registry import policy_named
     >>> type(handover_routing(policy_named("disaggregated", router="prefix"), site=None, early=False)).__name__
     'HandoverBy'

@@ -30,24 +30,6 @@ def in_processes(jobs: int) -> Iterator[Engine]:
 
     A process that dies takes all processes of the pool with it, and nothing says whose task it was. So after a death
     tasks go in groups of ``jobs``, and those of a group with a death one by one: who is alone is to blame.
-
-    Parameters
-    ----------
-    jobs
-        Processes. [1]
-
-    Yields
-    ------
-    callable
-        Attempts tasks.
-
-    Examples
-    --------
-    >>> from functools import partial
-    >>> from disagg_sim.sweep.backends.workers import attempt
-    >>> with in_processes(2) as engine:
-    ...     sorted(outcome.value for _, outcome in engine(partial(attempt, len), {0: "abc", 1: "a"}))
-    [1, 3]
     """
     wary = False
 

@@ -19,30 +19,6 @@ def on_dask(where: Workers) -> Iterator[Engine]:
     """Attempt tasks on the workers of a scheduler that runs.
 
     Dask itself tries a task whose worker died on other workers.
-
-    Parameters
-    ----------
-    where
-        Address of a scheduler.
-
-    Yields
-    ------
-    callable
-        Attempts tasks.
-
-    Raises
-    ------
-    InputError
-        No scheduler answers at the address.
-    MissingExtraError
-        Dask is not installed.
-
-    Examples
-    --------
-    >>> with on_dask(Workers(1, "dask", "tcp://127.0.0.1:9")) as engine:
-    ...     pass
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: address 'tcp://127.0.0.1:9': no scheduler of Dask answers within 10 s
     """
     with extra("dask"):
         import dask

@@ -23,8 +23,6 @@ IN_FLIGHT = 4
 def on_ray(where: Workers) -> Iterator[Engine]:
     """As ``on_dask``, on a running cluster of Ray; ``where.address`` is that of its head.
 
-    Examples
-    --------
     >>> with on_ray(Workers(1, "ray", "nowhere:port")) as engine:
     ...     pass
     Traceback (most recent call last):

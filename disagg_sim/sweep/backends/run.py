@@ -26,36 +26,8 @@ def run_tasks(
     """Give the results of a function over tasks, each as soon as it is complete.
 
     A task whose worker process died is tried again in another one, and so is one that raised what the package does not
-    expect, where ``given_up`` is there to hear of it.
-
-    Parameters
-    ----------
-    function : callable
-        Importable by name, as workers load it by name.
-    tasks : sequence
-        Picklable arguments.
-    jobs : int or Workers
-        Processes on this machine; 1 runs here, in order. Above 1 the order is that of completion. [1]
-    given_up : callable, optional
-        Told of each task that failed ``ATTEMPTS`` times, and why; the others go on.
-
-    Yields
-    ------
-    Result
-        What ``function`` returns, one a task.
-
-    Raises
-    ------
-    DisaggSimError
-        What ``function`` raises of them; without ``given_up`` also when the workers of a task die, after the results so
-        far. No such cluster.
-    MissingExtraError
-        The package of the backend is not installed.
-
-    Examples
-    --------
-    >>> list(run_tasks(len, ["a", "bc", ""], jobs=1))
-    [1, 2, 0]
+    expect, where ``given_up`` is there to hear of it. Takes ``function`` (importable by name, as workers load it by
+    name) and ``given_up`` (told of each task that failed ``ATTEMPTS`` times, and why; the others go on).
     """
     where = jobs if isinstance(jobs, Workers) else Workers(jobs)
     left, failures = dict(enumerate(tasks)), Counter[int]()
@@ -83,18 +55,6 @@ def run_tasks(
 def staying(jobs: int | Workers) -> Iterator[Workers]:
     """Keep a cluster, once it is asked for, for all tasks that follow; processes of this machine stay by themselves.
 
-    Parameters
-    ----------
-    jobs
-        As ``run_tasks`` takes them.
-
-    Yields
-    ------
-    Workers
-        For ``run_tasks``.
-
-    Examples
-    --------
     >>> with staying(Workers(1, "dask", "tcp://127.0.0.1:9")) as workers:  # asks nothing, as nothing is run
     ...     workers.backend, workers.engine is None
     ('dask', False)

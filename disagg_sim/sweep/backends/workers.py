@@ -50,36 +50,12 @@ Engine = Callable[[Call, Mapping[int, Any]], Iterator[tuple[int, Outcome]]]
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Where tasks run.
+    """Where tasks run."""
 
-    Parameters
-    ----------
-    jobs
-        Worker processes on this machine; a cluster at an address has its own. [1]
-    backend
-        Of ``BACKENDS``.
-    address
-        Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray), which these backends
-        need: one that they start themselves opens ports without a password.
-
-    Raises
-    ------
-    UnknownNameError
-        No such backend.
-    InputError
-        An address of a backend that takes none, or none of one that needs it.
-
-    Examples
-    --------
-    >>> Workers(4).backend, Workers(1).backend
-    ('loky', 'serial')
-    >>> Workers(2, "dusk")
-    Traceback (most recent call last):
-    disagg_sim.errors.UnknownNameError: unknown backend 'dusk', did you mean 'dask'?; known: serial, loky, dask, ray
-    """
-
-    jobs: int = 1
-    backend: str = ""
+    jobs: int = 1  # worker processes on this machine; a cluster at an address has its own [1]
+    backend: str = ""  # of ``BACKENDS``
+    #: Of the scheduler of a running cluster (``tcp://host:8786`` of Dask, ``host:6379`` of Ray), which these backends
+    #: need: one that they start themselves opens ports without a password.
     address: str = ""
     engine: Engine | None = field(default=None, compare=False, repr=False)  # of a cluster that stays; None = not yet
 
@@ -97,25 +73,7 @@ class Workers:
 
 
 def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcome:
-    """Call a function in a worker, and bring back what it returns or raises.
-
-    Parameters
-    ----------
-    function, task
-        What is called with what.
-    code
-        Digest of the sources that the results are computed by; empty asks nothing.
-
-    Returns
-    -------
-    Outcome
-        An exception of another process has its traceback as a note.
-
-    Examples
-    --------
-    >>> attempt(len, "abc").value, attempt(int, "abc").error
-    (3, ValueError("invalid literal for int() with base 10: 'abc'"))
-    """
+    """Call a function in a worker, and bring back what it returns or raises."""
     try:
         if code and code != own_code():
             return Outcome(error=unlike())
@@ -134,13 +92,6 @@ def unlike() -> DisaggSimError:
 def own_code() -> str:
     """Compute the digest of all sources of the package that this process runs.
 
-    Returns
-    -------
-    str
-        SHA-256 in hexadecimal digits.
-
-    Examples
-    --------
     >>> len(own_code())
     64
     """

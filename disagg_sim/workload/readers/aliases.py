@@ -56,18 +56,8 @@ class Found(NamedTuple):
 def columns_by_alias(header: Sequence[str]) -> Found | None:
     """Find the columns of a table that are meant.
 
-    Parameters
-    ----------
-    header
-        Names of its columns.
+    Returns None where one of both lengths is missing.
 
-    Returns
-    -------
-    Found or None
-        None where one of both lengths is missing.
-
-    Examples
-    --------
     >>> columns_by_alias(["id", "startTime", "promptTokens", "completionTokens"]).columns["arrival"]
     'startTime'
     >>> columns_by_alias(["timestamp_ms", "input_length", "output_length"]).unit
@@ -97,8 +87,6 @@ def _plain(name: str) -> str:
 def flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     """Name and text of each plain value of an object; of objects within, down to two levels, with a dot between names.
 
-    Examples
-    --------
     >>> dict(flat({"created": 5, "usage": {"prompt_tokens": 9}, "messages": [1]}))
     {'created': '5', 'usage.prompt_tokens': '9'}
     """
@@ -112,20 +100,7 @@ def flat(record: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
 def read_objects(path: Path, content: bytes) -> Table | None:
     """Read a file of JSON objects, an array or one a line, whose keys are known under other names.
 
-    Parameters
-    ----------
-    path, content
-        File and its text.
-
-    Returns
-    -------
-    Table or None
-        A column a key, of objects within with a dot between names; None of another form, or of Mooncake's keys.
-
-    Raises
-    ------
-    TraceError
-        A line that is no JSON object.
+    Returns a column a key, of objects within with a dot between names; None of another form, or of Mooncake's keys.
     """
     array = content.lstrip()[:1] == b"["
     if array:
@@ -170,15 +145,7 @@ def _parsed(path: Path, line: int, text: bytes) -> Any:
 def with_usage(table: Table) -> Table:
     """Add the columns that JSON objects in the cells of ``USAGE`` make: ``usage_details.input`` and the like.
 
-    Parameters
-    ----------
-    table
-        Of a CSV file.
-
-    Returns
-    -------
-    Table
-        A cell is empty where an object lacks the key, or a cell holds no object.
+    Returns a cell is empty where an object lacks the key, or a cell holds no object.
     """
     made: dict[str, list[str]] = {}
     for name in (each for each in USAGE if each in table.header):

@@ -47,21 +47,7 @@ def check_unit(unit: str) -> None:
 def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> Arrivals:
     """Arrivals of numbers.
 
-    Parameters
-    ----------
-    path, name
-        File and column, or key, for messages.
-    values
-        At least 0. [``unit``]
-    unit
-        Of ``TIME_UNITS``; "" = not said, so that ``own`` holds unless the numbers speak against it.
-    own
-        Unit of the form.
-
-    Raises
-    ------
-    TraceError
-        Numbers that are a date in another unit, where none was named.
+    Takes ``unit`` (of ``TIME_UNITS``; "" = not said, so that ``own`` holds unless the numbers speak against it).
     """
     first = float(values.min())
     if not unit:

@@ -37,13 +37,7 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 def read_bytes(path: Path) -> bytes:
-    """Text of a file, unpacked where it is gzipped, without a byte order mark.
-
-    Raises
-    ------
-    TraceError
-        A file that cannot be read, is larger than ``MOST_BYTES``, holds nothing, or is no text in UTF-8.
-    """
+    """Text of a file, unpacked where it is gzipped, without a byte order mark."""
     try:
         content = unpacked(read_file(path, MOST_BYTES), MOST_BYTES)
     except OSError as error:

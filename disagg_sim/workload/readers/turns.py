@@ -27,29 +27,8 @@ BURST_SESSION, BURST_ELAPSED = "Session ID", "Elapsed time"
 def with_turns(table: Table, name: str, unit: str) -> tuple[Arrivals, Sessions]:
     """Read arrivals and sessions of columns ``session``, ``think_s`` and, if there, ``turn``.
 
-    Parameters
-    ----------
-    table
-        With a column ``session``; a row without one there is a session of its own. Turns are in the order of the rows,
-        which ``turn`` has to ascend with.
-    name
-        Column of the arrivals. Where it is empty, a turn arrives its think time after the turn before, as if that were
-        served at once.
-    unit
-        Of numbers of both columns of time; "" = s.
+    Takes ``unit`` (of numbers of both columns of time; "" = s). Returns a row each, in the order of the file.
 
-    Returns
-    -------
-    tuple of Arrivals, Sessions
-        A row each, in the order of the file.
-
-    Raises
-    ------
-    TraceError
-        A think time below 0, or none of a later turn; turns that do not ascend, or do not arrive in their order.
-
-    Examples
-    --------
     >>> from pathlib import Path
     >>> from disagg_sim.workload.readers.columns import Table
     >>> table = Table(Path("x.csv"), b"arrival_s,session,think_s\\n5,a,\\n,a,2\\n6,b,\\n")
@@ -79,20 +58,8 @@ def with_turns(table: Table, name: str, unit: str) -> tuple[Arrivals, Sessions]:
 def of_burstgpt(table: Table, seconds: NDArray[np.float64]) -> Sessions | None:
     """Read the sessions of a BurstGPT trace; ``None`` where it lacks their columns, or no session has two turns.
 
-    Parameters
-    ----------
-    table
-        Whole file; requests by API have no session.
-    seconds
-        (rows,) arrivals. [s]
+    Takes ``seconds`` of shape (rows,). A think time that would be negative, of stamps in whole seconds, is 0.
 
-    Returns
-    -------
-    Sessions or None
-        A think time that would be negative, of stamps in whole seconds, is 0.
-
-    Examples
-    --------
     The answer to the first request ends at 10 + 4 s, the next of the session comes at 20:
 
     >>> from pathlib import Path

@@ -123,31 +123,8 @@ TRIAL = Plan(
 def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.DataFrame:
     """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
 
-    Parameters
-    ----------
-    bench
-        Times a call on the device. [s]
-    system
-        Name of the system's spec, written into every row.
-    plan
-        Which sizes.
-    progress
-        Told of every call.
-
-    Returns
-    -------
-    DataFrame
-        One row a call that could run; columns that a form lacks are empty. ``calibrate kernels`` reads the CSV of it.
-
-    Examples
-    --------
-    A bench that gives every matrix multiply 5 us, and has no other kernel:
-
-    >>> from unittest.mock import Mock
-    >>> bench = Mock(versions={"torch": "2.9"}, ranks=1, gemm=lambda *sizes: 5e-6, launch=lambda graph: None)
-    >>> plan = Plan(dtypes=("fp8",), m=(1, 8), weights=((4096, 4096),), prefill=(), decode=(), copies=())
-    >>> measure(bench, "h100_sxm", plan, Mock())[["dtype", "m", "n", "k", "latency_us"]].values.tolist()
-    [['fp8', 1, 4096, 4096, 5.0], ['fp8', 8, 4096, 4096, 5.0]]
+    Takes ``bench`` (times a call on the device [s]). Returns one row a call that could run; columns that a form lacks
+    are empty; ``calibrate kernels`` reads the CSV of it.
     """
     calls = list(_calls(bench, plan))
     groups = _groups(bench.ranks)

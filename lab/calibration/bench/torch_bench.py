@@ -34,26 +34,7 @@ _FP4_BLOCK = 16
 def torch_bench(device: str = "cuda") -> TorchBench:
     """Make the bench of a device, which runs PyTorch's own kernels.
 
-    Parameters
-    ----------
-    device
-        ``"cuda"``, or ``"cpu"`` to try the command out.
-
-    Returns
-    -------
-    TorchBench
-        For ``measure``.
-
-    Raises
-    ------
-    InputError
-        Unknown device, PyTorch not installed, or no GPU that it can use.
-
-    Examples
-    --------
-    >>> torch_bench("cude")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: device 'cude' is unknown, did you mean 'cuda'?; allowed: cuda, cpu
+    Takes ``device`` (``"cuda"``, or ``"cpu"`` to try the command out).
     """
     if device not in DEVICES:
         raise InputError(f"device {device!r} is unknown{nearest(device, DEVICES)}; allowed: {', '.join(DEVICES)}")
@@ -239,15 +220,9 @@ class TorchBench:
 def collective_times(ranks: int, wanted: Sequence[tuple[str, int]], backend: str) -> list[float]:
     """Times of collectives, each as its slowest rank sees it. [s]
 
-    Parameters
-    ----------
-    ranks
-        Processes, each with a GPU of its own under "nccl". [1]
-    wanted
-        (op, bytes): "all_reduce", "all_gather", "reduce_scatter" or "alltoall", and the full tensor, of "alltoall"
-        the send buffer of a rank, in two-byte elements.
-    backend
-        "nccl" on GPUs, "gloo" on the CPU (which lacks some of them on older releases).
+    Takes ``wanted`` ((op, bytes): "all_reduce", "all_gather", "reduce_scatter" or "alltoall", and the full tensor, of
+    "alltoall" the send buffer of a rank, in two-byte elements) and ``backend`` ("nccl" on GPUs, "gloo" on the CPU
+    (which lacks some of them on older releases)).
     """
     from torch import multiprocessing
 

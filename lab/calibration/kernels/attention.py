@@ -209,15 +209,8 @@ _MLA_GENERATION = replace(
 def fit_context_attention(rows: pd.DataFrame, system: SystemSpec) -> list[PrefillAttentionFit]:
     """Causal prefill of grouped-query attention: one fit a variant, of rows of one (framework, version).
 
-    Parameters
-    ----------
-    rows
-        Rows of a context_attention table that may be fitted, with ``latency`` [s].
-
-    Returns
-    -------
-    list of PrefillAttentionFit
-        In the order of kernel, arithmetic and cache; numbers that they share count as parameters of the first.
+    Takes ``rows`` (rows of a context_attention table that may be fitted, with ``latency`` [s]). The result is in the
+    order of kernel, arithmetic and cache; numbers that they share count as parameters of the first.
     """
     return _fit(_CONTEXT, rows, system)
 

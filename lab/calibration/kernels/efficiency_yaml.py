@@ -61,20 +61,7 @@ _EXPERT_KERNELS = (
 def find_assumptions(system: str) -> Path | None:
     """Find the shipped (or user's) file of assumptions of a system.
 
-    Parameters
-    ----------
-    system
-        Name of its spec.
-
-    Returns
-    -------
-    Path or None
-        None when there is none.
-
-    Examples
-    --------
-    >>> find_assumptions("gb200_nvl72").name, find_assumptions("my_system")
-    ('gb200_nvl72.yaml', None)
+    Returns None when there is none.
     """
     paths = (root / DIRECTORIES["efficiency"] / ASSUMPTIONS / f"{system}.yaml" for root in spec_roots())
     return next((path for path in paths if path.is_file()), None)
@@ -83,33 +70,7 @@ def find_assumptions(system: str) -> Path | None:
 def efficiency_text(
     calibration: Calibration, *, data: str, date: str, assumptions: Path | None = None, split: bool = True
 ) -> str:
-    """Write the YAML of a calibration as text: the same fits give the same text.
-
-    Parameters
-    ----------
-    calibration
-        Of ``calibrate_kernels``.
-    data, date
-        Name and date of the measurements, as they shall stand in the file.
-    assumptions
-        File of what no table measures; its rows are written after the fitted ones, marked as assumed.
-    split
-        Whether shapes were held out.
-
-    Returns
-    -------
-    str
-        Content of ``hw_specs/efficiency/<system>.yaml``.
-
-    Examples
-    --------
-    >>> import pandas as pd
-    >>> from disagg_sim.facts.load import load_system
-    >>> nothing = Calibration(system=load_system("h100_sxm"), fits={}, files=(), residuals=pd.DataFrame())
-    >>> text = efficiency_text(nothing, data="my kernels", date="2026-01")
-    >>> [line for line in text.splitlines() if line.startswith(("system", "gemm"))]
-    ['system: h100_sxm', 'gemm: []']
-    """
+    """Write the YAML of a calibration as text: the same fits give the same text."""
     beside = assumptions_of(assumptions, read_mapping(assumptions)) if assumptions else Assumptions(engine_order=())
     fitted_engines = {fit.engine for fits in calibration.fits.values() for fit in fits} - set(beside.engine_order)
     order = (*beside.engine_order, *(engine for engine in _ORDER if engine in fitted_engines))

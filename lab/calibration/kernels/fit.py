@@ -64,39 +64,8 @@ def calibrate_kernels(
 ) -> Calibration:
     """Fit everything that the tables measure of a system.
 
-    Parameters
-    ----------
-    paths
-        CSV files in the forms of ``lab.calibration.kernels.forms``.
-    system
-        Name of the system, as specs or as tables spell it, or path of its file.
-    exclude
-        Mask of known bad rows.
-    framework
-        Fit this library alone, and NCCL, to which engines hand their large messages; "" = all.
-    split
-        Whether the shapes that are held out stay unseen, which gives honest errors; else all rows are fitted.
-    prefill_keys
-        What prefill kernels do with their keys. Prompts without a past hardly tell: their fits are made with walked
-        keys and judged with these.
-
-    Returns
-    -------
-    Calibration
-        Fits by section of the efficiency file, the files that they rest on, and every row with its prediction. [s]
-
-    Raises
-    ------
-    TableError
-        Faults of the files, rows that beat the system's peaks; one line each.
-    InputError
-        Unknown framework, or no row of the system.
-
-    Examples
-    --------
-    >>> calibrate_kernels([Path("kernels.csv")], "h100_sxm", framework="vlm")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: framework 'vlm' is unknown, did you mean 'vllm'?; allowed: ...
+    Takes ``framework`` (fit this library alone, and NCCL, to which engines hand their large messages; "" = all).
+    Returns fits by section of the efficiency file, the files that they rest on, and every row with its prediction [s].
     """
     if framework and framework not in LIBRARIES:
         raise InputError(

@@ -53,15 +53,8 @@ _QUANTISING = ("e_quantise", "least_row")
 def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     """One fit a format, all formats together.
 
-    Parameters
-    ----------
-    rows
-        Rows of one (framework, version) of a gemm table that may be fitted, with ``latency`` [s].
-
-    Returns
-    -------
-    list of GemmFit
-        By format, those that the system multiplies; the shared numbers count as parameters of the first.
+    Takes ``rows`` (rows of one (framework, version) of a gemm table that may be fitted, with ``latency`` [s]). The
+    result is by format, those that the system multiplies; the shared numbers count as parameters of the first.
     """
     formats = rows["dtype"].map(FORMAT_OF)
     tables = {name: rows[formats == name] for name in sorted(formats.dropna().unique())}

@@ -53,43 +53,13 @@ POOLED = "all"
 def judge_kernels(
     paths: Sequence[Path], *, exclude: Path | None = None, efficiency: Path | None = None
 ) -> pd.DataFrame:
-    r"""Predict every row of the tables.
+    """Predict every row of the tables.
 
-    Parameters
-    ----------
-    paths
-        CSV files in the forms of ``lab.calibration.kernels.forms``.
-    exclude
-        Mask of known bad rows; they are evaluated and marked, and no summary counts them.
-    efficiency
-        Directory of efficiency files, one a system; else the shipped ones.
-
-    Returns
-    -------
-    DataFrame
-        ``COLUMNS``. 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by the
-        spread of the fit on the rows that it saw (``facts.uncertainty``). ``evaluated`` is true where measurement and
-        prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt.
-        ``part`` is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every
-        other. ``row`` is the name of a row where the table gives one (``row_id``), else its line.
-
-    Raises
-    ------
-    TableError
-        Unreadable files or unknown columns; a bad row is no error here, it is a row that is not evaluated.
-    InputError
-        No such directory of efficiency files.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
-    ...     file.flush()
-    ...     found = judge_kernels([Path(file.name)])
-    >>> found[["operator", "shape", "measured_us", "evaluated", "part"]].values.tolist()
-    [['gemm', 'dtype=fp8 m=64 n=8192 k=8192', 40.0, True, 'new']]
+    Returns ``COLUMNS``; 80 % of the measured times should lie between ``predicted_p10_us`` and ``predicted_p90_us``, by
+    the spread of the fit on the rows that it saw (``facts.uncertainty``); ``evaluated`` is true where measurement and
+    prediction stand side by side, else ``reason`` says why not; where it is true, ``reason`` may name a doubt; ``part``
+    is "fitted" or "held out" for a table that the fits were made from (the same bytes), "new" for every other; ``row``
+    is the name of a row where the table gives one (``row_id``), else its line.
     """
     if efficiency is not None and not efficiency.is_dir():
         raise InputError(f"{shown(efficiency)}: no such directory of efficiency files")
@@ -116,24 +86,8 @@ def judge_kernels(
 def summarise(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Summarise the errors of the evaluated, not masked rows by ``GROUPS`` and size.
 
-    Parameters
-    ----------
-    verdicts
-        As ``judge_kernels`` returns them.
-
-    Returns
-    -------
-    DataFrame
-        Columns of ``error_table`` for all systems together, then for each; ``coverage`` is the share of the rows inside
-        their band. [1]
-
-    Examples
-    --------
-    >>> row = {"evaluated": True, "masked": "", "operator": "gemm", "framework": "vllm", "system": "h100_sxm"}
-    >>> row |= {"part": "new", "measured_us": 10.0, "predicted_us": 11.0}
-    >>> row |= {"predicted_p10_us": 9.0, "predicted_p90_us": 13.0}
-    >>> summarise(pd.DataFrame([row])).query("size == 'all'")[["system", "rows", "coverage"]].values.tolist()
-    [['all', 1, 1.0], ['h100_sxm', 1, 1.0]]
+    Returns columns of ``error_table`` for all systems together, then for each; ``coverage`` is the share of the rows
+    inside their band [1].
     """
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "")]
     columns = {"measured": "measured", "predicted": "predicted", "low": "predicted_p10", "high": "predicted_p90"}

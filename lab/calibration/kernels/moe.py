@@ -77,15 +77,8 @@ FEW_DRAWS = (0.01, 2.0)
 def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     """One fit a format and kernel, all together.
 
-    Parameters
-    ----------
-    rows
-        Rows of one (framework, version) of a moe or moe_ep_compute table that may be fitted, with ``latency`` [s].
-
-    Returns
-    -------
-    list of MoeFit
-        By format and kernel; the shared numbers count as parameters of the first.
+    Takes ``rows`` (rows of one (framework, version) of a moe or moe_ep_compute table that may be fitted, with
+    ``latency`` [s]). The result is by format and kernel; the shared numbers count as parameters of the first.
     """
     tables = {key: table for key, table in _by_kernel(rows) if FORMATS[key[0]].arithmetic in system.peak_flops}
     if not tables:

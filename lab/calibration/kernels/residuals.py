@@ -26,22 +26,10 @@ _FORMATS = {"median": "{:.1%}", "p90": "{:.1%}", "bias": "{:+.1%}", COVERAGE: "{
 def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Summarise the errors of each group of ``keys`` and of its size classes.
 
-    Parameters
-    ----------
-    rows
-        Columns ``measured`` and ``predicted`` [s], no NaN, and the keys; and ``low`` and ``high`` [s] where there are
-        bands.
-    keys
-        Columns that make a group.
+    Takes ``rows`` (columns ``measured`` and ``predicted`` [s], no NaN, and the keys; and ``low`` and ``high`` [s] where
+    there are bands). Returns the keys, ``size`` ("all" or a name of ``CLASSES``), and ``FIGURES``: number of rows,
+    median and 90 % quantile of the absolute relative error, median relative error [1]; with bands ``COVERAGE``.
 
-    Returns
-    -------
-    DataFrame
-        The keys, ``size`` ("all" or a name of ``CLASSES``), and ``FIGURES``: number of rows, median and 90 % quantile
-        of the absolute relative error, median relative error [1]; with bands ``COVERAGE``.
-
-    Examples
-    --------
     >>> rows = pd.DataFrame({"operator": "gemm", "measured": [10 * US, 1 * MS], "predicted": [12 * US, 0.9 * MS]})
     >>> [(line.size, line.rows, f"{line.bias:+.2f}") for line in error_table(rows, ["operator"]).itertuples()]
     [('all', 2, '+0.05'), ('below 20 us', 1, '+0.20'), ('0.2-2 ms', 1, '-0.10')]
@@ -77,18 +65,6 @@ def error_table(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 def part_of(held_out: bool) -> str:
     """Name the part of rows that the fit saw, or did not.
 
-    Parameters
-    ----------
-    held_out
-        Whether the fit did not see them.
-
-    Returns
-    -------
-    str
-        ``"held out"`` or ``"fitted"``.
-
-    Examples
-    --------
     >>> [part_of(held_out) for held_out in (True, False)]
     ['held out', 'fitted']
     """
@@ -98,18 +74,8 @@ def part_of(held_out: bool) -> str:
 def lines_of(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     """Write an error table as words for the terminal.
 
-    Parameters
-    ----------
-    table
-        Of ``error_table``.
+    Yields a row; errors in percent.
 
-    Yields
-    ------
-    tuple of str
-        A row; errors in percent.
-
-    Examples
-    --------
     >>> list(lines_of(pd.DataFrame({"operator": ["gemm"], "rows": [90], "median": [0.0512], "bias": [-0.01]})))
     [('gemm', '90', '5.1%', '-1.0%')]
     """
@@ -126,18 +92,9 @@ def band(predicted: NDArray[np.float64], sigma: NDArray[np.float64]) -> tuple[ND
 def rank_correlation(x: ArrayLike, y: ArrayLike) -> float:
     """Compute Spearman's rank correlation; equal values share their mean rank.
 
-    Parameters
-    ----------
-    x, y
-        Shape (pairs,).
+    Takes ``x`` and ``y`` of shape (pairs,). The result is from -1 to 1; NaN for fewer than three pairs or a constant
+    side.
 
-    Returns
-    -------
-    float
-        From -1 to 1; NaN for fewer than three pairs or a constant side. [1]
-
-    Examples
-    --------
     Two neighbours of four change places, 1 - 6 * (1 + 1)/(4 * 15):
 
     >>> f"{rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 5.0, 9.0, 7.0]):.3f}"

@@ -44,12 +44,7 @@ def fit_logarithm(
 ) -> NDArray[np.float64]:
     """Values of ``parameters`` for which ``log(times(values)/measured)`` is least, soft L1 at ``SOFT``.
 
-    Parameters
-    ----------
-    times
-        Times of all rows by the values. [s]
-    measured
-        Times as measured, shape (rows,). [s]
+    Takes ``times`` (times of all rows by the values [s]) and ``measured`` [s] of shape (rows,).
     """
     with extra("calibrate"):
         from scipy.optimize import least_squares

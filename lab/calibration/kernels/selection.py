@@ -47,33 +47,8 @@ def sound_experts(fits: Sequence[MoeFit], rows: pd.DataFrame) -> tuple[list[MoeF
     """Split fits of experts into those that are shipped and those whose kernel was timed with a tactic nobody runs.
 
     Such a kernel loses to 16-bit weights of the same engine at the same shapes (the median over them), although it
-    reads fewer bytes and multiplies faster; or it takes less time for more tokens.
-
-    Parameters
-    ----------
-    fits
-        Of one system.
-    rows
-        That they saw, with ``latency``. [s]
-
-    Returns
-    -------
-    shipped : list of MoeFit
-        In their order.
-    left : list of LeftOut
-        The others.
-
-    Examples
-    --------
-    >>> row = {"engine": "vllm", "version": "1", "regime": "any", "picks": "T*k/ep", "t0": 1e-5, "blend_q": 2.0}
-    >>> row |= {"points": 2, "median_error": 0.1, "p90_error": 0.2, "e_compute": 0.5, "e_memory": 0.8}
-    >>> fits = [MoeFit(**row, kernel=f"in_{form}", format=form) for form in ("bf16", "fp8")]
-    >>> table = pd.DataFrame({name: 8 for name in _SHAPE}, index=range(4)).assign(num_tokens=[1, 8, 1, 8])
-    >>> table = table.assign(framework="vllm", version="1", latency=[1e-4, 2e-4, 3e-4, 5e-4])
-    >>> table = table.assign(dtype=["bfloat16"] * 2 + ["fp8"] * 2, kernel_source=["in_bf16"] * 2 + ["in_fp8"] * 2)
-    >>> shipped, left = sound_experts(fits, table)
-    >>> [fit.format for fit in shipped], str(left[0])
-    (['bf16'], 'left out: experts in fp8 of vllm 1: it takes 2.75 times as long as bf16 at the same shapes')
+    reads fewer bytes and multiplies faster; or it takes less time for more tokens. Takes ``rows`` (that they saw, with
+    ``latency`` [s]). Returns ``shipped`` (in their order).
     """
     left = [LeftOut(fit, reason) for fit in fits if (reason := _fault_of_experts(fit, rows))]
     return [fit for fit in fits if not any(fit is each.fit for each in left)], left
@@ -101,25 +76,7 @@ def _fault_of_experts(fit: MoeFit, rows: pd.DataFrame) -> str:
 def sound_parts(fits: Sequence[AttentionPartFit]) -> tuple[list[AttentionPartFit], list[LeftOut]]:
     """Split fits into those that are shipped and those that are not; of several versions that with most points counts.
 
-    Parameters
-    ----------
-    fits
-        Of one system, with their errors.
-
-    Returns
-    -------
-    shipped : list of AttentionPartFit
-        In their order.
-    left : list of LeftOut
-        The others.
-
-    Examples
-    --------
-    >>> row = {"engine": "vllm", "points": 90, "p90_error": 0.3, "kind": "gdn", "part": "step", "t0": 4e-6}
-    >>> old, new = (AttentionPartFit(**row, version=v, median_error=e) for v, e in (("1", 0.1), ("2", 0.25)))
-    >>> shipped, left = sound_parts([old, new])
-    >>> [fit.version for fit in shipped], str(left[0])
-    (['1'], 'left out: gdn step of vllm 2: median error 25 %, at most 20 %')
+    Returns ``shipped`` (in their order).
     """
     left: list[LeftOut] = []
     best: dict[tuple[str, str, str], AttentionPartFit] = {}

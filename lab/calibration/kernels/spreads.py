@@ -54,30 +54,8 @@ def kernel_spreads(
 ) -> tuple[dict[str, KindSpread], dict[str, float]]:
     """Estimate the spread of every operator kind, and of the tables that are predicted from the fits of others.
 
-    Parameters
-    ----------
-    paths, exclude, efficiency
-        As in ``judge_kernels``; the tables must be those that the fits were made from.
-
-    Returns
-    -------
-    kinds : dict of str to KindSpread
-        By section of the efficiency file: shares of variance and s.d. of the logarithm. [1]
-    composed : dict of str to float
-        By operator that has no fit of its own: s.d. of the logarithm. [1]
-
-    Raises
-    ------
-    InputError
-        When no row of the tables was fitted.
-    TableError
-        As ``judge_kernels``.
-
-    Examples
-    --------
-    >>> kernel_spreads([Path("no/such/kernels.csv")])
-    Traceback (most recent call last):
-    lab.calibration.kernels.tables.TableError: no/such/kernels.csv: no such file
+    Returns ``kinds`` (by section of the efficiency file: shares of variance and s.d. of the logarithm. [1]);
+    ``composed`` (by operator that has no fit of its own: s.d. of the logarithm. [1]).
     """
     verdicts = judge_kernels(paths, exclude=exclude, efficiency=efficiency)
     good = verdicts[verdicts["evaluated"] & (verdicts["masked"] == "") & (verdicts["part"] == part_of(held_out=False))]
@@ -182,33 +160,7 @@ def spreads_text(
     assumed: float,
     per_doubling: float,
 ) -> str:
-    """Write the YAML of a file of ``hw_specs/uncertainty/`` as text: the same text for the same numbers.
-
-    Parameters
-    ----------
-    kinds, composed
-        As ``kernel_spreads`` returns them.
-    served
-        As ``served.spreads.served_spreads`` returns them.
-    data, date : str
-        Name and date of the measurements, as they shall stand in the file.
-    assumed : float
-        S.d. of the logarithm of a time that no fit speaks of. [1]
-    per_doubling : float
-        S.d. that each doubling beyond the range of a fit adds. [1]
-
-    Returns
-    -------
-    str
-        For ``write_spreads``.
-
-    Examples
-    --------
-    >>> gemm = KindSpread(shared=0.5, transfer=0.1, transfer_across=0.2, rows=90)
-    >>> text = spreads_text({"gemm": gemm}, {}, (0.4, {}), data="mine", date="2026-01", assumed=0.5, per_doubling=0.1)
-    >>> print(next(line for line in text.splitlines() if "gemm" in line))
-      gemm: {shared: 0.5, transfer: 0.1, transfer_across: 0.2, rows: 90}
-    """
+    """Write the YAML of a file of ``hw_specs/uncertainty/`` as text: the same text for the same numbers."""
 
     def flow(value: Any) -> str:
         fields = ((name, getattr(value, name)) for name in type(value).__dataclass_fields__)

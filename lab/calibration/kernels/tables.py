@@ -64,37 +64,9 @@ class Exclusion:
 
 
 def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
-    r"""Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
+    """Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
 
-    Parameters
-    ----------
-    path
-        File in one of the forms of ``lab.calibration.kernels.forms``, which its columns tell, or of several.
-    exclusions
-        Mask of known bad rows.
-    strict
-        Whether a bad row is an error; else it stays, with its ``fault``.
-
-    Returns
-    -------
-    tuple of KernelTable
-        Each with its form and its rows, times in s.
-
-    Raises
-    ------
-    TableError
-        Unreadable file, unknown or missing columns; bad rows when ``strict``. One line each.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> head = "system,framework,version,kernel_source,dtype,m,n,k,latency_us"
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-    ...     _ = file.write(f"{head}\nh100_sxm,trtllm,1.0,cublas,fp8,64,8192,8192,40\n")
-    ...     file.flush()
-    ...     (table,) = read_tables(Path(file.name))
-    >>> table.form.name, table.rows["m"].tolist(), f"{table.rows['latency'].iloc[0]:.6f}"
-    ('gemm', [64], '0.000040')
+    Returns each with its form and its rows, times in s.
     """
     data = _read_bytes(path)
     raw = _cells(path, data)
@@ -133,13 +105,7 @@ def _table(
 
 
 def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
-    """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason.
-
-    Raises
-    ------
-    TableError
-        Unreadable file, wrong columns, a file name that is no form, or a condition that is none; see ``conditions``.
-    """
+    """The mask: CSV with the columns file, system, framework (both for the reader), condition, reason."""
     lines = _cells(path, _read_bytes(path))
     if tuple(lines.columns) != _EXCLUDE_COLUMNS:
         found = quoted(", ".join(map(str, lines.columns)))
@@ -162,23 +128,7 @@ def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
 
 
 def spec_name(system: str) -> str:
-    """Translate the name of a system in a table to that of its spec.
-
-    Parameters
-    ----------
-    system
-        As a table spells it.
-
-    Returns
-    -------
-    str
-        As ``hw_specs/`` spells it; an unknown name in its usual form.
-
-    Examples
-    --------
-    >>> [spec_name(name) for name in ("gb200", "h100_sxm")]
-    ['gb200_nvl72', 'h100_sxm']
-    """
+    """Translate the name of a system in a table to that of its spec."""
     return names().table_systems.get(system, canonical_name(system))
 
 

@@ -69,34 +69,7 @@ class PowerFit:
 
 
 def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
-    """Fit one law a class, engine and form.
-
-    Parameters
-    ----------
-    table
-        Of ``read_power_table``.
-    split
-        Whether the shapes marked as held out stay unseen; they judge the laws then.
-
-    Returns
-    -------
-    PowerFit
-        Laws by class, engine and form, with their errors.
-
-    Examples
-    --------
-    Rows that a GPU of 700 W draws 100 W more for, whatever it multiplies:
-
-    >>> from pathlib import Path
-    >>> from disagg_sim.facts.load import load_system
-    >>> same = {"kind": "gemm", "law": "gemm", "form": "bf16", "framework": "vllm", "version": "1.0", "dropped": ""}
-    >>> same |= {"time": 1e-3, "compute": 0.0, "memory": 0.0, "held_out": False}
-    >>> rows = pd.DataFrame([same | {"watts": 300.0 - 100 * (n == 0)} for n in range(50)])
-    >>> table = PowerTable("mine.csv", "", load_system("h200_sxm"), 700.0, rows)
-    >>> fit = calibrate_power(table)
-    >>> f"{fit.idle * 700:.0f} W, {abs(fit.rows['predicted'].median() / 300.0 - 1.0):.1%}"
-    '249 W, 0.2%'
-    """
+    """Fit one law a class, engine and form."""
     rows = table.rows.assign(held_out=table.rows["held_out"] & split, predicted=np.nan)
     kept = rows[rows["dropped"] == ""]
     idle = float(kept["watts"].quantile(IDLE_QUANTILE)) / table.limit
@@ -128,31 +101,8 @@ def calibrate_power(table: PowerTable, *, split: bool = True) -> PowerFit:
 def compare_forms(table: PowerTable) -> pd.DataFrame:
     """Judge every form on rows that are not held out: fitted to some of their shapes, judged on the others.
 
-    So the choice of a form leaves what is held out unseen.
-
-    Parameters
-    ----------
-    table
-        Of ``read_power_table``.
-
-    Returns
-    -------
-    DataFrame
-        One row a form: ``form``, ``rows`` that judge, ``median`` and ``p90`` of the relative error. [1]
-
-    Examples
-    --------
-    A hard limit and a bend do alike far below the limit; a line misses kernels that are short against their gaps:
-
-    >>> from disagg_sim.facts.load import load_system
-    >>> time, memory = np.geomspace(5e-6, 5e-3, 80), np.tile([0.1, 0.3, 0.5, 0.7], 20)
-    >>> same = {"kind": "gemm", "law": "gemm", "form": "bf16", "framework": "vllm", "version": "1.0", "dropped": ""}
-    >>> rows = pd.DataFrame([same] * 80).assign(time=time, memory=memory, compute=0.1, held_out=False)
-    >>> rows["watts"] = 130.0 + 500.0 * (0.2 + 0.5 * memory) * time / (time + 50e-6)
-    >>> rows["chooses"] = np.arange(80) % 3 == 0
-    >>> found = compare_forms(PowerTable("mine.csv", "", load_system("h200_sxm"), 700.0, rows))
-    >>> bool(found["median"].iloc[0] > 5 * found["median"].iloc[1])
-    True
+    So the choice of a form leaves what is held out unseen. Returns one row a form: ``form``, ``rows`` that judge,
+    ``median`` and ``p90`` of the relative error [1].
     """
     seen = table.rows[(table.rows["dropped"] == "") & ~table.rows["held_out"]]
     idle = float(seen["watts"].quantile(IDLE_QUANTILE)) / table.limit

@@ -14,22 +14,6 @@ from lab.calibration.power.fit import PowerFit
 def power_text(fit: PowerFit, *, data: str, date: str, split: bool = True) -> str:
     """Write the YAML of a calibration as text.
 
-    Parameters
-    ----------
-    fit
-        Of ``calibrate_power``.
-    data, date
-        Name and date of the measurements, as they shall stand in the file.
-    split
-        Whether shapes were held out.
-
-    Returns
-    -------
-    str
-        Content of ``hw_specs/power/<system>.yaml``.
-
-    Examples
-    --------
     >>> import pandas as pd
     >>> from lab.calibration.power.table import PowerTable
     >>> from disagg_sim.facts.efficiency import DataFile

@@ -47,12 +47,7 @@ def kernel_doubt(
 ) -> KernelDoubt:
     """How sure the passes of served runs are.
 
-    Parameters
-    ----------
-    prefill, decode
-        The workers; the same where one instance does both phases.
-    in_flight
-        Sequences of the deployment that decode. [request]
+    Takes ``in_flight`` [request].
     """
     batch = np.maximum(in_flight / decode.count, 1.0)
     size = pieces_of(run.engine, lengths.isl)[1]
@@ -92,32 +87,9 @@ def with_bands(
 ) -> pd.DataFrame:
     """Add bands to the evaluated lines of served rows.
 
-    Parameters
-    ----------
-    lines
-        As ``lab.calibration.served.evaluate.evaluate`` returns them.
-    rows
-        What was evaluated.
-    spreads
-        How far operators and engines may be off: shipped ones by name, or a file's path.
-
-    Returns
-    -------
-    DataFrame
-        The lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation that
-        comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
-        on none.
-
-    Examples
-    --------
-    A line that is not evaluated has no band:
-
-    >>> from lab.calibration.served.evaluate import evaluate
-    >>> from lab.calibration.served.rows import Quantity
-    >>> row = ServingRow(file="mine.csv", row="2", form="mlperf", quantities=(Quantity(name="tpot", measured=0.01),))
-    >>> rows = [row.refused("speculative decoding")]
-    >>> with_bands(evaluate(rows), rows)[["predicted_p10", "predicted_p90", "calibrated"]].values.tolist()
-    [[nan, nan, False]]
+    Returns the lines and ``COLUMNS``: ends of the 80 % band in the unit of the prediction, the part of the deviation
+    that comes from kernels [1], and what the run rests on beside measurements, in words; ``calibrated`` where it rests
+    on none.
     """
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     known = {(line.file, line.row): line.capacity for line in lines.itertuples() if line.evaluated}

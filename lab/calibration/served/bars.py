@@ -60,27 +60,8 @@ BARS = (
 def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataFrame:
     """Hold the operating points below saturation to ``BARS``: the fitted part, the held-out part and new files.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    forms : sequence of str
-        Forms of files whose rows count.
-
-    Returns
-    -------
-    DataFrame
-        A row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
-        ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
-
-    Examples
-    --------
-    >>> line = {"evaluated": True, "saturated": False, "form": "mine", "workers": "TP4", "concurrency": 8.0}
-    >>> line |= {"model": "llama_3_1_8b", "family": "dense", "layout": "TP", "mode": "", "load": "closed_loop"}
-    >>> line |= {"quantity": "tpot", "part": "new", "point": "a", "measured": 0.010, "predicted": 0.0102}
-    >>> found = judged(pd.DataFrame([line | {"relative_error": 0.02}]), forms=["mine"])
-    >>> found.loc[found["bar"] == "TPOT, dense", ["part", "points", "reached", "met"]].values.tolist()
-    [['new', 1, 0.02, True]]
+    Returns a row per bar and part: ``bar``, ``part``, ``rows``, ``points``, ``reached``, ``limit``, ``met``,
+    ``p90_error``, ``bias``, ``coverage`` of the 80 % bands (NaN where the lines have no bands).
     """
     rows = table[table["evaluated"] & ~table["saturated"] & table["form"].isin(forms)]
     rows = rows.assign(per_instance=per_instance(rows))
@@ -101,29 +82,8 @@ def judged(table: pd.DataFrame, forms: Sequence[str] = SERVED_FORMS) -> pd.DataF
 def coverage(table: pd.DataFrame) -> pd.DataFrame:
     """Compute the coverage of the 80 % bands in every group of ``COVERAGE_ROWS`` or more rows that no fit saw.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Lines with the bands of ``served.bands.with_bands``.
-
-    Returns
-    -------
-    DataFrame
-        ``dimension``, ``value``, ``quantity``, ``rows``, ``points``, ``coverage`` by points, ``coverage_of_rows`` and
-        ``met``: whether the first lies in ``COVERAGE_LIMITS``.
-
-    Examples
-    --------
-    40 of 50 points lie in their band:
-
-    >>> line = {"evaluated": True, "saturated": False, "held_out": True, "quantity": "tpot", "predicted": 1.0}
-    >>> line |= {"predicted_p10": 0.9, "predicted_p90": 1.1, "layout": "TP", "mode": "aggregated", "workers": "TP4"}
-    >>> line |= {"concurrency": 8.0, "prefill_layout": "TP", "family": "dense", "engine": "vllm", "version": ""}
-    >>> line |= {"system": "h100_sxm", "load": "closed_loop", "model": "llama_3_1_8b"}
-    >>> table = pd.DataFrame([line | {"point": n, "measured": 1.0 if n < 40 else 2.0} for n in range(50)])
-    >>> found = coverage(table.assign(relative_error=table["predicted"] / table["measured"] - 1.0))
-    >>> found.loc[found["dimension"] == "system", ["value", "points", "coverage", "met"]].values.tolist()
-    [['h100_sxm', 50, 0.8, True]]
+    Returns ``dimension``, ``value``, ``quantity``, ``rows``, ``points``, ``coverage`` by points, ``coverage_of_rows``
+    and ``met``: whether the first lies in ``COVERAGE_LIMITS``.
     """
     kept = table[table["held_out"]].assign(part="held-out")
     found = groups(kept)

@@ -128,14 +128,8 @@ class Names(NamedTuple):
 def names_of(line: Any, *, weights: str, engine: str = "", cache: str = "") -> Names:
     """Names of a line with the columns ``model``, ``gpu_family``, ``hardware`` and ``framework``.
 
-    Parameters
-    ----------
-    weights
-        Weight format as the source writes it; "" is 16 bit.
-    engine
-        Our engine, where the framework does not tell it.
-    cache
-        Cache format as the source writes it; "" is the engine's own.
+    Takes ``weights`` (weight format as the source writes it; "" is 16 bit) and ``cache`` (cache format as the source
+    writes it; "" is the engine's own).
     """
     model, hardware, framework = model_named(text(line, "model")), text(line, "hardware"), text(line, "framework")
     system, reason = system_named(text(line, "gpu_family"), hardware)

@@ -85,28 +85,8 @@ def fit_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
 def fit_engine(rows: Sequence[ServingRow], name: str) -> EngineFit:
     """Fit the host times of an engine to served rows; everything else of its shipped profile stays.
 
-    Parameters
-    ----------
-    rows : sequence of ServingRow
-        Of any engine, as ``read_rows`` returns them; those of the fitted part of this engine are used.
-    name : str
-        Engine (``hw_specs/engines/``).
-
-    Returns
-    -------
-    EngineFit
-        The profile (times in s), which of its numbers were fitted, the data behind them and their median error. [1]
-
-    Raises
-    ------
-    InputError
-        When no row of the fitted part is of this engine.
-
-    Examples
-    --------
-    >>> fit_engine([], "vllm")
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: no served rows of engine 'vllm' in the fitted part
+    Takes ``name`` (engine (``hw_specs/engines/``)). Returns the profile (times in s), which of its numbers were fitted,
+    the data behind them and their median error [1].
     """
     start, used = load_engine(name), fit_rows(rows, name)
     if not used:

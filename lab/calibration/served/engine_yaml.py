@@ -35,20 +35,6 @@ def provenance(fit: EngineFit, date: str) -> str:
 def engine_text(fit: EngineFit, *, date: str) -> str:
     """Write the file of the profile that the fit started from, with the fitted numbers and their provenance.
 
-    Parameters
-    ----------
-    fit
-        Of ``fit_engine``.
-    date
-        Date of the measurements, as it shall stand in the file.
-
-    Returns
-    -------
-    str
-        For ``write_engine``; all other lines are those of the shipped file.
-
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> from disagg_sim.facts.load import load_engine
     >>> engine = replace(load_engine("vllm"), step_host=0.004)

@@ -257,25 +257,8 @@ def _beats_memory(run: Served, row: ServingRow) -> bool:
 def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> pd.DataFrame:
     """Predict every quantity of every row: one line each, in order; columns as ``COLUMNS``.
 
-    Parameters
-    ----------
-    rows
-        As ``served.read.read_rows`` returns them.
-    engines
-        Profiles by name where not the shipped ones are meant.
-
-    Returns
-    -------
-    DataFrame
-        ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
-        where a quantity is not ``evaluated``; then ``reason`` says why.
-
-    Examples
-    --------
-    >>> from lab.calibration.served.rows import Quantity
-    >>> row = ServingRow(file="mine.csv", row="2", form="mlperf", quantities=(Quantity(name="tpot", measured=0.01),))
-    >>> evaluate([row.refused("speculative decoding")])[["predicted", "evaluated", "reason"]].values.tolist()
-    [[nan, False, 'speculative decoding']]
+    Returns ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
+    where a quantity is not ``evaluated``; then ``reason`` says why.
     """
     checked = [_checked(row) for row in rows]
     answers: dict[int, tuple[Prediction, int]] = {}

@@ -72,30 +72,10 @@ LEAST_PASSES = 5
 def judge_passes(path: Path) -> pd.DataFrame:
     """Predict every prefill of a table of forward passes.
 
-    Parameters
-    ----------
-    path
-        Parquet file with the columns ``COLUMNS``.
-
-    Returns
-    -------
-    DataFrame
-        ``engine, version, model, system, layout, batch, new_tokens, past_tokens`` (of a request), ``measured_ms``,
-        ``predicted_ms`` (the whole pass), ``from_past_ms`` (on the measured pass without a past; NaN where there is
-        none of that batch and new tokens, or the pass has no past itself), ``part`` ("fitted" or "held out", by a
-        hash of the shape; what was learnt from such passes was learnt from the first part) and ``reason``, why a row
-        has no prediction.
-
-    Raises
-    ------
-    TableError
-        Unreadable, or without a column that is needed; one line.
-
-    Examples
-    --------
-    >>> judge_passes(Path("no/such/passes.parquet"))
-    Traceback (most recent call last):
-    lab.calibration.kernels.tables.TableError: no/such/passes.parquet: no such file
+    Returns ``engine, version, model, system, layout, batch, new_tokens, past_tokens`` (of a request), ``measured_ms``,
+    ``predicted_ms`` (the whole pass), ``from_past_ms`` (on the measured pass without a past; NaN where there is none of
+    that batch and new tokens, or the pass has no past itself), ``part`` ("fitted" or "held out", by a hash of the
+    shape; what was learnt from such passes was learnt from the first part) and ``reason``, why a row has no prediction.
     """
     table = _read(path)
     table = table[(table["workload_kind"] == "prefill") & (table["flag"] == "")].reset_index(drop=True)
@@ -135,24 +115,8 @@ def judge_passes(path: Path) -> pd.DataFrame:
 def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
     """Tabulate the median of predicted over measured by new and cached tokens of a request, with the passes.
 
-    Parameters
-    ----------
-    passes
-        As ``judge_passes`` returns them.
-    predicted
-        ``"predicted_ms"`` or ``"from_past_ms"``.
-
-    Returns
-    -------
-    DataFrame
-        ``new_tokens, past_tokens`` (the largest of the cell), ``passes, ratio`` [1]; cells of fewer than
-        ``LEAST_PASSES`` are left out.
-
-    Examples
-    --------
-    >>> one = {"new_tokens": 100, "past_tokens": 0, "measured_ms": 10.0}
-    >>> pass_cells(pd.DataFrame([one | {"predicted_ms": 10.0 + n} for n in range(5)]), "predicted_ms").values.tolist()
-    [['128', '0', 5, 1.2]]
+    Takes ``predicted`` (``"predicted_ms"`` or ``"from_past_ms"``). Returns ``new_tokens, past_tokens`` (the largest of
+    the cell), ``passes, ratio`` [1]; cells of fewer than ``LEAST_PASSES`` are left out.
     """
     ratio = passes[predicted] / passes["measured_ms"]
     upper = {

@@ -43,16 +43,8 @@ COVERAGE = ("coverage", "coverage_of_rows")
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """Collapse re-runs: one line for each operating point and quantity.
 
-    Parameters
-    ----------
-    table : DataFrame
-        Evaluated lines; as ``served.evaluate.evaluate`` returns them, with or without bands.
-
-    Returns
-    -------
-    DataFrame
-        The columns of the table. ``relative_error`` is the median of the runs of the point, ``predicted`` the median
-        prediction, ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
+    Returns the columns of the table; ``relative_error`` is the median of the runs of the point, ``predicted`` the
+    median prediction, ``measured`` what belongs to both; ends of bands keep their ratio to the prediction.
     """
     done = table[table["evaluated"]]
     once = _collapsed(done)
@@ -73,25 +65,8 @@ def _collapsed(done: pd.DataFrame) -> pd.DataFrame:
 def errors_of(table: pd.DataFrame) -> dict[str, Any]:
     """Compute the errors of evaluated lines by distinct operating points; by rows where the name says so.
 
-    Parameters
-    ----------
-    table
-        ``point``, ``quantity``, ``measured``, ``predicted``, ``relative_error`` of a row each, with bands or without.
-
-    Returns
-    -------
-    dict
-        ``ERRORS``, and ``COVERAGE`` where the lines have bands: the median and 90 % quantile of the absolute relative
-        error, the median with its sign, the rank correlation, the share inside the 80 % band. [1]
-
-    Examples
-    --------
-    Two runs of one point count once, with the median 0.2 of their errors:
-
-    >>> runs = pd.DataFrame({"point": ["a", "a", "b"], "quantity": "tpot", "relative_error": [0.1, 0.3, -0.1]})
-    >>> found = errors_of(runs.assign(measured=0.010, predicted=0.010 * (1 + runs["relative_error"])))
-    >>> found["rows"], found["points"], f"{found['median_error']:.2f}", f"{found['bias']:+.2f}"
-    (3, 2, '0.15', '+0.05')
+    Returns ``ERRORS``, and ``COVERAGE`` where the lines have bands: the median and 90 % quantile of the absolute
+    relative error, the median with its sign, the rank correlation, the share inside the 80 % band [1].
     """
     once = _collapsed(table)
     error = once["relative_error"]
@@ -140,27 +115,8 @@ def with_dimensions(table: pd.DataFrame) -> pd.DataFrame:
 def groups(table: pd.DataFrame, dimensions: Sequence[str] = DIMENSIONS) -> pd.DataFrame:
     """Compute errors below saturation by each dimension, quantity and part.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it, with or without the bands of ``served.bands.with_bands``.
-    dimensions : sequence of str
-        Of ``DIMENSIONS``.
-
-    Returns
-    -------
-    DataFrame
-        A row per dimension, value, quantity and part (``all`` for the three together), with the numbers of
-        ``errors_of``.
-
-    Examples
-    --------
-    >>> line = {"evaluated": True, "saturated": False, "part": "new", "quantity": "tpot", "measured": 0.01}
-    >>> line |= {"system": "h100_sxm", "layout": "TP", "mode": "aggregated", "workers": "TP4", "concurrency": 8.0}
-    >>> line |= {"prefill_layout": "TP", "family": "dense", "engine": "vllm", "version": "", "point": "a"}
-    >>> found = groups(pd.DataFrame([line | {"predicted": 0.011, "relative_error": 0.1}]), ["system"])
-    >>> found[["value", "quantity", "part", "points", "median_error"]].values.tolist()
-    [['h100_sxm', 'tpot', 'all', 1, 0.1], ['h100_sxm', 'tpot', 'new', 1, 0.1]]
+    Returns a row per dimension, value, quantity and part (``all`` for the three together), with the numbers of
+    ``errors_of``.
     """
     below = with_dimensions(table[table["evaluated"] & ~table["saturated"]])
     both = pd.concat([below, below.assign(part="all")], ignore_index=True)

@@ -23,31 +23,9 @@ def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[Chec
     """List every kind of layout with runs that the forecast was compared with.
 
     A disaggregated run counts for the layout of its prefill workers and for that of its decode workers. Runs beyond
-    saturation count as run, and not in the errors; a run with everything queued is meant to saturate.
-
-    Parameters
-    ----------
-    rows
-        As ``served.read.read_rows`` returns them.
-    table
-        Their evaluated lines, as ``served.evaluate.evaluate`` returns them.
-
-    Returns
-    -------
-    tuple of CheckedKind
-        By family, class of systems and layout; ``error`` is the absolute relative one that ``MOST`` of the points stay
-        below. [1]
-
-    Examples
-    --------
-    >>> from lab.calibration.served.evaluate import evaluate
-    >>> from lab.calibration.served.rows import Quantity, Workers
-    >>> names = {"file": "mine.csv", "row": "2", "form": "mine", "load": "closed_loop", "mode": "aggregated"}
-    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 1000.0}
-    >>> told = (Quantity(name="tpot", measured=0.01),)
-    >>> rows = [ServingRow(**names, quantities=told, osl=100.0, concurrency=4.0, workers=Workers())]
-    >>> [(kind.family, kind.layout, kind.points, kind.judged_by) for kind in checked_kinds(rows, evaluate(rows))]
-    [('dense', 'one GPU', 1, 'tpot')]
+    saturation count as run, and not in the errors; a run with everything queued is meant to saturate. The result is by
+    family, class of systems and layout; ``error`` is the absolute relative one that ``MOST`` of the points stay below
+    [1].
     """
     used = table[table["evaluated"]]
     sides = pd.DataFrame(_sides(rows), columns=["file", "row", *_KEY, "gpus"]).drop_duplicates()
@@ -74,27 +52,7 @@ def checked_kinds(rows: Sequence[ServingRow], table: pd.DataFrame) -> tuple[Chec
 
 
 def evidence_text(kinds: Sequence[CheckedKind], *, date: str) -> str:
-    """Write the text of an evidence file. The same data give the same bytes.
-
-    Parameters
-    ----------
-    kinds
-        As ``checked_kinds`` counts them.
-    date
-        Of the measurements, as it shall stand in the file.
-
-    Returns
-    -------
-    str
-        For ``write_evidence``.
-
-    Examples
-    --------
-    >>> numbers = {"most_gpus": 4, "rows": 9, "points": 5, "files": {"mine.csv": 9}, "judged_by": "tpot", "error": 0.12}
-    >>> kind = CheckedKind(family="dense", systems="Hopper, domain of 8", layout="TP", **numbers)
-    >>> print(evidence_text([kind], date="2026-01").splitlines()[-3].strip())
-    most_gpus: 4, rows: 9, points: 5,
-    """
+    """Write the text of an evidence file. The same data give the same bytes."""
     lines = [
         "# Kinds of layouts that forecasts were compared with: served runs, distinct operating points, and the",
         "# absolute relative error that three quarters of these points stay below.",

@@ -59,34 +59,10 @@ _ONE_BYTE = ("fp8", "int8")
 def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None) -> pd.DataFrame:
     """Predict the memory of every server of a file.
 
-    Parameters
-    ----------
-    path
-        CSV file with the columns ``COLUMNS``; ``graphs_gib`` and, as words, ``weights_how`` are read where they are.
-    engine
-        Whose servers they are.
-    configs
-        Directory of ``ORG--NAME.json``, configurations of models that are not shipped.
-
-    Returns
-    -------
-    DataFrame
-        A line for each row and term of ``TERMS``: ``row`` (from 1), ``model``, ``spec``, ``tp``, ``pp``, ``recipe``,
-        ``part`` ("fitted" where the engine's numbers saw the model, else "judged"), ``case`` (number, equal for rows
-        that hold the same), ``term``, ``measured``, ``predicted`` [B or token], ``error`` [1], ``within`` (error of
-        the measurement itself, 0 = as printed) [1] and ``reason``, why there is no prediction, or no measurement.
-
-    Raises
-    ------
-    TableError
-        Unreadable, or without a column that is needed; one line.
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.load import load_engine
-    >>> judge_memory(Path("no/such/memory.csv"), load_engine("vllm"))
-    Traceback (most recent call last):
-    lab.calibration.kernels.tables.TableError: no/such/memory.csv: no such file
+    Returns a line for each row and term of ``TERMS``: ``row`` (from 1), ``model``, ``spec``, ``tp``, ``pp``,
+    ``recipe``, ``part`` ("fitted" where the engine's numbers saw the model, else "judged"), ``case`` (number, equal for
+    rows that hold the same), ``term``, ``measured``, ``predicted`` [B or token], ``error`` [1], ``within`` (error of
+    the measurement itself, 0 = as printed) [1] and ``reason``, why there is no prediction, or no measurement.
     """
     table = _read(path)
     cases = table.groupby([table[column] for column in _CASE], sort=False).ngroup() + 1
@@ -103,21 +79,7 @@ def judge_memory(path: Path, engine: EngineSpec, *, configs: Path | None = None)
 def memory_errors(found: pd.DataFrame) -> pd.DataFrame:
     """Sum up the errors of each term and part, each case counted once.
 
-    Parameters
-    ----------
-    found
-        As ``judge_memory`` returns it.
-
-    Returns
-    -------
-    DataFrame
-        ``part, term, cases, models, median, p90, worst, bias`` of relative errors [1].
-
-    Examples
-    --------
-    >>> line = {"part": "judged", "term": "weights", "case": 1, "spec": "a", "reason": "", "error": 0.01}
-    >>> memory_errors(pd.DataFrame([line, line, line | {"case": 2, "error": -0.03}])).values.tolist()
-    [['judged', 'weights', 2, 1, 0.02, 0.028, 0.03, -0.01]]
+    Returns ``part, term, cases, models, median, p90, worst, bias`` of relative errors [1].
     """
     good = found[(found["reason"] == "") & found["error"].notna()].drop_duplicates(["part", "term", "case"])
     lines = []

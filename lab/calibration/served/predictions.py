@@ -22,30 +22,9 @@ COLUMNS = {"tpot_ms": ("tpot", MS), "ttft_ms": ("ttft", MS), "tput_total_tok_s_g
 
 
 def read_predictions(path: Path) -> pd.DataFrame:
-    r"""Read the predictions of another tool.
+    """Read the predictions of another tool.
 
-    Parameters
-    ----------
-    path
-        CSV with ``row_id``, ``tpot_ms``, and ``ttft_ms`` or ``tput_total_tok_s_gpu`` or both; cells may be empty.
-
-    Returns
-    -------
-    DataFrame
-        Index ``row``; columns ``tpot``, ``ttft`` [s] and ``throughput`` [token/s/GPU], NaN where there is none.
-
-    Raises
-    ------
-    ServingDataError
-        Unreadable; a missing column, a row twice, a cell that is no number above 0; one line.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = Path(root, "tool.csv").write_text("row_id,tpot_ms,ttft_ms\na,10,500\n")
-    ...     read_predictions(Path(root, "tool.csv")).to_dict("index")
-    {'a': {'tpot': 0.01, 'ttft': 0.5, 'throughput': nan}}
+    Returns index ``row``; columns ``tpot``, ``ttft`` [s] and ``throughput`` [token/s/GPU], NaN where there is none.
     """
     columns = columns_of(path)
     allowed = ("row_id", *COLUMNS)
@@ -79,25 +58,7 @@ def read_predictions(path: Path) -> pd.DataFrame:
 def predicted_by(table: pd.DataFrame, predictions: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Select the lines of the rows that a tool predicted too: with its numbers, and with our own.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    predictions : DataFrame
-        As ``read_predictions`` returns it.
-
-    Returns
-    -------
-    theirs, ours : DataFrame
-        The same columns. ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
-
-    Examples
-    --------
-    >>> line = {"row": "a", "quantity": "tpot", "evaluated": True, "measured": 0.010, "predicted": 0.011}
-    >>> told = pd.DataFrame({"tpot": [0.008]}, index=pd.Index(["a"], name="row"))
-    >>> theirs, ours = predicted_by(pd.DataFrame([line | {"relative_error": 0.1}]), told)
-    >>> f"{theirs['relative_error'][0]:+.2f}, ours {ours['relative_error'][0]:+.2f}"
-    '-0.20, ours +0.10'
+    Returns the same columns; ``theirs`` has a line where the tool gave that quantity, ``ours`` every line of its rows.
     """
     ours = table[table["evaluated"] & table["row"].isin(predictions.index)]
     long = predictions.reset_index().melt(id_vars="row", var_name="quantity", value_name="theirs")

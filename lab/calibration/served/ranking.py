@@ -48,20 +48,9 @@ RANKED = (
 def served_points(table: pd.DataFrame) -> pd.DataFrame:
     """Collect operating points of closed loops with interactivity and throughput, measured and forecast.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it; rows below saturation are used.
+    Returns ``GROUP``, ``CONFIGURATION``, ``configuration`` (in a word), ``point``, ``concurrency``, and
+    ``interactivity`` [token/s/user] and ``throughput`` [token/s/GPU] with the suffixes ``_measured``, ``_forecast``.
 
-    Returns
-    -------
-    DataFrame
-        ``GROUP``, ``CONFIGURATION``, ``configuration`` (in a word), ``point``, ``concurrency``, and
-        ``interactivity`` [token/s/user] and ``throughput`` [token/s/GPU] with the suffixes ``_measured``,
-        ``_forecast``.
-
-    Examples
-    --------
     10 requests of 1000 + 101 tokens that each take 1 s + 100 * 10 ms make 10 * 1101 / 2 s on one GPU:
 
     >>> line = dict.fromkeys((*GROUP, *CONFIGURATION), "any") | {"evaluated": True, "saturated": False, "gpus": 1.0}
@@ -98,27 +87,15 @@ def served_points(table: pd.DataFrame) -> pd.DataFrame:
 def loop_throughput(runs: pd.DataFrame, tpot: Floats, ttft: Floats) -> Floats:
     """Input and output tokens of a closed loop by Little's law. [token/s/GPU]
 
-    Parameters
-    ----------
-    runs
-        ``isl``, ``osl`` [token], ``concurrency`` [request] and ``gpus`` [1].
-    tpot, ttft
-        Of shape (runs,). [s]
+    Takes ``runs`` (``isl``, ``osl`` [token], ``concurrency`` [request] and ``gpus`` [1]) and ``tpot`` and ``ttft`` (of
+    shape (runs,) [s]).
     """
     isl, osl, concurrency, gpus = (runs[name].to_numpy(dtype=float) for name in ("isl", "osl", "concurrency", "gpus"))
     return np.asarray(concurrency * (isl + osl) / (ttft + (osl - 1.0) * tpot) / gpus)
 
 
 def curve_at(interactivity: Floats, throughput: Floats, levels: Sequence[float]) -> Floats:
-    """Best throughput of a configuration at interactivities; NaN where none of its runs is so fast. [token/s/GPU]
-
-    Examples
-    --------
-    Between (10, 100) and (40, 25) the straight line in logarithms has throughput 1000/x:
-
-    >>> curve_at(np.array([10.0, 40.0]), np.array([100.0, 25.0]), (5.0, 20.0, 50.0)).tolist()
-    [100.0, 50.0, nan]
-    """
+    """Best throughput of a configuration at interactivities; NaN where none of its runs is so fast. [token/s/GPU]"""
     order = np.argsort(-np.asarray(interactivity, dtype=float), kind="stable")
     x, y = np.log(interactivity[order]), np.maximum.accumulate(np.log(throughput[order]))
     found = np.interp(np.log(np.asarray(levels, dtype=float)), x[::-1], y[::-1], right=np.nan)
@@ -144,26 +121,10 @@ def levels_of(runs: pd.DataFrame) -> list[float]:
 def ranked(runs: pd.DataFrame) -> pd.DataFrame:
     """Judge what the forecast picks, group by group and level by level.
 
-    Parameters
-    ----------
-    runs : DataFrame
-        As ``served_points`` returns it.
-
-    Returns
-    -------
-    DataFrame
-        A row per group and interactivity, columns ``RANKED``: the configuration measured ``best``, the one ``picked``;
-        ``relative_throughput``, measured, of the pick over the best (1 less the regret); ``pairs`` of configurations
-        and those that the forecast puts in the measured order; ``height``, the best forecast over the best measured
-        throughput. [1]
-
-    Examples
-    --------
-    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
-    >>> one = {"configuration": "TP4", "throughput_measured": 100.0, "throughput_forecast": 90.0}
-    >>> two = {"configuration": "TP8", "throughput_measured": 80.0, "throughput_forecast": 95.0}
-    >>> ranked(pd.DataFrame([run | one, run | two]))[["best", "picked", "relative_throughput"]].values.tolist()
-    [['TP4', 'TP8', 0.8]]
+    Returns a row per group and interactivity, columns ``RANKED``: the configuration measured ``best``, the one
+    ``picked``; ``relative_throughput``, measured, of the pick over the best (1 less the regret); ``pairs`` of
+    configurations and those that the forecast puts in the measured order; ``height``, the best forecast over the best
+    measured throughput [1].
     """
     lines: list[tuple[Any, ...]] = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
@@ -188,24 +149,8 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
 def heights(runs: pd.DataFrame) -> pd.DataFrame:
     """Compute the height of the forecast frontier over the measured one at equal interactivity.
 
-    Parameters
-    ----------
-    runs
-        As ``served_points`` returns them: the configurations that ran make both frontiers.
-
-    Returns
-    -------
-    DataFrame
-        A row per group and interactivity of a run on the measured frontier that the forecast reaches, too: ``GROUP``,
-        ``tokens_per_s_per_user`` [token/s/user], ``height`` [1].
-
-    Examples
-    --------
-    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
-    >>> one = {"configuration": "TP4", "throughput_measured": 100.0, "throughput_forecast": 90.0}
-    >>> two = {"configuration": "TP8", "throughput_measured": 80.0, "throughput_forecast": 95.0}
-    >>> heights(pd.DataFrame([run | one, run | two]))[["tokens_per_s_per_user", "height"]].values.tolist()
-    [[50.0, 0.95]]
+    Returns a row per group and interactivity of a run on the measured frontier that the forecast reaches, too:
+    ``GROUP``, ``tokens_per_s_per_user`` [token/s/user], ``height`` [1].
     """
     lines: list[tuple[Any, ...]] = []
     for group, mine in runs.groupby(list(GROUP), sort=True):
@@ -227,27 +172,9 @@ def _told(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -> pd.Series
 def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """Sum up judged cells, in all or by a column.
 
-    Parameters
-    ----------
-    cells
-        As ``ranked`` returns them.
-    by
-        Column that parts them; without it all make one row.
-
-    Returns
-    -------
-    DataFrame
-        ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``relative_throughput`` (mean), ``regret`` (1 less
-        it), ``worst`` (least relative throughput), ``pairs``, ``pairs_right`` (share), ``height`` (median over cells)
-        and ``height_p10``, ``height_p90``. [1]
-
-    Examples
-    --------
-    >>> cell = dict.fromkeys(GROUP, "any") | {"pairs": 1, "height": 0.95}
-    >>> right = cell | {"right": True, "relative_throughput": 1.0, "pairs_right": 1}
-    >>> wrong = cell | {"right": False, "relative_throughput": 0.75, "pairs_right": 0}
-    >>> summed(pd.DataFrame([right, wrong]))[["cells", "best_picked", "regret", "worst"]].values.tolist()
-    [[2.0, 0.5, 0.125, 0.75]]
+    Returns ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``relative_throughput`` (mean), ``regret`` (1
+    less it), ``worst`` (least relative throughput), ``pairs``, ``pairs_right`` (share), ``height`` (median over cells)
+    and ``height_p10``, ``height_p90`` [1].
     """
     names = ["group", "groups", "cells", "best_picked", "relative_throughput", "regret", "worst"]
     names += ["pairs", "pairs_right", "height", "height_p10", "height_p90"]
@@ -267,27 +194,9 @@ def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
 def modes(runs: pd.DataFrame, levels: Sequence[float] = LEVELS) -> pd.DataFrame:
     """Compare the best disaggregated with the best aggregated configuration of each group that was served both ways.
 
-    Parameters
-    ----------
-    runs
-        As ``served_points`` returns them.
-    levels
-        Interactivities at which the two are compared. [token/s/user]
-
-    Returns
-    -------
-    DataFrame
-        A row per group and level that both reach, measured and forecast: ``GROUP``, ``tokens_per_s_per_user``,
-        ``gain_measured`` and ``gain_forecast`` (disaggregated over aggregated throughput) [1], ``agree``.
-
-    Examples
-    --------
-    >>> run = dict.fromkeys(GROUP, "any") | {"interactivity_measured": 50.0, "interactivity_forecast": 50.0}
-    >>> one = run | {"mode": "aggregated", "throughput_measured": 100.0, "throughput_forecast": 90.0}
-    >>> two = run | {"mode": "disaggregated", "throughput_measured": 150.0, "throughput_forecast": 180.0}
-    >>> found = modes(pd.DataFrame([one, two]).assign(configuration="TP4"), [40.0])
-    >>> found[["gain_measured", "gain_forecast", "agree"]].values.tolist()
-    [[1.5, 2.0, True]]
+    Takes ``levels`` [token/s/user]. Returns a row per group and level that both reach, measured and forecast:
+    ``GROUP``, ``tokens_per_s_per_user``, ``gain_measured`` and ``gain_forecast`` (disaggregated over aggregated
+    throughput) [1], ``agree``.
     """
     lines = []
     for group, mine in runs.groupby(list(GROUP), sort=True):

@@ -49,13 +49,7 @@ class ServingDataError(DisaggSimError):
 
 
 def columns_of(path: Path) -> list[str]:
-    """Column names of a CSV.
-
-    Raises
-    ------
-    ServingDataError
-        When it cannot be read, or has a name twice.
-    """
+    """Column names of a CSV."""
     try:
         content = unpacked(read_file(path))
         names = content[:LONGEST_HEADER].partition(b"\n")[0].decode("utf-8").rstrip("\r").split(",")
@@ -67,32 +61,9 @@ def columns_of(path: Path) -> list[str]:
 
 
 def read_rows(path: Path) -> list[ServingRow]:
-    r"""Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
+    """Read every row of a file of serving measurements, in order; none of a file that lists rows of others.
 
-    Parameters
-    ----------
-    path : Path
-        CSV in one of ``FORMS``, which its columns tell.
-
-    Returns
-    -------
-    list of ServingRow
-        A row that no model of ours can answer has a ``reason``.
-
-    Raises
-    ------
-    ServingDataError
-        Unreadable, or in no form of ``FORMS``; one line.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
-    ...     _ = file.write("prompt_time_ms,token_time,batch\n50,20,4\n")
-    ...     file.flush()
-    ...     read_rows(Path(file.name))
-    Traceback (most recent call last):
-    lab.calibration.served.read.ServingDataError: ...; closest is 'splitwise', which needs column ...
+    Returns a row that no model of ours can answer has a ``reason``.
     """
     columns = set(columns_of(path))
     if any(marks <= columns for marks in LISTS.values()):
@@ -120,34 +91,9 @@ def read_rows(path: Path) -> list[ServingRow]:
 
 
 def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
-    r"""Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
+    """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
 
-    Parameters
-    ----------
-    paths
-        CSV files, each in one of ``FORMS``.
-
-    Returns
-    -------
-    rows : list of ServingRow
-        Of all files that could be read, in order.
-    faults : list of str
-        A line for each of the others.
-
-    Raises
-    ------
-    ServingDataError
-        When no file could be read.
-
-    Examples
-    --------
-    A list of files is no measurement, and no fault:
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = Path(root, "manifest.csv").write_text("file,sha256\nruns.csv,0\n")
-    ...     read_files([Path(root, "manifest.csv"), Path("no/such/runs.csv")])
-    ([], ['no/such/runs.csv: cannot be read: No such file or directory'])
+    Returns ``rows`` (of all files that could be read, in order); ``faults`` (a line for each of the others).
     """
     rows: list[ServingRow] = []
     faults: list[str] = []

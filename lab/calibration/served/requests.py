@@ -78,32 +78,8 @@ class RequestRun:
 def judge_requests(path: Path, system: str, engine: str = "vllm") -> RequestRun:
     """Replay a run of a real server and hold its latencies against the simulated ones.
 
-    Parameters
-    ----------
-    path
-        CSV of the requests (``COLUMNS``), gzip or not; ``RUN.meta.json`` beside it has ``engine_kwargs``.
-    system
-        System that it ran on (``hw_specs/``).
-    engine
-        Profile of the engine that served it.
-
-    Returns
-    -------
-    RequestRun
-        TTFT, TPOT and latency of each request, measured and simulated. [s]
-
-    Raises
-    ------
-    TableError
-        A file that is missing or lacks a column or an argument; one line.
-    InputError
-        No spec of the model, or a deployment that cannot serve the requests.
-
-    Examples
-    --------
-    >>> judge_requests(Path("no/such/run.csv"), "h100_sxm")
-    Traceback (most recent call last):
-    lab.calibration.kernels.tables.TableError: no/such/run.csv: no such file
+    Takes ``system`` (system that it ran on (``hw_specs/``)). Returns TTFT, TPOT and latency of each request, measured
+    and simulated [s].
     """
     table, arguments = _read(path), _arguments(path)
     model = model_named(str(arguments["model"]))

@@ -93,27 +93,7 @@ def key_of(row: ServingRow) -> str:
 def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None = None) -> list[Task]:
     """Collect the closed loops among the rows, once for each operating point, together where they share a setup.
 
-    Parameters
-    ----------
-    rows
-        That a steady state answers: those of evaluated lines.
-    engines
-        Profiles by name where not the shipped ones are meant.
-
-    Returns
-    -------
-    list of Task
-        The one with the most requests in flight first.
-
-    Examples
-    --------
-    A repeated run is played once:
-
-    >>> names = {"file": "mine.csv", "form": "mine", "load": "closed_loop", "mode": "aggregated", "quantities": ()}
-    >>> names |= {"model": "llama_3_1_8b", "system": "h100_sxm", "engine": "vllm", "recipe": "fp8", "isl": 100.0}
-    >>> rows = [ServingRow(**names, row=row, osl=10.0, concurrency=2.0, workers=Workers()) for row in ("2", "3")]
-    >>> [len(task.rows) for task in tasks_of(rows)]
-    [1]
+    Returns the one with the most requests in flight first.
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
@@ -130,22 +110,7 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 def play(task: Task) -> list[Answer]:
     """Play every row of a task, request by request; one that cannot be played is a reason of one line.
 
-    Parameters
-    ----------
-    task
-        Rows of one setup, of ``tasks_of``.
-
-    Returns
-    -------
-    list of Answer
-        One a row: means, medians and percentiles [s], rates [request/s, token/s].
-
-    Examples
-    --------
-    >>> from disagg_sim.facts.load import load_engine
-    >>> row = ServingRow(file="mine.csv", row="2", form="mine", model="llama_3_1_9b", quantities=())
-    >>> [answer.reason.partition(";")[0] for answer in play(Task((row,), load_engine("vllm")))]
-    ["unknown model 'llama_3_1_9b', did you mean 'llama_3_1_8b'?"]
+    Returns one a row: means, medians and percentiles [s], rates [request/s, token/s].
     """
     first = task.rows[0]
     try:
@@ -187,25 +152,8 @@ def _answer(row: ServingRow, found: Seen) -> Answer:
 def seen(run: Served, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> Seen:
     """Play the closed loop of a row.
 
-    Parameters
-    ----------
-    run
-        Setup of the row, with its engine.
-    row
-        Its workers, lengths, concurrency, waves and spread.
-    tables
-        Step tables that exist already, by mapping and size; new ones are added.
-
-    Returns
-    -------
-    Seen
-        Latencies of all requests, start and end of the run included, as benches count them. Of disaggregated workers
-        the first token is there when the decode worker has the cache: it answers the client.
-
-    Raises
-    ------
-    InputError
-        What cannot be played: ranks that wait for one another before a mixed step; a request that no instance holds.
+    Returns latencies of all requests, start and end of the run included, as benches count them; of disaggregated
+    workers the first token is there when the decode worker has the cache: it answers the client.
     """
     trace = trace_of(row, run.engine)
     site, policy = _site(run, row, trace, {} if tables is None else tables)

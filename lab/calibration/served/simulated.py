@@ -25,30 +25,8 @@ ERRORS = ("median_error", "bias", "p90_error")
 def with_simulated(table: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
     """Add to the evaluated lines of closed loops what their played runs say.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    rows
-        That it was made of.
-    answers
-        Of ``served.simulate.play``, over the tasks of these rows.
-
-    Returns
-    -------
-    DataFrame
-        The columns of the table, ``simulated`` in the unit of ``measured``, ``simulated_error`` and ``not_simulated``,
-        the reason where there is none.
-
-    Examples
-    --------
-    >>> from lab.calibration.served.rows import Quantity
-    >>> row = ServingRow(file="mine.csv", row="2", form="mine", quantities=(Quantity(name="ttft", measured=0.10),))
-    >>> line = {"file": "mine.csv", "row": "2", "quantity": "ttft", "measured": 0.10, "load": "closed_loop"}
-    >>> answer = Answer(key_of(row), {("ttft", "mean"): 0.11})
-    >>> found = with_simulated(pd.DataFrame([line | {"evaluated": True}]), [row], [answer])
-    >>> f"{found['simulated'][0]:.2f} s, {found['simulated_error'][0]:+.0%}"
-    '0.11 s, +10%'
+    Returns the columns of the table, ``simulated`` in the unit of ``measured``, ``simulated_error`` and
+    ``not_simulated``, the reason where there is none.
     """
     known = {answer.key: answer for answer in answers}
     found = {}
@@ -77,25 +55,8 @@ def as_simulated(lines: pd.DataFrame) -> pd.DataFrame:
 def brought(lines: pd.DataFrame) -> pd.DataFrame:
     """Compute the errors of both ways below saturation, by operating points that were played.
 
-    Parameters
-    ----------
-    lines : DataFrame
-        As ``with_simulated`` returns them.
-
-    Returns
-    -------
-    DataFrame
-        A row per ``dimension`` of ``BY`` (and ``all``), ``value``, ``quantity`` and ``part``: ``rows``, ``points``,
-        and ``median_error``, ``bias``, ``p90_error`` with the endings ``_steady`` and ``_simulated``. [1]
-
-    Examples
-    --------
-    >>> line = {"saturated": False, "file": "mine.csv", "workers": "TP4", "concurrency": 8.0, "engine": "vllm"}
-    >>> line |= {"version": "", "family": "dense", "layout": "TP", "prefill_layout": "TP", "mode": "aggregated"}
-    >>> line |= {"quantity": "ttft", "part": "new", "point": "a", "measured": 0.10, "predicted": 0.12}
-    >>> line |= {"relative_error": 0.2, "simulated": 0.101, "simulated_error": 0.01}
-    >>> brought(pd.DataFrame([line]))[["dimension", "bias_steady", "bias_simulated"]].values.tolist()[0]
-    ['all', 0.2, 0.01]
+    Returns a row per ``dimension`` of ``BY`` (and ``all``), ``value``, ``quantity`` and ``part``: ``rows``, ``points``,
+    and ``median_error``, ``bias``, ``p90_error`` with the endings ``_steady`` and ``_simulated`` [1].
     """
     below = with_dimensions(lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]).assign(all="all")
     found = []
@@ -112,31 +73,8 @@ def brought(lines: pd.DataFrame) -> pd.DataFrame:
 def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterable[Answer]) -> pd.DataFrame:
     """Compute the errors of every statistic that sources state, each against its like, below saturation.
 
-    Parameters
-    ----------
-    lines
-        As ``with_simulated`` returns them.
-    rows
-        That they were made of.
-    answers
-        Of ``served.simulate.play``.
-
-    Returns
-    -------
-    DataFrame
-        A row per ``quantity``, ``statistic``, ``mode`` and ``part``, by operating points: ``points``, ``median_error``,
-        ``bias``. [1]
-
-    Examples
-    --------
-    >>> from lab.calibration.served.rows import Quantity
-    >>> told = (Quantity(name="ttft", measured=0.10), Quantity(name="ttft", measured=0.20, statistic="p99"))
-    >>> row = ServingRow(file="mine.csv", row="2", form="mine", mode="aggregated", quantities=told[:1], others=told[1:])
-    >>> answer = Answer(key_of(row), {("ttft", "mean"): 0.11, ("ttft", "p99"): 0.18})
-    >>> line = {"file": "mine.csv", "row": "2", "simulated": 0.11, "saturated": False, "part": "new"}
-    >>> found = statistics(pd.DataFrame([line]), [row], [answer])
-    >>> [(each.statistic, f"{each.bias:+.2f}") for each in found.itertuples()]
-    [('mean', '+0.10'), ('p99', '-0.10')]
+    Returns a row per ``quantity``, ``statistic``, ``mode`` and ``part``, by operating points: ``points``,
+    ``median_error``, ``bias`` [1].
     """
     known = {answer.key: answer for answer in answers if not answer.reason}
     below = lines[np.isfinite(lines["simulated"]) & ~lines["saturated"]]
@@ -159,18 +97,8 @@ def statistics(lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Iterabl
 def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
     """Count the rows that could not be played, by reason.
 
-    Parameters
-    ----------
-    lines
-        As ``with_simulated`` returns them.
+    Returns ``reason`` and ``rows``, the most frequent first [1].
 
-    Returns
-    -------
-    DataFrame
-        ``reason`` and ``rows``, the most frequent first. [1]
-
-    Examples
-    --------
     Two quantities of one row count once:
 
     >>> reasons = ["no such row", "no such row", ""]
@@ -186,19 +114,9 @@ def not_simulated(lines: pd.DataFrame) -> pd.DataFrame:
 def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
     """Hold the points that were played to the bars: as the steady state reaches them, and as the simulation does.
 
-    Parameters
-    ----------
-    lines
-        As ``with_simulated`` returns them.
+    Returns ``bar``, ``part``, ``rows``, ``points``, ``limit``, ``steady``, ``simulated`` [1], and whether the
+    simulation is ``met``.
 
-    Returns
-    -------
-    DataFrame
-        ``bar``, ``part``, ``rows``, ``points``, ``limit``, ``steady``, ``simulated`` [1], and whether the simulation
-        is ``met``.
-
-    Examples
-    --------
     >>> line = {"evaluated": True, "saturated": False, "form": "inferencex_dense", "workers": "TP4", "concurrency": 8.0}
     >>> line |= {"model": "llama_3_1_8b", "family": "dense", "layout": "TP", "mode": "", "load": "closed_loop"}
     >>> line |= {"quantity": "tpot", "part": "new", "point": "a", "measured": 0.010, "predicted": 0.012}
@@ -215,38 +133,7 @@ def bars_of_both(lines: pd.DataFrame) -> pd.DataFrame:
 def write_simulated(
     lines: pd.DataFrame, rows: Sequence[ServingRow], answers: Sequence[Answer], directory: Path
 ) -> None:
-    """Write ``simulated_rows.csv``, ``simulated.csv`` and ``simulated_statistics.csv``.
-
-    Parameters
-    ----------
-    lines
-        As ``with_simulated`` returns them.
-    rows, answers
-        That they were made of.
-    directory
-        Made if need be.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> line = {"saturated": False, "file": "mine.csv", "workers": "TP4", "concurrency": 8.0, "engine": "vllm"}
-    >>> line |= {"version": "", "family": "dense", "layout": "TP", "prefill_layout": "", "mode": "", "statistic": ""}
-    >>> line |= {"quantity": "ttft", "part": "new", "point": "a", "measured": 0.10, "predicted": 0.12, "row": "2"}
-    >>> line |= {"relative_error": 0.2, "simulated": 0.101, "simulated_error": 0.01, "not_simulated": ""}
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_simulated(pd.DataFrame([line]), [], [], Path(root))
-    ...     sorted(path.name for path in Path(root).iterdir())
-    ['simulated.csv', 'simulated_rows.csv', 'simulated_statistics.csv']
-    """
+    """Write ``simulated_rows.csv``, ``simulated.csv`` and ``simulated_statistics.csv``."""
     columns = ["file", "row", "quantity", "statistic", "measured", "predicted", "simulated", "not_simulated"]
     tables = {
         "simulated_rows": lines[columns],

@@ -57,33 +57,8 @@ def evidence_of(lines: pd.DataFrame) -> pd.DataFrame:
 def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]:
     """Estimate what served runs show beyond their kernels.
 
-    Parameters
-    ----------
-    lines
-        Lines of served rows with ``kernel_sigma`` (``lab.calibration.served.bands``): evaluated ones below saturation
-        that are not held out are used, each operating point once.
-
-    Returns
-    -------
-    shared : float
-        Share of the variance of the errors of TPOT that the configurations of a case have in common. [1]
-    spreads : dict
-        By ``SERVED``.
-
-    Raises
-    ------
-    InputError
-        When a field has too few configurations.
-
-    Examples
-    --------
-    >>> line = {"evaluated": True, "saturated": False, "held_out": False, "quantity": "tpot", "point": "a"}
-    >>> line |= {"workers": "TP4", "concurrency": 8.0, "engine": "vllm", "load": "closed_loop", "family": "dense"}
-    >>> line |= {"mode": "aggregated", "layout": "TP", "prefill_layout": "TP", "version": "", "configuration": "mine"}
-    >>> line |= {"measured": 0.010, "predicted": 0.011, "relative_error": 0.1, "kernel_sigma": 0.05}
-    >>> served_spreads(pd.DataFrame([line]))
-    Traceback (most recent call last):
-    disagg_sim.errors.InputError: spread of step: fewer than ...
+    Returns ``shared`` (share of the variance of the errors of TPOT that the configurations of a case have in common.
+    [1]).
     """
     usable = lines[lines["evaluated"] & ~lines["saturated"] & ~lines["held_out"]]
     once = points(usable)

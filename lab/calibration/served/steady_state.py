@@ -98,13 +98,7 @@ class Pool(NamedTuple):
 def served(
     model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
 ) -> Served:
-    """Resolve the rates; host time and memory share are the engine's, and memory is provisioned for the mean.
-
-    Raises
-    ------
-    UnknownNameError, InputError
-        As ``physics.setup.setup``.
-    """
+    """Resolve the rates; host time and memory share are the engine's, and memory is provisioned for the mean."""
     at = setup(model, system, precision, profile, engine)
     own = replace(at.profile, host=0.0, resident_deviations=0.0)
     return Served(at.changed(profile=own))
@@ -234,18 +228,9 @@ def colocated(
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
-    Parameters
-    ----------
-    mapping, lengths, concurrency
-        Of shape (rows,) or numbers; ``concurrency`` counts the requests of the instance, infinity for
-        "everything queued". [request]
-    pattern
-        Start and variation of the loop; by default it never ends and its requests are well mixed.
-
-    Returns
-    -------
-    SteadyState
-        Where the weights leave no room by our count, capacity is 0 and all but endless requests are admitted.
+    Takes ``mapping``, ``lengths`` and ``concurrency`` (``concurrency`` counts the requests of the instance, infinity
+    for "everything queued" [request]). Where the weights leave no room by our count, capacity is 0 and all but endless
+    requests are admitted.
     """
     room = capacity(run, mapping, lengths)
     admitted = np.minimum(concurrency, _holds(room))
@@ -306,8 +291,6 @@ def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: RowLengths
 def told_slots(load: Numeric) -> Numeric:
     """Largest batch of a decode rank that a load of ``load`` requests a rank tells, infinite where it tells none. [1]
 
-    Examples
-    --------
     >>> told_slots(np.array([2151 / 16, 130.0, 160.0, 128.0, 5.0])).tolist()
     [128.0, 128.0, inf, inf, inf]
     """

@@ -26,25 +26,8 @@ INTERACTIVITIES = (20.0, 30.0, 50.0, 75.0, 100.0, 150.0)
 def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
     """Summarise the errors of the evaluated lines by group.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it, with or without the bands of ``served.bands.with_bands``.
-    by : sequence of str
-        Columns that make a group.
-
-    Returns
-    -------
-    DataFrame
-        The group, ``rows``, ``median_error`` and ``p90_error`` of the absolute relative error, ``bias`` (the
-        median with its sign), ``spearman``; with bands ``coverage``, the share of the rows inside. [1]
-
-    Examples
-    --------
-    >>> table = pd.DataFrame({"point": ["a", "b"], "measured": 0.010, "predicted": [0.012, 0.014]})
-    >>> table = table.assign(relative_error=[0.2, 0.4], system="h100_sxm", quantity="tpot", evaluated=True)
-    >>> [(line.system, line.rows, f"{line.bias:+.2f}") for line in summary(table, ["system"]).itertuples()]
-    [('h100_sxm', 2, '+0.30')]
+    Returns the group, ``rows``, ``median_error`` and ``p90_error`` of the absolute relative error, ``bias`` (the median
+    with its sign), ``spearman``; with bands ``coverage``, the share of the rows inside [1].
     """
     lines = []
     for key, part in table[table["evaluated"]].groupby(list(by), dropna=False, sort=True):
@@ -56,21 +39,7 @@ def summary(table: pd.DataFrame, by: Sequence[str] = GROUP) -> pd.DataFrame:
 def side_by_side(apart: pd.DataFrame) -> pd.DataFrame:
     """Put the quantities of each group of one part beside one another; for readers, not for programs.
 
-    Parameters
-    ----------
-    apart : DataFrame
-        Lines of one part of ``served.groups.groups``.
-
-    Returns
-    -------
-    DataFrame
-        ``by``, ``group``, ``rows``, and a column of words for each quantity: points, median error, bias, coverage.
-
-    Examples
-    --------
-    >>> line = {"dimension": "system", "value": "h100_sxm", "quantity": "tpot", "rows": 90, "points": 40}
-    >>> side_by_side(pd.DataFrame([line | {"median_error": 0.051, "bias": -0.02}])).values.tolist()
-    [['system', 'h100_sxm', 90, '40: 5.1%, -2%']]
+    Returns ``by``, ``group``, ``rows``, and a column of words for each quantity: points, median error, bias, coverage.
     """
     lines = []
     for (dimension, value), mine in apart.groupby(["dimension", "value"], sort=False):
@@ -86,21 +55,8 @@ def side_by_side(apart: pd.DataFrame) -> pd.DataFrame:
 def counted(table: pd.DataFrame) -> pd.DataFrame:
     """Count the rows of each file.
 
-    Parameters
-    ----------
-    table
-        As ``served.evaluate.evaluate`` returns it.
-
-    Returns
-    -------
-    DataFrame
-        ``file``, ``rows``, ``plain_rows`` (no speculation, no flag), ``evaluated`` of these, and their ``share``. [1]
-
-    Examples
-    --------
-    >>> table = pd.DataFrame({"file": "mine.csv", "row": ["2", "3", "4"], "evaluated": [True, False, False]})
-    >>> counted(table.assign(reason=["", "speculative decoding", "unknown model"], qa_flag="")).values.tolist()
-    [['mine.csv', 3, 2, 1, 0.5]]
+    Returns ``file``, ``rows``, ``plain_rows`` (no speculation, no flag), ``evaluated`` of these, and their
+    ``share`` [1].
     """
     lines = []
     for file, part in table.groupby("file", sort=True):
@@ -122,32 +78,9 @@ def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> 
     """Compare the best throughput of aggregated and disaggregated runs at equal interactivity.
 
     Groups are (model, system, precision, lengths) with both modes; every measured run competes with its measured
-    numbers, and again with its predicted ones.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    levels : sequence of float
-        Interactivities that a run must give at least. [token/s]
-
-    Returns
-    -------
-    DataFrame
-        A row per group and level: throughput of disaggregated over aggregated, ``gain_measured`` and ``gain_predicted``
-        [1], and whether both name the same winner.
-
-    Examples
-    --------
-    >>> run = {"evaluated": True, "load": "closed_loop", "form": "inferencex_dsr1", "file": "mine.csv", "recipe": "fp8"}
-    >>> run |= {"model": "deepseek_r1", "system": "h200_sxm", "isl": 1024.0, "osl": 1024.0}
-    >>> lines = []
-    >>> for mode, measured, predicted in (("aggregated", 100.0, 90.0), ("disaggregated", 150.0, 180.0)):
-    ...     row = run | {"row": mode, "mode": mode}
-    ...     lines.append(row | {"quantity": "tpot", "measured": 0.02, "predicted": 0.02})
-    ...     lines.append(row | {"quantity": "throughput", "measured": measured, "predicted": predicted})
-    >>> who_wins(pd.DataFrame(lines), [50.0])[["gain_measured", "gain_predicted", "agree"]].values.tolist()
-    [[1.5, 2.0, True]]
+    numbers, and again with its predicted ones. Takes ``levels`` [token/s]. Returns a row per group and level:
+    throughput of disaggregated over aggregated, ``gain_measured`` and ``gain_predicted`` [1], and whether both name the
+    same winner.
     """
     key = ["model", "system", "weights", "isl", "osl"]
     done = table[table["evaluated"] & table["quantity"].isin(["tpot", "throughput"])].copy()
@@ -175,24 +108,6 @@ def who_wins(table: pd.DataFrame, levels: Sequence[float] = INTERACTIVITIES) -> 
 def write_rows(table: pd.DataFrame, directory: Path) -> None:
     """Write ``rows.csv`` alone: of files without a measurement there is nothing else to tell.
 
-    Parameters
-    ----------
-    table
-        As ``served.evaluate.evaluate`` returns it.
-    directory
-        Made if need be.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written.
-
-    Examples
-    --------
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
     ...     write_rows(pd.DataFrame({"row": ["2"], "reason": ["no measurement"]}), Path(root))
@@ -204,34 +119,8 @@ def write_rows(table: pd.DataFrame, directory: Path) -> None:
 
 
 def write_tables(table: pd.DataFrame, directory: Path) -> None:
-    """Write ``rows.csv`` and the tables: ``summary``, ``groups``, ``bars``, ``counts``, ``reasons``, ``who_wins.csv``.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As ``served.evaluate.evaluate`` returns it.
-    directory : Path
-        Made if need be.
-
-    Returns
-    -------
-    None
-
-    Raises
-    ------
-    StoreError
-        When the directory cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from lab.calibration.served.evaluate import evaluate
-    >>> from lab.calibration.served.rows import Quantity, ServingRow
-    >>> row = ServingRow(file="mine.csv", row="2", form="mlperf", quantities=(Quantity(name="tpot", measured=0.01),))
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     write_tables(evaluate([row.refused("speculative decoding")]), Path(root))
-    ...     sorted(path.stem for path in Path(root).iterdir())
-    ['bars', 'counts', 'groups', 'reasons', 'rows', 'summary', 'who_wins']
+    """Write ``rows.csv`` and the tables: ``summary``, ``groups``, ``bars``, ``counts``, ``reasons``,
+    ``who_wins.csv``.
     """
     others = {"summary": summary(table), "groups": groups(table), "bars": judged(table), "counts": counted(table)}
     write_frames({"rows": table} | others | {"reasons": reasons(table), "who_wins": who_wins(table)}, directory)

@@ -34,22 +34,7 @@ CLAIMS: tuple[judged.Claim[Evidence], ...] = judged.claims_of(
 def evaluate(source: Source, profiles: Sequence[str] = PROFILES) -> pd.DataFrame:
     """Judge every claim under every profile.
 
-    Parameters
-    ----------
-    source : Source
-        Frontiers of the figures, such as ``lab.studies.beyond_the_buzz.frontiers.Frontiers``.
-    profiles : sequence of str
-        Efficiency profiles.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``lab.studies.claims.COLUMNS``; one row a claim and profile, in order of claims.
-
-    Raises
-    ------
-    InputError
-        No profile.
+    Returns columns ``lab.studies.claims.COLUMNS``; one row a claim and profile, in order of claims.
     """
     if not profiles:
         raise InputError(f"profiles is empty; allowed: one or more of {', '.join(PROFILES)}")

@@ -66,13 +66,7 @@ def figure_names() -> tuple[str, ...]:
 
 
 def figure_data(frontiers: Source, figure: str, profile: str) -> FigureData:
-    """Compute what a figure needs, and arrange it as the paper does.
-
-    Raises
-    ------
-    UnknownNameError
-        When the paper has no such figure, or it shows no result.
-    """
+    """Compute what a figure needs, and arrange it as the paper does."""
     if figure not in _FIGURES:
         raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
     return FigureData(figure, _FIGURES[figure](frontiers.frontier(figure, profile), profile))

@@ -65,18 +65,7 @@ def study_files(study: str = BEYOND_THE_BUZZ) -> dict[str, Path]:
 
 
 def parts_of(figure: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The sweeps among ``names`` that make a figure: its own, and those named after it.
-
-    Raises
-    ------
-    UnknownNameError
-        When there is none.
-
-    Examples
-    --------
-    >>> parts_of("fig06", ("fig01", "fig06", "fig06_every_step_mixed"))
-    ('fig06', 'fig06_every_step_mixed')
-    """
+    """The sweeps among ``names`` that make a figure: its own, and those named after it."""
     parts = tuple(name for name in names if name == figure or name.startswith(f"{figure}_"))
     if not parts:
         raise UnknownNameError(f"unknown figure or sweep {figure!r}{nearest(figure, names)}; known: {', '.join(names)}")
@@ -97,25 +86,14 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Frontiers:
-    """Frontiers of the sweeps of a study, computed when first asked for.
+    """Frontiers of the sweeps of a study, computed when first asked for."""
 
-    Attributes
-    ----------
-    root
-        Directory of the results: ``root/<profile>/sweeps/<sweep>/``. What lies there already and is not
-        stale is taken from there.
-    jobs
-        Worker processes. [1]
-    listener
-        Told what a computation does.
-    study
-        Directory of the sweeps below ``sweeps/``.
-    """
-
+    #: Directory of the results: ``root/<profile>/sweeps/<sweep>/``. What lies there already and is not stale is taken
+    #: from there.
     root: Path
-    jobs: int = 1
-    listener: Listener = field(default_factory=Silent)
-    study: str = BEYOND_THE_BUZZ
+    jobs: int = 1  # worker processes [1]
+    listener: Listener = field(default_factory=Silent)  # told what a computation does
+    study: str = BEYOND_THE_BUZZ  # directory of the sweeps below ``sweeps/``
     _tables: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
     _results: dict[tuple[str, str], SweepResult] = field(default_factory=dict, init=False, repr=False)
 
@@ -132,25 +110,10 @@ class Frontiers:
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
         """The frontiers of a figure in all its modes and cases, below one another.
 
-        Parameters
-        ----------
-        figure : str
-            A figure such as ``"fig06"``, all its sweeps, or the name of one sweep, such as
-            ``"fig06_every_step_mixed"``.
-        profile : str
-            ``"ideal"``, ``"optimistic"`` or ``"measured"``.
-
-        Returns
-        -------
-        DataFrame
-            Columns of ``serving.points.COLUMNS``, ``case``, the axes of the sweep, ``inherited_fits`` and
-            ``sweep``; for figure 5 those of ``lab.studies.beyond_the_buzz.pipelining.pipelined_prefill``. Cases without
-            a feasible point are absent.
-
-        Raises
-        ------
-        DisaggSimError
-            An unknown figure or profile, a fault in a file, a directory that cannot be written.
+        Takes ``profile`` (``"ideal"``, ``"optimistic"`` or ``"measured"``). Returns columns of
+        ``serving.points.COLUMNS``, ``case``, the axes of the sweep, ``inherited_fits`` and ``sweep``; for figure 5
+        those of ``lab.studies.beyond_the_buzz.pipelining.pipelined_prefill``; cases without a feasible point are
+        absent.
         """
         return self.tables([figure], profile).frontier(figure, profile)
 

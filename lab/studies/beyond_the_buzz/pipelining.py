@@ -67,13 +67,7 @@ class _File(Strict):
 
 
 def load_pipelining(path: Path) -> Pipelining:
-    """Read a file of ``kind: pipelined_prefill``.
-
-    Raises
-    ------
-    SpecError
-        With every fault of the file.
-    """
+    """Read a file of ``kind: pipelined_prefill``."""
     keys = validate(_File, read_mapping(path), path)
     return Pipelining(**{key: value for key, value in keys if key != "kind"})
 
@@ -81,13 +75,10 @@ def load_pipelining(path: Path) -> Pipelining:
 def pipelined_prefill(study: Pipelining, *, profile: str) -> pd.DataFrame:
     """FTL and rate of every depth of the pipeline.
 
-    Returns
-    -------
-    DataFrame
-        A row per MLA form and depth: ``model``, ``system``, ``precision``, ``profile``, ``isl`` [token],
-        ``mla_form``, ``pp``, ``ep``, ``chunk_tokens`` [token], ``batch`` [request], ``gpus``, ``ftl_s``,
-        ``request_rate_per_s``, ``tokens_per_s_per_gpu`` (prompt tokens, by the rate and not by 1/FTL),
-        ``memory_bytes``, ``memory_limit_bytes`` and ``fits``. A depth of 1 is not chunked.
+    Returns a row per MLA form and depth: ``model``, ``system``, ``precision``, ``profile``, ``isl`` [token],
+    ``mla_form``, ``pp``, ``ep``, ``chunk_tokens`` [token], ``batch`` [request], ``gpus``, ``ftl_s``,
+    ``request_rate_per_s``, ``tokens_per_s_per_gpu`` (prompt tokens, by the rate and not by 1/FTL), ``memory_bytes``,
+    ``memory_limit_bytes`` and ``fits``; a depth of 1 is not chunked.
     """
     return pd.DataFrame([_row(study, profile, form, pp) for form in study.mla_forms for pp in study.pp])
 

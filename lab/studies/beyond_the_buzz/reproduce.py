@@ -29,34 +29,8 @@ def item_names() -> tuple[str, ...]:
 def reproduce(frontiers: Frontiers, *, items: Sequence[str] = (), profiles: Sequence[str]) -> PaperResults:
     """Write figures with their data, and the claims, below ``frontiers.root``.
 
-    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of.
-
-    Parameters
-    ----------
-    frontiers : Frontiers
-        The sweeps of the study.
-    items : sequence of str
-        Of ``item_names``; without any, all of them and ``claims.csv``.
-    profiles : sequence of str
-        Efficiency profiles.
-
-    Returns
-    -------
-    PaperResults
-        Table of claims, or None where ``items`` were asked for; paths of the pictures; design points computed. [1]
-
-    Raises
-    ------
-    UnknownNameError
-        When there is no such figure.
-    DisaggSimError
-        An unknown profile, a fault in a file, a directory that cannot be written.
-
-    Examples
-    --------
-    >>> reproduce(Frontiers(Path("results")), items=("fig5",), profiles=("ideal",))
-    Traceback (most recent call last):
-    disagg_sim.errors.UnknownNameError: unknown figure 'fig5', did you mean 'fig05'?; known: fig01, ...
+    ``<profile>/fig01.png`` and ``.csv`` hold a figure, ``<profile>/sweeps/`` what it was made of. Returns table of
+    claims, or None where ``items`` were asked for; design points computed [1].
     """
     known = item_names()
     for item in items:

@@ -21,11 +21,8 @@ _SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 def pays_table(frontiers: Source, profile: str) -> pd.DataFrame:
     """Disaggregated over the best of both co-located modes, a row a setting.
 
-    Returns
-    -------
-    DataFrame
-        Columns of ``gains.where_it_pays`` over the range that both reach, log axis, and those of the area
-        ratio once more inside ``figures.RANGE`` with the suffix ``_20_to_100``.
+    Returns columns of ``gains.where_it_pays`` over the range that both reach, log axis, and those of the area ratio
+    once more inside ``figures.RANGE`` with the suffix ``_20_to_100``.
     """
     points = frontiers.frontier(PAYS, profile)
     own = where_it_pays(points)

@@ -74,14 +74,7 @@ def _functions() -> tuple[Any, Any]:
 class Choices:
     """Arrow's choices, and what they work on (``feed.Chooser``).
 
-    Parameters
-    ----------
-    ledger
-        Accounts of the instances.
-    kind
-        Of each instance.
-    ttft, tpot
-        Limits. [s]
+    Takes ``ttft`` and ``tpot`` [s].
     """
 
     def __init__(self, ledger: Any, kind: Ints, *, ttft: float, tpot: float) -> None:

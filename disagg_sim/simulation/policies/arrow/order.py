@@ -37,20 +37,6 @@ BEHIND = 2
 def order_of(among: Index, kind: Ints) -> Floats:
     """Make an order.
 
-    Parameters
-    ----------
-    among
-        Instances of the phase.
-    kind
-        Of every instance: those of one kind serve as much as each other.
-
-    Returns
-    -------
-    (rows, width) array
-        Trees of the kinds in pairs, and what stands behind them.
-
-    Examples
-    --------
     Instances 0 and 2 of three, all of one kind:
 
     >>> order_of(np.array([0, 2]), np.zeros(3, int))[-2, :3].tolist()

@@ -139,15 +139,7 @@ class Arrow:
 
 
 class GlobalScheduler:
-    """Routing and monitor of Arrow: one state, looked at by both.
-
-    Parameters
-    ----------
-    options : Arrow
-        The policy's.
-    site, steps, mappings
-        What is there, how instances step, and the mapping of each instance.
-    """
+    """Routing and monitor of Arrow: one state, looked at by both."""
 
     def __init__(self, options: Arrow, site: Site, steps: StepLimits, mappings: Sequence[Mapping]) -> None:
         self.period_s = options.monitor_s

@@ -37,28 +37,9 @@ class Predictor(NamedTuple):
 
 
 def prompt_time(table: StepTable, tokens: int, token_budget: int) -> float:
-    """Time a prompt alone on an instance, in chunks of the token budget.
+    """Time a prompt alone on an instance, in chunks of the token budget. [s]
 
-    Parameters
-    ----------
-    table
-        Step times of the instance. [s]
-    tokens
-        Length of the prompt. [token]
-    token_budget
-        Most tokens of a step, over all attention ranks; the prompt has one of them. [token]
-
-    Returns
-    -------
-    float
-        Sum of its steps. [s]
-
-    Examples
-    --------
-    1000 tokens of 1 ms in chunks of 512 are two steps of 10 ms each beside:
-
-    >>> f"{prompt_time(StepTable.affine(step=0.010, per_token=0.001), 1000, 512):.3f}"
-    '1.020'
+    Takes ``table`` (step times of the instance [s]).
     """
     most = max(token_budget // table.ranks, 1)
     return sum(table.step_time(0, 0.0, min(most, tokens - past), float(past)) for past in range(0, tokens, most))

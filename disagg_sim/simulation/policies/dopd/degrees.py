@@ -25,20 +25,8 @@ GRAPH_SHARE = 0.9
 def decode_degree(concurrency: Table[int, float], graph: int) -> int:
     """Choose TP of decode instances, eq. (14).
 
-    Parameters
-    ----------
-    concurrency
-        cc of eq. (13) by TP. [request]
-    graph
-        Largest captured CUDA graph. [request]
+    Takes ``graph`` [request]. Returns TP with the concurrency nearest to 0.9 of the graph.
 
-    Returns
-    -------
-    int
-        TP with the concurrency nearest to 0.9 of the graph.
-
-    Examples
-    --------
     Llama-70B in FP8 on H100 with 1,000/150 tokens holds 12, 231 and 667 requests; 0.9 * 256 is 230:
 
     >>> decode_degree({1: 12.0, 2: 231.0, 4: 667.0}, 256)
@@ -50,20 +38,8 @@ def decode_degree(concurrency: Table[int, float], graph: int) -> int:
 def prefill_degree(times: Table[int, float], limit: float) -> int:
     """Choose TP of prefill instances, eq. (16).
 
-    Parameters
-    ----------
-    times
-        Of a prompt of mean length alone, by TP. [s]
-    limit
-        Of TTFT. [s]
+    Takes ``times`` [s] and ``limit`` [s].
 
-    Returns
-    -------
-    int
-        The smallest TP inside the limit, else the fastest.
-
-    Examples
-    --------
     >>> prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 2.0), prefill_degree({1: 2.5, 2: 1.4, 4: 0.8}, 0.5)
     (2, 4)
     """
@@ -74,22 +50,7 @@ def prefill_degree(times: Table[int, float], limit: float) -> int:
 def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tuple[tuple[Mapping, Role], ...]:
     """Choose the first instances: as many of the chosen degrees as the GPUs of the parts hold.
 
-    Parameters
-    ----------
-    site, steps
-        What is there, and how instances step.
-    inputs, outputs
-        Mean lengths of the traffic that is expected. [token]
-
-    Returns
-    -------
-    tuple
-        Mapping and role of each.
-
-    Raises
-    ------
-    InputError
-        No degree fits into the GPUs of a part; instances on several systems.
+    Takes ``inputs`` and ``outputs`` [token].
     """
     given = tuple(each.mapping for part in ("prefill", "decode") for each in site.deployment.part(part))
     require_one_system(f"deployment {site.deployment.name!r}: the choice of TP", given)

@@ -82,14 +82,8 @@ class Profile:
     ) -> Sizes:
         """Instances of both pools.
 
-        Parameters
-        ----------
-        requests, inputs, outputs
-            Load: requests at a time [1], mean lengths [token].
-        rule
-            Of ``SIZINGS``; "printed" takes t_d at all requests together and at the length (ISL + OSL)/2, too.
-        correction
-            Factors on the prefill and the decode times of the profile. [1]
+        Takes ``requests``, ``inputs`` and ``outputs`` (load: requests at a time [1], mean lengths [token]) and ``rule``
+        (of ``SIZINGS``; "printed" takes t_d at all requests together and at the length (ISL + OSL)/2, too).
         """
         decode = max(1, math.ceil(requests / self.concurrency(inputs, outputs)))
         printed = rule == "printed"

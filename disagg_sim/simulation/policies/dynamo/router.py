@@ -18,13 +18,7 @@ from disagg_sim.simulation.wishes import SHARED, Batch, Leg, Role
 
 
 class HeldBack(Handover):
-    """Routing of Dynamo, and what workers take of the queue.
-
-    Parameters
-    ----------
-    most_tokens
-        Prompt tokens of a worker from which on it gets no further prompt. [token]
-    """
+    """Routing of Dynamo, and what workers take of the queue."""
 
     def __init__(self, most_tokens: float) -> None:
         super().__init__(least_prefill, least_decode)

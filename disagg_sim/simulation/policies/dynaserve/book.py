@@ -76,15 +76,7 @@ class Known(NamedTuple):
 
 
 class Book:
-    """The arrays of a book, and where they are.
-
-    Parameters
-    ----------
-    entries
-        A row a request.
-    instances
-        Two a pair: 0 and 1, 2 and 3, and so on.
-    """
+    """The arrays of a book, and where they are."""
 
     def __init__(self, entries: NDArray[np.void], instances: int) -> None:
         self.entries, self._open = entries, np.zeros(entries.size, np.int64)
