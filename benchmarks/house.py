@@ -38,7 +38,7 @@ TECHNIQUES = {
     "expert skew": r"skew",
     "rank imbalance": r"imbalance|uneven",
     "availability": r"availab|spare|Spare|failures",
-    "hold prompts": r"hold.(steps|prompts)|held_(prompts|arrivals|waits)|HeldPrompts",
+    "hold prompts": r"hold.(steps|prompts)|held_prompts|prefill_delay|PrefillDelay",
     "sparse attention": r"sparse|indexer",
     "linear attention": r"linear_attention|\bgdn|Gdn|mamba|Mamba|kda|recurrent",
     "piggyback, chunks": r"piggyback|chunk",

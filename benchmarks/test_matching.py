@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))
 from synthetic import make_grid
 
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.filling import MatchOptions
 from disagg_sim.serving.points import pareto_front
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.rate_matching import match_rates
 
 SIZES = np.array([1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 32, 36, 48, 64, 72, 96, 128])

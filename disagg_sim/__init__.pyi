@@ -45,10 +45,10 @@ from .serving.colocation import Colocation
 from .serving.costs import with_cost
 from .serving.disaggregated import disaggregated
 from .serving.evidence import layout_evidence
-from .serving.filling import MatchOptions
 from .serving.gains import Curve, Gain, curve, gain, pointwise_gain, where_it_pays
 from .serving.piggyback import piggyback
 from .serving.points import pareto_front
+from .serving.pool_program import MatchOptions
 from .serving.pools import PoolsPlan, plan_pools
 from .serving.rate_matching import MatchPlan, match_rates
 from .serving.spares import SpareRules, with_spares

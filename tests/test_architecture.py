@@ -94,7 +94,7 @@ OPTIONAL = {package for extra in EXTRAS.values() for package in extra.packages}
 #: What an installation without extras runs: the notebook interface but for simulation, and these commands.
 CORE_COMMANDS = {"plan", "sweep", "explain", "launch", "report", "sensitivity", "compare", "specs", "trace"}
 #: Modules that import an optional package when they are imported; no other may.
-OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/home.py"}
+OPTIONAL_AT_ONCE = {"simulation/kernel/compiled.py", "simulation/kernel/addresses.py"}
 OPTIONAL_AT_ONCE |= {"lab/calibration/served/engine_fit.py"}
 #: Lines past which the head of a file gives a reason, and past which it is split.
 LONG, TOO_LONG = 400, 600

@@ -17,7 +17,7 @@ import disagg_sim as ds
 from disagg_sim.cli import plan as command
 from disagg_sim.cli.main import app
 from disagg_sim.planning.flips import Changes
-from disagg_sim.serving.filling import MatchOptions
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kv_link import LinkSpec

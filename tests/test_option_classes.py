@@ -9,7 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.traffic import ConstantShare
-from disagg_sim.planning.more_pools import PoolsQuestion
+from disagg_sim.planning.pools_plan import PoolsQuestion
 from disagg_sim.planning.question import Size
 from disagg_sim.serving.pool_names import Images
 from disagg_sim.simulation.classes import ServiceClass

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
+from disagg_sim.certainty.batching import added, together
 from disagg_sim.certainty.designs import Designs, Prompt, Times
-from disagg_sim.certainty.together import added, together
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
     COLLECTIVE_SIZES,

@@ -30,7 +30,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.freed_seats import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
+from disagg_sim.serving.slot_turnover import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in Mode)

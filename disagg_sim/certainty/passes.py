@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.certainty.batching import Member, Together, together
 from disagg_sim.certainty.contributions import (
     FACTOR,
     STEP,
@@ -43,7 +44,6 @@ from disagg_sim.certainty.contributions import (
 )
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
-from disagg_sim.certainty.together import Member, Together, together
 from disagg_sim.facts.load import load_profile
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE

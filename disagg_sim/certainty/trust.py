@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from disagg_sim.certainty.batching import times_together
 from disagg_sim.certainty.contributions import STEP, Adjust, Contribution, adjusted, fits_of, key_of, sizes_of
 from disagg_sim.certainty.designs import Designs, Scores, Times, scores_of
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
-from disagg_sim.certainty.together import times_together
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system

@@ -30,7 +30,7 @@ from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.held_waits import NO_LIMIT, HeldPrompts, held_prompts_of
+from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, HeldPrompts, held_prompts_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.report.breakdown import (
@@ -60,12 +60,12 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.availability import FAILURES, Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.held_prompts import asked_hold
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.serving.prefill_delay import asked_hold
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
-from disagg_sim.sweep.wires import HandedOver, handed_over
+from disagg_sim.sweep.kv_links import HandedOver, handed_over
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named

@@ -16,8 +16,8 @@ from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
-from disagg_sim.planning.more_pools import MorePools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_pools
+from disagg_sim.planning.pools_plan import MorePools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.serving.pool_names import TWO, Images

@@ -14,7 +14,7 @@ from disagg_sim.domain import Mapping, Mode
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.more_pools import MorePools
+from disagg_sim.planning.pools_plan import MorePools
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS

@@ -9,11 +9,11 @@ from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
 from disagg_sim.planning.limits import SHARES, Work
-from disagg_sim.planning.one_by_one import OneByOne
+from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.serving.availability import Spares
 from disagg_sim.simulation.deployment import Replicas
-from disagg_sim.simulation.placed import ffn_of
+from disagg_sim.simulation.instance_variants import ffn_of
 
 #: Latencies at the percentiles that are printed. [s]
 Percentiles = dict[str, float]

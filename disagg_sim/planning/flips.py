@@ -15,11 +15,11 @@ from disagg_sim.domain import Mapping, Mode
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
 from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired
-from disagg_sim.planning.wires import wire_of
 from disagg_sim.search.layouts import Layouts
 
 #: Factors at which another answer is looked for, up and down. [1]

@@ -3,10 +3,10 @@ r"""Time the steps of an instance of both phases, and find how often it makes th
 A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
 :math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
 share k of the time goes to such steps; R ranks compute theirs in the same steps, and all of the time does but for that
-in which R servers of one queue are idle, less where prompts are held back (``planning.held_arrivals``). All ranks wait
-for the one with the largest piece: where the last of m pieces is short, none of j ranks has a full one with the
-probability :math:`m^{-j}`. Scores and values take as long as on the rank whose prompt has come furthest, of j ranks on
-average j/(j+1) of it.
+in which R servers of one queue are idle, less where prompts are held back (``planning.prefill_delay_queue``). All
+ranks wait for the one with the largest piece: where the last of m pieces is short, none of j ranks has a full one with
+the probability :math:`m^{-j}`. Scores and values take as long as on the rank whose prompt has come furthest, of j
+ranks on average j/(j+1) of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.held_arrivals import gathered, mixed_share
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share
 
 #: Shares of the TTFT limit that prompts may be held back: the rest is for prefill and its queue. [1]
 HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)

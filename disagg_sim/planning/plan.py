@@ -26,7 +26,7 @@ from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_
 from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
-from disagg_sim.serving.held_prompts import asked_hold
+from disagg_sim.serving.prefill_delay import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace

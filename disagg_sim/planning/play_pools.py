@@ -7,7 +7,7 @@ from dataclasses import replace
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.planning.more_pools import MorePools
+from disagg_sim.planning.pools_plan import MorePools
 from disagg_sim.planning.prove import Run, deployed, judged
 from disagg_sim.planning.replayed import drawn_requests, policy_of, run_options, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment

@@ -17,10 +17,10 @@ from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import Drawn, added_up, prefill_design, watts_of_pools
-from disagg_sim.planning.more_pools import MorePools, Stage
+from disagg_sim.planning.pools_plan import MorePools, Stage
 from disagg_sim.planning.prices import prices_of_one
 from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.instance_variants import bare
 
 
 class PoolFacts(NamedTuple):

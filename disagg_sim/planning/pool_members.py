@@ -15,7 +15,7 @@ from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan
-from disagg_sim.simulation.placed import FfnPool, bare, ffn_of
+from disagg_sim.simulation.instance_variants import FfnPool, bare, ffn_of
 
 
 def members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced: bool) -> PoolsPlan:

@@ -20,8 +20,8 @@ from disagg_sim.planning.limits import Work
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
 from disagg_sim.search.splits import SplitGrid
-from disagg_sim.serving.sides import SplitSide
-from disagg_sim.simulation.placed import FfnPool, ffn_of, placed
+from disagg_sim.serving.pool_options import SplitSide
+from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, placed
 
 _Choice = TypeVar("_Choice", PrefillChoice, DecodeChoice)
 #: Waits at which the queue of an encode pool is taken, middles of equal shares of those that wait. [1]

@@ -18,10 +18,10 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.held_arrivals import waits
 from disagg_sim.planning.limits import Work
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
+from disagg_sim.planning.prefill_delay_queue import waits
 from disagg_sim.planning.queueing import (
     RESIDUES,
     Delay,
@@ -226,7 +226,7 @@ class ColocatedChoice:
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before prefill
     hold_steps: int = (
-        0  # most decode steps that prompts wait until every rank has one (``held_arrivals``); 0 = none [1]
+        0  # most decode steps that prompts wait until every rank has one (``prefill_delay_queue``); 0 = none [1]
     )
 
     @property

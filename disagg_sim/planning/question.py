@@ -25,7 +25,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.limits import HEADROOM
 from disagg_sim.serving.availability import FAILURES, check_target
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.held_prompts import asked_hold
+from disagg_sim.serving.prefill_delay import asked_hold
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 

@@ -11,8 +11,8 @@ from disagg_sim.facts.traffic import Reuse, TrafficCase
 from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
+from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Work
-from disagg_sim.planning.wires import wire_of
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy

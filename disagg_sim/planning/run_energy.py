@@ -28,7 +28,7 @@ from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.placed import bare
+from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.records import EncodeUse, Instances
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.simulation.wishes import Role

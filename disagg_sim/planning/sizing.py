@@ -19,13 +19,13 @@ from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
+from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.long_prompt_choices import staged_choices
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
 from disagg_sim.planning.spares import Availability
-from disagg_sim.planning.staged import staged_choices
-from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 

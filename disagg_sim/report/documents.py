@@ -14,7 +14,7 @@ from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Shares, shares_of_text
 from disagg_sim.domain import Mode
-from disagg_sim.planning.held_waits import HeldPrompts
+from disagg_sim.planning.prefill_delay_effect import HeldPrompts
 from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import trust_shares
 from disagg_sim.report.memory import held_of, too_full
@@ -41,7 +41,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
 from disagg_sim.sweep.inputs import Change
-from disagg_sim.sweep.wires import HandedOver
+from disagg_sim.sweep.kv_links import HandedOver
 
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]
 AT = (20.0, 50.0, 100.0)

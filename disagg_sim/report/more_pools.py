@@ -13,8 +13,8 @@ import pandas as pd
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Mapping
-from disagg_sim.planning.more_pools import MorePools, Stage
 from disagg_sim.planning.pool_facts import PoolFacts
+from disagg_sim.planning.pools_plan import MorePools, Stage
 from disagg_sim.report.plan import Block, drawn_json, token_prices_json, write_answer
 from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
@@ -50,7 +50,7 @@ def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
     Returns the question, the answer, a row for each pool, what they give, other systems.
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
     >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=1e-3)
     >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)
@@ -192,7 +192,7 @@ def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_F
     Returns ``schema``, ``status``, ``question``, ``pools`` ...
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
     >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
     >>> made = pools_json(plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked))
@@ -282,7 +282,7 @@ def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None, 
 
     >>> import tempfile
     >>> import disagg_sim as ds
-    >>> from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    >>> from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
     >>> from disagg_sim.planning.question import Size
     >>> asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)
     >>> found = plan_more_pools("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), asked)

@@ -13,13 +13,13 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
-from disagg_sim.planning.held_waits import HeldPrompts
-from disagg_sim.planning.more_pools import Stage
+from disagg_sim.planning.pools_plan import Stage
+from disagg_sim.planning.prefill_delay_effect import HeldPrompts
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.costs import usd_per_gpu_hour
-from disagg_sim.sweep.wires import HandedOver
+from disagg_sim.sweep.kv_links import HandedOver
 from disagg_sim.units import DAY, GB, HOUR, MILLION
 from disagg_sim.workload.lengths import Lengths
 
@@ -117,7 +117,7 @@ def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
         told = f"up to {found.steps} decode steps; a pass takes {found.gathered:.1f}, every {found.between:.0f} steps: "
         told += f"TTL {seconds_text(found.ttl)}, not {seconds_text(found.ttl_without)}; "
         told += f"FTL and slot {seconds_text(found.ftl)}, not {seconds_text(found.ftl_without)}"
-        yield "prompts held back", told, f"{Trust.ASSUMED}: a full queue, waits as serving.held_prompts counts them"
+        yield "prompts held back", told, f"{Trust.ASSUMED}: a full queue, waits as serving.prefill_delay counts them"
 
 
 def hand_over_rows(found: HandedOver | None) -> Iterator[tuple[str, str, str]]:

@@ -21,8 +21,8 @@ from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import LIMITS, PARTS, Replicas, ServedDeployment, largest_choice
 from disagg_sim.simulation.encoders import Encoders
+from disagg_sim.simulation.instance_variants import FfnPool
 from disagg_sim.simulation.options import MOST_TOKENS
-from disagg_sim.simulation.placed import FfnPool
 
 #: Limits of the instances of a part -> their largest value [1], [token], [token].
 PART_LIMITS = {**LIMITS, "chunk_tokens": MOST_TOKENS}

@@ -26,9 +26,9 @@ from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.classes import CLASS, MODEL, ServiceClass
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
+from disagg_sim.simulation.instance_variants import FfnPool, bare
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
-from disagg_sim.simulation.placed import FfnPool, bare
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.run import RunOptions

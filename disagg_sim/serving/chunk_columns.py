@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.serving.colocation import Case, Group
-from disagg_sim.serving.searched import Rows, of_one_depth
+from disagg_sim.serving.search_cache import Rows, of_one_depth
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
 RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))

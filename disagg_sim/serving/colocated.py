@@ -27,10 +27,10 @@ from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
-from disagg_sim.serving.freed_seats import passes_in_gap
 from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
-from disagg_sim.serving.searched import Best, Rows, of_one_depth, searched
+from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
+from disagg_sim.serving.slot_turnover import passes_in_gap
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -48,8 +48,8 @@ def colocated(
     r"""In-flight batching without piggyback: free seats take whole prompts, up to b a pass, and decode waits.
 
     While all B residents are replaced once, an instance makes OSL-1 decode steps and as many passes as it takes to
-    fill the seats as they become free: few together, on whichever ranks they are (``freed_seats.refill``). With t_p of
-    these passes a prompt, and t_own of the pass that a prompt is in,
+    fill the seats as they become free: few together, on whichever ranks they are (``slot_turnover.refill``). With t_p
+    of these passes a prompt, and t_own of the pass that a prompt is in,
 
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}

@@ -14,7 +14,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.serving.colocation import Case, Group
-from disagg_sim.serving.freed_seats import Refill, refill, worth_room
+from disagg_sim.serving.slot_turnover import Refill, refill, worth_room
 
 T = TypeVar("T")
 #: DP degree, probability that a resident ends in a decode step, and, where they are given, prompts that a pass may take

@@ -22,8 +22,8 @@ from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
 from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
-from disagg_sim.serving.freed_seats import mixed_steps
-from disagg_sim.serving.searched import Best, searched
+from disagg_sim.serving.search_cache import Best, searched
+from disagg_sim.serving.slot_turnover import mixed_steps
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -43,7 +43,7 @@ def piggyback(
     Each request brings ISL prefill tokens (those that no cache holds) per OSL-1 decode steps, so B residents need
     :math:`c_{bal} = B \cdot ISL/(OSL-1)` of them a step. With chunks of :math:`c \ge c_{bal}` tokens (over all DP
     ranks) a rank has a piece of a prompt in the share :math:`\varphi = c_{bal}/c` of its steps, ranks apart from each
-    other (``freed_seats.mixed_steps``). With r ranks that have one, T(0) = T_d and
+    other (``slot_turnover.mixed_steps``). With r ranks that have one, T(0) = T_d and
 
     .. math:: \overline{TTL} = E[T(r)],\ r \sim Bin(dp, \varphi),\quad
               y = \frac{B \cdot OSL}{G\,(OSL-1)\,\overline{TTL}},\quad

@@ -18,10 +18,10 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus
-from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_names import POOLS
-from disagg_sim.serving.sides import EncodeSide, GridSide, SplitSide
+from disagg_sim.serving.pool_options import EncodeSide, GridSide, SplitSide
+from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
 
 #: What a request passes: the pools of one of them do the same work.
 ROLES = ("encode", "prefill", "decode")

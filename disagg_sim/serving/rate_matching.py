@@ -11,8 +11,8 @@ from disagg_sim.notebook import Shown
 from disagg_sim.search.deployment import Deployment, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import check_same_case
-from disagg_sim.serving.filling import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
-from disagg_sim.serving.sides import GridSide
+from disagg_sim.serving.pool_options import GridSide
+from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
-from disagg_sim.simulation.joined import OF_INSTANCES, joined_requests
+from disagg_sim.simulation.merge_records import OF_INSTANCES, joined_requests
 from disagg_sim.simulation.records import Decision, EncodeUse, Instances, Requests, RunResult, Samples
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.stream import TraceStream

@@ -18,8 +18,8 @@ from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.instances import Index
+from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Feed, Placing, Ranked, Route
 from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
-from disagg_sim.simulation.kernel.feed import Chooser, Choosing, Feed, Placing, Ranked, Route
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.ranking import ranking
 from disagg_sim.simulation.kv_link import KvLink

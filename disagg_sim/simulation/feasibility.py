@@ -19,8 +19,8 @@ from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.splits import check_split
 from disagg_sim.simulation.classes import ServiceClass, slo_of
 from disagg_sim.simulation.deployment import PARTS, Replicas, ServedDeployment
+from disagg_sim.simulation.instance_variants import FfnPool, ffn_of, split_of
 from disagg_sim.simulation.models import ModelShare, shares_of
-from disagg_sim.simulation.placed import FfnPool, ffn_of, split_of
 from disagg_sim.simulation.site import request_host
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream

@@ -16,10 +16,10 @@ from disagg_sim.physics.passes.attention_ffn import half_setups
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Streams
+from disagg_sim.simulation.instance_variants import bare, ffn_of, placed, setup_of
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.placed import bare, ffn_of, placed, setup_of
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.stream import TraceStream

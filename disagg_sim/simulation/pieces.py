@@ -15,9 +15,9 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.classes import RequestLimits
-from disagg_sim.simulation.collect import request_records
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.records import Outcome, Requests
+from disagg_sim.simulation.records_of_run import request_records
 from disagg_sim.simulation.totals import Totals, added, sketched, totals_of
 
 if TYPE_CHECKING:

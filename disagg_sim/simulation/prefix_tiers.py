@@ -28,8 +28,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, tier_tokens
 from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.instance_variants import bare
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.placed import bare
 from disagg_sim.simulation.prefix_cache import Checkpointed, FreeMemory, PrefixCache, PrefixMemory
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.stated_pasts import StatedPasts, StatedStores

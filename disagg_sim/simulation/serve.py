@@ -20,26 +20,26 @@ from disagg_sim.simulation.admission import admitting
 from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import Clients, clients_of
 from disagg_sim.simulation.cluster import Cluster
-from disagg_sim.simulation.collect import Sampler, instance_records, last_moment, request_records, tier_records
-from disagg_sim.simulation.coming import Coming
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.gpu_budget import GpuBudget
+from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.instances import Roster, spec_of
-from disagg_sim.simulation.joined import joined_decisions, joined_instances, joined_loads, joined_requests
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
+from disagg_sim.simulation.merge_records import joined_decisions, joined_instances, joined_loads, joined_requests
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
-from disagg_sim.simulation.placed import ffn_of
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
 from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, RunResult
+from disagg_sim.simulation.records_of_run import Sampler, instance_records, last_moment, request_records, tier_records
+from disagg_sim.simulation.request_window import Coming
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.stated_pasts import StatedPasts

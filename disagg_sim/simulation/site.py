@@ -20,11 +20,11 @@ from disagg_sim.physics.kv_blocks import post_share
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.instance_variants import own_setup, setup_of
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec, Wire, instance_bandwidth
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
-from disagg_sim.simulation.placed import own_setup, setup_of
 from disagg_sim.simulation.wishes import MAX_SEQUENCES, Limits, Role
 
 #: Scheduler of the engines of a site unless a run names another.

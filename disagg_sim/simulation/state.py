@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.coming import Coming
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
-from disagg_sim.simulation.kernel.feed import Feed
+from disagg_sim.simulation.kernel.auto_routing import Feed
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.prefix_cache import PrefixMemory
+from disagg_sim.simulation.request_window import Coming
 from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.view import ClusterView, Window, locked

@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.physics.kv_transfer import descriptors
-from disagg_sim.simulation.kernel.feed import Caches
+from disagg_sim.simulation.kernel.auto_routing import Caches
 from disagg_sim.simulation.kernel.layout import AHEAD, BLOCK_TOKENS, IDLE, MOVES, RESERVE, WAITS, Mode, SegmentStatus
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.state import ClusterState

@@ -8,9 +8,9 @@ from numbers import Integral, Real
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import quoted
+from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES
-from disagg_sim.simulation.placed import ffn_of
 from disagg_sim.simulation.wishes import (
     END,
     LATER,

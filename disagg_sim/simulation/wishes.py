@@ -14,8 +14,8 @@ import numpy as np
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import quoted
+from disagg_sim.simulation.instance_variants import ffn_of, own_setup
 from disagg_sim.simulation.kernel.layout import Mode
-from disagg_sim.simulation.placed import ffn_of, own_setup
 
 #: Most sequences of an instance unless a policy says otherwise; vLLM's default. [1]
 MAX_SEQUENCES = 256

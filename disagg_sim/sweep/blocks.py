@@ -10,8 +10,8 @@ from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.errors import InputError
 from disagg_sim.parquet import read_parquet
 from disagg_sim.sweep.compare import read_frontier
+from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.manifest import FRONTIER_FILE
-from disagg_sim.sweep.wires import LINK, LINK_BANDWIDTH
 
 
 def read_block(path: Path) -> pd.DataFrame:

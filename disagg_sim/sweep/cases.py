@@ -27,10 +27,10 @@ from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.serving.spares import WITH_SPARES
-from disagg_sim.sweep.as_served import NOTHING, AsServed
+from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
+from disagg_sim.sweep.serving_options import NOTHING, AsServed
 from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
-from disagg_sim.sweep.wires import LINK, LINK_BANDWIDTH
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 

@@ -29,11 +29,12 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
+from disagg_sim.sweep.grid_cache import score_together, scored
 from disagg_sim.sweep.inputs import Source
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.kv_links import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
 from disagg_sim.sweep.pools import pools_of_case
-from disagg_sim.sweep.scored import score_together, scored
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
@@ -49,7 +50,6 @@ from disagg_sim.sweep.tally import (
     Tally,
     removal,
 )
-from disagg_sim.sweep.wires import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 
 #: Prefill blocks whose candidates wait in memory for the decode blocks of their cases. [1]
 KEPT_BLOCKS = 64

@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
+from disagg_sim.certainty.row_labels import said_of
 from disagg_sim.certainty.rows import READ, Origin
-from disagg_sim.certainty.said import said_of
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import rests_on
 from disagg_sim.facts.load import load_profile

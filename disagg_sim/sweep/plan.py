@@ -20,10 +20,10 @@ from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.pool_names import TWO
 from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
-from disagg_sim.sweep.common import Common
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
 from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.setup_cache import Common
 from disagg_sim.sweep.spec import SweepSpec
 
 PREFILL, POINTS, POOLS = "prefill", "points", "pools"  # the tables of a store

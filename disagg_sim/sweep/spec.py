@@ -51,12 +51,12 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
-from disagg_sim.serving.held_prompts import held_back
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
-from disagg_sim.sweep.as_served import NOTHING, AsServed, ServedKeys
+from disagg_sim.serving.prefill_delay import held_back
 from disagg_sim.sweep.entries import ratio
+from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, Told
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
-from disagg_sim.sweep.told import ENERGY, OWN_COLUMNS, TOKEN_PRICES, Told
+from disagg_sim.sweep.serving_options import NOTHING, AsServed, ServedKeys
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB

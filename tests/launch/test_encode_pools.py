@@ -57,7 +57,7 @@ def test_a_plan_is_written_and_one_of_halves_is_refused(capsys, tmp_path):
 
 
 def test_a_launch_of_halves_names_what_can_be_launched():
-    from disagg_sim.planning.more_pools import PoolsQuestion, plan_more_pools
+    from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
     from disagg_sim.planning.question import Size
 
     asked = PoolsQuestion(pools=("prefill", "attention", "ffn"), size=Size(gpus=16), tpot=0.1)

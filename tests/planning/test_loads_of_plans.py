@@ -10,10 +10,10 @@ from disagg_sim.physics.kv_blocks import KvLayout
 from disagg_sim.physics.kv_path import KvLoad, hand_over
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.planning.choices import decode_choices, prefill_choices
+from disagg_sim.planning.kv_links import cache_of, linked
 from disagg_sim.planning.limits import Limit, Work
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.prove import prove
-from disagg_sim.planning.wires import cache_of, linked
 from disagg_sim.serving.candidates import kv_rate_per_gpu, prefill_candidates
 from disagg_sim.simulation.kv_link import Wire
 

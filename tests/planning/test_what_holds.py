@@ -10,12 +10,12 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import Mode
+from disagg_sim.planning.kv_links import Cache, linked
 from disagg_sim.planning.limits import Limit, Work
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.prove import deployed, judged, prove
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
-from disagg_sim.planning.wires import Cache, linked
 from disagg_sim.simulation.kv_link import Wire
 from disagg_sim.simulation.simulate import simulate
 

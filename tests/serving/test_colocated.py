@@ -23,13 +23,13 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import colocated as colocated_module
-from disagg_sim.serving import searched as searched_module
+from disagg_sim.serving import search_cache as searched_module
 from disagg_sim.serving.colocated import colocated, search_colocated
 from disagg_sim.serving.colocation import Case, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.held_prompts import held
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.serving.prefill_delay import held
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"

@@ -16,8 +16,8 @@ from disagg_sim.serving.candidates import prefill_candidates
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.costs import usd_per_gpu_hour, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.filling import MatchOptions
 from disagg_sim.serving.points import COLUMNS, COST_COLUMNS, pareto_front
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.rate_matching import match_rates
 
 LEFT = replace(SYSTEM, name="left", tdp=300.0)

@@ -15,8 +15,8 @@ from synthetic import make_grid, match
 from disagg_sim.errors import InputError
 from disagg_sim.search.front import best_from
 from disagg_sim.serving.disaggregated import Rules
-from disagg_sim.serving.filling import MatchOptions
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.rate_matching import match_rates
 
 LOOSE = 1e9  # an FTL limit that nothing misses [s]

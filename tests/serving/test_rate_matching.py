@@ -15,7 +15,7 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.disaggregated import disaggregated
-from disagg_sim.serving.filling import MatchOptions
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.rate_matching import match_rates
 from disagg_sim.workload.lengths import lengths
 

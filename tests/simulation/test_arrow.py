@@ -9,7 +9,7 @@ from sites import SIMPLE, arrays_of, deployment, served, site
 from disagg_sim.domain import Mapping, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.kernel.home import home_of
+from disagg_sim.simulation.kernel.addresses import home_of
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler

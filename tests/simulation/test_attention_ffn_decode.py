@@ -19,9 +19,9 @@ from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.scenario.written import write_scenario
 from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
+from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import physical_site
-from disagg_sim.simulation.placed import FfnPool, placed
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.simulation.wishes import Flip, Limits, Role

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sites import arrays_of
 
-from disagg_sim.simulation.kernel.home import home_of
+from disagg_sim.simulation.kernel.addresses import home_of
 from disagg_sim.simulation.kernel.layout import Instance, dtype_of
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue

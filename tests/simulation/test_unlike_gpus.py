@@ -14,9 +14,9 @@ from disagg_sim.launch.workers import workers_of
 from disagg_sim.simulation.deployment import PARTS, largest_choice
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.gpu_budget import GpuBudget
+from disagg_sim.simulation.instance_variants import placed, setup_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.placed import placed, setup_of
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run import serve
 from tests.simulation.sites import PLAIN, site

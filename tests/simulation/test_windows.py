@@ -17,11 +17,11 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.admission import PredictedTtft
-from disagg_sim.simulation.column import WIDTH, Column
-from disagg_sim.simulation.coming import Coming
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.records import Requests, RunResult
+from disagg_sim.simulation.request_window import Coming
 from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.sparse_column import WIDTH, Column
 from disagg_sim.workload.arrivals import Mmpp
 from disagg_sim.workload.stream import Held, TraceStream
 

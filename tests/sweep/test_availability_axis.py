@@ -12,8 +12,8 @@ from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.serving.availability import Need, blast_of, spares_for
 from disagg_sim.serving.spares import SpareRules
-from disagg_sim.sweep.as_served import ServedKeys
 from disagg_sim.sweep.cases import cases_of
+from disagg_sim.sweep.serving_options import ServedKeys
 from disagg_sim.sweep.spec import load_sweep
 
 SWEEP = """

@@ -13,8 +13,8 @@ import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import SpecError
+from disagg_sim.sweep.kv_links import LINK_COLUMNS, classes_of, handed_over, takers_of
 from disagg_sim.sweep.spec import load_sweep
-from disagg_sim.sweep.wires import LINK_COLUMNS, classes_of, handed_over, takers_of
 
 SWEEP = """
 name: {name}

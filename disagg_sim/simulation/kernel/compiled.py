@@ -55,8 +55,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 SOURCES = (
     "compiled",
     "layout",
-    "home",
-    "least",
+    "addresses",
+    "min_tree",
     "drafts",
     "entry",
     "handover",

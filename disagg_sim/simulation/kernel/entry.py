@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.kernel.addresses import feed_at, next_due, queues_at, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.handover import cancel, recompute, sender_done
-from disagg_sim.simulation.kernel.home import feed_at, next_due, queues_at, state_at
 from disagg_sim.simulation.kernel.layout import (
     COMING,
     FED,
@@ -27,10 +27,10 @@ from disagg_sim.simulation.kernel.layout import (
     State,
     Table,
 )
-from disagg_sim.simulation.kernel.least import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
 from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
+from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.moving import (
     ASKED_FOR,
     NO_ROOM,

@@ -18,10 +18,10 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
+from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, home_of
+from disagg_sim.simulation.kernel.auto_routing import Feed
 from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
-from disagg_sim.simulation.kernel.feed import Feed
 from disagg_sim.simulation.kernel.forgetting import forget
-from disagg_sim.simulation.kernel.home import INSTANCE, SEGMENT, WORLD, home_of
 from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -34,7 +34,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     State,
 )
-from disagg_sim.simulation.kernel.least import least_tree
+from disagg_sim.simulation.kernel.min_tree import least_tree
 from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
 from disagg_sim.simulation.kernel.network import Wires
 from disagg_sim.simulation.kernel.runs import itl_bin

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from disagg_sim.arrays import Ints
+from disagg_sim.simulation.kernel.addresses import NETWORK, PORT, TRANSFER, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.home import NETWORK, PORT, TRANSFER, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.layout import DOWN, FREE, IN, MOVES, OUT, UP, Network, Port, Transfer
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.simulation.kernel.addresses import chosen, next_ranking_at, post_s, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import land
-from disagg_sim.simulation.kernel.home import chosen, next_ranking_at, post_s, whole_numbers
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     CLOSES,

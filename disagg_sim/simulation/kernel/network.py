@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.simulation.kernel.home import NETWORK, PORT, TRANSFER
+from disagg_sim.simulation.kernel.addresses import NETWORK, PORT, TRANSFER
 from disagg_sim.simulation.kernel.layout import DOWN, FREE, IN, MOVES, OUT, UP
 
 #: Transfers for which there is room at first; it doubles.

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.simulation.kernel.addresses import queues_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.home import queues_at
 from disagg_sim.simulation.kernel.layout import Queues
-from disagg_sim.simulation.kernel.least import least_of, least_tree, set_key
+from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
 
 #: Loads: requests that wait or run; prompt tokens that wait or are in transfer; tokens in decode and in transfer, where

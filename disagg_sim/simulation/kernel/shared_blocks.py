@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
+from disagg_sim.simulation.kernel.addresses import RUN, SHARED, queues_at
 from disagg_sim.simulation.kernel.compiled import entry
-from disagg_sim.simulation.kernel.home import RUN, SHARED, queues_at
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.ranks import choose_rank
 from disagg_sim.simulation.kernel.sharing import (

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from disagg_sim.arrays import Ints
+from disagg_sim.simulation.kernel.addresses import RUN, SHARED, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.home import RUN, SHARED, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Queues, Run, Shared, State
 
 #: Ranks of an instance that have a memory of their own, at most. [1]

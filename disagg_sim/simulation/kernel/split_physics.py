@@ -14,8 +14,8 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Mapping
 from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
 from disagg_sim.simulation.kernel.step_physics import StepPhysics
-from disagg_sim.simulation.placed import FfnPool, bare, split_of
 
 
 class SplitPhysics(StepPhysics):

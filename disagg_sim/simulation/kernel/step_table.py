@@ -29,13 +29,13 @@ from disagg_sim.domain import Mapping
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.setup import Setup
+from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import Table, dtype_of
 from disagg_sim.simulation.kernel.split_physics import SplitPhysics
 from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
-from disagg_sim.simulation.placed import bare, ffn_of
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))

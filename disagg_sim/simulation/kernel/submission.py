@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from disagg_sim.simulation.kernel.addresses import chosen, ranking_at, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.handover import count
-from disagg_sim.simulation.kernel.home import chosen, ranking_at, whole_numbers
 from disagg_sim.simulation.kernel.layout import (
     AHEAD,
     BLOCK_TOKENS,
@@ -25,7 +25,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
     State,
 )
-from disagg_sim.simulation.kernel.least import set_key
+from disagg_sim.simulation.kernel.min_tree import set_key
 from disagg_sim.simulation.kernel.progress import due_s, wake
 from disagg_sim.simulation.kernel.queue import by_priority, enqueue, most_tokens
 from disagg_sim.simulation.kernel.ranking import least_loaded

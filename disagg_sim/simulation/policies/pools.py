@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from disagg_sim.domain import Mapping
-from disagg_sim.simulation.placed import require_one_system
+from disagg_sim.simulation.instance_variants import require_one_system
 from disagg_sim.simulation.policies.loads import Choice, least_decode, least_prefill
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.column import Column
 from disagg_sim.simulation.instances import Index
+from disagg_sim.simulation.kernel.addresses import carray, pointer, queues_by
 from disagg_sim.simulation.kernel.compiled import called_by_address
-from disagg_sim.simulation.kernel.home import carray, pointer, queues_by
 from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
 from disagg_sim.simulation.policies.arrow.ledger import handed_over, placed
 from disagg_sim.simulation.policies.arrow.order import among_these, order_of
+from disagg_sim.simulation.sparse_column import Column
 
 
 class Context:
@@ -72,7 +72,7 @@ def _functions() -> tuple[Any, Any]:
 
 
 class Choices:
-    """Arrow's choices, and what they work on (``feed.Chooser``).
+    """Arrow's choices, and what they work on (``auto_routing.Chooser``).
 
     Takes ``ttft`` and ``tpot`` [s].
     """
@@ -117,7 +117,7 @@ class Choices:
         self._ends.release(before)
 
     def renew(self, prefill: Index, decode: Index) -> None:
-        """See ``feed.Chooser``."""
+        """See ``auto_routing.Chooser``."""
         if self._among[0] is not prefill:
             self.queues = order_of(prefill, self._kind)
         if self._among[1] is not decode:
@@ -126,7 +126,7 @@ class Choices:
         self._bind()
 
     def addresses(self) -> tuple[int, int, int]:
-        """See ``feed.Chooser``."""
+        """See ``auto_routing.Chooser``."""
         place, go_on = _functions()
         return place.address, go_on.address, self._context.ctypes.data
 

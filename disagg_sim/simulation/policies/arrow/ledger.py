@@ -12,8 +12,8 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
+from disagg_sim.simulation.kernel.addresses import queues_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.home import queues_at
 from disagg_sim.simulation.kernel.layout import Instance, Queues
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (

@@ -1,9 +1,9 @@
 """Compiled: the instances of a phase in the order of what Arrow compares, so that a choice looks at few of them.
 
-An order has two trees of least keys (``kernel.least``) for each kind of instances: of those that do only what they are
-assigned to (``PURE``), and of those that still finish the work of their other role (``MIXED``). Those that prefill are
-in the order in which their queues end, those that decode in that of their tokens at their last event, which are brought
-to the present for the first of a tree (as in ``kernel.ranking``). The log of the kernel says what has changed.
+An order has two trees of least keys (``kernel.min_tree``) for each kind of instances: of those that do only what they
+are assigned to (``PURE``), and of those that still finish the work of their other role (``MIXED``). Those that prefill
+are in the order in which their queues end, those that decode in that of their tokens at their last event, which are
+brought to the present for the first of a tree (as in ``kernel.ranking``). The log of the kernel says what has changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import Queues
-from disagg_sim.simulation.kernel.least import first_up_to, least_of, least_tree, set_key
+from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, least_tree, set_key
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
     Account,

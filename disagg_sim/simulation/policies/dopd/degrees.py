@@ -11,7 +11,7 @@ from collections.abc import Mapping as Table
 
 from disagg_sim.domain import Mapping
 from disagg_sim.errors import DisaggSimError, InputError
-from disagg_sim.simulation.placed import require_one_system
+from disagg_sim.simulation.instance_variants import require_one_system
 from disagg_sim.simulation.policies.dopd.sizes import Profile
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wishes import Role

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.domain import MAPPING_FIELDS
-from disagg_sim.sweep import compute, scored
+from disagg_sim.sweep import compute, grid_cache
 from disagg_sim.sweep.plan import PREFILL, Block, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep
@@ -32,7 +32,7 @@ def blocks(folder: Path, stages: str) -> list[list[Block]]:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    scored._kept.clear()
+    grid_cache._kept.clear()
 
 
 def test_fewer_mappings_take_the_points_of_more(tmp_path, monkeypatch):
@@ -40,12 +40,12 @@ def test_fewer_mappings_take_the_points_of_more(tmp_path, monkeypatch):
     phases = [block.key.table for block in narrow]
     assert len({block.key.table for block in wide}) == 2
     assert phases.count(PREFILL) > 1  # so that rows come from several grids
-    alone = [scored._new([block])[0] for block in narrow]
+    alone = [grid_cache._new([block])[0] for block in narrow]
     for block in wide:
-        scored.scored(block)
-    monkeypatch.setattr(scored, "_new", lambda some: pytest.fail("scored again"))
+        grid_cache.scored(block)
+    monkeypatch.setattr(grid_cache, "_new", lambda some: pytest.fail("scored again"))
     for block, expected in zip(narrow, alone, strict=True):
-        found = scored.scored(block)
+        found = grid_cache.scored(block)
         assert all(
             np.array_equal(getattr(found.mappings, name), getattr(expected.mappings, name)) for name in MAPPING_FIELDS
         )
@@ -57,9 +57,9 @@ def test_fewer_mappings_take_the_points_of_more(tmp_path, monkeypatch):
 def test_a_row_that_no_grid_has_is_scored(tmp_path):
     narrow, wide = blocks(tmp_path, "false, true")
     for block in narrow:
-        scored.scored(block)
-    gpus = [scored.scored(block).mappings for block in wide]
-    assert sum(map(len, gpus)) > sum(len(scored.scored(block).mappings) for block in narrow)
+        grid_cache.scored(block)
+    gpus = [grid_cache.scored(block).mappings for block in wide]
+    assert sum(map(len, gpus)) > sum(len(grid_cache.scored(block).mappings) for block in narrow)
 
 
 MANY = """
@@ -82,15 +82,15 @@ def many(folder: Path):
 def test_small_grids_of_unlike_lengths_are_scored_together(tmp_path, monkeypatch):
     """Eight cases in groups of three: three evaluations of decode, each to the last digit as by itself."""
     decode = [block for block in many(tmp_path).blocks if block.key.table != PREFILL]
-    alone = [scored._new([block])[0] for block in decode]
-    groups = scored.groups(decode, 3)
+    alone = [grid_cache._new([block])[0] for block in decode]
+    groups = grid_cache.groups(decode, 3)
     assert [len(group) for group in groups] == [3, 3, 2]
-    asked = Mock(side_effect=scored.decode_grids)
-    monkeypatch.setattr(scored, "decode_grids", asked)
+    asked = Mock(side_effect=grid_cache.decode_grids)
+    monkeypatch.setattr(grid_cache, "decode_grids", asked)
     found = []
     for group in groups:
-        scored.score_together(group)
-        found += [scored.scored(block) for block in group]
+        grid_cache.score_together(group)
+        found += [grid_cache.scored(block) for block in group]
     assert asked.call_count == 3
     for grid, expected in zip(found, alone, strict=True):
         assert grid.lengths == expected.lengths
@@ -100,11 +100,11 @@ def test_small_grids_of_unlike_lengths_are_scored_together(tmp_path, monkeypatch
 
 def test_large_blocks_and_those_of_other_setups_are_computed_alone(tmp_path, monkeypatch):
     first, second, *_ = [block for block in many(tmp_path).blocks if block.key.table == PREFILL]
-    assert scored.groups([first, second], 4) == [[first, second]]
-    monkeypatch.setattr(scored, "BLOCK_POINTS", first.points - 1)
-    assert scored.groups([first, second], 4) == [[first], [second]]
+    assert grid_cache.groups([first, second], 4) == [[first, second]]
+    monkeypatch.setattr(grid_cache, "BLOCK_POINTS", first.points - 1)
+    assert grid_cache.groups([first, second], 4) == [[first], [second]]
     wide, narrow = blocks(tmp_path, "true, false")
-    assert [len(group) for group in scored.groups([wide[0], narrow[0]], 4)] == [1, 1]
+    assert [len(group) for group in grid_cache.groups([wide[0], narrow[0]], 4)] == [1, 1]
 
 
 def test_a_block_that_fails_takes_none_of_its_group_along(tmp_path, monkeypatch):

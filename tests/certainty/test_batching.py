@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
+from disagg_sim.certainty.batching import times_together, together
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.certainty.passes import passes_together
+from disagg_sim.certainty.row_labels import said_of
 from disagg_sim.certainty.rows import Origin, designs_of
-from disagg_sim.certainty.said import said_of
-from disagg_sim.certainty.together import times_together, together
 from disagg_sim.certainty.trust import rests_on
 
 

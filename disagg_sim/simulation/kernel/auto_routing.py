@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.kernel.home import FEED
+from disagg_sim.simulation.kernel.addresses import FEED
 from disagg_sim.simulation.kernel.layout import CLOSES, HOLD, NOTIFY
 
 #: Fields of ``layout.Feed`` with the addresses of the arrays of a ranking.

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.serving.freed_seats import refill
-from disagg_sim.serving.held_prompts import held
+from disagg_sim.serving.prefill_delay import held
+from disagg_sim.serving.slot_turnover import refill
 
 
 def drawn(seats, ranks, ending, steps, passes, seed=0):

@@ -13,8 +13,8 @@ from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
-from disagg_sim.sweep.told import KINDS, Told
-from disagg_sim.sweep.wires import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
+from disagg_sim.sweep.extra_columns import KINDS, Told
+from disagg_sim.sweep.kv_links import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
 #: Least and largest share of time at full capacity that is asked for. [1]
 LEAST_SHARE, MOST_SHARE = 1e-3, 0.999_999_999

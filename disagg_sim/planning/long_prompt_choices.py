@@ -12,8 +12,8 @@ from disagg_sim.domain import BOUNDS
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.planning.choices import Grids, host_of, longer_than_steps, staged_rows, times_of_passes
 from disagg_sim.planning.limits import Work
+from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import MixedSteps
-from disagg_sim.planning.one_by_one import OneByOne
 
 
 def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:

@@ -11,7 +11,7 @@ from disagg_sim.domain import Mode
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.held_prompts import held
+from disagg_sim.serving.prefill_delay import held
 
 #: FTL that no design exceeds. [s]
 NO_LIMIT = 1e9

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.serving.held_prompts import held
+from disagg_sim.serving.prefill_delay import held
 
 #: Requests of a rank that end in one step are counted up to the mean and this many standard deviations, and a score
 #: more: what lies beyond has a probability below 1e-16.
@@ -90,7 +90,7 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, h
         [1]
     hold_steps
         Most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 = they do not
-        wait. Where they do, a rank takes one prompt into a pass, of which ``held_prompts.held`` counts s on average:
+        wait. Where they do, a rank takes one prompt into a pass, of which ``prefill_delay.held`` counts s on average:
         with as many prompts on its fullest rank as on any, a pass lies (s-1)/(R-1) of the way from one with a prompt on
         one rank to one with a prompt on all; that a prompt is in s/R of it. [1]
 

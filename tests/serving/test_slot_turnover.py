@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.serving.freed_seats import refill, worth_room
+from disagg_sim.serving.slot_turnover import refill, worth_room
 
 HOST, RANK, PROMPT = 2.0, 3.0, 0.5  # of a pass, of each prompt of its fullest rank, of each prompt [s]
 

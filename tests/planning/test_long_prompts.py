@@ -8,7 +8,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Mapping, Mode
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.planning.one_by_one import OneByOne
+from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.sizing import designs_at
 

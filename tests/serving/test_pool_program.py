@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.errors import InputError
-from disagg_sim.serving.filling import Goal, MatchOptions, fill_pools
 from disagg_sim.serving.integer_program import Choices
+from disagg_sim.serving.pool_program import Goal, MatchOptions, fill_pools
 
 MIXED = MatchOptions(mixing_gain=0.0)
 NAMES = ("encode", "prefill", "attention and FFN", "decode")

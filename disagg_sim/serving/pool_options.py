@@ -15,8 +15,8 @@ from disagg_sim.search.deployment import Instance
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
-from disagg_sim.serving.filling import Filled
 from disagg_sim.serving.integer_program import Choices
+from disagg_sim.serving.pool_program import Filled
 
 
 def _served_rates(grid: PhaseGrid | SplitGrid, within_domain: bool) -> Floats:

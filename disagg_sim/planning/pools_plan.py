@@ -18,6 +18,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import TPOT, TTFT, Limit, Work, limit_of
 from disagg_sim.planning.plan import plan
 from disagg_sim.planning.pool_members import members_of
@@ -33,16 +34,15 @@ from disagg_sim.planning.question import (
     usual_precision,
 )
 from disagg_sim.planning.sizing import mappings_of
-from disagg_sim.planning.wires import cache_of, linked, wire_of
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, split_grid
 from disagg_sim.serving.costs import Per, costs_of_gpus
-from disagg_sim.serving.filling import MatchOptions
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
+from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
-from disagg_sim.simulation.placed import ffn_of
+from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.workload.lengths import Lengths
 
 USUAL = PlanOptions()

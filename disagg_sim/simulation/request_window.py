@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.column import Column
+from disagg_sim.simulation.sparse_column import Column
 from disagg_sim.workload.stream import TraceStream
 
 
