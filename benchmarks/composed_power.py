@@ -29,7 +29,7 @@ SYSTEMS = {"h200_sxm": "h200_sxm", "b200_sxm": "b200_sxm", "gb200": "gb200_nvl72
 def forecast(system: str, engine: str, batch: int, past: int) -> float:
     """Power of the module on one GPU. [W]"""
     at = ds.setup("deepseek_r1", system, "bf16", engine=engine)
-    ranks = ds.Mapping(dp_attn=RANKS, ep=RANKS)
+    ranks = ds.Sharding(dp_attn=RANKS, ep=RANKS)
     grid = ds.decode_grid(at, ranks, ds.lengths(past, 2), batch=[batch * RANKS])
     parts = energy_parts(grid).set_index("operator")
     mine = parts.loc[[name for name in MODULE if name in parts.index]]

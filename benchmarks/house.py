@@ -138,7 +138,7 @@ def traces() -> Names:
 
     at, asked = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), ds.lengths(2048, 256)
     return {
-        "decode step": traced(lambda: decode_step(at, ds.Mapping(), batch=8, context=2048.0)),
+        "decode step": traced(lambda: decode_step(at, ds.Sharding(), batch=8, context=2048.0)),
         "plan": traced(lambda: ds.plan("llama_3_1_8b", "h100_sxm", asked, rate=40)),
     }
 

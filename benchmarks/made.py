@@ -19,7 +19,7 @@ from disagg_sim.workload.stream import TraceStream
 MODEL, SYSTEM, RECIPE = "deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"
 #: A design space of 10^9 points, and those of a length with a cached share, with and without drafts. [1]
 SPACE, A_COMBINATION = Path(__file__).parent / "scale.yaml", 2.5e6
-FOUR = ds.Mapping(tp_attn=4, tp_ffn=4)
+FOUR = ds.Sharding(tp_attn=4, tp_ffn=4)
 
 
 def tiled(grid: PhaseGrid, points: float, seed: int) -> PhaseGrid:

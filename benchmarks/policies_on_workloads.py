@@ -89,7 +89,7 @@ def trace_of(name: str, folder: Path, seed: int) -> Trace | None:
 
 def place() -> ds.ServedDeployment:
     """What serves."""
-    four, eight = (ds.Replicas(mapping=ds.Mapping(), instances=count) for count in (4, 8))
+    four, eight = (ds.Replicas(mapping=ds.Sharding(), instances=count) for count in (4, 8))
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
     parts = {"prefill": (four,), "decode": (four,), "colocated": (eight,)}
     return ds.ServedDeployment(name="eight", gpus=8, setup=at, **parts)

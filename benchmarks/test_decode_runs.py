@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
@@ -24,7 +24,7 @@ ROUNDS = 3
 
 @pytest.fixture(scope="module")
 def spec() -> InstanceSpec:
-    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4.0, tp_ffn=4.0)
+    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8"), Sharding(tp_attn=4.0, tp_ffn=4.0)
     return InstanceSpec(table=StepTable.build(at, mapping), blocks=kv_blocks(at, mapping))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.axes import batch_axis
 from disagg_sim.search.grid import decode_grid, decode_grids, prefill_grid, prefill_grids
@@ -52,7 +52,7 @@ def dense_batches(rows: int) -> np.ndarray:
     return np.arange(1, -(-LEAST_POINTS // rows) + 1)
 
 
-def mappings_of(model: str) -> Mapping:
+def mappings_of(model: str) -> Sharding:
     return enumerate_mappings(setup(model, SYSTEM, RECIPE))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.policies.registry import policy_named
@@ -52,7 +52,7 @@ def test_cost_of_a_request_over_instances(capsys, memory):
     for router in ROUTERS:
         for instances in INSTANCES:
             trace = conversations(instances)
-            parts = (Replicas(mapping=Mapping(), instances=instances),)
+            parts = (Replicas(mapping=Sharding(), instances=instances),)
             here = ServedDeployment(name="bench", gpus=instances, colocated=parts)
             policy = policy_named("vllm", router=router)
             results = [

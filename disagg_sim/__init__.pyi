@@ -6,7 +6,7 @@ from .certainty.extrapolation import outside_calibration
 from .certainty.rows import Origin, rescore
 from .certainty.token_prices import with_token_prices
 from .certainty.trust import rests_on
-from .domain import Mapping, Slo, Status
+from .domain import Mapping, Sharding, Slo, Status
 from .errors import DisaggSimError
 from .facts.hub.imported import ImportedModel, import_model
 from .facts.load import (
@@ -92,6 +92,7 @@ __all__ = [
     "Reuse",
     "ServedDeployment",
     "Setup",
+    "Sharding",
     "SimulationResult",
     "Slo",
     "SpareRules",

@@ -64,7 +64,7 @@ class ByValue:
         return hash(self._values())
 
 
-#: Names of the degrees of a ``Mapping``, of all that says how an instance is cut, and of all that tells one mapping
+#: Names of the degrees of a ``Sharding``, of all that says how an instance is cut, and of all that tells one mapping
 #: from another.
 DEGREES = ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
 SHARDING = (*DEGREES, "redundant_slots", "dcp", "pcp")
@@ -76,7 +76,7 @@ MAPPING_FIELDS = (*MAPPING_COLUMNS, "draft_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mapping(ByValue, Shown):
+class Sharding(ByValue, Shown):
     """How one instance is sharded: tp_attn * dp_attn * pcp = tp_ffn * ep GPUs in each of pp stages.
 
     ``dcp`` adds no GPUs: of the tp_attn GPUs that share the heads of a sequence, those that would hold copies of a KV
@@ -87,10 +87,10 @@ class Mapping(ByValue, Shown):
 
     Examples
     --------
-    >>> Mapping(dp_attn=8, ep=8, pp=2).gpus
+    >>> Sharding(dp_attn=8, ep=8, pp=2).gpus
     16
-    >>> both = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
-    >>> both.gpus.tolist(), both[1] == Mapping(tp_attn=4, tp_ffn=4)
+    >>> both = Sharding.stack([Sharding(), Sharding(tp_attn=4, tp_ffn=4)])
+    >>> both.gpus.tolist(), both[1] == Sharding(tp_attn=4, tp_ffn=4)
     ([1, 4], True)
     """
 
@@ -113,7 +113,7 @@ class Mapping(ByValue, Shown):
                 whole_number(name, value, UNSAID.get(name, 1))
 
     @classmethod
-    def stack(cls, mappings: Sequence[Mapping]) -> Mapping:
+    def stack(cls, mappings: Sequence[Sharding]) -> Sharding:
         """Single mappings as columns of shape (rows,)."""
         columns: dict[str, Any] = {
             name: np.array([getattr(each, name) for each in mappings], dtype=np.int64) for name in MAPPING_FIELDS
@@ -121,7 +121,7 @@ class Mapping(ByValue, Shown):
         return cls(**columns)
 
     @classmethod
-    def joined(cls, first: Mapping, second: Mapping) -> Mapping:
+    def joined(cls, first: Sharding, second: Sharding) -> Sharding:
         """The rows of two tables of columns, one after the other."""
         pairs = {name: (getattr(first, name), getattr(second, name)) for name in MAPPING_COLUMNS}
         return cls(**{name: np.concatenate(pair) for name, pair in pairs.items()}, refused=first.refused)
@@ -135,33 +135,33 @@ class Mapping(ByValue, Shown):
         """Rows; 1 where all fields are numbers."""
         return max((len(column) for column in self._columns().values()), default=1)
 
-    def __getitem__(self, rows: Any) -> Mapping:
+    def __getitem__(self, rows: Any) -> Sharding:
         """One row, its fields whole numbers, or the columns of some rows."""
         if not isinstance(rows, int | np.integer):
             return replace(self, **{name: column[rows] for name, column in self._columns().items()}, refused=())
         values = {name: getattr(self, name) for name in MAPPING_FIELDS}
         row: dict[str, Any] = {name: int(value[rows] if np.ndim(value) else value) for name, value in values.items()}
-        return Mapping(**row)
+        return Sharding(**row)
 
-    def __iter__(self) -> Iterator[Mapping]:
+    def __iter__(self) -> Iterator[Sharding]:
         """Each row as a mapping of numbers."""
         return (self[row] for row in range(len(self)))
 
-    def for_grid(self) -> Mapping:
+    def for_grid(self) -> Sharding:
         """The columns as floats of shape (rows, 1), to meet an axis of batches."""
         return replace(self, **{name: column[:, None].astype(float) for name, column in self._columns().items()})
 
-    def narrowed(self) -> Mapping:
+    def narrowed(self) -> Sharding:
         """Find the columns that hold one value, which then stays a number.
 
         Returns
         -------
-        Mapping
+        Sharding
             What is computed of it has fewer rows, and broadcasts to the same.
 
         Examples
         --------
-        >>> both = Mapping.stack([Mapping(tp_attn=2, tp_ffn=2, pp=2), Mapping(tp_attn=4, tp_ffn=4, pp=2)]).narrowed()
+        >>> both = Sharding.stack([Sharding(tp_attn=2, tp_ffn=2, pp=2), Sharding(tp_attn=4, tp_ffn=4, pp=2)]).narrowed()
         >>> both.pp, both.tp_attn.tolist()
         (2, [2, 4])
         """
@@ -188,6 +188,10 @@ class Mapping(ByValue, Shown):
     def gpus(self) -> Any:
         """GPUs of one instance; number or column. [1]"""
         return self.stage_gpus * self.pp
+
+
+#: The old name of ``Sharding``; ``ds.Mapping`` goes with the next release.
+Mapping = Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

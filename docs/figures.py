@@ -150,7 +150,7 @@ SLO = ds.Slo(ttft=2.0, tpot=0.05)  # [s]
 
 def policies() -> Any:
     """Attainment and 90 % latencies of serving policies on eight GPUs as the request rate grows."""
-    pair = ds.Mapping(tp_attn=2, tp_ffn=2)
+    pair = ds.Sharding(tp_attn=2, tp_ffn=2)
     two, four = ((ds.Replicas(mapping=pair, instances=count),) for count in (2, 4))
     at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
     eight = ds.ServedDeployment(name="eight", gpus=8, prefill=two, decode=two, colocated=four, pairs=four, setup=at)
@@ -255,7 +255,7 @@ def architecture() -> Any:
 
 def explain() -> Any:
     """The design of the page on ``disagg-sim explain``, taken apart."""
-    at, mapping = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.Mapping(dp_attn=32, ep=32)
+    at, mapping = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.Sharding(dp_attn=32, ep=32)
     grid = ds.decode_grid(at, mapping, ds.lengths(16_384, 2_048), batch=[1024])
     return breakdown_figure(ds.breakdown(grid), 0)
 

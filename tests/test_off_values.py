@@ -116,8 +116,8 @@ def test_pools_of_two_are_planned_as_two():
 
 
 def of_replicas(at):
-    prefill = Replicas(mapping=ds.Mapping(tp_attn=2, ep=2), instances=2, batch=2, token_budget=8192)
-    decode = Replicas(mapping=ds.Mapping(dp_attn=2, ep=2), instances=2, batch=64)
+    prefill = Replicas(mapping=ds.Sharding(tp_attn=2, ep=2), instances=2, batch=2, token_budget=8192)
+    decode = Replicas(mapping=ds.Sharding(dp_attn=2, ep=2), instances=2, batch=64)
     return ServedDeployment(name="small", gpus=8, prefill=(prefill,), decode=(decode,), setup=at)
 
 

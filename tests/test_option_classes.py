@@ -29,9 +29,9 @@ CLASSES = {
     ds.SpareRules: {"target": 0.99},
     ds.Reuse: {"share": ConstantShare(share=0.5)},
     ds.Slo: {"ttft": 1.0, "tpot": 0.05},
-    ds.Replicas: {"mapping": ds.Mapping(), "instances": 1},
+    ds.Replicas: {"mapping": ds.Sharding(), "instances": 1},
     ds.ServedDeployment: {"name": "two", "gpus": 2, "setup": AT},
-    ds.Workers: {"role": "decode", "mapping": ds.Mapping(), "instances": 1, "setup": AT},
+    ds.Workers: {"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": AT},
     RunOptions: {},
     LinkSpec: {},
     Failures: {},
@@ -98,7 +98,7 @@ def test_the_line_says_what_is_allowed(owner, name, value, said):
 def test_lists_and_single_numbers_are_read_as_meant():
     assert ds.Colocation(hold_steps=8) == ds.Colocation(hold_steps=[8]) == ds.Colocation(hold_steps=(8,))
     assert ds.Colocation(hold_steps=[]) == ds.Colocation()
-    part = ds.Replicas(mapping=ds.Mapping(), instances=1)
+    part = ds.Replicas(mapping=ds.Sharding(), instances=1)
     one = ds.ServedDeployment(name="one", gpus=1, setup=AT, colocated=[part])
     assert one == ds.ServedDeployment(name="one", gpus=1, setup=AT, colocated=(part,))
     assert hash(one.colocated) == hash((part,))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.certainty.designs import Designs, Prompt, Times, times_of
-from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
@@ -167,7 +167,7 @@ def _joined(designs: Sequence[Designs]) -> Designs:
         parts = [getattr(one, name) for one in designs]
         if isinstance(parts[0], np.ndarray):
             columns[name] = np.concatenate(parts)
-        elif isinstance(parts[0], Mapping):
+        elif isinstance(parts[0], Sharding):
             columns[name] = _stacked(parts, sizes)
     return replace(first, **columns, held=_held([one.load for one in designs], sizes))
 
@@ -177,7 +177,7 @@ def _held(loads: Sequence[RankLoad], sizes: Sequence[int]) -> RankLoad:
     return RankLoad(_of_rows([load.context for load in loads], sizes), batch)
 
 
-def _stacked(mappings: Sequence[Mapping], sizes: Sequence[int]) -> Mapping:
+def _stacked(mappings: Sequence[Sharding], sizes: Sequence[int]) -> Sharding:
     columns: dict[str, Any] = {}
     for name in MAPPING_FIELDS:
         values = [getattr(each, name) for each in mappings]

@@ -172,7 +172,7 @@ def breakdown(
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.lengths(4096, 512)
     >>> options = ds.Colocation(batch=(32,), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(tp_attn=4, tp_ffn=4), lengths, options=options)
+    >>> points = ds.colocated(at, ds.Sharding(tp_attn=4, tp_ffn=4), lengths, options=options)
     >>> parts = ds.breakdown(points).latency(0, "ttl")
     >>> parts["operator"][0], f"{parts['seconds'].sum() / points['ttl_s'][0]:.9f}"
     ('gate, up', '1.000000000')

@@ -160,7 +160,7 @@ def contributions_in(phase: str, at: Setup, timed: Timed, wanted: Wanted = lambd
     >>> from disagg_sim.certainty.rows import designs_of
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
-    >>> (one,) = designs_of(ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options))
+    >>> (one,) = designs_of(ds.colocated(at, ds.Sharding(), ds.lengths(1000, 101), options=options))
     >>> parts = contributions_in("decode", at, lambda at: times_of(one.under(decode=at), fill=False))
     >>> whole = times_of(one).step[0]
     >>> f"{sum(part.seconds.step[0] for part in parts) / whole:.6f} of a step in {len(parts)} operators"

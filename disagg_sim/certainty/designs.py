@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
@@ -79,8 +79,8 @@ class Designs:
     prefill_at: Setup
     interference: Interference
     rows: Ints  # places in the table
-    mapping: Mapping  # of decode
-    prefill_mapping: Mapping
+    mapping: Sharding  # of decode
+    prefill_mapping: Sharding
     batch: Floats  # of a decode instance [request]
     prefill_batch: Floats  # prompts of a pass; co-located the most that it may take [request]
     chunk_tokens: Floats  # CPP, in all rows or in none, one size where lengths vary; 0 = whole prompts [token]
@@ -149,7 +149,7 @@ def timed_prompts(designs: Designs, ftl_quantile: float | None = None) -> tuple[
     >>> from disagg_sim.certainty.rows import Origin, designs_of
     >>> lengths = ds.lengths([1000, 2000, 2000], [101, 101, 101])
     >>> at, options = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), every_step_mixed=True)
-    >>> points = ds.piggyback(at, ds.Mapping(), lengths, options=options)
+    >>> points = ds.piggyback(at, ds.Sharding(), lengths, options=options)
     >>> (one,) = designs_of(points, Origin(lengths=lengths))
     >>> [(round(prompt.isl), f"{prompt.busy.item():.3f}") for prompt in timed_prompts(one)]
     [(1000, '0.200'), (2000, '0.800')]

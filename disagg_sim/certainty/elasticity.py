@@ -134,7 +134,7 @@ def sensitivity(
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options)
+    >>> points = ds.colocated(at, ds.Sharding(), ds.lengths(1000, 101), options=options)
     >>> found = sensitivity(points, parameters=("flops", "hbm_bandwidth"))
     >>> f"{found['throughput'].sum():.3f}", f"{found['ttl'].sum():.3f}"
     ('1.000', '-1.000')

@@ -98,7 +98,7 @@ def with_energy(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFra
 
     >>> import disagg_sim as ds
     >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8, 128), prefill_batch=(1,))
-    >>> table = with_energy(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options))
+    >>> table = with_energy(ds.colocated(at, ds.Sharding(), ds.lengths(1024, 256), options=options))
     >>> joules = table["decode_joules_per_output_token"]
     >>> bool((table["drawn_watts"] < table["tdp_watts"]).all()), bool(joules[1] < joules[0] / 4)
     (True, True)

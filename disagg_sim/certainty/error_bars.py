@@ -46,7 +46,7 @@ from disagg_sim.certainty.designs import MODES, Designs, Scores, Times, scores_o
 from disagg_sim.certainty.evidence import family_of, layout_kinds, served_sigma
 from disagg_sim.certainty.extrapolation import breaches, words_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
-from disagg_sim.domain import SHARDING, Mapping
+from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.load import load_system, load_uncertainty
@@ -221,7 +221,7 @@ def uncertainty(
     >>> import disagg_sim as ds
     >>> options = ds.Colocation(batch=(1, 4), prefill_batch=(1,))
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> found = uncertainty(ds.colocated(at, ds.Mapping(), ds.lengths(1000, 101), options=options), samples=8)
+    >>> found = uncertainty(ds.colocated(at, ds.Sharding(), ds.lengths(1000, 101), options=options), samples=8)
     >>> found.ttl.shape, [name for name in found.bands() if name.startswith("ttl_p")]
     ((2, 8), ['ttl_p10_s', 'ttl_p50_s', 'ttl_p90_s'])
     """
@@ -349,7 +349,7 @@ def _engine_factor(
     return np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
 
 
-def _engine_sigma(designs: Designs, mapping: Mapping, engine: str, spread: ServedSpread) -> Floats:
+def _engine_sigma(designs: Designs, mapping: Sharding, engine: str, spread: ServedSpread) -> Floats:
     """S.d. of the logarithm of what an engine adds, by how well designs of this kind are known, (rows,). [1]"""
     kinds = layout_kinds(mapping)
     rows = len(designs.rows)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.uncertainty import ServedSpread
 
@@ -27,7 +27,7 @@ def family_of(model: ModelSpec) -> str:
     return FAMILIES[1] if "mla" in model.attention_kinds else FAMILIES[2]
 
 
-def layout_kinds(mapping: Mapping) -> NDArray[np.str_]:
+def layout_kinds(mapping: Sharding) -> NDArray[np.str_]:
     """Name the kind of layout of each row of a mapping.
 
     One GPU, and a dense model on any number of ranks, is ``TP`` unless its attention is data parallel. The result has

@@ -133,7 +133,7 @@ def outside_calibration(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd
 
     >>> import disagg_sim as ds
     >>> options = ds.Colocation(batch=(1,), prefill_batch=(1,))
-    >>> at, mapping = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, mapping = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.Sharding(tp_attn=8, tp_ffn=8)
     >>> words = outside_calibration(ds.colocated(at, mapping, ds.lengths(100_000, 1000), options=options))[0]
     >>> [each.partition(" above ")[0] for each in words.split(BETWEEN)]
     ['GEMM: m 1e+05', 'prefill attention: prompt 1e+05']

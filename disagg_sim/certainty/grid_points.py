@@ -30,7 +30,7 @@ def designs_at_points(grid: PhaseGrid, rows: Ints, columns: Ints) -> Iterator[De
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8, 16])
+    >>> grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(1024, 128), batch=[8, 16])
     >>> next(designs_at_points(grid, np.array([0, 0]), np.array([1, 0]))).batch.tolist()
     [16.0, 8.0]
     """

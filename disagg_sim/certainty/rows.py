@@ -18,7 +18,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
-from disagg_sim.domain import DEGREES, SHARDING, Mapping
+from disagg_sim.domain import DEGREES, SHARDING, Sharding
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
@@ -118,7 +118,7 @@ def rescore(
 
     >>> import disagg_sim as ds
     >>> at, chat = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths("log_normal_4096_512")
-    >>> points = ds.colocated(at, ds.Mapping(), chat, options=ds.Colocation(batch=(8,), prefill_batch=(1,)))
+    >>> points = ds.colocated(at, ds.Sharding(), chat, options=ds.Colocation(batch=(8,), prefill_batch=(1,)))
     >>> again = rescore(points, origin=Origin(lengths=chat))
     >>> f"{again['ttl_s'][0] / points['ttl_s'][0]:.9f}"
     '1.000000000'
@@ -287,8 +287,8 @@ def _read(
         prefill_at=sides[1],
         interference=interference,
         rows=rows,
-        mapping=Mapping(**degrees["decode"]),
-        prefill_mapping=Mapping(**degrees["prefill"]),
+        mapping=Sharding(**degrees["decode"]),
+        prefill_mapping=Sharding(**degrees["prefill"]),
         batch=column("decode_batch"),
         prefill_batch=column("prefill_batch"),
         chunk_tokens=column("prefill_chunk_tokens"),

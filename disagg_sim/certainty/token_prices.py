@@ -79,7 +79,7 @@ def with_token_prices(
 
     >>> import disagg_sim as ds
     >>> at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(64,), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(), ds.lengths(1024, 256), options=options)
+    >>> points = ds.colocated(at, ds.Sharding(), ds.lengths(1024, 256), options=options)
     >>> row = with_token_prices(points, {"h200_sxm": 3.6}).iloc[0]
     >>> request = 1024 * row["usd_per_million_input_tokens"] + 256 * row["usd_per_million_output_tokens"]
     >>> f"{request * row['request_rate_per_s'] / 1000:.6f} mUSD"

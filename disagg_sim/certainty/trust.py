@@ -262,7 +262,7 @@ def rests_on(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.Series:
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> options = ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> ds.rests_on(ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), options=options)).tolist()
+    >>> ds.rests_on(ds.colocated(at, ds.Sharding(), ds.lengths(1024, 128), options=options)).tolist()
     ['assumed 100 %']
     """
     every = list(designs_of(points, replace(origin, exact=False)))

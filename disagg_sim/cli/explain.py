@@ -24,7 +24,7 @@ from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Offline
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
@@ -178,7 +178,7 @@ def explain(
         named = _given("--system", system), _given("--precision", precision)
         drafter = asked_speculation(load_model(model).name, speculate, acceptance)
         at, chosen = setup(model, *named, profile, engine or None, drafter), 0
-        mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
+        mapping = mapping_by_hand(at, Sharding(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
         asked = asked or lengths(isl, osl)
         if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
             asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
@@ -265,7 +265,7 @@ def _given(option: str, value: str) -> str:
     return value
 
 
-def mapping_by_hand(at: Setup, attention: Mapping, ep: int) -> Mapping:
+def mapping_by_hand(at: Setup, attention: Sharding, ep: int) -> Sharding:
     """Mapping whose FFN shards over what attention leaves of a stage, with the fewest copies of experts."""
     if attention.stage_gpus % ep:
         raise InputError(f"--ep {ep} does not divide the {attention.stage_gpus} GPUs of a stage (tp*dp*pcp)")
@@ -274,7 +274,7 @@ def mapping_by_hand(at: Setup, attention: Mapping, ep: int) -> Mapping:
 
 
 def by_hand(
-    at: Setup, mapping: Mapping, asked: Lengths, phase: str, batch: int, hold_prompts: str = NOT_HELD
+    at: Setup, mapping: Sharding, asked: Lengths, phase: str, batch: int, hold_prompts: str = NOT_HELD
 ) -> pd.DataFrame | PhaseGrid:
     """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
     if phase not in PHASES:

@@ -12,7 +12,7 @@ from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
 from disagg_sim.cli.plan_pools import INFEASIBLE, images_of
 from disagg_sim.cli.tables import print_table
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
@@ -43,7 +43,7 @@ OF_TABLE = "chooses a row of a table of results, and a design by hand has none; 
 def explain_pool(
     at: Setup,
     phase: str,
-    mapping: Mapping,
+    mapping: Sharding,
     lengths: Lengths,
     batch: int,
     *,
@@ -58,7 +58,7 @@ def explain_pool(
     if phase == ENCODE:
         _explain_encode(at, images, energy=energy)
         return
-    attention = Mapping(tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_attn, ep=mapping.dp_attn)
+    attention = Sharding(tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_attn, ep=mapping.dp_attn)
     if attention.gpus != mapping.gpus:
         raise InputError("--phase attention_ffn takes --tp and --dp of attention, and --ffn-gpus; no other degrees")
     gpus, micro = halves

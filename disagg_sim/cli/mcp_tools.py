@@ -16,7 +16,7 @@ from disagg_sim.cli.explain import by_hand, mapping_by_hand, reuse_by_hand, take
 from disagg_sim.cli.plan import cached_work, memory_of, token_prices_of, work_of
 from disagg_sim.cli.plan_pools import facts_of, of_more_pools, of_pools, pools_question
 from disagg_sim.cli.sweep import compute
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import (
@@ -264,7 +264,7 @@ def explain(
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
     drafter = asked_speculation(load_model(model).name, speculate, acceptance)
     at = setup(model, system, precision, "measured", engine or None, drafter)
-    mapping = mapping_by_hand(at, Mapping(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
+    mapping = mapping_by_hand(at, Sharding(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
     asked = lengths(isl, osl)
     if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
         asked = with_cached(asked, reuse)
@@ -322,7 +322,7 @@ def simulate(
     from disagg_sim.simulation.simulate import simulate as simulated  # needs the extra of the simulator
 
     at = setup(model, system, precision)
-    mapping = mapping_by_hand(at, Mapping(tp_attn=tp), 1)
+    mapping = mapping_by_hand(at, Sharding(tp_attn=tp), 1)
     counts = {"colocated": colocated, "prefill": prefill, "decode": decode}
     if bool(colocated) == bool(prefill and decode):
         raise InputError("give the instances as colocated, or as prefill and decode")

@@ -24,7 +24,7 @@ _Stretch = Annotated[float, Range(1.0, 10.0)]
 _Share = Annotated[float, Range(1e-6, 1.0)]
 
 
-class Sharing(NamedTuple):
+class ContextExchange(NamedTuple):
     """How GPUs that share the tokens of a sequence send each other what they lack (``physics.context``)."""
 
     decode: str = "ag_rs"  # of ``DECODE_EXCHANGES``
@@ -80,9 +80,15 @@ class EngineSpec(Shown):
     cache_share: _Share  # share that the cache may fill of what weights and activations leave of it [1]
     reserves_output: bool  # admits a request when its whole cache fits; else more are admitted and some evicted
     cache_of_quantised: Annotated[str, OneOf(("bf16", "fp8"))]  # KV cache of a quantised checkpoint, by default
-    dcp_exchange: Annotated[str, OneOf(DECODE_EXCHANGES)] = Sharing().decode  # between GPUs that share cached tokens
-    dcp_overlap: bool = Sharing().overlaps  # the exchange of a sequence hides behind the scores of the next (HOP-B)
-    pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = Sharing().prefill  # between ranks that share prompts
+    dcp_exchange: Annotated[str, OneOf(DECODE_EXCHANGES)] = (
+        ContextExchange().decode
+    )  # between GPUs that share cached tokens
+    dcp_overlap: bool = (
+        ContextExchange().overlaps
+    )  # the exchange of a sequence hides behind the scores of the next (HOP-B)
+    pcp_exchange: Annotated[str, OneOf(PREFILL_EXCHANGES)] = (
+        ContextExchange().prefill
+    )  # between ranks that share prompts
     expert_kernel: str = ""  # that multiplies experts where efficiency files have a row of it; "" = the fastest timed
     memory: EngineMemory | None = None  # what a server holds beside weights and cache; None = as the profile assumes
     sources: Mapping[str, str]  # key -> where its value comes from
@@ -93,9 +99,9 @@ class EngineSpec(Shown):
         return bool(hold_settings(self.kernels, 1))
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> ContextExchange:
         """How GPUs that share tokens exchange what they lack."""
-        return Sharing(self.dcp_exchange, self.dcp_overlap, self.pcp_exchange)
+        return ContextExchange(self.dcp_exchange, self.dcp_overlap, self.pcp_exchange)
 
 
 def engine_of(path: Path, data: Mapping[str, Any], name: str) -> EngineSpec:

@@ -96,11 +96,11 @@ def drafts_of(workers: Workers) -> int:
 
     Returns 0 without a drafter [token].
 
-    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.domain import Sharding
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6")
     >>> pools = (("prefill", 0), ("decode", 2))
-    >>> [drafts_of(Workers(role=role, mapping=Mapping(draft_tokens=k), instances=1, setup=at)) for role, k in pools]
+    >>> [drafts_of(Workers(role=role, mapping=Sharding(draft_tokens=k), instances=1, setup=at)) for role, k in pools]
     [1, 2]
     """
     drafts = int(workers.mapping.draft_tokens)
@@ -249,10 +249,10 @@ def tier_bytes(workers: Workers, tier: str) -> float:
 
     Returns 0 where they do not use it, or where its size is not stated [B].
 
-    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.domain import Sharding
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> one = Workers(role="prefill", mapping=Mapping(), instances=1, setup=at, tiers=("dram",))
+    >>> one = Workers(role="prefill", mapping=Sharding(), instances=1, setup=at, tiers=("dram",))
     >>> [tier_bytes(one, name) / 1e9 for name in ("dram", "ssd")]
     [250.0, 0.0]
     """

@@ -57,13 +57,13 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
     --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("qwen3_235b_a22b", "h200_sxm", "bf16")
-    >>> cut = Workers(role="colocated", mapping=ds.Mapping(tp_attn=8, tp_ffn=2, ep=4), instances=1, setup=at)
+    >>> cut = Workers(role="colocated", mapping=ds.Sharding(tp_attn=8, tp_ffn=2, ep=4), instances=1, setup=at)
     >>> expressible([cut], "vllm")
     ('colocated TP8 FFN-TP2 EP4 of vLLM: EP over groups of GPUs',)
     >>> expressible([cut], "sglang")
     ()
     >>> tpu = ds.setup("qwen3_32b", "tpu7x", "bf16")
-    >>> expressible([Workers(role="colocated", mapping=ds.Mapping(), instances=1, setup=tpu)], "trtllm")
+    >>> expressible([Workers(role="colocated", mapping=ds.Sharding(), instances=1, setup=tpu)], "trtllm")
     ('TensorRT-LLM on tpu7x: it starts systems of NVIDIA; this one is of Google',)
     """
     workers = workers_of(deployment)

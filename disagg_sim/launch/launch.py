@@ -98,8 +98,8 @@ def launch(
     --------
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8", engine="vllm")
-    >>> prefill = ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=4, token_budget=8192)
-    >>> decode = ds.Replicas(mapping=ds.Mapping(tp_attn=4, tp_ffn=4), instances=1, batch=64)
+    >>> prefill = ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=2, batch=4, token_budget=8192)
+    >>> decode = ds.Replicas(mapping=ds.Sharding(tp_attn=4, tp_ffn=4), instances=1, batch=64)
     >>> parts = ds.ServedDeployment(name="mine", gpus=8, prefill=(prefill,), decode=(decode,), setup=at)
     >>> made = launch(parts, engine="vllm")
     >>> sorted(made.files)

@@ -89,9 +89,10 @@ _KEY = '${API_KEY:+--api-key "$API_KEY"}'
 def on_one_node(workers: Sequence[Workers]) -> bool:
     """Whether one node holds a whole deployment, so that nothing of it has to be reached from another one.
 
-    >>> from disagg_sim.domain import Mapping
+    >>> from disagg_sim.domain import Sharding
     >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="colocated", mapping=Mapping(), instances=8, setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
+    >>> one = Workers(role="colocated", mapping=Sharding(), instances=8,
+    ...     setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
     >>> on_one_node([one])
     True
     """

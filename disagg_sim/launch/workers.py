@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from disagg_sim.certainty.rows import Origin, designs_of
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
@@ -41,7 +41,7 @@ class Workers:
     """
 
     role: str  # of ``ROLES``
-    mapping: Mapping
+    mapping: Sharding
     instances: int  # [1]
     setup: Setup = field(compare=False, repr=False)
     batch: int | None = None  # None = as the engine takes it [request]
@@ -135,7 +135,7 @@ class Workers:
         --------
         >>> from disagg_sim.physics.setup import setup
         >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-        >>> wide = Workers(role="decode", mapping=Mapping(dp_attn=32, ep=32), instances=1, setup=at)
+        >>> wide = Workers(role="decode", mapping=Sharding(dp_attn=32, ep=32), instances=1, setup=at)
         >>> wide.nodes(), replace(wide, node_gpus=8).nodes()
         (8, 4)
         """
@@ -195,7 +195,7 @@ def _of_more_pools(plan: MorePools) -> Iterator[Workers]:
         prompts = math.ceil(stage.batch * plan.lengths.mean_new) if stage.pool == "prefill" else None
         yield Workers(
             role=stage.pool,
-            mapping=stage.mapping or Mapping(),
+            mapping=stage.mapping or Sharding(),
             instances=stage.instances,
             setup=stage.setup,
             batch=None if stage.pool == "encode" else stage.batch,

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.attention_parts import part_cost
 from disagg_sim.physics.collectives import (
@@ -242,7 +242,7 @@ def all_to_all_cost(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def exchange_cost(
-    tokens: Numeric, mapping: Mapping, top_k: int, phase: str, at: Setup, *, width: int = 0
+    tokens: Numeric, mapping: Sharding, top_k: int, phase: str, at: Setup, *, width: int = 0
 ) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 

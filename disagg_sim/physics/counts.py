@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import UnknownNameError, above_zero, nearest, whole_number
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.model import ModelSpec
@@ -168,6 +168,6 @@ def _layer_operators(
     yield from attend(precision, 1.0, tokens, form)[0]
     yield from layer.ffn.local(model, precision, 1.0, linear)
     if layer.ffn.picks:
-        yield layer.ffn.routed(model, precision, Mapping(), linear, Routing(1.0))
+        yield layer.ffn.routed(model, precision, Sharding(), linear, Routing(1.0))
     yield from layer.ffn.beside(model, precision, 1.0, linear)
     yield elementwise(model, layer, 1.0, linear)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import JOINED, Speculation
@@ -115,7 +115,7 @@ def of_drafter(at: Setup) -> Setup:
     return replace(at, model=_models(at.model, at.speculation).alone, speculation=None)
 
 
-def drafts_of(at: Setup, mapping: Mapping) -> Numeric:
+def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
     """Find the draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
 
     Parameters
@@ -136,7 +136,7 @@ def drafts_of(at: Setup, mapping: Mapping) -> Numeric:
     Examples
     --------
     >>> from disagg_sim.physics.setup import setup
-    >>> drafts_of(setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping(draft_tokens=2))
+    >>> drafts_of(setup("llama_3_1_8b", "h200_sxm", "fp8"), Sharding(draft_tokens=2))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: a mapping has 2 draft tokens and its setup no speculation; give setup() one
     """

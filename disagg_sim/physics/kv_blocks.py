@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
@@ -35,7 +35,7 @@ class KvLayout:
             raise InputError(f"run {self.run} is out of range; allowed: from 1")
 
 
-def post_share(model: ModelSpec, sender: Mapping, receiver: Mapping) -> Numeric:
+def post_share(model: ModelSpec, sender: Sharding, receiver: Sharding) -> Numeric:
     """Count the descriptors that a GPU of the receiver posts for a block of one tensor of one layer, on average. [1]
 
     A pipeline stage has the blocks of its layers, a GPU that shares tokens its share of the blocks; a GPU with more
@@ -56,7 +56,7 @@ def post_share(model: ModelSpec, sender: Mapping, receiver: Mapping) -> Numeric:
     Examples
     --------
     >>> from disagg_sim.facts.load import load_model
-    >>> one, two, stages = Mapping(), Mapping(tp_attn=2, tp_ffn=2), Mapping(pp=2)
+    >>> one, two, stages = Sharding(), Sharding(tp_attn=2, tp_ffn=2), Sharding(pp=2)
     >>> [float(post_share(load_model("llama_3_1_70b"), *pair)) for pair in ((one, two), (two, one), (one, stages))]
     [1.0, 2.0, 0.5]
     """
@@ -64,12 +64,12 @@ def post_share(model: ModelSpec, sender: Mapping, receiver: Mapping) -> Numeric:
     return share
 
 
-def _heads_apart(model: ModelSpec, mapping: Mapping) -> Numeric:
+def _heads_apart(model: ModelSpec, mapping: Sharding) -> Numeric:
     """GPUs of a TP group that hold distinct heads. [1]"""
     return unique_gpus(model, replace(mapping, dcp=1)) / (mapping.dp_attn * mapping.pp)
 
 
-def _pieces_of_block(model: ModelSpec, sender: Mapping, receiver: Mapping) -> Numeric:
+def _pieces_of_block(model: ModelSpec, sender: Sharding, receiver: Sharding) -> Numeric:
     """Parts in which a block comes: one of each sender whose heads the receiving GPU holds. [1]"""
     return np.maximum(_heads_apart(model, sender) / _heads_apart(model, receiver), 1.0)
 
@@ -88,7 +88,7 @@ def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:
     return -(-whole // layout.block_tokens) if layout.cross_layer else descriptors(model, whole, layout.block_tokens)
 
 
-def posted_share(model: ModelSpec, sender: Mapping, receiver: Mapping, layout: KvLayout) -> Numeric:
+def posted_share(model: ModelSpec, sender: Sharding, receiver: Sharding, layout: KvLayout) -> Numeric:
     """Count the descriptors that a GPU of the receiver posts for one of the blocks of ``blocks_of``, on average.
 
     Parameters
@@ -107,7 +107,7 @@ def posted_share(model: ModelSpec, sender: Mapping, receiver: Mapping, layout: K
     Examples
     --------
     >>> from disagg_sim.facts.load import load_model
-    >>> four, eight = Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=8, tp_ffn=8)
+    >>> four, eight = Sharding(tp_attn=4, tp_ffn=4), Sharding(tp_attn=8, tp_ffn=8)
     >>> llama, orders = load_model("llama_3_1_70b"), (KvLayout(), KvLayout(order="nhd"))
     >>> [float(posted_share(llama, four, eight, layout)) for layout in orders]
     [1.0, 16.0]

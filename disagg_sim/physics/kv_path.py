@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.profile import ProfileSpec
@@ -108,7 +108,7 @@ def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float
     return link / ((system.spine_oversubscription or 1.0) if path == "spine" else 1.0)
 
 
-def kv_descriptors(at: Setup, sender: Mapping, receiver: Mapping, tokens: int, layout: KvLayout) -> float:
+def kv_descriptors(at: Setup, sender: Sharding, receiver: Sharding, tokens: int, layout: KvLayout) -> float:
     """Count the descriptors of a cache of ``tokens`` that one GPU of the receiver posts. [1]
 
     Blocks, times the tensors of its layers, times the pieces in which a block comes where TP degrees differ: a GPU that
@@ -130,8 +130,8 @@ class KvLoad(NamedTuple):
 
 def hand_over(
     ends: tuple[Setup, Setup],
-    sender: Mapping,
-    receiver: Mapping,
+    sender: Sharding,
+    receiver: Sharding,
     load: KvLoad,
     *,
     path: str,
@@ -163,9 +163,9 @@ def hand_over(
     --------
     >>> from disagg_sim.physics.setup import setup
     >>> at, load = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), KvLoad(160.0, 1e9, 100.0)
-    >>> tps = Mapping(tp_attn=np.array([1, 2, 4]), tp_ffn=np.array([1, 2, 4]))
+    >>> tps = Sharding(tp_attn=np.array([1, 2, 4]), tp_ffn=np.array([1, 2, 4]))
     >>> options = {"path": "rail", "layout": KvLayout(), "descriptor_s": 1e-6, "threads": 1}
-    >>> found = hand_over((at, at), Mapping(tp_attn=4, tp_ffn=4), tps, load, **options)
+    >>> found = hand_over((at, at), Sharding(tp_attn=4, tp_ffn=4), tps, load, **options)
     >>> (1e6 * found.post).tolist(), (1e3 * found.wire).tolist()
     ([640.0, 320.0, 160.0], [20.0, 10.0, 5.0])
     """
@@ -197,8 +197,8 @@ def _path_latency(profile: ProfileSpec, path: str) -> float:
 
 def kv_hand_over(
     at: Setup,
-    sender: Mapping,
-    receiver: Mapping,
+    sender: Sharding,
+    receiver: Sharding,
     tokens: int,
     *,
     path: str,
@@ -212,7 +212,7 @@ def kv_hand_over(
     ----------
     at : Setup
         Of both instances.
-    sender, receiver : Mapping
+    sender, receiver : Sharding
         Of a prefill and of a decode instance.
     tokens : int
         Of the prompt. [token]
@@ -242,7 +242,7 @@ def kv_hand_over(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> ends = at, Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=8, tp_ffn=8), 32_768
+    >>> ends = at, Sharding(tp_attn=4, tp_ffn=4), Sharding(tp_attn=8, tp_ffn=8), 32_768
     >>> plain, crossed = (
     ...     kv_hand_over(*ends, path="rail", layout=KvLayout(cross_layer=crossed), descriptor_s=0.5e-6)
     ...     for crossed in (False, True)

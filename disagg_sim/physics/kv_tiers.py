@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -39,7 +39,7 @@ def tier_of(system: SystemSpec, name: str) -> KvTier | None:
     return system.kv_tiers[name]
 
 
-def load_time(at: Setup, mapping: Mapping, *, batch: Numeric, past: float, tier: KvTier | None) -> Numeric:
+def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier: KvTier | None) -> Numeric:
     """Time until the pasts of a pass are in HBM.
 
     Each GPU loads its own part over its own link: ``t = latency + ceil(b/dp)*K(C)/(G_unique/dp*R)``. A part that
@@ -66,7 +66,7 @@ def load_time(at: Setup, mapping: Mapping, *, batch: Numeric, past: float, tier:
     58,976 tokens of Llama-3.1-70B are 9.7 GB in fp8; eight GPUs load an eighth each at 50 GB/s:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Sharding(tp_attn=8, tp_ffn=8)
     >>> dram = tier_of(at.system, "dram")
     >>> f"{1e3 * load_time(at, eight, batch=1, past=58976, tier=dram):.0f} ms"
     '24 ms'
@@ -104,7 +104,7 @@ def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
     return kv_bytes_per_request(model, precision, past) - there
 
 
-def rank_bandwidth(at: Setup, mapping: Mapping, past: float, tier: KvTier) -> Numeric:
+def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> Numeric:
     """Find how fast the GPUs of one attention rank fill from a tier, each with its own part: ``G_unique/dp*R``.
 
     Parameters
@@ -125,14 +125,14 @@ def rank_bandwidth(at: Setup, mapping: Mapping, past: float, tier: KvTier) -> Nu
     --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8")
-    >>> ranks = (Mapping(tp_attn=8, ep=8), Mapping(dp_attn=8, ep=8))
+    >>> ranks = (Sharding(tp_attn=8, ep=8), Sharding(dp_attn=8, ep=8))
     >>> [f"{rank_bandwidth(at, each, 1000, tier_of(at.system, 'dram')) / 1e9:.0f} GB/s" for each in ranks]
     ['50 GB/s', '50 GB/s']
     """
     return unique_gpus(cached_layers(at), mapping, past, at.precision) / mapping.dp_attn * tier.bandwidth
 
 
-def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: float) -> float:
+def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: float) -> float:
     """Count the tokens that the share of an instance in a tier holds.
 
     Parameters
@@ -154,7 +154,7 @@ def tier_tokens(at: Setup, mapping: Mapping, capacity: float | None, prompt: flo
     Eight shares of 250 GB hold 12 million tokens of 164 kB:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8"), Sharding(tp_attn=8, tp_ffn=8)
     >>> f"{tier_tokens(at, eight, tier_of(at.system, 'dram').capacity, 8192) / 1e6:.1f} million"
     '12.2 million'
     """

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
@@ -113,7 +113,7 @@ def checkpoint_cost(model: ModelSpec, precision: Precision) -> int:
 
 
 def unique_gpus(
-    model: ModelSpec, mapping: Mapping, tokens: float | None = None, precision: Precision | None = None
+    model: ModelSpec, mapping: Sharding, tokens: float | None = None, precision: Precision | None = None
 ) -> Numeric:
     """Count the GPUs of an instance that hold distinct parts of the cache. [1]
 
@@ -143,7 +143,7 @@ def unique_gpus(
 
     >>> from disagg_sim.facts.load import load_model
     >>> llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
-    >>> tp, dp = Mapping(tp_attn=16, tp_ffn=16), Mapping(dp_attn=16, ep=16)
+    >>> tp, dp = Sharding(tp_attn=16, tp_ffn=16), Sharding(dp_attn=16, ep=16)
     >>> [int(unique_gpus(*each)) for each in ((llama, tp), (r1, tp), (r1, dp))]
     [8, 1, 16]
     """

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
@@ -43,7 +43,7 @@ ALL_TO_ALL_BUFFER_BYTES = 3.0
 STREAM_BYTES = 4.0
 
 
-def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, mapping: Mapping) -> Numeric:
+def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, mapping: Sharding) -> Numeric:
     """Weights of one layer on one GPU. [B]"""
     d, attention = model.hidden, layer.attention
     norms = model.norm_params(layer.kind) + attention.spec.other_params(d)
@@ -74,7 +74,7 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     >>> f"{weight_bytes(llama, load_precision('fp8').resolve(llama)) / 1e9:.1f} GB"
     '72.7 GB'
     """
-    whole = Mapping()
+    whole = Sharding()
     layers = layers_of(model)
     total = sum(float(layer_weight_bytes(model, layer, precision, whole)) * count for layer, count in layers)
     ends = model.embedding_params * precision.embedding.bytes
@@ -112,7 +112,7 @@ def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
     return held * tp / whole
 
 
-def activation_bytes(model: ModelSpec, mapping: Mapping, residents: Residents, imbalance: float) -> Numeric:
+def activation_bytes(model: ModelSpec, mapping: Sharding, residents: Residents, imbalance: float) -> Numeric:
     """Activations of the live layer and the logits. [B]"""
     tp, live = mapping.tp_attn, residents.live
     widest: Numeric = 0.0
@@ -123,14 +123,14 @@ def activation_bytes(model: ModelSpec, mapping: Mapping, residents: Residents, i
     return ACTIVATION_BYTES * (live * (4 * model.hidden) + widest) + logits
 
 
-def communication_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
+def communication_bytes(model: ModelSpec, mapping: Sharding, live: Numeric) -> Numeric:
     """Buffers of collectives: two all-reduce messages, and ``exchange_bytes``. [B]"""
     d, tp = model.hidden, mapping.tp_attn
     total = np.where(np.asarray(tp) > 1, 2 * ACTIVATION_BYTES * d, 0.0) * live
     return total + exchange_bytes(model, mapping, live)
 
 
-def exchange_bytes(model: ModelSpec, mapping: Mapping, live: Numeric) -> Numeric:
+def exchange_bytes(model: ModelSpec, mapping: Sharding, live: Numeric) -> Numeric:
     """What an all-to-all of experts receives, and keys and values of a layer that PCP gathers; 0 without both. [B]"""
     d, tp, (_, pcp) = model.hidden, mapping.tp_attn, mapping.shares
     gathered: Numeric = 0.0
@@ -169,7 +169,7 @@ class MemoryParts(NamedTuple):
     runtime: Numeric  # context, graphs and libraries
 
 
-def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> Numeric:
+def instance_bytes(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Size what lies on the fullest GPU of the fullest stage. [B]
 
     Parameters
@@ -188,7 +188,7 @@ def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance:
 
     >>> from disagg_sim.physics.residents import decode_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
     >>> load = decode_load(at, eight, 64, cached=decode_residents(8192, 1024))
     >>> f"{instance_bytes(at, eight, load) / sum(instance_parts(at, eight, load)):.1f}"
     '1.0'
@@ -197,12 +197,12 @@ def instance_bytes(at: Setup, mapping: Mapping, residents: Residents, imbalance:
     return _fullest(at, mapping, residents) + activations + communication + runtime
 
 
-def _fullest(at: Setup, mapping: Mapping, residents: Residents) -> Numeric:
+def _fullest(at: Setup, mapping: Sharding, residents: Residents) -> Numeric:
     """What a GPU of the fullest stage holds of its layers. [B]"""
     return reduce(np.maximum, (held.total for held in _stages(at, mapping, residents)))
 
 
-def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
+def instance_parts(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
     """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
 
     Parameters
@@ -226,7 +226,7 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
 
     >>> from disagg_sim.physics.residents import decode_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
     >>> parts = instance_parts(at, eight, decode_load(at, eight, 64, cached=decode_residents(8192, 1024)))
     >>> [f"{name} {getattr(parts, name) / 1e9:.1f} GB" for name in ("weights", "cache", "runtime")]
     ['weights 9.1 GB', 'cache 11.5 GB', 'runtime 3.9 GB']
@@ -238,7 +238,7 @@ def instance_parts(at: Setup, mapping: Mapping, residents: Residents, imbalance:
     return MemoryParts(*held, *_everywhere(at, mapping, residents, imbalance))
 
 
-def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfStage]:
+def _stages(at: Setup, mapping: Sharding, residents: Residents) -> Iterator[_OfStage]:
     """What a GPU of every stage that may be the fullest holds of its layers, those of a drafter included. [B]
 
     A draft model stands on the last stage.
@@ -289,7 +289,7 @@ def _stages(at: Setup, mapping: Mapping, residents: Residents) -> Iterator[_OfSt
 
 
 def _everywhere(
-    at: Setup, mapping: Mapping, residents: Residents, imbalance: float
+    at: Setup, mapping: Sharding, residents: Residents, imbalance: float
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Activations, buffers of collectives and runtime, which every stage holds. [B]"""
     if (held := at.server_memory) is not None:
@@ -303,7 +303,7 @@ def _everywhere(
 
 
 def decode_bytes(
-    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, mapping: Sharding, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Numeric:
     """Size what lies on the fullest GPU of a decode instance at its steady batch of sequences ``cached``. [B]
 
@@ -329,7 +329,7 @@ def decode_bytes(
 
     >>> from disagg_sim.physics.residents import decode_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
     >>> held = decode_bytes(at, eight, np.array([64, 128]), cached=decode_residents(8192, 1024))
     >>> [f"{filled / 1e9:.0f} GB" for filled in (*held, at.memory_limit)]
     ['25 GB', '36 GB', '135 GB']
@@ -339,7 +339,7 @@ def decode_bytes(
 
 
 def prefill_bytes(
-    at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, mapping: Sharding, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Numeric:
     """Size what lies on the fullest GPU of a prefill instance. [B]
 
@@ -370,7 +370,7 @@ def prefill_bytes(
 
     >>> from disagg_sim.physics.residents import prompt_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, stages = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8, pp=4)
+    >>> at, stages = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8, pp=4)
     >>> sizes = [prefill_bytes(at, stages, 1, prompt=prompt_residents(65536), chunk_tokens=c) for c in (0, 4096)]
     >>> [f"{size / 1e9:.0f} GB" for size in sizes]
     ['16 GB', '9 GB']
@@ -380,7 +380,13 @@ def prefill_bytes(
 
 
 def colocated_bytes(
-    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup,
+    mapping: Sharding,
+    batch: Numeric,
+    *,
+    cached: CachedTokens,
+    prefilling: Prefilling,
+    mla_form: str = "auto",
 ) -> Numeric:
     """Size what lies on the fullest GPU of an instance that decodes ``batch`` requests and also prefills. [B]
 
@@ -411,7 +417,7 @@ def colocated_bytes(
 
     >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
     >>> cached, pieces = decode_residents(8192, 1024), prefilling_in_pieces(eight, 1, prompt_residents(8192), 512, 64)
     >>> both = colocated_bytes(at, eight, 64, cached=cached, prefilling=pieces)
     >>> f"{(both - decode_bytes(at, eight, 64, cached=cached)) / 1e9:.2f} GB"
@@ -423,7 +429,7 @@ def colocated_bytes(
 
 def colocated_bytes_of(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     batch: Numeric,
     *,
     cached: CachedTokens,
@@ -436,7 +442,7 @@ def colocated_bytes_of(
 
     >>> from disagg_sim.physics.residents import decode_residents, prefilling_in_pieces, prompt_residents
     >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=8, ep=8)
     >>> cached, pieces = decode_residents(8192, 1024), prefilling_in_pieces(wide, 8, prompt_residents(8192), 512, 64)
     >>> forms = ("auto", "cached")
     >>> plain, kept = colocated_bytes_of(at, wide, 64, cached=cached, prefilling=pieces, mla_forms=forms)

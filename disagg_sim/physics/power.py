@@ -231,7 +231,7 @@ def slowed(op: Operator, cost: Cost, at: Setup) -> Cost:
 
     >>> import disagg_sim as ds
     >>> def times(system):
-    ...     at, mapping = ds.setup("llama_3_1_70b", system, "fp8", engine="vllm"), ds.Mapping(tp_attn=8, tp_ffn=8)
+    ...     at, mapping = ds.setup("llama_3_1_70b", system, "fp8", engine="vllm"), ds.Sharding(tp_attn=8, tp_ffn=8)
     ...     lengths = ds.lengths(8192, 512)
     ...     grids = (grid(at, mapping, lengths, batch=[1]) for grid in (ds.prefill_grid, ds.decode_grid))
     ...     return [float(grid.latency[0, 0]) for grid in grids]

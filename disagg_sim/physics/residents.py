@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.passes.mixed_layers import chunk_share
 from disagg_sim.physics.setup import Setup
@@ -78,7 +78,7 @@ class Prefilling:
 
 
 def prefilling_in_passes(
-    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    mapping: Sharding, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Prefilling:
     """Prompts that are prefilled in passes of their own, decode waiting.
 
@@ -87,7 +87,7 @@ def prefilling_in_passes(
 
     Each of two DP ranks takes two of four prompts of 1000 tokens, whole or 256 tokens of each at a time:
 
-    >>> two = Mapping(dp_attn=2, ep=2)
+    >>> two = Sharding(dp_attn=2, ep=2)
     >>> [float(prefilling_in_passes(two, 4, prompt_residents(1000), chunk, 2.0).new) for chunk in (0, 256)]
     [2000.0, 512.0]
     """
@@ -98,14 +98,14 @@ def prefilling_in_passes(
 
 
 def prefilling_in_pieces(
-    mapping: Mapping, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
+    mapping: Sharding, prompts: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, batch: Numeric
 ) -> Prefilling:
     """Size prompts that are prefilled in pieces, in the steps of ``batch`` decodes.
 
     Takes ``prompt`` (length of each [token]). Returns prompts and their tokens, in one pass with the decodes; of the
     broadcast shape.
 
-    >>> float(prefilling_in_pieces(Mapping(dp_attn=8, ep=8), 8, prompt_residents(1000), 2048, 64).new)
+    >>> float(prefilling_in_pieces(Sharding(dp_attn=8, ep=8), 8, prompt_residents(1000), 2048, 64).new)
     256.0
     """
     new = chunk_share(chunk_tokens / np.minimum(mapping.pp, batch), mapping.dp_attn)
@@ -147,14 +147,14 @@ def prompt_residents(isl: float) -> CachedTokens:
     return CachedTokens(mean=isl, deviation=0.0, most=isl)
 
 
-def decode_live(mapping: Mapping, batch: Numeric) -> Live:
+def decode_live(mapping: Sharding, batch: Numeric) -> Live:
     """Count the tokens of a micro-batch of a decode step: with pp stages, ``min(pp, batch)`` of them follow each other.
 
     Returns tokens of the fullest rank and of all ranks, of the broadcast shape [token].
 
     100 sequences in two micro-batches of 50, at most 7 of them on one of 8 ranks:
 
-    >>> decode_live(Mapping(dp_attn=8, ep=8, pp=2), 100).tokens.item()
+    >>> decode_live(Sharding(dp_attn=8, ep=8, pp=2), 100).tokens.item()
     7.0
     """
     own = np.ceil(np.ceil(batch / np.minimum(mapping.pp, batch)) / mapping.dp_attn)
@@ -162,7 +162,7 @@ def decode_live(mapping: Mapping, batch: Numeric) -> Live:
 
 
 def prefill_live(
-    mapping: Mapping, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
+    mapping: Sharding, batch: Numeric, prompt: CachedTokens, chunk_tokens: Numeric, deviations: float
 ) -> Live:
     """A micro-batch of whole prompts of a pass, or, with CPP, a chunk of every prompt of a rank.
 
@@ -171,7 +171,7 @@ def prefill_live(
 
     Four prompts of 1000 tokens on two stages go two at a time; with CPP 256 tokens of each do:
 
-    >>> [prefill_live(Mapping(pp=2), 4, prompt_residents(1000), chunk, 2.0).tokens.item() for chunk in (0, 256)]
+    >>> [prefill_live(Sharding(pp=2), 4, prompt_residents(1000), chunk, 2.0).tokens.item() for chunk in (0, 256)]
     [2000.0, 1024.0]
     """
     prompts = np.ceil(batch / mapping.dp_attn)
@@ -184,7 +184,7 @@ def prefill_live(
 
 
 def decode_load(
-    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
+    at: Setup, mapping: Sharding, batch: Numeric, *, cached: CachedTokens, mla_form: str = "auto"
 ) -> Residents:
     """Count what a rank of a decode instance holds at its steady batch.
 
@@ -206,7 +206,7 @@ def decode_load(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> load = decode_load(at, Mapping(dp_attn=8, ep=8), 64, cached=decode_residents(1000, 1000))
+    >>> load = decode_load(at, Sharding(dp_attn=8, ep=8), 64, cached=decode_residents(1000, 1000))
     >>> f"{load.sequences:.0f} sequences, {load.tokens:.0f} tokens"
     '8 sequences, 13633 tokens'
     """
@@ -226,7 +226,7 @@ def decode_load(
 
 
 def prefill_load(
-    at: Setup, mapping: Mapping, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
+    at: Setup, mapping: Sharding, batch: Numeric, *, prompt: CachedTokens, chunk_tokens: Numeric, mla_form: str = "auto"
 ) -> Residents:
     """Count what a rank of a prefill instance holds.
 
@@ -247,7 +247,13 @@ def prefill_load(
 
 
 def colocated_load(
-    at: Setup, mapping: Mapping, batch: Numeric, *, cached: CachedTokens, prefilling: Prefilling, mla_form: str = "auto"
+    at: Setup,
+    mapping: Sharding,
+    batch: Numeric,
+    *,
+    cached: CachedTokens,
+    prefilling: Prefilling,
+    mla_form: str = "auto",
 ) -> Residents:
     """Count what a rank of an instance that does both phases holds.
 
@@ -256,7 +262,7 @@ def colocated_load(
     64 sequences and 8 prompts on 8 ranks, 2048 tokens of which go along with each step:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=8, ep=8)
     >>> pieces = prefilling_in_pieces(wide, 8, prompt_residents(1000), 2048, 64)
     >>> load = colocated_load(at, wide, 64, cached=decode_residents(1000, 1000), prefilling=pieces)
     >>> float(load.sequences), float(load.live)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
@@ -24,7 +24,7 @@ from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
 
 
 def profiled_bytes(
-    at: Setup, mapping: Mapping, residents: Residents, imbalance: float, *, last: bool = True
+    at: Setup, mapping: Sharding, residents: Residents, imbalance: float, *, last: bool = True
 ) -> Numeric:
     """Size the activations that a server's profile of a full step finds. [B]
 
@@ -53,7 +53,7 @@ def profiled_bytes(
     >>> at, idle = setup("llama_3_1_8b", "h100_sxm", "bf16", engine="vllm"), Residents(
     ...     sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0
     ... )
-    >>> whole, first = (profiled_bytes(at, Mapping(pp=pp), idle, 1.0, last=pp == 1) for pp in (1, 4))
+    >>> whole, first = (profiled_bytes(at, Sharding(pp=pp), idle, 1.0, last=pp == 1) for pp in (1, 4))
     >>> f"{whole / 2**30:.2f} GiB, {first / 2**30:.2f} GiB"
     '1.89 GiB, 1.05 GiB'
     """
@@ -83,7 +83,7 @@ def _at_least(values: Numeric, floor: Numeric) -> Numeric:
     return floor if np.all(values <= floor) else np.maximum(values, floor)
 
 
-def non_torch_bytes(held: EngineMemory, mapping: Mapping) -> Numeric:
+def non_torch_bytes(held: EngineMemory, mapping: Sharding) -> Numeric:
     """Size runtime and collective libraries of a GPU; a TP degree that nobody measured takes the nearest below. [B]
 
     Parameters
@@ -101,7 +101,7 @@ def non_torch_bytes(held: EngineMemory, mapping: Mapping) -> Numeric:
     Examples
     --------
     >>> from disagg_sim.facts.load import load_engine
-    >>> found = non_torch_bytes(load_engine("vllm").memory, Mapping(tp_attn=np.array([1, 2, 4, 8])))
+    >>> found = non_torch_bytes(load_engine("vllm").memory, Sharding(tp_attn=np.array([1, 2, 4, 8])))
     >>> [f"{each / 2**30:.2f} GiB" for each in found]
     ['0.25 GiB', '2.09 GiB', '2.17 GiB', '2.17 GiB']
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
-from disagg_sim.facts.engine import EngineSpec, Sharing
+from disagg_sim.facts.engine import ContextExchange, EngineSpec
 from disagg_sim.facts.engine_memory import EngineMemory
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
@@ -72,9 +72,9 @@ class Setup(Shown):
         return 1.0 if self.overheads is None else self.overheads.cache_share
 
     @property
-    def sharing(self) -> Sharing:
+    def sharing(self) -> ContextExchange:
         """How GPUs that share the tokens of a sequence exchange what they lack."""
-        return Sharing() if self.overheads is None else self.overheads.sharing
+        return ContextExchange() if self.overheads is None else self.overheads.sharing
 
     def changed(
         self,

@@ -40,7 +40,7 @@ from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added, trust_shares
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
@@ -181,7 +181,7 @@ def _points(plan: Plan, case: Candidates, mode: Mode) -> Iterator[pd.DataFrame]:
     yield table[near if near.any() else away == away.min()]  # none in the gap around the limit: the nearest
 
 
-def _mappings(choices: Iterable[AnyChoice]) -> list[Mapping]:
+def _mappings(choices: Iterable[AnyChoice]) -> list[Sharding]:
     """Mappings of choices without chunks, each once."""
     return list(dict.fromkeys(replace(choice.mapping, chunk_tokens=0) for choice in choices))
 
@@ -337,7 +337,7 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
     )
 
 
-def _prefill(plan: Plan, pool: PlannedPool, plain: Mapping) -> tuple[float, Shares]:
+def _prefill(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
     """Time of the pool for the prompt of a request, and what it rests on. [s]"""
     chunk, split = int(pool.mapping.chunk_tokens), pool.role == "prefill"
     prompts = pool.batch if split else 1
@@ -346,7 +346,7 @@ def _prefill(plan: Plan, pool: PlannedPool, plain: Mapping) -> tuple[float, Shar
     return float(grid.latency[row, 0]) / prompts, trust_shares(grid, row, 0)
 
 
-def _decode(plan: Plan, pool: PlannedPool, plain: Mapping) -> tuple[float, Shares]:
+def _decode(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
     """Time of the pool for the tokens of a request, and what it rests on. [s]"""
     sequences = max(1, round(pool.sequences))
     grid = decode_grid(pool.setup, plain, plan.work.lengths, batch=[sequences])

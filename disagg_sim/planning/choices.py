@@ -16,7 +16,7 @@ from itertools import product
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.domain import BOUNDS, SHARDING, Mapping
+from disagg_sim.domain import BOUNDS, SHARDING, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import tier_of
@@ -61,7 +61,7 @@ Axes = tuple[Ints | None, Ints | None]  # chunks [token] and batches [request] o
 ALL: Axes = (None, None)
 
 
-def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
+def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Work, axes: Axes = ALL) -> Grids:
     """Score all mappings and batches of both phases.
 
     Takes ``mappings`` (of prefill and of decode). Returns latency of prefill is that of the prompt at the percentile of
@@ -74,7 +74,7 @@ def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], wo
     return _scored(at, prefill_at, mappings, work, axes)
 
 
-def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Mapping, Mapping], work: Work, axes: Axes = ALL) -> Grids:
+def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Work, axes: Axes = ALL) -> Grids:
     share, prompts = None if work.lengths.constant else work.ttft.share, prompts_of_ranks(work.lengths)
     return Grids(
         prefill_grid(prefill_at, mappings[0], prompts, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
@@ -94,7 +94,7 @@ def prompts_of_ranks(lengths: Lengths) -> Lengths:
     return lengths if lengths.rank_imbalance else uneven(lengths, LEAST_LOAD)
 
 
-def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Mapping], Axes]:
+def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Sharding, Sharding], Axes]:
     """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
     alone = grids.prefill.mappings.dp_attn == 1  # the others wait for their longest prompt, which means do not tell
     points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_PASS_OF_MEANS, (alone,))
@@ -118,7 +118,7 @@ def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Mapping, Map
     return kept, (np.unique(table.chunk_tokens[rows]), grids.prefill.batch[: columns.max() + 1])
 
 
-def degrees_of(table: Mapping, row: int) -> tuple[int, ...]:
+def degrees_of(table: Sharding, row: int) -> tuple[int, ...]:
     """Sharding of one row of a table of mappings. [1]"""
     return tuple(int(getattr(table, name)[row]) for name in SHARDING)
 
@@ -162,7 +162,7 @@ def _views(grid: PhaseGrid) -> list[Mask]:
     return views
 
 
-def plain_rows(mappings: Mapping) -> Mask:
+def plain_rows(mappings: Sharding) -> Mask:
     """Find the mappings that a search without further options has: no shared tokens, the fewest copies of experts.
 
     Others are those of ``max_dcp``, ``max_pcp`` and ``max_redundant_experts``; shape (rows,).
@@ -379,7 +379,7 @@ def longer_than_steps(lengths: Lengths) -> bool:
 
 
 def _colocated(
-    grid: PhaseGrid, work: Work, row: int, mapping: Mapping, scored: tuple[Floats, Floats]
+    grid: PhaseGrid, work: Work, row: int, mapping: Sharding, scored: tuple[Floats, Floats]
 ) -> Iterator[ColocatedChoice]:
     """Choices of one row, by the times of its steps and their memory under each budget."""
     tables, held = scored

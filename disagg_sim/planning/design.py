@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
 from disagg_sim.planning.limits import SHARES, Work
@@ -35,7 +35,7 @@ class PlannedPool:
         return self.choice.at
 
     @property
-    def mapping(self) -> Mapping:
+    def mapping(self) -> Sharding:
         """Of one instance."""
         return self.choice.mapping
 

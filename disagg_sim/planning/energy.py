@@ -21,7 +21,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.designs import Designs
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import designs_at_points
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.node import facility_watts
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
@@ -136,7 +136,7 @@ def _passes(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]
     batch = np.array([pool.batch if alone else int(pool.mapping.dp_attn) for pool in pools])
     grid = prefill_grid(
         pools[0].setup,
-        Mapping.stack(list(dict.fromkeys(plain))),
+        Sharding.stack(list(dict.fromkeys(plain))),
         lengths,
         batch=np.unique(batch),
         chunk_tokens=sorted({int(each.chunk_tokens) for each in own}),
@@ -150,6 +150,6 @@ def _steps(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
     plain = [replace(pool.mapping, chunk_tokens=0) for pool in pools]
     batch = np.array([max(1, round(pool.sequences)) for pool in pools])
     distinct = {each: row for row, each in enumerate(dict.fromkeys(plain))}
-    grid = decode_grid(pools[0].setup, Mapping.stack(list(distinct)), lengths, batch=np.unique(batch))
+    grid = decode_grid(pools[0].setup, Sharding.stack(list(distinct)), lengths, batch=np.unique(batch))
     rows = np.array([distinct[each] for each in plain])
     yield from designs_at_points(grid, rows, np.searchsorted(grid.batch, batch))

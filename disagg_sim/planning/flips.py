@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
@@ -104,7 +104,7 @@ def flips(plan: Plan) -> tuple[Flip, ...]:
     return tuple(sorted([*found, *_prices(plan, best)], key=lambda flip: abs(math.log(flip.factor))))
 
 
-def _kept(case: Candidates) -> tuple[Mapping, Mapping]:
+def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
     """Mappings that the choices of a case have: of prefill, of decode.
 
     Where one system does both, those of decode come first among those of prefill; the rest share prompts (PCP).
@@ -115,8 +115,8 @@ def _kept(case: Candidates) -> tuple[Mapping, Mapping]:
     if case.prefill_at is case.at:
         every = list({**sides[0], **sides[1], **both})
         decoding = [each for each in every if each.pcp == 1]
-        return Mapping.stack([*decoding, *(each for each in every if each.pcp > 1)]), Mapping.stack(decoding)
-    return Mapping.stack(list(sides[0])), Mapping.stack(list(sides[1]))
+        return Sharding.stack([*decoding, *(each for each in every if each.pcp > 1)]), Sharding.stack(decoding)
+    return Sharding.stack(list(sides[0])), Sharding.stack(list(sides[1]))
 
 
 def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.queueing import Service, mean_wait, share_that_waits
@@ -43,7 +43,7 @@ class Loads:
     ranks: int  # links of a tier: attention ranks [1]
 
     @classmethod
-    def of(cls, at: Setup, mapping: Mapping, prompts: Prompts, sooner: Mask | None = None) -> Loads | None:
+    def of(cls, at: Setup, mapping: Sharding, prompts: Prompts, sooner: Mask | None = None) -> Loads | None:
         """Find what prompts load.
 
         Takes ``sooner`` (None = always). Returns None where all pasts are in HBM.

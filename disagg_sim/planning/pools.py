@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Work
@@ -52,7 +52,7 @@ class Choice(Protocol):
         ...
 
     @property
-    def mapping(self) -> Mapping:
+    def mapping(self) -> Sharding:
         """Of one instance."""
         ...
 
@@ -81,7 +81,7 @@ class PrefillChoice:
     """An instance that prefills whole prompts, up to ``batch[-1]`` in a pass."""
 
     at: Setup
-    mapping: Mapping
+    mapping: Sharding
     work: Work
     batch: Floats  # (batches,) prompts of a pass, ascending from 1 [request]
     busy: Floats  # (batches,) time until the next pass may start, mean over prompts [s]
@@ -156,7 +156,7 @@ class DecodeChoice:
     """An instance that decodes up to ``seats`` sequences together."""
 
     at: Setup
-    mapping: Mapping
+    mapping: Sharding
     work: Work
     seats: int  # [request]
     batch: Floats  # (batches,) ascending from 1 to the seats [request]
@@ -215,7 +215,7 @@ class ColocatedChoice:
     """
 
     at: Setup
-    mapping: Mapping
+    mapping: Sharding
     work: Work
     steps: MixedSteps
     nodes: Floats  # (lengths,) prompts [token]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
@@ -104,7 +104,7 @@ class Stage:
     instances: int  # [1]
     gpus: int  # of all of them [1]
     setup: Setup = field(repr=False)
-    mapping: Mapping | None  # of an instance; None = an encode pool, a request on one GPU
+    mapping: Sharding | None  # of an instance; None = an encode pool, a request on one GPU
     batch: int  # requests of an instance [request]
     microbatches: int  # between attention and feed-forward ranks; 1 of other pools [1]
     rate: float  # of all instances at full rate [request/s]
@@ -331,7 +331,7 @@ def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[Stage]
 
 
 def _stage(
-    pool: str, at: Setup, mapping: Mapping | None, *, seconds: float, batch: int = 1, held_by: str = ""
+    pool: str, at: Setup, mapping: Sharding | None, *, seconds: float, batch: int = 1, held_by: str = ""
 ) -> Stage:
     """One instance of a pool, whose rate and load are not known yet."""
     return Stage(

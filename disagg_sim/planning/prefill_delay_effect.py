@@ -39,7 +39,7 @@ def held_prompts_of(one: Designs) -> HeldPrompts | None:
     >>> from disagg_sim.certainty.rows import Origin, designs_of
     >>> at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
     >>> options = ds.Colocation(batch=(64,), hold_steps=(128,))
-    >>> rows = ds.colocated(at, ds.Mapping(dp_attn=8, ep=8), ds.lengths(8192, 1024), options=options)
+    >>> rows = ds.colocated(at, ds.Sharding(dp_attn=8, ep=8), ds.lengths(8192, 1024), options=options)
     >>> found = held_prompts_of(next(designs_of(rows, Origin())))
     >>> f"{found.gathered:.1f} prompts, {1e3 * found.ttl:.0f} ms, {1e3 * found.ttl_without:.0f} ms without"
     '6.4 prompts, 44 ms, 83 ms without'

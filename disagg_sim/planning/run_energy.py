@@ -68,7 +68,7 @@ def run_energy(result: SimulationResult) -> pd.DataFrame:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> one = (ds.Replicas(mapping=ds.Mapping(), instances=1),)
+    >>> one = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
     >>> alone = ds.ServedDeployment(name="one", gpus=1, colocated=one, setup=at)
     >>> found = run_energy(ds.simulate(alone, ds.synthetic_trace(rate=0.1, lengths=(1024, 128), requests=20), "vllm"))
     >>> bool(134 < found["watts"][0] < 200)
@@ -99,7 +99,7 @@ def instances_energy(
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> one = (ds.Replicas(mapping=ds.Mapping(), instances=1),)
+    >>> one = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
     >>> alone = ds.ServedDeployment(name="one", gpus=1, colocated=one, setup=at)
     >>> run = ds.simulate(alone, ds.synthetic_trace(rate=0.1, lengths=(1024, 128), requests=5), "vllm")
     >>> found = instances_energy(run.records.instances, alone, at, ds.lengths(1024, 128))

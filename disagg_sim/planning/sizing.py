@@ -11,8 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping as Sharding
-from disagg_sim.domain import Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.certainty.designs import Designs
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of, tier_tokens
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.setup import Setup
@@ -40,7 +40,7 @@ def tier_uses(design: Design) -> tuple[TierUse, ...]:
     return tiers_of_instance(pool.setup, pool.mapping, design.work.lengths, pool.instances)
 
 
-def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: int = 1) -> tuple[TierUse, ...]:
+def tiers_of_instance(at: Setup, mapping: Sharding, lengths: Lengths, instances: int = 1) -> tuple[TierUse, ...]:
     """Find what each tier does for the prompts of an instance.
 
     7,360 tokens of 65,536 B are loaded at 50 GB/s and 20 us in 9.7 ms:
@@ -49,7 +49,7 @@ def tiers_of_instance(at: Setup, mapping: Mapping, lengths: Lengths, instances: 
     >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
     >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> (dram,) = tiers_of_instance(at, ds.Mapping(), ds.lengths(8192, 256, cached=reuse))
+    >>> (dram,) = tiers_of_instance(at, ds.Sharding(), ds.lengths(8192, 256, cached=reuse))
     >>> f"{1e3 * dram.load:.1f} ms", dram.loads
     ('9.7 ms', True)
     """
@@ -89,7 +89,7 @@ def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
     >>> from disagg_sim.facts.traffic import ConstantShare, Reuse
     >>> reuse = Reuse(share=ConstantShare(share=0.9), tiers=(("dram", 1.0),))
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    >>> grid = ds.prefill_grid(at, Mapping(), ds.lengths(8192, 256, cached=reuse), batch=[1])
+    >>> grid = ds.prefill_grid(at, Sharding(), ds.lengths(8192, 256, cached=reuse), batch=[1])
     >>> [each.name for each in tiers_of_designs(design_of(grid, 0, 0))]
     ['dram']
     """

@@ -76,7 +76,7 @@ def explain_json(
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(1024, 128), batch=[8])
+    >>> grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(1024, 128), batch=[8])
     >>> one = explain_json(ds.breakdown(grid))
     >>> one["schema"], [each["latency"] for each in one["trust"]]
     ('disagg-sim/explain/1', ['ttl'])

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import LATENCIES
-from disagg_sim.domain import BOUNDS, Mapping
+from disagg_sim.domain import BOUNDS, Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision, PrecisionRecipe
@@ -108,7 +108,7 @@ def _(at: Setup) -> str:
 
 
 @html_of.register
-def _(mapping: Mapping) -> str:
+def _(mapping: Sharding) -> str:
     if np.ndim(mapping.pp):
         return _table_of_mappings(mapping)
     copies = f", {mapping.redundant_slots} redundant slots" if mapping.redundant_slots else ""
@@ -123,7 +123,7 @@ def _(mapping: Mapping) -> str:
     return _lines(f"{_mapping_text(mapping)}: {_counted(mapping.gpus, 'GPU')}", lines)
 
 
-def _table_of_mappings(table: Mapping) -> str:
+def _table_of_mappings(table: Sharding) -> str:
     sizes, counts = np.unique(table.gpus, return_counts=True)
     head = ("GPUs of an instance", *(f"{size}" for size in sizes))
     shown = _table(f"{_counted(len(table), 'mapping')}", head, [("mappings", *(f"{count}" for count in counts))])
@@ -254,7 +254,7 @@ def _point_text(grid: PhaseGrid, place: tuple[int, int]) -> str:
     return f"{mapping}, batch {grid.batch[place[1]]:,}, limited by {BOUNDS[grid.bound[place]]}"
 
 
-def _mapping_text(mapping: Mapping) -> str:
+def _mapping_text(mapping: Sharding) -> str:
     text = text_of(mapping)
     return f"{text}, chunk {mapping.chunk_tokens:,}" if mapping.chunk_tokens else text
 

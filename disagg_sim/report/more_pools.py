@@ -12,7 +12,7 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.trust import Trust
-from disagg_sim.domain import MAPPING_COLUMNS, Mapping
+from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.planning.pool_facts import PoolFacts
 from disagg_sim.planning.pools_plan import MorePools, Stage
 from disagg_sim.report.plan import Block, drawn_json, token_prices_json, write_answer
@@ -273,7 +273,7 @@ def _stage_json(stage: Stage) -> StageJson:
     }
 
 
-def _degrees(mapping: Mapping) -> dict[str, int]:
+def _degrees(mapping: Sharding) -> dict[str, int]:
     return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
 
 

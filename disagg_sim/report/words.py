@@ -10,7 +10,7 @@ import pandas as pd
 from disagg_sim.domain import SHARDING, UNSAID
 
 if TYPE_CHECKING:
-    from disagg_sim.domain import Mapping as Shards
+    from disagg_sim.domain import Sharding as Shards
     from disagg_sim.sweep.cases import Case
     from disagg_sim.sweep.spec import Pools
 

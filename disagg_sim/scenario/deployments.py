@@ -84,7 +84,7 @@ class _Ffn(Strict):
 
     gpus: _Degree
     tp: Annotated[int, Range(0, 1024)] = 0
-    microbatches: Annotated[int, Range(1, 64)] = FfnPool(mapping=domain.Mapping()).microbatches
+    microbatches: Annotated[int, Range(1, 64)] = FfnPool(mapping=domain.Sharding()).microbatches
     system: Annotated[str, load.spec_name("hardware")] = ""
     precision: Annotated[str, load.spec_name("precision")] = ""
 
@@ -138,7 +138,7 @@ def _group(part: str, keys: _Instances) -> Group:
     if faults:
         raise SeveralFaultsError(faults)
     ep = keys.dp if keys.ffn is not None else keys.ep
-    mapping = domain.Mapping(
+    mapping = domain.Sharding(
         tp_attn=keys.tp,
         dp_attn=keys.dp,
         tp_ffn=stage // ep,

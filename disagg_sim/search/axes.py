@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.residents import CachedTokens
@@ -39,14 +39,14 @@ def batch_sizes(largest: int) -> Ints:
     return sizes[: int(np.searchsorted(sizes, largest)) + 1].astype(np.int64)
 
 
-def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *, phase: str) -> Ints:
+def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths, *, phase: str) -> Ints:
     """Batch sizes from 1 to the memory limit of the most spacious mapping (physics page, section 4).
 
     Parameters
     ----------
     at : Setup
         Model, system, recipe, profile and engine.
-    mappings : Mapping or list of Mapping
+    mappings : Sharding or list of Sharding
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests.
@@ -72,7 +72,7 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> batch_axis(at, Mapping(), lengths(8192, 1024), phase="decode")[[0, 1, 2, -2, -1]].tolist()
+    >>> batch_axis(at, Sharding(), lengths(8192, 1024), phase="decode")[[0, 1, 2, -2, -1]].tolist()
     [1, 2, 3, 160, 192]
     """
     if phase not in PHASES:
@@ -83,7 +83,7 @@ def batch_axis(at: Setup, mappings: Mapping | list[Mapping], lengths: Lengths, *
     return sizes
 
 
-def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list[Ints]:
+def batch_axes(at: Setup, table: Sharding, lengths: Lengths, kinds: Ints) -> list[Ints]:
     """Find the batch sizes of decode, or of instances that do both phases, of several kinds of mappings.
 
     Takes ``kinds`` of shape (rows,). Returns those of each kind that there is, in the order of the numbers, each as
@@ -94,7 +94,7 @@ def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4)])
+    >>> table = Sharding.stack([Sharding(), Sharding(tp_attn=4, tp_ffn=4)])
     >>> [int(axis[-1]) for axis in batch_axes(at, table, lengths(8192, 1024), np.array([0, 1]))]
     [192, 896]
     """
@@ -102,7 +102,7 @@ def batch_axes(at: Setup, table: Mapping, lengths: Lengths, kinds: Ints) -> list
 
 
 @lru_cache(maxsize=1024)
-def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
+def _batch_axes(at: Setup, table: Sharding, held: CachedTokens, phase: str, kinds: tuple[int, ...]) -> tuple[Ints, ...]:
     """The axis of each kind of rows; a plan and each of its searches ask for those of the same mappings."""
     if not kinds:
         return (batch_sizes(1),)
@@ -129,12 +129,12 @@ def _batch_axes(at: Setup, table: Mapping, held: CachedTokens, phase: str, kinds
     return axes
 
 
-def with_chunks(table: Mapping, isl: float, chunk_tokens: Any) -> Mapping:
+def with_chunks(table: Sharding, isl: float, chunk_tokens: Any) -> Sharding:
     """Lay out the rows of a grid of prefill: all mappings unchunked, then pipelines with each chunk size.
 
     Takes ``chunk_tokens`` (none leaves the mappings as they are [token]). Returns one row a (mapping, chunk size).
 
-    >>> rows = with_chunks(Mapping.stack([Mapping(), Mapping(pp=2)]), 2048, [512, 1024])
+    >>> rows = with_chunks(Sharding.stack([Sharding(), Sharding(pp=2)]), 2048, [512, 1024])
     >>> list(zip(rows.pp.tolist(), rows.chunk_tokens.tolist()))
     [(1, 0), (2, 0), (2, 512), (2, 1024)]
     """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.work import Numeric
 from disagg_sim.search.blocks import BLOCK_POINTS
@@ -59,10 +59,10 @@ def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) 
         yield held
 
 
-def stacked(tables: Sequence[Mapping]) -> Mapping:
+def stacked(tables: Sequence[Sharding]) -> Sharding:
     """Stack the rows of tables of columns, one after the other.
 
-    >>> one, two = (Mapping.stack([Mapping(tp_attn=tp, tp_ffn=tp)]) for tp in (1, 2))
+    >>> one, two = (Sharding.stack([Sharding(tp_attn=tp, tp_ffn=tp)]) for tp in (1, 2))
     >>> stacked([one, two, one]).tp_attn.tolist()
     [1, 2, 1]
     """
@@ -71,7 +71,7 @@ def stacked(tables: Sequence[Mapping]) -> Mapping:
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in tables]) for name in MAPPING_FIELDS
     }
-    return Mapping(**columns)
+    return Sharding(**columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
@@ -16,7 +16,7 @@ class Instance:
     """One configuration of a replica, as a grid scored it."""
 
     phase: str  # "prefill" or "decode"
-    mapping: Mapping
+    mapping: Sharding
     batch: int  # requests of an instance, summed over DP ranks [request]
     latency_s: float  # FTL or TTL, no queue [s]
     request_rate_per_s: float  # at full rate [request/s]

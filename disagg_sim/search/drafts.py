@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
@@ -51,11 +51,11 @@ def draft_choices(at: Setup) -> tuple[int, ...]:
     return (0,) if at.speculation is None else at.speculation.choices
 
 
-def drafting(at: Setup, mapping: Mapping, drafts: int) -> tuple[Setup, Mapping]:
+def drafting(at: Setup, mapping: Sharding, drafts: int) -> tuple[Setup, Sharding]:
     """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> own, mapping = drafting(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp"), Mapping(), 0)
+    >>> own, mapping = drafting(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp"), Sharding(), 0)
     >>> own.speculation is None, mapping.draft_tokens
     (True, 0)
     """

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import check_form
 from disagg_sim.physics.drafting import check_context
 from disagg_sim.physics.memory import decode_bytes
@@ -52,7 +52,7 @@ from disagg_sim.workload.lengths import Lengths
 
 def decode_grid(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     lengths: Lengths,
     *,
     batch: Any = None,
@@ -68,7 +68,7 @@ def decode_grid(
     ----------
     at : Setup
         Model, system, recipe, profile and engine, from ``setup``.
-    mappings : Mapping or list of Mapping
+    mappings : Sharding or list of Sharding
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests, from ``lengths``.
@@ -94,7 +94,7 @@ def decode_grid(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> decode_grid(at, Mapping(), lengths(2048, 256), batch=[1, 64]).latency.shape
+    >>> decode_grid(at, Sharding(), lengths(2048, 256), batch=[1, 64]).latency.shape
     (1, 2)
     """
     asked = None if batch is None else [batch]
@@ -106,7 +106,7 @@ def decode_grid(
 
 def decode_grids(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     cases: Sequence[Lengths],
     *,
     batches: Sequence[Any] | None = None,
@@ -146,7 +146,7 @@ def decode_grids(
     return [grids[place] for place in range(len(cases))]
 
 
-def _decode_points(at: Setup, table: Mapping, cases: Sequence[Lengths], axis: Any, mla_form: str) -> Drafted:
+def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: Any, mla_form: str) -> Drafted:
     """The points of all cases, one after the other: arrays of shape (cases x mappings, batches)."""
     rows_of_case = len(table)
     several, shape = OfCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
@@ -172,7 +172,7 @@ def _decode_points(at: Setup, table: Mapping, cases: Sequence[Lengths], axis: An
 
 def prefill_grid(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     lengths: Lengths,
     *,
     batch: Any = None,
@@ -216,7 +216,7 @@ def prefill_grid(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> prefill_grid(at, Mapping(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
+    >>> prefill_grid(at, Sharding(pp=2), lengths(2048, 256), chunk_tokens=[512]).mappings.chunk_tokens.tolist()
     [0, 512]
     """
     asked = None if batch is None else [batch]
@@ -228,7 +228,7 @@ def prefill_grid(
 
 def prefill_grids(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     cases: Sequence[Lengths],
     *,
     batches: Sequence[Any] | None = None,
@@ -245,7 +245,7 @@ def prefill_grids(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at, cases = setup("llama_3_1_8b", "h100_sxm", "fp8"), [lengths(isl, 256) for isl in (512, 2048)]
-    >>> [grid.latency.shape for grid in prefill_grids(at, Mapping(pp=2), cases, batches=[[1, 8]] * 2)]
+    >>> [grid.latency.shape for grid in prefill_grids(at, Sharding(pp=2), cases, batches=[[1, 8]] * 2)]
     [(1, 2), (3, 2)]
     """
     cases = [taken_up(at, lengths) for lengths in cases]
@@ -300,13 +300,13 @@ def prefill_grids(
 
 def _axes(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     cases: Sequence[Lengths],
     phase: str,
     batches: Sequence[Any] | None,
     mla_form: str,
     allow_long_context: bool,
-) -> tuple[Mapping, list[Ints]]:
+) -> tuple[Sharding, list[Ints]]:
     """Check and return mappings and batch sizes of grids; ``InputError`` for faults common to both kinds."""
     table = mappings_for(at, mappings)
     table = without_pcp(table) if phase == "decode" else table

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Mask
-from disagg_sim.domain import SHARDING, Mapping
+from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.layouts import CheckedKind, DraftRules
 from disagg_sim.facts.load import list_specs, load_evidence, load_layout_rules
@@ -66,13 +66,13 @@ def class_of(system: SystemSpec) -> str:
     return f"{system.architecture.split()[0]}, domain of {system.nvlink_domain}"
 
 
-def layouts_of(mapping: Mapping) -> NDArray[np.object_]:
+def layouts_of(mapping: Sharding) -> NDArray[np.object_]:
     """Say what each mapping does with attention, experts and layers, in words.
 
     Returns degrees left out: "TP", "DP, EP", "TP, EP, PP"; shape (rows,).
 
-    >>> several = [Mapping(dp_attn=8, ep=8), Mapping(tp_attn=4, tp_ffn=4, pp=2), Mapping(pp=8)]
-    >>> layouts_of(Mapping.stack(several)).tolist()
+    >>> several = [Sharding(dp_attn=8, ep=8), Sharding(tp_attn=4, tp_ffn=4, pp=2), Sharding(pp=8)]
+    >>> layouts_of(Sharding.stack(several)).tolist()
     ['DP, EP', 'TP, PP', 'PP of one-GPU stages']
     """
     tp, dp, tp_ffn, ep, pp, gpus = (
@@ -108,26 +108,26 @@ def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
     return {**checked_kinds(CHECKED_PREFILL), **known} if prefill else known
 
 
-def checked_kind(at: Setup, mapping: Mapping, *, prefill: bool = False) -> CheckedKind | None:
+def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> CheckedKind | None:
     """Find the served runs of the kind of layout of one mapping.
 
     The result comes with its operating points and the error of their forecast; None where no such layout was served.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2)).points > 100
+    >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding(tp_attn=2, tp_ffn=2)).points > 100
     True
     """
     (layout,) = layouts_of(mapping)
     return _known_kinds(prefill=prefill).get((family_of(at.model), class_of(at.system), str(layout)))
 
 
-def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
+def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
     """Say that no run of the kind and size of each mapping is known, however close forecasts of such runs were.
 
     Returns "" where a run is known; shape (rows,).
 
     >>> from disagg_sim.physics.setup import setup
-    >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Mapping(pp=4)).tolist()
+    >>> why_unserved(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), Sharding(pp=4)).tolist()
     ['PP of one-GPU stages never served']
     """
     said, place = np.unique(layouts_of(mapping).astype(str), return_inverse=True)
@@ -142,7 +142,7 @@ def why_unserved(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArr
     return np.asarray(np.where(within, "", np.array(words, dtype=object)[place]), dtype=object)
 
 
-def unsupported(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+def unsupported(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
     """Name the rule of counts that each mapping breaks: what an operator would not place, whatever an engine can start.
 
     Returns "" where instance and stages divide a host or fill whole ones, and an instance beyond an NVLink domain fills
@@ -161,13 +161,13 @@ def unsupported(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     return said
 
 
-def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
+def broken_rules(at: Setup, mapping: Sharding) -> dict[str, NDArray[np.object_]]:
     """Find the rule that each mapping breaks, by engine.
 
     Returns engine -> arrays of shape (rows,): "" where the engine can start the mapping.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> mixed = Mapping(tp_attn=2, dp_attn=4, ep=8)
+    >>> mixed = Sharding(tp_attn=2, dp_attn=4, ep=8)
     >>> rules = broken_rules(setup("deepseek_r1", "h200_sxm", "fp8"), mixed)
     >>> {engine: str(rule[0]) for engine, rule in rules.items()}
     {'sglang': '', 'trtllm': 'attention DP over groups of GPUs', 'vllm': ''}
@@ -177,7 +177,7 @@ def broken_rules(at: Setup, mapping: Mapping) -> dict[str, NDArray[np.object_]]:
     return {engine: _broken(at, rows, drafted, engine) for engine in list_specs("layout")}
 
 
-def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
+def why_not_launchable(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
     """Rules for which no engine of today can start each mapping; "" where one can. Shape (rows,)."""
     broken = broken_rules(at, mapping)
     rules = np.stack(list(broken.values()))
@@ -188,7 +188,7 @@ def why_not_launchable(at: Setup, mapping: Mapping) -> NDArray[np.object_]:
     return np.asarray(np.where(every, np.where(alike, rules[0], each), ""), dtype=object)
 
 
-def evidence(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[np.object_]:
+def evidence(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
     """How far each mapping has been checked, in words that start with one of ``EVIDENCE``; shape (rows,).
 
     Returns "served" where a run of its kind and size is known, or "launchable: " or "not launchable: " and the reason;
@@ -199,7 +199,7 @@ def evidence(at: Setup, mapping: Mapping, *, prefill: bool = False) -> NDArray[n
     return np.asarray(np.where(refused == "", known, f"{NOT_LAUNCHABLE}: " + refused), dtype=object)
 
 
-def refusals(at: Setup, mapping: Mapping, layouts: str) -> NDArray[np.object_]:
+def refusals(at: Setup, mapping: Sharding, layouts: str) -> NDArray[np.object_]:
     """Why a search for ``layouts`` leaves each mapping out; "" where it takes it. Shape (rows,)."""
     if layouts == Layouts.ALL:
         return np.full(len(mapping), "", dtype=object)
@@ -213,7 +213,7 @@ def refusals(at: Setup, mapping: Mapping, layouts: str) -> NDArray[np.object_]:
     return np.asarray(np.where(refused == "", counted, refused), dtype=object)
 
 
-def _degrees(mapping: Mapping) -> dict[str, Any]:
+def _degrees(mapping: Sharding) -> dict[str, Any]:
     return {name: getattr(mapping, name) for name in SHARDING}
 
 
@@ -226,7 +226,7 @@ def _broken(at: Setup, rows: dict[str, Any], drafted: Mask, engine: str) -> NDAr
 
     block = rules.weight_block
     for layer, _ in layers_of(at.model):
-        for what, width, cut, form in layer.ffn.cuts(at.precision, Mapping(**rows)):
+        for what, width, cut, form in layer.ffn.cuts(at.precision, Sharding(**rows)):
             if form.name == BLOCK_FORMAT:
                 whole = (cut == 1) | (width % (cut * block) == 0)
                 unless(whole, f"{what} of width {width} cut inside blocks of {block} of {BLOCK_FORMAT}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, UNSAID, Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, UNSAID, Sharding
 from disagg_sim.errors import InputError, nearest, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -30,7 +30,7 @@ ODD_DOMAIN = 36
 ONE_GPU_STAGES = "pipeline stages of one GPU"
 
 
-def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
+def mappings_for(at: Setup, mappings: Sharding | list[Sharding]) -> Sharding:
     """Stack mappings as columns; single ones are checked against model and system, tables are not.
 
     Pipelines may be of any depth up to the layers: one that does not divide them has stages of two lengths. TP may
@@ -38,20 +38,20 @@ def mappings_for(at: Setup, mappings: Mapping | list[Mapping]) -> Mapping:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> mappings_for(at, [Mapping(), Mapping(tp_attn=4, tp_ffn=4, pp=2)]).gpus.tolist()
+    >>> mappings_for(at, [Sharding(), Sharding(tp_attn=4, tp_ffn=4, pp=2)]).gpus.tolist()
     [1, 8]
     """
-    if isinstance(mappings, Mapping) and np.ndim(mappings.pp):
+    if isinstance(mappings, Sharding) and np.ndim(mappings.pp):
         return mappings
     rows = mappings if isinstance(mappings, list | tuple) else [mappings]
     for mapping in rows:
-        if not isinstance(mapping, Mapping):
-            raise InputError(f"{mapping!r} is not a mapping; allowed: a Mapping or a list of them")
+        if not isinstance(mapping, Sharding):
+            raise InputError(f"{mapping!r} is not a mapping; allowed: a Sharding or a list of them")
         _require(at, mapping)
-    return Mapping.stack(rows)
+    return Sharding.stack(rows)
 
 
-def _require(at: Setup, m: Mapping) -> None:
+def _require(at: Setup, m: Sharding) -> None:
     """``InputError`` unless the model can take a single mapping on the system."""
     if m.stage_gpus != m.tp_ffn * m.ep:
         shared = f" x pcp {m.pcp}" if m.pcp > 1 else ""
@@ -85,7 +85,7 @@ def enumerate_mappings(
     max_dcp: int = 1,
     max_pcp: int = 1,
     max_redundant_experts: int = 0,
-) -> Mapping:
+) -> Sharding:
     """Mappings of one instance of a model on a system (physics page, section 3).
 
     TP stays inside the NVLink domain unless asked otherwise; EP, DP attention and PP may leave it. Where EP over all
@@ -115,7 +115,7 @@ def enumerate_mappings(
 
     Returns
     -------
-    Mapping
+    Sharding
         Columns of shape (rows,), in lexicographic order; ``refused`` counts the other candidates by reason.
 
     Raises
@@ -146,7 +146,7 @@ def enumerate_mappings(
     columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, len(SHARDING)).T
     named: dict[str, Any] = dict(zip(SHARDING, columns, strict=True))
     none = np.zeros(len(rows), dtype=np.int64)
-    table = Mapping(**named, chunk_tokens=none, draft_tokens=none)
+    table = Sharding(**named, chunk_tokens=none, draft_tokens=none)
     reasons = refusals(at, table, layouts)
     if not one_gpu_stages:
         reasons[(reasons == "") & (table.pp > 1) & (table.stage_gpus == 1)] = ONE_GPU_STAGES
@@ -156,7 +156,7 @@ def enumerate_mappings(
 
 def _candidates(
     at: Setup, max_gpus: int | None, most: tuple[int, int], copies: int, *, tp_over_nics: bool
-) -> Iterator[tuple[Mapping | None, str]]:
+) -> Iterator[tuple[Sharding | None, str]]:
     """Every mapping to be tried with the reason that refuses it, "" for none; None where its size or depth does."""
     model, system = at.model, at.system
     whole_domain = system.nvlink_domain >= MAX_DOMAIN_GPUS
@@ -178,7 +178,7 @@ def _candidates(
             if gpus > limit:
                 yield None, f"more than {limit} GPUs in a stage at pp {pp}"
                 continue
-            one = Mapping(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp, pcp=pcp)
+            one = Sharding(tp_attn=tp_attn, dp_attn=dp_attn, tp_ffn=gpus // ep, ep=ep, pp=pp, pcp=pcp)
             if ep == gpus and (slots := least_redundant_slots(model, ep)):
                 one = replace(one, redundant_slots=slots)
             for dcp, slots in product(dcps, _slots(model, one, copies)):
@@ -187,7 +187,7 @@ def _candidates(
                     yield shared, _stage_refusal(at, shared, tp_over_nics=tp_over_nics) or ""
 
 
-def _slots(model: ModelSpec, mapping: Mapping, most: int) -> tuple[int, ...]:
+def _slots(model: ModelSpec, mapping: Sharding, most: int) -> tuple[int, ...]:
     """Redundant slots to try: those of the mapping, and one, two, four, ... a rank above the least, up to ``most``."""
     ep, own = mapping.ep, mapping.redundant_slots
     least = least_redundant_slots(model, ep) if ep > 1 else None
@@ -221,7 +221,7 @@ def _pipeline_refusal(model: ModelSpec, pp: int, *, even: bool) -> str | None:
     return None
 
 
-def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | None:
+def _stage_refusal(at: Setup, mapping: Sharding, *, tp_over_nics: bool) -> str | None:
     model, system = cached_layers(at), at.system
     if max(mapping.tp_attn, mapping.tp_ffn if model.is_moe else 1) > system.nvlink_domain:
         if not tp_over_nics:
@@ -243,10 +243,10 @@ def _stage_refusal(at: Setup, mapping: Mapping, *, tp_over_nics: bool) -> str | 
     return None
 
 
-def without_pcp(table: Mapping) -> Mapping:
+def without_pcp(table: Sharding) -> Sharding:
     """Hand on mappings of instances that decode: no prompt is there to be shared.
 
-    >>> without_pcp(Mapping(tp_attn=2, tp_ffn=4, pcp=2))
+    >>> without_pcp(Sharding(tp_attn=2, tp_ffn=4, pcp=2))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: pcp 2 in decode: ranks share prompts alone; allowed: 1, or dcp to share the cache
     """

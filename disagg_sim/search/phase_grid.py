@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Mapping, Status
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, Sharding, Status
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.blocks import MLA_FORMS, forms_of
 from disagg_sim.physics.drafting import accepted_length, cached_layers, handed_bytes
@@ -41,7 +41,7 @@ class PhaseGrid(Shown):
 
     phase: str  # "prefill" or "decode"
     setup: Setup
-    mappings: Mapping  # columns of shape (rows,)
+    mappings: Sharding  # columns of shape (rows,)
     lengths: Lengths
     batch: Ints  # (batches,) requests of an instance [request]
     latency: Floats  # FTL (prefill) or TTL (decode) [s]
@@ -112,14 +112,14 @@ class PhaseGrid(Shown):
         --------
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-        >>> ds.decode_grid(at, ds.Mapping(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
+        >>> ds.decode_grid(at, ds.Sharding(), load, batch=[1, 8, 64]).part([0], slice(2)).batch.tolist()
         [1, 8]
         """
         arrays: dict[str, Any] = {name: getattr(self, name)[rows][:, batches] for name in self._of_points}
         return replace(self, mappings=self.mappings[rows], batch=self.batch[batches], **arrays)
 
     @staticmethod
-    def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Mapping, batches: int) -> PhaseGrid:
+    def joined(grids: Sequence[PhaseGrid], rows: Ints, mappings: Sharding, batches: int) -> PhaseGrid:
         """Join rows of grids of one setup, at their first batches.
 
         Parameters
@@ -142,9 +142,9 @@ class PhaseGrid(Shown):
         --------
         >>> import disagg_sim as ds
         >>> at, load = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-        >>> grids = [ds.decode_grid(at, ds.Mapping(tp_attn=tp, tp_ffn=tp), load, batch=[1, 8]) for tp in (1, 2)]
-        >>> two, one = (ds.Mapping(tp_attn=tp, tp_ffn=tp) for tp in (2, 1))
-        >>> both = PhaseGrid.joined(grids, np.array([1, 0]), ds.Mapping.stack([two, one]), 1)
+        >>> grids = [ds.decode_grid(at, ds.Sharding(tp_attn=tp, tp_ffn=tp), load, batch=[1, 8]) for tp in (1, 2)]
+        >>> two, one = (ds.Sharding(tp_attn=tp, tp_ffn=tp) for tp in (2, 1))
+        >>> both = PhaseGrid.joined(grids, np.array([1, 0]), ds.Sharding.stack([two, one]), 1)
         >>> both.gpus.tolist(), (both.latency[0] == grids[1].latency[0, :1]).tolist()
         ([2, 1], [True])
         """
@@ -166,7 +166,7 @@ class PhaseGrid(Shown):
         """Names of the arrays that it has."""
         return [name for name in _OF_POINTS if getattr(self, name) is not None]
 
-    def chosen(self, rows: Any, columns: Any) -> Mapping:
+    def chosen(self, rows: Any, columns: Any) -> Sharding:
         """Mappings of the points at these places, with their draft tokens: a row, or columns of shape (points,)."""
         drafts = self.drafts[rows, columns]
         return replace(self.mappings[rows], draft_tokens=int(drafts) if np.ndim(drafts) == 0 else drafts.astype(int))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import chunk_forms
 from disagg_sim.physics.memory import prefill_bytes
 from disagg_sim.physics.passes.prefill import PrefillPass
@@ -41,7 +41,7 @@ class PrefillPoints(NamedTuple):
 
 
 def prefill_points(
-    at: Setup, several: OfCases, table: Mapping, axis: Any, mla_form: str, quantile: float | None
+    at: Setup, several: OfCases, table: Sharding, axis: Any, mla_form: str, quantile: float | None
 ) -> PrefillPoints:
     """Time and size the points of one case, or of several plain ones, one after the other.
 
@@ -111,7 +111,7 @@ def _small_together(blocks: Iterator[_Block], columns: int) -> Iterator[list[_Bl
 Scored = tuple[PrefillPass, Any, Any]
 
 
-def _score(at: Setup, block: _Block, mapping: Mapping, axis: Any, form: str) -> Lookups[Scored]:
+def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) -> Lookups[Scored]:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk, timed, lengths = mapping.chunk_tokens, block.timed, block.lengths
     whole, reused = not chunk[0, 0], lengths is not None and lengths.cached is not None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
@@ -50,7 +50,7 @@ def stored_bytes(at: Setup, lengths: Lengths) -> float:
 
 
 def uneven_passes(
-    at: Setup, lengths: Lengths, mapping: Mapping, batch: Numeric, chunk_tokens: Numeric, forms: tuple[str, ...]
+    at: Setup, lengths: Lengths, mapping: Sharding, batch: Numeric, chunk_tokens: Numeric, forms: tuple[str, ...]
 ) -> list[PrefillPass] | None:
     """Time passes whose DP ranks wait for each other.
 
@@ -61,7 +61,7 @@ def uneven_passes(
     Eight ranks with a prompt each wait for the longest of the eight:
 
     >>> import disagg_sim as ds
-    >>> at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=8, ep=8)
+    >>> at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=8, ep=8)
     >>> chat = ds.lengths("log_normal_4096_512", rank_imbalance="least_load")
     >>> even = ds.prefill_grid(at, wide, ds.lengths("log_normal_4096_512"), batch=[8])
     >>> (slowest,) = uneven_passes(at, chat, wide, 8.0, 0, ("naive",))
@@ -86,7 +86,7 @@ def uneven_passes(
 def _slowest(
     at: Setup,
     lengths: Lengths,
-    mapping: Mapping,
+    mapping: Sharding,
     batch: Numeric,
     chunk_tokens: Numeric,
     forms: tuple[str, ...],

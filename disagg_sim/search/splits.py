@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, UNSAID, Mapping
+from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, UNSAID, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
@@ -30,8 +30,8 @@ MICROBATCHES = (2, 3, 4)
 class SplitInstance:
     """One configuration of attention and feed-forward ranks that decode together, as a grid scored it."""
 
-    attention: Mapping
-    ffn: Mapping
+    attention: Sharding
+    ffn: Sharding
     microbatches: int  # [1]
     batch: int  # requests over all attention ranks and micro-batches [request]
     latency_s: float  # TTL [s]
@@ -236,18 +236,18 @@ def _splits(at: Setup, ffn: Setup, limit: int, microbatches: list[int]) -> Split
     if not found:
         raise InputError(f"{at.model.name} has no split over an attention and a feed-forward pool of {limit} GPUs")
     attention, experts, m = zip(*found, strict=True)
-    return Split(Mapping.stack(attention), Mapping.stack(experts), np.array(m, dtype=np.int64))
+    return Split(Sharding.stack(attention), Sharding.stack(experts), np.array(m, dtype=np.int64))
 
 
-def _attention(at: Setup, limit: int) -> Iterator[Mapping]:
+def _attention(at: Setup, limit: int) -> Iterator[Sharding]:
     """Attention pools: TP inside the NVLink domain, any number of DP ranks."""
     blocks = [layer.attention for layer, _ in layers_of(at.model)]
     for tp, dp in product(degrees(at.system, min(limit, at.system.nvlink_domain)), degrees(at.system, limit)):
         if tp * dp < limit and not any(block.rejects(tp) for block in blocks):
-            yield Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
+            yield Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
 
 
-def _ffn(at: Setup, limit: int) -> Iterator[Mapping]:
+def _ffn(at: Setup, limit: int) -> Iterator[Sharding]:
     """Feed-forward pools: EP over all GPUs of a model with experts, groups of TP of a dense model."""
     sizes = [size for size in degrees(at.system, limit) if size < limit]
     blocks = [layer.ffn for layer, _ in layers_of(at.model)]
@@ -256,17 +256,17 @@ def _ffn(at: Setup, limit: int) -> Iterator[Mapping]:
             slots = least_redundant_slots(at.model, ep)
             if slots is None:
                 continue
-            mapping = Mapping(dp_attn=ep, ep=ep, redundant_slots=slots if ep > 1 else 0)
+            mapping = Sharding(dp_attn=ep, ep=ep, redundant_slots=slots if ep > 1 else 0)
             if not any(block.rejects(mapping) for block in blocks):
                 yield mapping
         return
     for tp, groups in product(sizes, sizes):
-        mapping = Mapping(tp_attn=tp, dp_attn=groups, tp_ffn=tp, ep=groups)
+        mapping = Sharding(tp_attn=tp, dp_attn=groups, tp_ffn=tp, ep=groups)
         if tp <= at.system.nvlink_domain and tp * groups < limit and not any(b.rejects(mapping) for b in blocks):
             yield mapping
 
 
-def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Mapping:
+def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Sharding:
     """Shard the feed-forward part of a model over GPUs of its own.
 
     Takes ``tp`` (0 = all).
@@ -282,12 +282,12 @@ def ffn_mapping(at: Setup, gpus: int, tp: int = 0) -> Mapping:
         slots = least_redundant_slots(at.model, gpus)
         if slots is None:
             raise InputError(f"{gpus} GPUs of the feed-forward part are more than experts of {at.model.name} fill")
-        found = Mapping(dp_attn=gpus, ep=gpus, redundant_slots=slots if gpus > 1 else 0)
+        found = Sharding(dp_attn=gpus, ep=gpus, redundant_slots=slots if gpus > 1 else 0)
     else:
         tp = tp or gpus
         if gpus % tp:
             raise InputError(f"tp {tp} does not divide the {gpus} GPUs of the feed-forward part")
-        found = Mapping(tp_attn=tp, dp_attn=gpus // tp, tp_ffn=tp, ep=gpus // tp)
+        found = Sharding(tp_attn=tp, dp_attn=gpus // tp, tp_ffn=tp, ep=gpus // tp)
     for layer, _ in layers_of(at.model):
         if reason := layer.ffn.rejects(found):
             raise InputError(f"the feed-forward part of {at.model.name} on {gpus} GPUs: {reason}")
@@ -299,7 +299,7 @@ def check_split(at: Setup, split: Split) -> None:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    >>> check_split(at, Split(Mapping(dp_attn=8, ep=8, pp=2), ffn_mapping(at, 8), 2))
+    >>> check_split(at, Split(Sharding(dp_attn=8, ep=8, pp=2), ffn_mapping(at, 8), 2))
     Traceback (most recent call last):
     disagg_sim.errors.InputError: attention GPUs beside a feed-forward pool have tp and dp alone, not pp 2
     """

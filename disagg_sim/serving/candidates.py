@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.domain import MAPPING_COLUMNS, Mapping
+from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -49,7 +49,7 @@ def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, 
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> sizes = [Mapping(), Mapping(pp=2), Mapping(tp_attn=2, tp_ffn=2)]
+    >>> sizes = [Sharding(), Sharding(pp=2), Sharding(tp_attn=2, tp_ffn=2)]
     >>> grid = ds.decode_grid(at, sizes, ds.lengths(2048, 256), batch=[1, 8])
     >>> [places.tolist() for places in fastest_points(grid, 1 / grid.latency, grid.feasible)]
     [[0, 2], [0, 0]]
@@ -91,7 +91,7 @@ def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> grid = ds.prefill_grid(at, Mapping(), ds.lengths(2048, 256), batch=[1])
+    >>> grid = ds.prefill_grid(at, Sharding(), ds.lengths(2048, 256), batch=[1])
     >>> f"{grid.latency[0, 0] * 1e3:.0f} ms, {kv_rate_per_gpu(grid)[0, 0] / 1e9:.1f} GB/s"
     '18 ms, 7.5 GB/s'
     """
@@ -145,10 +145,10 @@ class PrefillCandidates:
     smallest_gpus: float  # smallest instance within the FTL limit, NIC limit aside; inf if none [1]
 
     @property
-    def mapping(self) -> Mapping:
+    def mapping(self) -> Sharding:
         """The mappings as columns."""
         columns: dict[str, Any] = {name: getattr(self, name) for name in MAPPING_COLUMNS}
-        return Mapping(**columns)
+        return Sharding(**columns)
 
     @property
     def gpus(self) -> Ints:

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
@@ -38,7 +38,7 @@ DEFAULT = Colocation()
 
 def colocated(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     lengths: Lengths,
     *,
     ftl_limit: float = 10.0,
@@ -70,7 +70,7 @@ def colocated(
     ----------
     at : Setup
         Model, system, recipe, profile and engine, from ``setup``.
-    mappings : Mapping or list of Mapping
+    mappings : Sharding or list of Sharding
         From ``enumerate_mappings``, or made by hand.
     lengths : Lengths
         Of the requests, from ``lengths``.
@@ -97,7 +97,7 @@ def colocated(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> points = colocated(at, Mapping(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
+    >>> points = colocated(at, Sharding(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
     >>> points["decode_batch"].tolist()
     [16, 64]
     """
@@ -105,7 +105,7 @@ def colocated(
     return search_colocated(case, mappings).require().points
 
 
-def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
+def search_colocated(case: Case, mappings: Sharding | list[Sharding]) -> Found:
     """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at."""
     parts = searched(_search, case, mappings)
     if (sizes := case.options.prefill_batch) is not None and not parts:
@@ -113,7 +113,7 @@ def search_colocated(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     return found(case, Mode.COLOCATED, parts)
 
 
-def count_colocated(case: Case, mappings: Mapping) -> int:
+def count_colocated(case: Case, mappings: Sharding) -> int:
     """Count the design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]
 
     Of 64 residents with 256 tokens to go several end together in one step of nine that free a seat, so a pass may need
@@ -122,7 +122,7 @@ def count_colocated(case: Case, mappings: Mapping) -> int:
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(2, 64)))
-    >>> count_colocated(case, Mapping())
+    >>> count_colocated(case, Sharding())
     3
     """
     found, alike = 0, defaultdict(list)
@@ -168,7 +168,7 @@ def _cut_sizes(case: Case, group: Group) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _cuts(
-    case: Case, mapping: Mapping, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
+    case: Case, mapping: Sharding, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
 ) -> Lookups[list[_Cut]]:
     """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
     spread, lone = prompts
@@ -186,7 +186,7 @@ def _cuts(
 
 
 def _passes(
-    case: Case, mapping: Mapping, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
+    case: Case, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
 ) -> Lookups[list[tuple[Any, Any, Any]]]:
     """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts."""
     at, lengths = case.at, case.lengths

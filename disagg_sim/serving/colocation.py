@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import SHARDING, ByValue, Mapping, Mode
+from disagg_sim.domain import SHARDING, ByValue, Mode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
@@ -89,7 +89,7 @@ class Case:
         if self.ttl_limit is not None:
             above_zero("ttl_limit", self.ttl_limit, "s")
 
-    def memory_bytes(self, mapping: Mapping, batch: Any, prefilling: Prefilling, forms: Sequence[str]) -> list[Any]:
+    def memory_bytes(self, mapping: Sharding, batch: Any, prefilling: Prefilling, forms: Sequence[str]) -> list[Any]:
         """Bytes on the fullest GPU under each form of MLA; see ``physics.memory.colocated_bytes_of``. [B]"""
         return colocated_bytes_of(
             self.at, mapping, batch, cached=self.lengths.resident, prefilling=prefilling, mla_forms=forms
@@ -105,13 +105,13 @@ class Case:
 class Group(ByValue):
     """Mappings of one attention DP degree, all with a pipeline or all without, and their batch axis."""
 
-    table: Mapping
+    table: Sharding
     batch: Ints  # (batches,) requests of an instance [request]
     dp: int  # [1]
     deep: bool  # with a pipeline
 
     @property
-    def mapping(self) -> Mapping:
+    def mapping(self) -> Sharding:
         """Degrees as columns of shape (rows, 1). [1]"""
         return self.table.for_grid()
 
@@ -129,7 +129,7 @@ class Group(ByValue):
         return row_blocks(len(self.table), columns)
 
 
-def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
+def groups(case: Case, mappings: Sharding | list[Sharding]) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
     given = case.options.batch
     table = without_pcp(mappings_for(case.at, mappings))
@@ -142,7 +142,7 @@ def groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[Group]:
         yield Group(table=table[kinds == number], batch=sizes, dp=number // 2, deep=bool(number % 2))
 
 
-def drafted_groups(case: Case, mappings: Mapping | list[Mapping]) -> Iterator[tuple[Case, Group]]:
+def drafted_groups(case: Case, mappings: Sharding | list[Sharding]) -> Iterator[tuple[Case, Group]]:
     """Groups at every number of draft tokens that the search tries, each with the setup of its instances."""
     for group in groups(case, mappings):
         for drafts in draft_choices(case.at):
@@ -295,7 +295,7 @@ def _columns_of_batches(batch_index: Ints) -> Ints:
 class Chosen:
     """Chosen points of some rows of a group, one entry a point."""
 
-    mapping: Mapping
+    mapping: Sharding
     batch: Ints  # [request]
     prefill_batch: Ints  # prompts of a pass or of a mixed step [request]
     hold_steps: Ints  # that prompts are held back at most [1]
@@ -372,7 +372,7 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         kept = _fastest_drafts(degrees, columns, case.options.ttl_measure)
         columns, degrees = ({name: each[kept] for name, each in part.items()} for part in (columns, degrees))
     at, lengths, mean = case.at, case.lengths, columns["ttl_mean"]
-    mapping, distinct = Mapping(**degrees), unique_gpus(at.model, Mapping(**degrees))
+    mapping, distinct = Sharding(**degrees), unique_gpus(at.model, Sharding(**degrees))
     # one instance does both phases and is counted as one of decode; no cache leaves it
     both = Side(
         names=names_of(at),

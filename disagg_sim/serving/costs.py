@@ -98,7 +98,7 @@ def with_cost(points: pd.DataFrame, per: Per) -> pd.DataFrame:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> points = with_cost(ds.colocated(at, ds.Mapping(), ds.lengths(2048, 256)), {"h200_sxm": 3.0})
+    >>> points = with_cost(ds.colocated(at, ds.Sharding(), ds.lengths(2048, 256)), {"h200_sxm": 3.0})
     >>> (points.tokens_per_usd / points.tokens_per_s_per_gpu).round(6).unique().tolist()
     [1200.0]
     """

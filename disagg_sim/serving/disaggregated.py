@@ -85,8 +85,8 @@ def disaggregated(
 
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-    >>> prefill = ds.prefill_grid(at, ds.Mapping(), lengths)
-    >>> decode = ds.decode_grid(at, ds.Mapping(), lengths, batch=[1, 8, 64])
+    >>> prefill = ds.prefill_grid(at, ds.Sharding(), lengths)
+    >>> decode = ds.decode_grid(at, ds.Sharding(), lengths, batch=[1, 8, 64])
     >>> table = disaggregated(prefill, decode, gpu_cap=8)
     >>> table[["decode_batch", "prefill_instances", "decode_instances"]].values.tolist()
     [[1, 1, 7], [8, 1, 3], [64, 4, 3]]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.domain import SHARDING, Mapping, Mode
+from disagg_sim.domain import SHARDING, Mode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import EVIDENCE, evidence
 from disagg_sim.serving.points import with_unsaid
@@ -43,7 +43,7 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
     --------
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
-    >>> points = ds.colocated(at, ds.Mapping(tp_attn=2, tp_ffn=2), lengths)
+    >>> points = ds.colocated(at, ds.Sharding(tp_attn=2, tp_ffn=2), lengths)
     >>> set(layout_evidence(points, at).tolist())
     {'served'}
     """
@@ -63,10 +63,10 @@ def level(text: str) -> str:
     return text.partition(":")[0]
 
 
-def _mapping(points: pd.DataFrame, phase: str) -> Mapping:
+def _mapping(points: pd.DataFrame, phase: str) -> Sharding:
     points = with_unsaid(points)
     columns: dict[str, Any] = {name: points[f"{phase}_{name}"].to_numpy(dtype=np.int64) for name in SHARDING}
-    return Mapping(**columns, draft_tokens=points["decode_draft_tokens"].to_numpy(dtype=np.int64))
+    return Sharding(**columns, draft_tokens=points["decode_draft_tokens"].to_numpy(dtype=np.int64))
 
 
 def _of_pools(prefill: str, decode: str) -> str:

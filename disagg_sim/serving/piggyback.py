@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
@@ -31,7 +31,7 @@ DEFAULT = Colocation()
 
 def piggyback(
     at: Setup,
-    mappings: Mapping | list[Mapping],
+    mappings: Sharding | list[Sharding],
     lengths: Lengths,
     *,
     ftl_limit: float = 10.0,
@@ -88,7 +88,7 @@ def piggyback(
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> points = piggyback(at, Mapping(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
+    >>> points = piggyback(at, Sharding(), lengths(2048, 256), options=Colocation(batch=(16, 64)))
     >>> points["decode_batch"].tolist()
     [16, 64]
     """
@@ -96,7 +96,7 @@ def piggyback(
     return search_piggyback(case, mappings).require().points
 
 
-def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
+def search_piggyback(case: Case, mappings: Sharding | list[Sharding]) -> Found:
     """Find the points of ``piggyback`` within the limits, none if so it is, and count what was looked at.
 
     With the same number of prompt tokens in every step all steps are mixed:
@@ -106,13 +106,13 @@ def search_piggyback(case: Case, mappings: Mapping | list[Mapping]) -> Found:
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> options = Colocation(batch=(16, 64), every_step_mixed=True)
     >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options)
-    >>> search_piggyback(case, Mapping()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
+    >>> search_piggyback(case, Sharding()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
     return found(case, Mode.PIGGYBACK, searched(_search, case, mappings))
 
 
-def count_piggyback(case: Case, mappings: Mapping) -> int:
+def count_piggyback(case: Case, mappings: Sharding) -> int:
     """Count the design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]
 
     Parameters
@@ -134,7 +134,7 @@ def count_piggyback(case: Case, mappings: Mapping) -> int:
     >>> from disagg_sim.serving.colocation import Colocation
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> options = Colocation(batch=(16,), rank_chunk_tokens=(64, 512))
-    >>> count_piggyback(Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options), Mapping())
+    >>> count_piggyback(Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options), Sharding())
     2
     """
     return sum(
@@ -162,7 +162,7 @@ class _Mixed(NamedTuple):
     load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
 
-def _mixed(case: Case, columns: ChunkColumns, mapping: Mapping, residents: Floats) -> Lookups[list[_Mixed]]:
+def _mixed(case: Case, columns: ChunkColumns, mapping: Sharding, residents: Floats) -> Lookups[list[_Mixed]]:
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths, dp, chunk = case.at, case.lengths, mapping.dp_attn, columns.chunk
     several = bool(np.any(dp > 1)) and bool(np.any(columns.share < 1.0))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mapping, Mode
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.drafting import accepted_length
@@ -167,7 +167,7 @@ class Side:
     """The instances of one phase in every row; arrays of shape (rows,), or a number for all rows."""
 
     names: tuple[str, str, str, str]  # of system, recipe, profile and engine
-    mapping: Mapping  # columns of shape (rows,)
+    mapping: Sharding  # columns of shape (rows,)
     batch: Any  # requests of an instance [request]
     instances: Any  # [1]
     memory_bytes: Any  # on the fullest GPU [B]

@@ -116,7 +116,7 @@ def plan_pools(
 
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("kimi_k2_5", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal"), ds.lengths(8192, 512)
-    >>> wide = ds.Mapping(dp_attn=8, ep=8)
+    >>> wide = ds.Sharding(dp_attn=8, ep=8)
     >>> pools = [
     ...     ds.encode_step(at, images=2, height=1120, width=1120),
     ...     ds.prefill_grid(at, wide, lengths),

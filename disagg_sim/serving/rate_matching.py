@@ -88,8 +88,8 @@ def match_rates(
 
     >>> import disagg_sim as ds
     >>> at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), ds.lengths(2048, 256)
-    >>> prefill = ds.prefill_grid(at, ds.Mapping(), lengths, batch=[1])
-    >>> plan = match_rates(prefill, ds.decode_grid(at, ds.Mapping(), lengths, batch=[64]), gpu_budget=7)
+    >>> prefill = ds.prefill_grid(at, ds.Sharding(), lengths, batch=[1])
+    >>> plan = match_rates(prefill, ds.decode_grid(at, ds.Sharding(), lengths, batch=[64]), gpu_budget=7)
     >>> plan.status, f"{plan.request_rate:.0f} requests/s", plan.total_gpus
     ('optimal', '203 requests/s', 7)
     """

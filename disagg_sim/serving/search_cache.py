@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.serving.colocation import Case, Chosen, Group, RowTallies, Tally, drafted_groups
 
@@ -82,7 +82,7 @@ class _Kept(NamedTuple):
 _kept: OrderedDict[_Key, _Kept] = OrderedDict()
 
 
-def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> list[tuple[Chosen, Tally]]:
+def searched(search: Search, case: Case, mappings: Sharding | list[Sharding]) -> list[tuple[Chosen, Tally]]:
     """Search all groups of the mappings at once; a mapping that the same search met before is not searched again.
 
     Spaces that differ in the mappings alone, such as those with and without stages of one GPU, share most of them.
@@ -116,7 +116,7 @@ def searched(search: Search, case: Case, mappings: Mapping | list[Mapping]) -> l
     return parts
 
 
-def _names(table: Mapping) -> list[tuple[int, ...]]:
+def _names(table: Sharding) -> list[tuple[int, ...]]:
     """All degrees of each mapping."""
     columns = (np.broadcast_to(getattr(table, name), (len(table),)).tolist() for name in MAPPING_FIELDS)
     return list(zip(*columns, strict=True))
@@ -127,7 +127,7 @@ class Rows:
     """Rows of several groups that are timed together, over the longest of their batch axes."""
 
     members: tuple[tuple[int, slice], ...]  # place of a group in those of the search, and its rows
-    table: Mapping
+    table: Sharding
     batch: Ints  # (batches,) [request]
     batches: Ints  # (rows, 1) of these, those of the row's group, from the first [1]
 

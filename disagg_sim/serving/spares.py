@@ -113,7 +113,7 @@ def with_spares(
 
     >>> import disagg_sim as ds
     >>> at, options = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.Colocation(batch=(8,), prefill_batch=(1,))
-    >>> points = ds.colocated(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(1024, 256), options=options)
+    >>> points = ds.colocated(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(1024, 256), options=options)
     >>> row = with_spares(points, SpareRules(target=0.999999, gpu_cap=8)).iloc[0]
     >>> int(row["decode_spares"]), int(row["gpus_with_spares"])
     (1, 16)

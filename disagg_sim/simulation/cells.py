@@ -54,7 +54,7 @@ def cell_of(
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions
-    >>> four = (ds.Replicas(mapping=ds.Mapping(), instances=4),)
+    >>> four = (ds.Replicas(mapping=ds.Sharding(), instances=4),)
     >>> trace = Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[5, 6, 7], output_tokens=[2, 2, 2])
     >>> pool = ServedDeployment(name="pool", gpus=4, colocated=four)
     >>> found = cell_of(trace, pool, RunOptions(cells=2), 0, 1)
@@ -95,7 +95,7 @@ def require_cells(trace: Trace | TraceStream, deployment: ServedDeployment, opti
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions
-    >>> one = ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=2),))
+    >>> one = ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=2),))
     >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
     >>> require_cells(trace, one, RunOptions(cells=10**6))
     Traceback (most recent call last):
@@ -136,7 +136,7 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) 
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.run import RunOptions, run
-    >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> part, at = ds.Replicas(mapping=ds.Sharding(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> one = ServedDeployment(name="one", gpus=1, colocated=(part,))
     >>> traces = [Trace(arrival=[at_s], input_tokens=[5], output_tokens=[2]) for at_s in (0.0, 1.0)]
     >>> alone = [run(each, one, "vllm", at=at, slo=ds.Slo(ttft=1.0, tpot=1.0)) for each in traces]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.setup import Setup
@@ -36,7 +36,7 @@ class Replicas:
     says ``policy.AsPlanned``.
     """
 
-    mapping: Mapping
+    mapping: Sharding
     instances: int  # [1]
     batch: int | None = None  # None = as the policy batches [request]
     token_budget: int | None = None  # None = as the policy says, or as ``batch`` needs [token]
@@ -101,7 +101,7 @@ class ServedDeployment(Shown):
                 f"{most}; of several systems allowed: those of the instances"
             )
         for part in PARTS:
-            known: dict[Mapping, Replicas] = {}
+            known: dict[Sharding, Replicas] = {}
             for each in getattr(self, part):
                 if each.ffn is not None and part != "decode":
                     raise InputError(

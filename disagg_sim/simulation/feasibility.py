@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.attention_ffn import split_bytes, split_step
@@ -69,7 +69,7 @@ def _require_split(at: Setup, replicas: Replicas, ffn: FfnPool, where: str) -> N
             )
 
 
-def least_step(at: Setup, mapping: Mapping, context: int) -> float:
+def least_step(at: Setup, mapping: Sharding, context: int) -> float:
     """Time of a step of one sequence at a context [token]. [s]"""
     if (ffn := ffn_of(mapping)) is None:
         return float(np.min(decode_step(at, mapping, batch=1, context=context).time))

@@ -9,7 +9,7 @@ from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.wishes import State
 
 if TYPE_CHECKING:
-    from disagg_sim.domain import Mapping
+    from disagg_sim.domain import Sharding
     from disagg_sim.simulation.instances import Roster
 
 
@@ -31,7 +31,7 @@ class GpuBudget:
         self.instances.append((roster, instance))
         return len(self.instances) - 1
 
-    def total(self, roster: Roster, mapping: Mapping | None = None) -> int:
+    def total(self, roster: Roster, mapping: Sharding | None = None) -> int:
         """GPUs that instances of a roster can hold: all but those of other rosters. [1]
 
         With a mapping those of its system.
@@ -40,11 +40,11 @@ class GpuBudget:
         gpus = self._deployment.gpus_on(system) if system else self._deployment.gpus
         return gpus - sum(sum(_held(each, system)) for each in self._rosters if each is not roster)
 
-    def free(self, roster: Roster, mapping: Mapping | None = None) -> int:
+    def free(self, roster: Roster, mapping: Sharding | None = None) -> int:
         """Those of ``total`` that its instances do not hold. [1]"""
         return self.total(roster, mapping) - sum(_held(roster, self._system(roster, mapping)))
 
-    def _system(self, roster: Roster, mapping: Mapping | None) -> str:
+    def _system(self, roster: Roster, mapping: Sharding | None) -> str:
         """Name of the system of a mapping; empty where all GPUs are alike, or all count."""
         return roster.site.setup_of(mapping).system.name if self._apart and mapping is not None else ""
 

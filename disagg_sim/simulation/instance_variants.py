@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from disagg_sim.domain import MAPPING_FIELDS, Mapping
+from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.errors import InputError, check_kinds, whole_number
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
@@ -18,7 +18,7 @@ from disagg_sim.physics.setup import Setup
 class FfnPool:
     """GPUs for the feed-forward part of an instance, whose other GPUs keep caches and attention."""
 
-    mapping: Mapping  # of ``search.splits.ffn_mapping``
+    mapping: Sharding  # of ``search.splits.ffn_mapping``
     microbatches: int = 2  # that alternate between both halves [1]
     setup: Setup | None = field(default=None, repr=False)  # None = that of the attention GPUs
 
@@ -29,7 +29,7 @@ class FfnPool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlacedMapping(Mapping):
+class PlacedMapping(Sharding):
     """A mapping of instances with a setup of their own, or with feed-forward GPUs.
 
     Policies hand it on as they do any mapping; the site knows the step times, the memory and the links of it. The
@@ -45,52 +45,52 @@ class PlacedMapping(Mapping):
         return self.stage_gpus * self.pp + (0 if self.ffn is None else self.ffn.mapping.gpus)
 
 
-def placed(mapping: Mapping, at: Setup | None, ffn: FfnPool | None = None) -> Mapping:
+def placed(mapping: Sharding, at: Setup | None, ffn: FfnPool | None = None) -> Sharding:
     """Give a mapping a setup of its own, in place of one that it may have, or feed-forward GPUs.
 
     Takes ``at`` (None = as the deployment) and ``ffn`` (None = none of its own).
     """
     degrees = {name: getattr(mapping, name) for name in MAPPING_FIELDS}
     if at is None and ffn is None:
-        return Mapping(**degrees)
+        return Sharding(**degrees)
     return PlacedMapping(**degrees, at=at, ffn=ffn)
 
 
-def bare(mapping: Mapping) -> Mapping:
+def bare(mapping: Sharding) -> Sharding:
     """Leave the setup of a mapping away, and its feed-forward GPUs."""
     return placed(mapping, None) if isinstance(mapping, PlacedMapping) else mapping
 
 
-def ffn_of(mapping: Mapping) -> FfnPool | None:
+def ffn_of(mapping: Sharding) -> FfnPool | None:
     """Look up the feed-forward GPUs of instances of a mapping.
 
     Returns None where both parts share their GPUs.
 
-    >>> ffn_of(placed(Mapping(), None, FfnPool(mapping=Mapping(), microbatches=3))).microbatches, ffn_of(Mapping())
+    >>> ffn_of(placed(Sharding(), None, FfnPool(mapping=Sharding(), microbatches=3))).microbatches, ffn_of(Sharding())
     (3, None)
     """
     return mapping.ffn if isinstance(mapping, PlacedMapping) else None
 
 
-def split_of(mapping: Mapping, ffn: FfnPool) -> Split:
+def split_of(mapping: Sharding, ffn: FfnPool) -> Split:
     """The pools of an instance whose feed-forward part stands on GPUs of its own."""
     return Split(bare(mapping), ffn.mapping, ffn.microbatches)
 
 
-def setup_of(mapping: Mapping, usual: Setup) -> Setup:
+def setup_of(mapping: Sharding, usual: Setup) -> Setup:
     """Look up what instances of a mapping serve, and on what."""
     return own_setup(mapping) or usual
 
 
-def own_setup(mapping: Mapping) -> Setup | None:
+def own_setup(mapping: Sharding) -> Setup | None:
     """Setup of a mapping that has one of its own; None of others."""
     return mapping.at if isinstance(mapping, PlacedMapping) else None
 
 
-def require_one_system(what: str, mappings: tuple[Mapping, ...]) -> None:
+def require_one_system(what: str, mappings: tuple[Sharding, ...]) -> None:
     """Raise where instances stand on unlike systems, and something is made for one.
 
-    >>> require_one_system("policy 'dopd'", (Mapping(), Mapping(pp=2)))
+    >>> require_one_system("policy 'dopd'", (Sharding(), Sharding(pp=2)))
     """
     systems = dict.fromkeys(at.system.name for each in mappings if (at := own_setup(each)) is not None)
     if len(systems) > 1:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Mask
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import PolicyError, quoted
 from disagg_sim.simulation.engine import FIRST, Engine
 from disagg_sim.simulation.faults import place_of
@@ -30,7 +30,7 @@ Index = NDArray[np.intp]
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}
 
 
-def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: Role) -> InstanceSpec:
+def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Sharding, role: Role) -> InstanceSpec:
     """One instance as the fleet wants it; it has room for the most sequences that any role of it may run."""
     limits, scheduler = _limits_of(policy, steps, mapping, role), site.scheduler
     most = max(_limits_of(policy, steps, mapping, each).max_sequences for each in Role)
@@ -48,7 +48,7 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Mapping, role: 
     )
 
 
-def _limits_of(policy: str, steps: StepLimits, mapping: Mapping, role: Role) -> Limits:
+def _limits_of(policy: str, steps: StepLimits, mapping: Sharding, role: Role) -> Limits:
     limits = steps.limits(mapping, role)
     if fault := limits_fault(limits):
         where = f"policy {policy!r}: limits of a {role.name.lower()} instance"
@@ -75,9 +75,9 @@ class Roster:
         budget.join(self)
         self.number: list[int] = []  # of each instance in the whole cluster, which may have other models
         self.rows: Sequence[int] = ()  # of the trace, by request, where it has requests for other models
-        self.mapping: list[Mapping] = []
+        self.mapping: list[Sharding] = []
         self.kind: list[int] = []  # number of its mapping among the different ones
-        self._kinds: dict[Mapping, int] = {}
+        self._kinds: dict[Sharding, int] = {}
         self.role: list[Role] = []
         self.roles: tuple[Role, ...] = ()  # the same, and of ``state``, as policies see them
         self.states: tuple[State, ...] = ()
@@ -107,7 +107,7 @@ class Roster:
         self.died: Callable[[int], None] = _nothing  # called when an instance has stopped without draining
         self.carries: Callable[[Move], None] = _nothing  # called for a move that names a ready instance
 
-    def open(self, start: Sequence[tuple[Mapping, Role]]) -> None:
+    def open(self, start: Sequence[tuple[Sharding, Role]]) -> None:
         """Let the first instances serve; the fleet has them already."""
         limits = cache(partial(_limits_of, self.policy, self.steps))
         for mapping, role in start:
@@ -258,7 +258,7 @@ class Roster:
 
     # --- carried out --------------------------------------------------------------------------------------------
 
-    def _add(self, mapping: Mapping, role: Role, state: State, limits: Limits) -> int:
+    def _add(self, mapping: Sharding, role: Role, state: State, limits: Limits) -> int:
         instance = len(self.role)
         if fault := role_fault(mapping, role):
             self.refuse(f"the role {role.name.lower()} of an instance with ffn", fault)
@@ -287,7 +287,7 @@ class Roster:
         self._set(instance, limits)
         return instance
 
-    def _serves_of(self, mapping: Mapping, role: Role) -> tuple[float, int]:
+    def _serves_of(self, mapping: Sharding, role: Role) -> tuple[float, int]:
         """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
         shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
         traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
@@ -124,7 +124,7 @@ class LinkSpec:
         return max(1, -(-tokens // self.chunk_tokens)) * (layers if self.push == "layer" else 1)
 
 
-def instance_bandwidth(at: Setup, mapping: Mapping, per_gpu: float) -> float:
+def instance_bandwidth(at: Setup, mapping: Sharding, per_gpu: float) -> float:
     """One way into or out of an instance: that of its GPUs with distinct parts of the cache. [B/s]"""
     return float(unique_gpus(at.model, mapping)) * per_gpu
 

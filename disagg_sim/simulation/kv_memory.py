@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.memory import instance_bytes
@@ -25,7 +25,7 @@ LARGEST_CACHE = 2**30
 
 def kv_blocks(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     max_sequences: int = 256,
     max_tokens: int = 2048,
@@ -45,7 +45,7 @@ def kv_blocks(
     A token of 2 * 8 heads * 128 numbers * 32 layers takes 65,536 B in FP8; 8 GB of weights leave room for a million:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> tokens = kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping()) * BLOCK_TOKENS
+    >>> tokens = kv_blocks(setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding()) * BLOCK_TOKENS
     >>> f"{tokens / 1e6:.1f} million tokens"
     '1.0 million tokens'
     """
@@ -87,7 +87,7 @@ def kv_blocks(
 
 
 def _live(
-    at: Setup, mapping: Mapping, max_sequences: int, max_tokens: int, prompts: int, queries: float
+    at: Setup, mapping: Sharding, max_sequences: int, max_tokens: int, prompts: int, queries: float
 ) -> tuple[Live, float]:
     """What the largest pass works on, and the imbalance of its experts."""
     profile, ranks = at.profile, mapping.dp_attn

@@ -39,7 +39,7 @@ def shares_of(
     >>> import disagg_sim as ds
     >>> from disagg_sim.workload.request_columns import Labels
     >>> small, large = (ds.setup(name, "h100_sxm", "fp8") for name in ("llama_3_1_8b", "llama_3_1_70b"))
-    >>> cut = {"llama_3_1_8b": (small, ds.Mapping()), "llama_3_1_70b": (large, ds.Mapping(tp_attn=2, tp_ffn=2))}
+    >>> cut = {"llama_3_1_8b": (small, ds.Sharding()), "llama_3_1_70b": (large, ds.Sharding(tp_attn=2, tp_ffn=2))}
     >>> each = tuple(ds.Replicas(mapping=mapping, instances=1, setup=at) for at, mapping in cut.values())
     >>> asked = Labels(names=tuple(cut), number=[0, 1, 0])
     >>> trace = ds.Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[10] * 3, output_tokens=[5] * 3, models=asked)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.kv_transfer import checkpoint_tokens
@@ -28,7 +28,7 @@ from disagg_sim.workload.trace import Trace
 if TYPE_CHECKING:
     from disagg_sim.simulation.run import RunOptions
 
-Tables = Callable[[Mapping, int], StepTable]
+Tables = Callable[[Sharding, int], StepTable]
 
 
 def physical_site(
@@ -123,7 +123,7 @@ def tables_of(usual: Setup, request: int, prompt: int) -> Tables:
     """
     known: dict[int, dict[Any, StepTable]] = {}  # by setup, each of which a mapping holds
 
-    def table(mapping: Mapping, max_sequences: int) -> StepTable:
+    def table(mapping: Sharding, max_sequences: int) -> StepTable:
         at, longest, most = setup_of(mapping, usual), request, prompt
         cut = placed(mapping, None, ffn_of(mapping))
         tables = known[id(at)] if id(at) in known else known.setdefault(id(at), _kept(at))
@@ -144,7 +144,7 @@ def _power_of_two(number: int, least: int) -> int:
     return max(least, 1 << (number - 1).bit_length())
 
 
-def _blocks(usual: Setup, saved_states: float, mapping: Mapping, limits: Limits) -> int:
+def _blocks(usual: Setup, saved_states: float, mapping: Sharding, limits: Limits) -> int:
     planned = limits.mode == Mode.PREFILL_FIRST and limits.max_prompts < Limits().max_prompts
     at = setup_of(mapping, usual)
     return kv_blocks(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, is_dataclass
 from numbers import Real
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError, quoted
 from disagg_sim.simulation.deployment import PARTS
 from disagg_sim.simulation.site import Site, StepLimits
@@ -103,7 +103,7 @@ class Failover(Protocol):
 class Parts:
     """A policy, ready for one run: its first instances, and the protocols that it fills."""
 
-    start: tuple[tuple[Mapping, Role], ...]  # instances that serve from time 0; their number is their index
+    start: tuple[tuple[Sharding, Role], ...]  # instances that serve from time 0; their number is their index
     routing: Routing
     steps: StepLimits
     admission: Admission | None = None
@@ -206,14 +206,14 @@ def require_parts(policy: str, parts: object) -> Parts:
             if not isinstance(period, Real):
                 faults.append(f"period_s of {name} is {quoted(period)}, no number of seconds")
     if not isinstance(parts.start, Sequence) or not parts.start:
-        faults.append(f"start is {quoted(parts.start)}; allowed: one (Mapping, Role) or more")
+        faults.append(f"start is {quoted(parts.start)}; allowed: one (Sharding, Role) or more")
     else:
         bad = [each for each in parts.start if not _is_start(each)]
-        faults += [f"start holds {quoted(bad[0])}; allowed: (Mapping, Role)"] if bad else []
+        faults += [f"start holds {quoted(bad[0])}; allowed: (Sharding, Role)"] if bad else []
     if faults:
         raise PolicyError(f"policy {policy!r}: {'; '.join(faults)}")
     return parts
 
 
 def _is_start(each: object) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Mapping) and each[1] in tuple(Role)
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Sharding) and each[1] in tuple(Role)

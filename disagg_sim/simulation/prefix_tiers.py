@@ -23,7 +23,7 @@ from heapq import heapreplace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, tier_tokens
@@ -63,7 +63,7 @@ class TierSpec(NamedTuple):
 class Loader:
     """Times of an instance: to load a past from each tier, and to compute a prompt behind one."""
 
-    def __init__(self, at: Setup, mapping: Mapping, tiers: Sequence[KvTier], table: StepTable, prompt: float) -> None:
+    def __init__(self, at: Setup, mapping: Sharding, tiers: Sequence[KvTier], table: StepTable, prompt: float) -> None:
         cut = bare(mapping)
         self.specs = [
             TierSpec(
@@ -269,7 +269,7 @@ def tiered(
     options: RunOptions,
     site: Site,
     roster: Roster,
-    tables: Callable[[Mapping], StepTable],
+    tables: Callable[[Sharding], StepTable],
 ) -> Tiers:
     """Put the tiers of a run below what its instances remember in HBM.
 
@@ -285,7 +285,7 @@ def tiered(
         )
 
     @cache
-    def loader(mapping: Mapping) -> Loader:
+    def loader(mapping: Sharding) -> Loader:
         at = site.setup_of(mapping)
         return Loader(at, mapping, below(at.system, options.tiers), tables(mapping), site.prompt_tokens)
 

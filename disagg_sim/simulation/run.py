@@ -216,7 +216,7 @@ def run(
     Two prompts of 100 tokens; the second request has a single output token, so it ends with its first:
 
     >>> import disagg_sim as ds
-    >>> part, at = ds.Replicas(mapping=ds.Mapping(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
+    >>> part, at = ds.Replicas(mapping=ds.Sharding(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> parts = ServedDeployment(name="one", gpus=1, colocated=(part,))
     >>> trace = Trace(arrival=[0.0, 5.0], input_tokens=[100, 100], output_tokens=[8, 1])
     >>> found = run(trace, parts, "vllm", at=at, slo=Slo(ttft=1.0, tpot=0.1))
@@ -328,7 +328,7 @@ def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, option
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.kernel.step_table import StepTable
     >>> at, engine, table = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", engine="kernels"), Engine(0), StepTable.affine
-    >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    >>> one = ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),))
     >>> times = {"start_up_s": 0.0, "flip_s": 0.0}
     >>> times["tables"] = lambda mapping, most: table(step=0.010, per_token=0.001, max_sequences=most)
     >>> link = {"link": LinkSpec(), "link_bandwidth": 1e11, "link_latency_s": 0.0, "slo": Slo(ttft=1.0, tpot=0.1)}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.kv_transfer import checkpoint_cost, checkpoint_tokens
 from disagg_sim.simulation.admission import admitting
@@ -88,7 +88,7 @@ def serve_models(
     >>> from disagg_sim.simulation.run import RunOptions
     >>> from disagg_sim.workload.request_columns import Labels
     >>> names, slo, options = ("llama_3_1_8b", "mistral_7b"), ds.Slo(ttft=1.0, tpot=0.1), RunOptions()
-    >>> each = [ds.Replicas(mapping=ds.Mapping(), instances=1, setup=ds.setup(n, "h100_sxm", "fp8")) for n in names]
+    >>> each = [ds.Replicas(mapping=ds.Sharding(), instances=1, setup=ds.setup(n, "h100_sxm", "fp8")) for n in names]
     >>> pool = ServedDeployment(name="pool", gpus=2, colocated=tuple(each))
     >>> asked = Labels(names=names, number=[1, 0])
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[100, 100], output_tokens=[5, 5], models=asked)
@@ -227,7 +227,7 @@ def _opened(
     block_tokens = trace.prefix.block_tokens if trace.prefix is not None else 0
     if options.tiers and prefix is not None and (block_tokens or stated is not None):
 
-        def tables(mapping: Mapping) -> StepTable:
+        def tables(mapping: Sharding) -> StepTable:
             return spec(mapping, Role.PREFILL).table
 
         size = block_tokens if stated is None else stated.block_tokens
@@ -281,7 +281,7 @@ def _peak_flops(budget: GpuBudget, instances: Instances) -> float:
     return peaks[0] if len(set(peaks)) == 1 or not held.any() else float(np.average(peaks, weights=held))
 
 
-def _peak_of(site: Site, mapping: Mapping) -> float:
+def _peak_of(site: Site, mapping: Sharding) -> float:
     """Dense peak of a GPU of an instance, the mean over both of its pools where it has two. [FLOP/s]"""
     own, ffn = peak_flops(site.setup_of(mapping)), ffn_of(mapping)
     if ffn is None or ffn.setup is None:

@@ -202,7 +202,7 @@ def simulate(
     >>> parts = ds.ServedDeployment(
     ...     name="one",
     ...     gpus=1,
-    ...     colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),),
+    ...     colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),),
     ...     setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"),
     ... )
     >>> trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
@@ -97,8 +97,8 @@ class Site:
     link: LinkSpec
     link_bandwidth: float  # of one GPU, one way [B/s]
     link_latency_s: float  # [s]
-    tables: Callable[[Mapping, int], StepTable]  # step times of an instance and its most sequences
-    blocks: Callable[[Mapping, Limits], int]  # KV blocks that it holds [block]
+    tables: Callable[[Sharding, int], StepTable]  # step times of an instance and its most sequences
+    blocks: Callable[[Sharding, Limits], int]  # KV blocks that it holds [block]
     rng: Callable[[str], np.random.Generator]  # random stream of that name
     start_up_s: float  # from the wish to the first token served [s]
     flip_s: float  # a change of role takes the instance out of service that long [s]
@@ -113,11 +113,11 @@ class Site:
         """See ``request_host``. [s]"""
         return request_host(self.setup)
 
-    def table(self, mapping: Mapping, max_sequences: int = MAX_SEQUENCES) -> StepTable:
+    def table(self, mapping: Sharding, max_sequences: int = MAX_SEQUENCES) -> StepTable:
         """Step times of an instance that decodes up to ``max_sequences`` [1]."""
         return self.tables(mapping, max_sequences)
 
-    def setup_of(self, mapping: Mapping) -> Setup:
+    def setup_of(self, mapping: Sharding) -> Setup:
         """What instances of a mapping serve, and on what."""
         return setup_of(mapping, self.setup)
 
@@ -126,17 +126,17 @@ class Site:
         """Layers whose caches instances hand over: those of a drafter, too."""
         return cached_layers(self.setup)
 
-    def wire(self, mapping: Mapping) -> Wire:
+    def wire(self, mapping: Sharding) -> Wire:
         """Links of a GPU of an instance: the network, where instances stand on several systems."""
         if (at := own_setup(mapping)) is not None:
             return self.link.wire(at, self.deployment.link_gpus)
         return Wire(self.link_bandwidth, self.link_latency_s, self.link_descriptor_s)
 
-    def instance_bandwidth(self, mapping: Mapping) -> float:
+    def instance_bandwidth(self, mapping: Sharding) -> float:
         """Into or out of an instance, one way. [B/s]"""
         return instance_bandwidth(self.setup, mapping, self.wire(mapping).bandwidth)
 
-    def latency_s(self, sender: Mapping, receiver: Mapping) -> float:
+    def latency_s(self, sender: Sharding, receiver: Sharding) -> float:
         """Time before the first byte of a cache moves between two instances. [s]"""
         return max(self.wire(sender).latency_s, self.wire(receiver).latency_s)
 
@@ -144,22 +144,22 @@ class Site:
         """Cache of ``tokens`` of one request, each element once, with what a drafter takes of it. [B]"""
         return handed_bytes(self.setup, tokens)
 
-    def transfer_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
+    def transfer_s(self, tokens: int, sender: Sharding, receiver: Sharding) -> float:
         """Time to move the cache of ``tokens`` between two instances that share their links with nobody. [s]"""
         bandwidth = min(self.instance_bandwidth(sender), self.instance_bandwidth(receiver))
         return (
             self.latency_s(sender, receiver) + self.post_s(tokens, sender, receiver) + self.kv_bytes(tokens) / bandwidth
         )
 
-    def post_s(self, tokens: int, sender: Mapping, receiver: Mapping) -> float:
+    def post_s(self, tokens: int, sender: Sharding, receiver: Sharding) -> float:
         """Time in which a GPU of the receiver posts the descriptors of a cache, one after the other. [s]"""
         return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
-    def post_share_s(self, sender: Mapping, receiver: Mapping) -> float:
+    def post_share_s(self, sender: Sharding, receiver: Sharding) -> float:
         """``kv_blocks.post_share`` over the links of the receiver. [s]"""
         return self.wire(receiver).descriptor_s * float(post_share(self.setup.model, sender, receiver))
 
-    def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Mapping, Role], ...]:
+    def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Sharding, Role], ...]:
         """Instances of parts of the deployment, one entry each: ``site.instances(("prefill", Role.PREFILL))``."""
         return tuple(
             (replicas.mapping, role)
@@ -242,7 +242,7 @@ ROLE_OF = {"prefill": Role.PREFILL, "decode": Role.DECODE, "colocated": Role.BOT
 class StepLimits(Protocol):
     """Decode scheduling: how the instances of a role fill their steps."""
 
-    def limits(self, mapping: Mapping, role: Role) -> Limits:
+    def limits(self, mapping: Sharding, role: Role) -> Limits:
         """Rules and bounds of an instance, when it starts or takes the role."""
         ...
 
@@ -265,7 +265,7 @@ class AsPlanned:
     parts: tuple[str, ...]  # that the policy takes
     alone: bool = False  # one phase an instance: passes of whole prompts, no room for prefill in decode steps
 
-    def limits(self, mapping: Mapping, role: Role) -> Limits:
+    def limits(self, mapping: Sharding, role: Role) -> Limits:
         """See ``StepLimits``."""
         ranks, site = int(mapping.dp_attn), self.site
         own = with_defaults(self.usual.limits(mapping, role), site.scheduler, site.setup_of(mapping).system, ranks)
@@ -289,7 +289,7 @@ class AsPlanned:
         resident = min(2 * mapping.pp * part.batch, MOST_SEQUENCES)  # in the pipeline and leaving, as in memory
         return Limits(mode=Mode.PREFILL_FIRST, token_budget=budget, max_prompts=part.batch, max_sequences=resident)
 
-    def _part(self, mapping: Mapping, role: Role) -> Replicas | None:
+    def _part(self, mapping: Sharding, role: Role) -> Replicas | None:
         """Limits of the deployment for instances of a mapping; two entries of one mapping have equal limits."""
         own = (self.site.deployment.part(part) for part in self.parts if ROLE_OF[part] == role)
         return next((each for replicas in own for each in replicas if each.mapping == mapping), None)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
 from disagg_sim.simulation.kernel.instance_spec import Arrays
@@ -142,7 +142,7 @@ class ClusterView:
         return self._roster.states
 
     @property
-    def mappings(self) -> tuple[Mapping, ...]:
+    def mappings(self) -> tuple[Sharding, ...]:
         """Of all instances."""
         return tuple(self._roster.mapping)
 
@@ -179,11 +179,11 @@ class ClusterView:
         """GPUs that no instance holds. [1]"""
         return self._roster.budget.free(self._roster)
 
-    def gpus_for(self, mapping: Mapping) -> int:
+    def gpus_for(self, mapping: Sharding) -> int:
         """GPUs that instances of a mapping can stand on, free or held. [1]"""
         return self._roster.budget.total(self._roster, mapping)
 
-    def free_gpus_for(self, mapping: Mapping) -> int:
+    def free_gpus_for(self, mapping: Sharding) -> int:
         """GPUs that no instance holds, of those that instances of a mapping can stand on. [1]"""
         return self._roster.budget.free(self._roster, mapping)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.instance_variants import ffn_of
 from disagg_sim.simulation.kernel.layout import Mode
@@ -69,7 +69,7 @@ def _wish_faults(wish: object) -> Iterator[str]:
         yield f"its request and origin are {quoted((wish.request, wish.origin))}, not whole numbers"
     if isinstance(wish, Flip | Start) and wish.role not in tuple(Role):
         yield f"its role is {quoted(wish.role)}, no Role"
-    if isinstance(wish, Start) and not isinstance(wish.mapping, Mapping):
+    if isinstance(wish, Start) and not isinstance(wish.mapping, Sharding):
         yield f"its mapping is {quoted(wish.mapping)}, no Mapping"
     if not isinstance(wish.reason, str):
         yield f"its reason is {quoted(wish.reason)}, no text"
@@ -100,10 +100,10 @@ def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> It
         yield f"its delay_s is {quoted(leg.delay_s)}; allowed: from 0 s, and 0 s in the shared queue"
 
 
-def role_fault(mapping: Mapping, role: Role) -> str:
+def role_fault(mapping: Sharding, role: Role) -> str:
     """Why an instance cannot have a role: one whose feed-forward part has GPUs of its own decodes; empty where it can.
 
-    >>> role_fault(Mapping(), Role.PREFILL)
+    >>> role_fault(Sharding(), Role.PREFILL)
     ''
     """
     return "attention and feed-forward GPUs decode alone" if role != Role.DECODE and ffn_of(mapping) is not None else ""

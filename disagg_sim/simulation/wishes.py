@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import quoted
 from disagg_sim.simulation.instance_variants import ffn_of, own_setup
 from disagg_sim.simulation.kernel.layout import Mode
@@ -86,7 +86,7 @@ class Flip(NamedTuple):
 class Start(NamedTuple):
     """Start an instance; it serves after the start-up time."""
 
-    mapping: Mapping
+    mapping: Sharding
     role: Role
     reason: str
 
@@ -141,7 +141,7 @@ def in_words(wish: object) -> str:
 
     Examples
     --------
-    >>> in_words(Start(Mapping(tp_attn=4, tp_ffn=4), Role.DECODE, "load"))
+    >>> in_words(Start(Sharding(tp_attn=4, tp_ffn=4), Role.DECODE, "load"))
     'start of a decode instance (tp 4)'
     """
     if isinstance(wish, Flip):

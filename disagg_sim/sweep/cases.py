@@ -29,7 +29,7 @@ from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.serving_options import NOTHING, AsServed
-from disagg_sim.sweep.spec import Limits, Pools, Sharing, SweepSpec, same_system
+from disagg_sim.sweep.spec import ColocatedOptions, Limits, Pools, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
@@ -53,7 +53,7 @@ class Case:
     ctx_gen_ratio: Fraction | None  # prefill over decode GPUs; None = the best [1]
     nvlink_domain: int | None  # None = the system's own [1]
     mla_form: str
-    sharing: Sharing
+    sharing: ColocatedOptions
     per: str
     prices: tuple[tuple[str, float], ...]  # [USD/h]
     pool_names: tuple[str, ...] = TWO  # that a request passes
@@ -333,7 +333,7 @@ _DEFAULTS = Case(
     ctx_gen_ratio=None,
     nvlink_domain=None,
     mla_form="auto",
-    sharing=Sharing(),
+    sharing=ColocatedOptions(),
     per="gpu",
     prices=(),
 )

@@ -17,7 +17,7 @@ import pandas as pd
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
-from disagg_sim.domain import BOUNDS, Mapping, Mode
+from disagg_sim.domain import BOUNDS, Mode, Sharding
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
@@ -165,7 +165,7 @@ def _links(case: Case) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _takers(case: Case) -> Mapping:
+def _takers(case: Case) -> Sharding:
     """A mapping of each class of receivers."""
     return takers_of(case.limits.mappings(case.decode_setup), case.decode_setup)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import MAPPING_COLUMNS, Mapping
+from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.search.axes import CHUNK_TOKENS, with_chunks
 from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.search.grid import decode_grids, prefill_grids
@@ -34,7 +34,7 @@ class _Asked:
 
     digest: str
     phase: str
-    mappings: Mapping
+    mappings: Sharding
     batch: bytes
 
 
@@ -113,7 +113,7 @@ def _new(blocks: Sequence[Block]) -> list[PhaseGrid]:
     )
 
 
-def _rows_of(grids: Sequence[PhaseGrid], mappings: Mapping, batch: Ints) -> PhaseGrid | None:
+def _rows_of(grids: Sequence[PhaseGrid], mappings: Sharding, batch: Ints) -> PhaseGrid | None:
     """The grid of mappings and batches from the rows of others; None where they lack one of them."""
     grids = [grid for grid in grids if np.array_equal(grid.batch[: batch.size], batch)]
     if not grids:
@@ -125,7 +125,7 @@ def _rows_of(grids: Sequence[PhaseGrid], mappings: Mapping, batch: Ints) -> Phas
     return PhaseGrid.joined(grids, rows, table, batch.size) if np.all(rows >= 0) else None
 
 
-def _keys(table: Mapping) -> list[tuple[int, ...]]:
+def _keys(table: Sharding) -> list[tuple[int, ...]]:
     """What tells one row from another."""
     columns = (np.broadcast_to(getattr(table, name), len(table)).tolist() for name in MAPPING_COLUMNS)
     return list(zip(*columns, strict=True))

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import SHARDING, Mapping
+from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless, Written
 from disagg_sim.physics.drafting import cached_layers, with_draft_layers
 from disagg_sim.physics.kv_blocks import ORDERS, KvLayout, blocks_of
@@ -82,7 +82,7 @@ class KvWire:
         blocks = lengths.mean_over_prompts(lambda tokens: float(blocks_of(model, tokens, self.layout)))
         return KvLoad(blocks, size, lengths.mean_isl, stored_bytes(at, lengths))
 
-    def over(self, ends: tuple[Setup, Setup], sender: Mapping, receiver: Mapping, load: KvLoad) -> KvHandOver:
+    def over(self, ends: tuple[Setup, Setup], sender: Sharding, receiver: Sharding, load: KvLoad) -> KvHandOver:
         """Hand-overs between instances, of the shape of their mappings."""
         return hand_over(
             (with_draft_layers(ends[0]), with_draft_layers(ends[1])),
@@ -122,19 +122,19 @@ def _wire(keys: _LinkKeys) -> KvWire:
 LinkAxis = Axis[Annotated[KvWire, Written(_LinkKeys, _wire), Unless("none", NO_LINK)]]
 
 
-def takers_of(mappings: Mapping, at: Setup) -> Mapping:
+def takers_of(mappings: Sharding, at: Setup) -> Sharding:
     """A mapping of each class of receivers: of those whose hand-overs differ."""
     _, first = np.unique(_told_apart(mappings, at), axis=0, return_index=True)
     return mappings[first]
 
 
-def classes_of(mappings: Mapping, takers: Mapping, at: Setup) -> Ints:
+def classes_of(mappings: Sharding, takers: Sharding, at: Setup) -> Ints:
     """Class of each decode mapping among those of ``takers_of``, (rows,). [1]"""
     classes = {tuple(key): place for place, key in enumerate(_told_apart(takers, at).tolist())}
     return np.array([classes[tuple(key)] for key in _told_apart(mappings, at).tolist()], dtype=np.int64)
 
 
-def _told_apart(mappings: Mapping, at: Setup) -> Floats:
+def _told_apart(mappings: Sharding, at: Setup) -> Floats:
     """What hand-overs depend on in a receiver: distinct heads, GPUs that carry a request, stages, shares of tokens."""
     model, ranks = with_draft_layers(at).model, mappings.dp_attn
     plain = replace(mappings, dcp=np.ones_like(mappings.dcp))
@@ -156,7 +156,7 @@ class Linked(NamedTuple):
 
 
 def linked_candidates(
-    wire: KvWire, grid: PhaseGrid, taker_at: Setup, takers: Mapping, *, ftl_limit: float, nic_limit: float | None
+    wire: KvWire, grid: PhaseGrid, taker_at: Setup, takers: Sharding, *, ftl_limit: float, nic_limit: float | None
 ) -> Linked:
     """Keep of a block of prefill what can win a match with a class of receivers within the FTL limit."""
     load = wire.load(grid.setup, grid.lengths, grid.kv_bytes_per_request)
@@ -232,7 +232,7 @@ def with_link(points: pd.DataFrame, wire: KvWire, ends: tuple[Setup, Setup], len
         degrees: list[dict[str, Any]] = [
             {name: points[f"{side}_{name}"].to_numpy() for name in SHARDING} for side in ("prefill", "decode")
         ]
-        sender, receiver = (Mapping(**columns) for columns in degrees)
+        sender, receiver = (Sharding(**columns) for columns in degrees)
         size = float(points["kv_bytes_per_request"].iloc[0])
         over = wire.over(ends, sender, receiver, wire.load(ends[0], lengths, size))
         found = (over.descriptors, over.post, over.time)

@@ -13,7 +13,7 @@ from functools import cache, partial
 from importlib.metadata import version
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.serving.colocated import count_colocated
@@ -39,7 +39,7 @@ class Block:
     key: Key
     case: Case
     mode: str
-    mappings: Mapping
+    mappings: Sharding
     batch: Ints | None  # (batches,) shared by all blocks of the case and phase; None = the mode's own [request]
     points: int  # design points [1]
     candidates: tuple[Key, ...] = ()  # decode: the prefill blocks that it is matched with
@@ -230,7 +230,7 @@ def _plan_shared(case: Case, mode: str, digest: str, block_points: int, common: 
 def _blocks(
     case: Case,
     mode: str,
-    mappings: Mapping,
+    mappings: Sharding,
     batch: Ints | None,
     block_points: int,
     digest: str,
@@ -239,7 +239,7 @@ def _blocks(
     table: str = POINTS,
     candidates: tuple[Key, ...] = (),
     scored_as: str = "",
-    count: Callable[[Mapping], int] | None = None,
+    count: Callable[[Sharding], int] | None = None,
 ) -> tuple[Block, ...]:
     """Slices of the mappings; ``points`` weighs each row, ``count`` gives a slice's points where they differ."""
     return tuple(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts import load
 from disagg_sim.facts.profile import profile_and_skew
 from disagg_sim.physics.setup import Setup, engine_name
@@ -36,7 +36,7 @@ class Common:
         """Digest of each of these."""
         return {name: self.once(("digest", name), partial(digest_of, spec)) for name, spec in self.specs(case).items()}
 
-    def mappings(self, case: Case, *, prefill: bool = False) -> Mapping:
+    def mappings(self, case: Case, *, prefill: bool = False) -> Sharding:
         """Mappings of an instance within the limits: of prefill, or of what decodes."""
         at = self._setup(case, prefill=prefill)
         same = replace(kin(case), profile="")  # which mappings there are does not depend on how fast they are

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
-from disagg_sim.domain import Mapping as Mappings
 from disagg_sim.domain import Mode
+from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import DisaggSimError, SpecError
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
@@ -106,7 +106,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class ColocatedOptions:
     """How prefill and decode share an instance in the co-located modes."""
 
     ttl_measure: str = Colocation().ttl_measure  # what TTL is, of ``serving.colocation.TTL_MEASURES``
@@ -158,7 +158,7 @@ class SweepSpec:
     ctx_gen_ratios: tuple[Fraction | None, ...] = (None,)  # prefill over decode GPUs; None = the best [1]
     nvlink_domains: tuple[int | None, ...] = (None,)  # None = the system's own [1]
     mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
-    sharing: Sharing = field(default_factory=Sharing)
+    sharing: ColocatedOptions = field(default_factory=ColocatedOptions)
     profile: str = "measured"
     expert_skews: tuple[float, ...] = (0.0,)  # coefficient of variation of the popularity of experts [1]
     engine: str = ""  # "" = the system's own
@@ -313,9 +313,9 @@ class _File(ServedKeys):
     ctx_gen_ratio: Axis[Annotated[Fraction | None, PlainValidator(ratio)]] = (None,)
     nvlink_domain: Axis[Annotated[int | None, Range(2, 1024), Unless("own", None)]] = (None,)
     mla_form: Axis[Annotated[str, OneOf(MLA_FORMS)]] = ("auto",)
-    ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = Sharing().ttl_measure
+    ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = ColocatedOptions().ttl_measure
     every_step_mixed: bool = False
-    hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(held_back)] = Sharing().hold_steps
+    hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(held_back)] = ColocatedOptions().hold_steps
     interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
         Interference(minority_efficiency=1.0, overlap_loss=0.0)
     )
@@ -347,7 +347,7 @@ class _File(ServedKeys):
             ctx_gen_ratios=self.ctx_gen_ratio,
             nvlink_domains=self.nvlink_domain,
             mla_forms=self.mla_form,
-            sharing=Sharing(
+            sharing=ColocatedOptions(
                 ttl_measure=self.ttl_measure,
                 every_step_mixed=self.every_step_mixed,
                 hold_steps=self.hold_steps,

@@ -26,7 +26,7 @@ def blast_radius() -> str:
     ):
         at = ds.setup("deepseek_r1", system, recipe)
         for gpus in sizes:
-            grid = ds.decode_grid(at, ds.Mapping(dp_attn=gpus, ep=gpus), lengths)
+            grid = ds.decode_grid(at, ds.Sharding(dp_attn=gpus, ep=gpus), lengths)
             fits = grid.feasible & (grid.latency <= TTL)
             rate = float(np.max(grid.request_rate * lengths.mean_osl / gpus, where=fits, initial=0.0))
             many = GPUS // gpus

@@ -9,7 +9,7 @@ import numpy as np
 
 import disagg_sim as ds
 from disagg_sim.certainty.error_bars import uncertainty
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import group_cost
 from disagg_sim.physics.memory import instance_parts
@@ -25,7 +25,7 @@ from docs.computed import quick, table
 PUBLISHED = {32_768: (8, 16), 65_536: (4, 8), 131_072: (2, 4), 262_144: (0, 1)}
 #: Batches at which both are timed. [request]
 BATCHES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128], dtype=float)
-TP8, DCP8 = (Mapping(tp_attn=8, tp_ffn=8, dcp=dcp) for dcp in (1, 8))
+TP8, DCP8 = (Sharding(tp_attn=8, tp_ffn=8, dcp=dcp) for dcp in (1, 8))
 #: Output tokens of the requests; a decode step has the prompt and half of these in its cache. [token]
 OUTPUT = 256
 SAMPLES = 400
@@ -45,7 +45,7 @@ class Ratio(NamedTuple):
 
 def crossing(at: Setup, context: int) -> float:
     """Batch at which DCP8 overtakes TP8, between the batches by their logarithms; 0 = before the first. [request]"""
-    both = Mapping.stack([TP8, DCP8]).for_grid()
+    both = Sharding.stack([TP8, DCP8]).for_grid()
     alone, shared = decode_step(at, both, batch=BATCHES[None, :], context=float(context)).ttl
     slower = np.log(shared / alone)  # falls with the batch
     return 0.0 if slower[0] < 0 else float(np.exp(np.interp(0.0, -slower, np.log(BATCHES))))
@@ -101,7 +101,7 @@ def dcp_collectives() -> str:
 def dcp_gains() -> str:
     """What DCP8 gains in steps of 64 sequences on B200."""
     at = sglang("b200_sxm", "ag_rs")
-    both = Mapping.stack([TP8, DCP8]).for_grid()
+    both = Sharding.stack([TP8, DCP8]).for_grid()
     times = (decode_step(at, both, batch=64.0, context=float(each)).ttl[:, 0] for each in tuple(PUBLISHED)[:3])
     return ", ".join(f"{alone / shared - 1.0:.0%}" for alone, shared in times)
 
@@ -114,7 +114,7 @@ class Capacity(NamedTuple):
     high: float
 
 
-def capacity(at: Setup, mapping: Mapping, context: float, off: float = 0.2) -> Capacity:
+def capacity(at: Setup, mapping: Sharding, context: float, off: float = 0.2) -> Capacity:
     """Sequences beside weights and the activations of a full step; ``off`` is the error of all that is no cache. [1]"""
 
     def parts(sequences: float) -> float:
@@ -144,9 +144,9 @@ def dp_against_tp() -> str:
     for name, published in (("deepseek_v4_flash", "7.7"), ("deepseek_r1", "")):
         at = ds.setup(name, "b200_sxm", "fp8", engine="vllm")
         at = replace(at, overheads=replace(at.overheads, memory_utilisation=0.95))
-        tp, dp = (capacity(at, each, 2**20) for each in (Mapping(tp_attn=8, ep=8), Mapping(dp_attn=8, ep=8)))
+        tp, dp = (capacity(at, each, 2**20) for each in (Sharding(tp_attn=8, ep=8), Sharding(dp_attn=8, ep=8)))
         shares = any(layer.attention.spec.shared_rows for layer, _ in layers_of(at.model))
-        dcp = capacity(at, Mapping(tp_attn=8, ep=8, dcp=8), 2**20).nominal / tp.nominal if shares else np.nan
+        dcp = capacity(at, Sharding(tp_attn=8, ep=8, dcp=8), 2**20).nominal / tp.nominal if shares else np.nan
         factor = f"{dp.nominal / tp.nominal:.1f} ({dp.low / tp.high:.1f} to {dp.high / tp.low:.1f})"
         cells = (f"{tp.nominal:.1f}", f"{dp.nominal:.0f}", factor, published or "–")
         rows.append((at.model.title, *cells, f"{dcp:.1f}" if shares else "–"))

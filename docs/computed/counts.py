@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
@@ -17,9 +17,9 @@ from disagg_sim.units import GB
 from docs.computed import joined, power, quick, table
 
 
-def tensor_parallel(n: float) -> Mapping:
+def tensor_parallel(n: float) -> Sharding:
     """TP over n GPUs."""
-    return Mapping(tp_attn=float(n), tp_ffn=float(n))
+    return Sharding(tp_attn=float(n), tp_ffn=float(n))
 
 
 @quick

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.operators import Tokens
@@ -27,7 +27,7 @@ def total(parts: dict[str, float], *names: str) -> float:
 
 GEMMS, ALL_REDUCES = ("qkv", "o", "gate, up", "down"), ("attention all-reduce", "FFN all-reduce")
 R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-EP64 = Mapping(dp_attn=64.0, ep=64.0)
+EP64 = Sharding(dp_attn=64.0, ep=64.0)
 
 
 #: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
@@ -135,7 +135,7 @@ def w2_prefill_at_tp4() -> str:
 def w3(recipe: str, engine: str) -> str:
     """Prefill of 1000 tokens of Llama-70B on one H100. [ms]"""
     at = bare(setup("llama_3_1_70b", "h100_sxm", recipe, "measured", engine))
-    return f"{prefill_pass(at, Mapping(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
+    return f"{prefill_pass(at, Sharding(), batch=1.0, isl=1000.0).ftl / MS:.0f}"
 
 
 @quick
@@ -244,7 +244,7 @@ def w7_ftl(profile: str, form: str) -> list[float]:
     found = []
     for pp in (1, 2, 4, 8, 16, 32):
         n = 64 // pp
-        mapping = ds.Mapping(dp_attn=n, ep=n, pp=pp)
+        mapping = ds.Sharding(dp_attn=n, ep=n, pp=pp)
         grid = ds.prefill_grid(
             ds.setup(*R1, profile),
             mapping,

@@ -108,7 +108,7 @@ def headline_outside() -> str:
 @quick
 def ranks_together() -> str:
     """Time of a token if all 8 attention ranks had a prompt in each pass, and as seats become free."""
-    at, ranks = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    at, ranks = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8)
     load, batch = ds.lengths(8192, 1024), 64
     freed = ds.colocated(at, ranks, load, options=ds.Colocation(batch=(batch,)))["ttl_s"].item()
     prompts = ds.prefill_grid(at, ranks, load, batch=[8]).latency.item()
@@ -119,7 +119,7 @@ def ranks_together() -> str:
 @quick
 def ranks_held() -> str:
     """Time of a token if prompts are held back until all of these ranks have a free seat, for as long as pays most."""
-    at, ranks = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    at, ranks = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8)
     options = ds.Colocation(batch=(64,), hold_steps=None)
     (row,) = ds.colocated(at, ranks, ds.lengths(8192, 1024), options=options)["ttl_s"]
     return f"{1e3 * row:.0f} ms"

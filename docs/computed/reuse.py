@@ -94,9 +94,9 @@ def reuse_frontier() -> str:
 
 #: Instances that load a prefix: the mapping of each case.
 LOADERS = {
-    "DeepSeek-R1, H200": ds.Mapping(dp_attn=8, ep=8),
-    "DeepSeek-R1, GB200": ds.Mapping(dp_attn=8, ep=8),
-    "Llama-3.1-70B, H200": ds.Mapping(tp_attn=8, tp_ffn=8),
+    "DeepSeek-R1, H200": ds.Sharding(dp_attn=8, ep=8),
+    "DeepSeek-R1, GB200": ds.Sharding(dp_attn=8, ep=8),
+    "Llama-3.1-70B, H200": ds.Sharding(tp_attn=8, tp_ffn=8),
 }
 
 

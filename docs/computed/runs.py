@@ -80,8 +80,8 @@ def azure_best() -> str:
 @slow
 def unequal_instances() -> str:
     """Attainment of every policy on unequal instances. [%]"""
-    tp4, tp8 = (ds.Mapping(tp_attn=n, tp_ffn=n) for n in (4, 8))
-    pp4_twice, tp4_twice = (ds.Replicas(mapping=mapping, instances=2) for mapping in (ds.Mapping(pp=4), tp4))
+    tp4, tp8 = (ds.Sharding(tp_attn=n, tp_ffn=n) for n in (4, 8))
+    pp4_twice, tp4_twice = (ds.Replicas(mapping=mapping, instances=2) for mapping in (ds.Sharding(pp=4), tp4))
     tp8_once, tp8_twice = (ds.Replicas(mapping=tp8, instances=count) for count in (1, 2))
     prefill, decode = (pp4_twice, tp8_once), (tp4_twice, tp8_once)
     deployment = ds.ServedDeployment(
@@ -106,7 +106,7 @@ def unequal_instances() -> str:
 @slow
 def uneven_ranks() -> str:
     """Decode on attention ranks of their own, and on even ones with one memory: TPOT [ms], throughput [token/s]."""
-    at, mapping = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    at, mapping = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8)
     most = 4096
     ranks = StepTable.build(at, mapping, max_sequences=most)
     head = ranks.head.copy()
@@ -210,7 +210,7 @@ FAILING_WINDOW_S, FAILING_MUCH, FAILING_LOOK_S = 10.0, 0.1, 600.0  # arrivals lo
 @slow
 def failures_by_policy() -> str:
     """What failures of GPUs, of one instance and of a node cost each policy."""
-    two = ds.Mapping(tp_attn=2, tp_ffn=2)
+    two = ds.Sharding(tp_attn=2, tp_ffn=2)
     half, whole = ((ds.Replicas(mapping=two, instances=count),) for count in (4, 8))
     at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
     parts = {"prefill": half, "decode": half, "colocated": whole, "pairs": whole}

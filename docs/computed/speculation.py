@@ -18,7 +18,7 @@ class Statement(NamedTuple):
     who: str
     what: str  # deployment
     setup: tuple[str, str, str, str, str]  # model, system, recipe, profile, engine
-    mapping: ds.Mapping
+    mapping: ds.Sharding
     batch: int  # over all GPUs [request]
     context: int  # mean [token]
     drafts: int  # 0 = not stated: one is counted [token]
@@ -31,9 +31,9 @@ class Statement(NamedTuple):
 R1_SHARES = (0.92, 0.66, 0.24, 0.17, 0.02)
 _B200 = ("deepseek_r1", "b200_sxm", "nvfp4_bf16kv", "measured", "trtllm")
 _H200 = ("deepseek_v3", "h200_sxm", "fp8", "measured", "sglang")
-_ONE = ds.Mapping(tp_attn=8, tp_ffn=2, ep=4)
-_RANKS = ds.Mapping(dp_attn=16, ep=16)
-_TP8 = ds.Mapping(tp_attn=8, tp_ffn=8)
+_ONE = ds.Sharding(tp_attn=8, tp_ffn=2, ep=4)
+_RANKS = ds.Sharding(dp_attn=16, ep=16)
+_TP8 = ds.Sharding(tp_attn=8, tp_ffn=8)
 NVIDIA, LMSYS, SGLANG = "NVIDIA", "LMSYS", "SGLang documentation"
 #: LMSYS, "Accelerating SGLang with Multiple Token Prediction", July 2025: over no drafts and no overlapped scheduling,
 #: which drafts had not either; its split of the accepted length over positions is not published. SGLang's page on
@@ -47,14 +47,14 @@ STATEMENTS = (
     Statement(LMSYS, "V3, 16 H200, 65,536 tokens", _H200, _RANKS, 32, 67_584, 3, (0.72, 0.46, 0.26), 82.0 / 51.0),
     Statement(SGLANG, "V3, 8 H200, TP 8", _H200, _TP8, 1, 1500, 0, (), 1.8),
     Statement(SGLANG, "V3, 8 H200, TP 8", _H200, _TP8, 32, 1500, 0, (), 1.5),
-    Statement(LMSYS, "V3, 96 H200", _H200, ds.Mapping(dp_attn=96, ep=96), 96 * 128, 2050, 1, (), 1.142),
+    Statement(LMSYS, "V3, 96 H200", _H200, ds.Sharding(dp_attn=96, ep=96), 96 * 128, 2050, 1, (), 1.142),
 )
 #: Batches of the tables of the best number of drafts. [request]
 BATCHES = (1, 8, 32, 128, 512, 1024, 2048, 4096)
 #: Layouts in these tables.
-TP_EIGHT = ("TP 8, EP 8", ds.Mapping(tp_attn=8, ep=8))
-DP_EIGHT = ("attention DP 8, EP 8", ds.Mapping(dp_attn=8, ep=8))
-DP_WIDE = ("attention DP 32, EP 32", ds.Mapping(dp_attn=32, ep=32))
+TP_EIGHT = ("TP 8, EP 8", ds.Sharding(tp_attn=8, ep=8))
+DP_EIGHT = ("attention DP 8, EP 8", ds.Sharding(dp_attn=8, ep=8))
+DP_WIDE = ("attention DP 32, EP 32", ds.Sharding(dp_attn=32, ep=32))
 
 
 def gain_of(said: Statement) -> float:
@@ -90,7 +90,7 @@ def drafts_as_published() -> str:
     return table(head, rows)
 
 
-def best_drafts(at: ds.Setup, mapping: ds.Mapping, lengths: tuple[int, int]) -> list[str]:
+def best_drafts(at: ds.Setup, mapping: ds.Sharding, lengths: tuple[int, int]) -> list[str]:
     """Best number of drafts and its gain at each of ``BATCHES``; a dash where nothing fits."""
     case, batch = (mapping, ds.lengths(*lengths)), np.array(BATCHES)
     drafted = ds.decode_grid(at, *case, batch=batch)
@@ -100,7 +100,7 @@ def best_drafts(at: ds.Setup, mapping: ds.Mapping, lengths: tuple[int, int]) -> 
     return [(f"{k}: {gain:.2f}" if k else "none") if fits else "–" for k, gain, fits in points]
 
 
-def _by_batch(at: ds.Setup, lengths: tuple[int, int], *layouts: tuple[str, ds.Mapping]) -> str:
+def _by_batch(at: ds.Setup, lengths: tuple[int, int], *layouts: tuple[str, ds.Sharding]) -> str:
     columns = [best_drafts(at, mapping, lengths) for _, mapping in layouts]
     head = ("batch", *(f"{name}, best drafts: gain" for name, _ in layouts))
     return table(head, [(f"{each:,}", *row) for each, *row in zip(BATCHES, *columns, strict=True)])

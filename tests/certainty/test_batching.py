@@ -18,7 +18,7 @@ from disagg_sim.certainty.trust import rests_on
 def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
     """Two pools and co-located instances, with and without a pipeline: one evaluation of decode steps for all."""
     at, lengths = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), ds.lengths(2048, 256)
-    mappings = [ds.Mapping(), ds.Mapping(pp=2)]
+    mappings = [ds.Sharding(), ds.Sharding(pp=2)]
     modes = [
         serve(at, mappings, lengths, options=ds.Colocation(batch=(4, 16))) for serve in (ds.colocated, ds.piggyback)
     ]
@@ -37,7 +37,7 @@ def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_w
     """Three constant lengths and a distribution: times and words are those of each alone."""
     at, mappings = (
         ds.setup("deepseek_r1", "h200_sxm", "fp8"),
-        [ds.Mapping(dp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8)],
+        [ds.Sharding(dp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8)],
     )
     given = {
         "1024/128": ds.lengths(1024, 128),
@@ -67,7 +67,7 @@ def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_w
 def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
     """Prefill on H100, which has fits of its own, decode on H20, which inherits them; and every mode of both."""
     here, there = (ds.setup("llama_3_1_8b", system, "fp8") for system in ("h100_sxm", "h20_sxm"))
-    lengths, wide = ds.lengths(30_000, 256), [ds.Mapping(), ds.Mapping(tp_attn=8, tp_ffn=8)]
+    lengths, wide = ds.lengths(30_000, 256), [ds.Sharding(), ds.Sharding(tp_attn=8, tp_ffn=8)]
     tables = [ds.disaggregated(ds.prefill_grid(here, wide, lengths), ds.decode_grid(there, wide, lengths, batch=[8]))]
     options = ds.Colocation(batch=(4, 64))
     tables += [
@@ -83,7 +83,7 @@ def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
 def test_designs_are_taken_apart_together_as_they_are_one_by_one() -> None:
     """Two pools, co-located and piggybacked instances, whole prompts and chunks, two lengths and a mix of lengths."""
     at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
-    mappings = [ds.Mapping(dp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, pp=2)]
+    mappings = [ds.Sharding(dp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, pp=2)]
     given = {name: ds.lengths(*map(int, name.split("/"))) for name in ("1024/128", "16384/64")}
     given["log_normal_4096_512"] = ds.lengths("log_normal_4096_512")
     options = ds.Colocation(batch=(64,), prefill_batch=(8,))

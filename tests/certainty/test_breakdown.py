@@ -52,7 +52,7 @@ def test_parts_add_up_to_ttl_and_ftl_in_every_mode(case, mode):
 def test_no_part_is_sooner_done_than_at_the_speed_of_light(serve, tp, pp):
     """Waits in a pipeline, too, of which the ideal times of its stages may leave more."""
     at = ds.setup("llama_3_1_70b", "h100_sxm", "fp8")
-    points = serve(at, ds.Mapping(tp_attn=tp, tp_ffn=tp, pp=pp), ds.lengths(4096, 512)).iloc[::3].head(30)
+    points = serve(at, ds.Sharding(tp_attn=tp, tp_ffn=tp, pp=pp), ds.lengths(4096, 512)).iloc[::3].head(30)
     parts = ds.breakdown(points).operators
     assert "waiting" in set(parts["kind"])
     assert (parts["ideal_s"] <= parts["seconds"] * (1.0 + 1e-9)).all()
@@ -81,7 +81,7 @@ def test_a_frontier_file_gives_what_the_table_gave():
 
 def test_layers_and_repetitions_are_counted():
     """80 layers, each with one decode attention; 512 tokens: the prompts of the 31 other residents come between."""
-    points = llama(ds.Mapping(tp_attn=4, tp_ffn=4), batch=32, prefill_batch=1)
+    points = llama(ds.Sharding(tp_attn=4, tp_ffn=4), batch=32, prefill_batch=1)
     parts = ds.breakdown(points).operators.query("latency == 'ttl'").set_index(["step", "operator"])
     assert parts.loc[("decode step", "decode attention"), "calls"] == 80
     assert parts.loc[("decode step", "head"), "calls"] == 1
@@ -93,7 +93,7 @@ def test_layers_and_repetitions_are_counted():
 
 def test_resources_are_elasticities_where_nothing_waits():
     """On one stage the seconds of HBM are what its elasticity says, taken here by differences of two scored tables."""
-    points = llama(ds.Mapping(tp_attn=8, tp_ffn=8), batch=64, prefill_batch=2)
+    points = llama(ds.Sharding(tp_attn=8, tp_ffn=8), batch=64, prefill_batch=2)
     found = ds.breakdown(points)
     parts = found.operators.query("latency == 'ttl'")
     moved = ds.sensitivity(points).set_index("parameter")
@@ -121,7 +121,7 @@ def test_a_pass_waits_for_its_other_micro_batches():
         ds.setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels"),
         ds.lengths(512, 512),
     )  # too short for chunks
-    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    mapping = ds.Sharding(tp_attn=2, tp_ffn=2, pp=2)
     one, two = (ds.prefill_grid(at, mapping, short, batch=[b]) for b in (1, 2))
     decode = ds.decode_grid(at, mapping, short, batch=[2])
     points = ds.disaggregated(two, decode, ftl_limit=10.0)
@@ -136,7 +136,7 @@ def test_a_pass_waits_for_its_other_micro_batches():
 def test_a_point_of_a_grid_is_taken_apart_like_a_row_of_a_table():
     """Latent attention, whose chunks have a form of their own; memory by part, too."""
     at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(4096, 256)
-    grid = ds.prefill_grid(at, ds.Mapping(dp_attn=4, ep=4, pp=2), lengths, batch=[16, 32])
+    grid = ds.prefill_grid(at, ds.Sharding(dp_attn=4, ep=4, pp=2), lengths, batch=[16, 32])
     for row in range(len(grid.mappings)):
         found = ds.breakdown(grid, at=(row, 1))
         assert found.operators["seconds"].sum() == pytest.approx(grid.latency[row, 1], rel=1e-12)
@@ -190,7 +190,7 @@ def test_rows_that_their_specs_do_not_give_are_refused():
 def test_kernels_of_sparse_and_linear_attention_wait_for_a_resource(model):
     """Long caches are indexed, and states moved, at the rate of the HBM: one percent more of it shortens the step."""
     at = ds.setup(model, "h200_sxm", "fp8")
-    grid = ds.decode_grid(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(32_000, 256), batch=[64])
+    grid = ds.decode_grid(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(32_000, 256), batch=[64])
     parts = ds.breakdown(grid).latency(0, "ttl")
     own = parts[parts["source"].str.contains("attention_parts")]
     assert len(own)

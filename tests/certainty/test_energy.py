@@ -28,7 +28,7 @@ def at():
 
 @pytest.fixture(scope="module")
 def pools(at):
-    one = ds.Mapping()
+    one = ds.Sharding()
     grids = ds.prefill_grid(at, one, LENGTHS), ds.decode_grid(at, one, LENGTHS, batch=[1, 8, 64])
     return ds.disaggregated(*grids, gpu_cap=16)
 
@@ -44,12 +44,12 @@ def waiting(monkeypatch):
 
 
 def colocated(at, mapping=None, batch=(16,)):
-    return ds.colocated(at, mapping or ds.Mapping(), LENGTHS, options=ds.Colocation(batch=batch, prefill_batch=(1,)))
+    return ds.colocated(at, mapping or ds.Sharding(), LENGTHS, options=ds.Colocation(batch=batch, prefill_batch=(1,)))
 
 
 @pytest.mark.parametrize("degrees", [{}, {"tp_attn": 2, "tp_ffn": 2}, {"pp": 2}, {"tp_attn": 2, "tp_ffn": 2, "pp": 4}])
 def test_gpus_whose_kernels_draw_nothing_draw_idle_power_in_every_layout(at, waiting, degrees):
-    table = with_energy(colocated(at, ds.Mapping(**degrees)))
+    table = with_energy(colocated(at, ds.Sharding(**degrees)))
     assert table["drawn_watts"].to_numpy() == pytest.approx(waiting * table["total_gpus"].to_numpy(), rel=1e-9)
 
 
@@ -104,7 +104,7 @@ def test_time_and_energy_of_the_same_pass_agree_with_the_served_model(at):
 @given(st.integers(1, 256), st.sampled_from([1, 2, 4]))
 def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
     at = ds.setup("llama_3_1_8b", "b200_sxm", "fp8")
-    table = with_energy(colocated(at, ds.Mapping(tp_attn=tp, tp_ffn=tp), (batch,)))
+    table = with_energy(colocated(at, ds.Sharding(tp_attn=tp, tp_ffn=tp), (batch,)))
     gpus = table["total_gpus"]
     assert (table["drawn_watts"] > gpus * power.power_at(at).idle).all()
     assert (table["drawn_watts"] < table["tdp_watts"]).all()
@@ -126,7 +126,7 @@ def test_a_token_costs_more_joules_where_fewer_share_a_step(at):
 
 
 def test_piggybacked_prefill_costs_what_mixed_steps_draw_more_than_plain_ones(at):
-    table = with_energy(ds.piggyback(at, ds.Mapping(), LENGTHS, options=ds.Colocation(batch=(32,))))
+    table = with_energy(ds.piggyback(at, ds.Sharding(), LENGTHS, options=ds.Colocation(batch=(32,))))
     parts = 2048 * table["prefill_joules_per_prompt_token"] + 256 * table["decode_joules_per_output_token"]
     assert parts.to_numpy() == pytest.approx(table["joules_per_request"].to_numpy(), rel=1e-6)
 
@@ -134,7 +134,7 @@ def test_piggybacked_prefill_costs_what_mixed_steps_draw_more_than_plain_ones(at
 def test_a_distribution_of_one_length_is_that_length(at):
     table = colocated(at)
     alike = ds.lengths([2048, 2048], [256, 256])
-    again = with_energy(ds.colocated(at, ds.Mapping(), alike, options=ds.Colocation(batch=(16,), prefill_batch=(1,))))
+    again = with_energy(ds.colocated(at, ds.Sharding(), alike, options=ds.Colocation(batch=(16,), prefill_batch=(1,))))
     columns = [column.name for column in ENERGY_COLUMNS if column.dtype == "float64"]
     assert again[columns].to_numpy(dtype=float) == pytest.approx(with_energy(table)[columns].to_numpy(dtype=float))
 
@@ -176,7 +176,7 @@ def test_nothing_changes_but_the_columns_of_energy(pools):
 @pytest.mark.parametrize("ep", [16, 32])
 def test_halves_of_a_pass_that_run_at_once_spend_what_they_spend_one_after_the_other(ep):
     """Less what a GPU would draw by waiting in the time that is saved, and no more than it may draw."""
-    wide = ds.Mapping(dp_attn=ep, ep=ep)
+    wide = ds.Sharding(dp_attn=ep, ep=ep)
 
     def spent(engine):
         at = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine=engine)

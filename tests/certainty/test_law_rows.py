@@ -29,13 +29,13 @@ def llama():
 @cache
 def served(mode, measure="tpot"):
     """Designs of Llama 3.1 8B under the shipped log-normal lengths, and what they were made with."""
-    lengths, one = ds.lengths(CHAT), ds.Mapping()
+    lengths, one = ds.lengths(CHAT), ds.Sharding()
     if mode == "disaggregated":
         prefill = ds.prefill_grid(llama(), one, lengths, batch=[1])
         points = ds.disaggregated(prefill, ds.decode_grid(llama(), one, lengths, batch=[8]))
     elif mode == "cpp":
         options = ds.Colocation(batch=(4,), prefill_batch=(1, 4), ttl_measure=measure)
-        points = ds.colocated(llama(), ds.Mapping(pp=2), lengths, options=options)
+        points = ds.colocated(llama(), ds.Sharding(pp=2), lengths, options=options)
         points = points[points["prefill_chunk_tokens"] == 1024].head(1).reset_index(drop=True)
     else:
         options = ds.Colocation(batch=(8,), prefill_batch=(1,), rank_chunk_tokens=(512,), ttl_measure=measure)
@@ -75,7 +75,7 @@ def test_parts_add_up_under_a_shipped_distribution(mode, measure):
 def test_a_pass_of_two_lengths_is_the_weighted_mean_of_both(row):
     """(1/3) of every part at 1000 tokens and (2/3) at 3000; a chunk of 1024 makes one piece of the one, three of the
     other."""
-    mapping = ds.Mapping(pp=2)
+    mapping = ds.Sharding(pp=2)
 
     def taken_apart(lengths):
         grid = ds.prefill_grid(llama(), mapping, lengths, batch=[1], chunk_tokens=[512])
@@ -91,16 +91,16 @@ def test_a_pass_of_two_lengths_is_the_weighted_mean_of_both(row):
 def test_mixed_steps_count_with_their_tokens_in_ttl_and_with_their_pieces_in_ftl():
     """Of 7 chunks 1 is of a short prompt; a prompt takes as many mixed steps to its first token as it has chunks."""
     options = ds.Colocation(batch=(8,), rank_chunk_tokens=(512,), every_step_mixed=False)
-    points = ds.piggyback(llama(), ds.Mapping(), TWO, options=options)
+    points = ds.piggyback(llama(), ds.Sharding(), TWO, options=options)
     row = points.iloc[0]
     chunk, share = row["mixed_chunk_tokens"], row["mixed_step_share"]
 
     def step(isl):
-        one = mixed_step(llama(), ds.Mapping(), batch=8.0, context=TWO.context, chunk=Chunk(chunk, isl))
+        one = mixed_step(llama(), ds.Sharding(), batch=8.0, context=TWO.context, chunk=Chunk(chunk, isl))
         return float(np.squeeze(one.time))
 
     parts = ds.breakdown(points, origin=ds.Origin(lengths=TWO)).operators.groupby(["latency", "step"])["seconds"].sum()
-    decode = float(np.squeeze(decode_step(llama(), ds.Mapping(), batch=8.0, context=TWO.context).ttl))
+    decode = float(np.squeeze(decode_step(llama(), ds.Sharding(), batch=8.0, context=TWO.context).ttl))
     assert parts["ttl", "decode step"] == pytest.approx((1 - share) * decode, rel=1e-9)
     assert parts["ttl", "mixed step"] == pytest.approx(share * (step(SHORT) / 7 + step(LONG) * 6 / 7), rel=1e-9)
     pieces = step(SHORT) * max(SHORT / chunk, 1) / 3 + step(LONG) * max(LONG / chunk, 1) * 2 / 3
@@ -111,10 +111,10 @@ def test_mixed_steps_count_with_their_tokens_in_ttl_and_with_their_pieces_in_ftl
 def test_requests_that_are_all_alike_are_constant_lengths(mode):
     alike, constant = ds.lengths([2048] * 3, [256] * 3), ds.lengths(2048, 256)
     if mode == "disaggregated":
-        grids = (grid(llama(), ds.Mapping(), constant, batch=[4]) for grid in (ds.prefill_grid, ds.decode_grid))
+        grids = (grid(llama(), ds.Sharding(), constant, batch=[4]) for grid in (ds.prefill_grid, ds.decode_grid))
         points = ds.disaggregated(*grids)
     else:
-        points = getattr(ds, mode)(llama(), ds.Mapping(), constant, options=ds.Colocation(batch=(4,)))
+        points = getattr(ds, mode)(llama(), ds.Sharding(), constant, options=ds.Colocation(batch=(4,)))
     one, other = ds.breakdown(points), ds.breakdown(points, origin=ds.Origin(lengths=alike))
     assert np.allclose(one.operators["seconds"], other.operators["seconds"], rtol=1e-12, atol=0.0)
     assert np.allclose(one.elasticities["ttl"], other.elasticities["ttl"], rtol=1e-12, atol=0.0)
@@ -124,10 +124,10 @@ def test_requests_that_are_all_alike_are_constant_lengths(mode):
 
 def test_the_ftl_of_a_quantile_is_the_pass_of_that_prompt():
     lengths = ds.lengths(CHAT)
-    prefill = ds.prefill_grid(llama(), ds.Mapping(), lengths, batch=[1], ftl_quantile=0.9)
+    prefill = ds.prefill_grid(llama(), ds.Sharding(), lengths, batch=[1], ftl_quantile=0.9)
     of_grid = ds.breakdown(prefill)
     assert seconds(of_grid, "ftl").sum() == pytest.approx(prefill.latency[0, 0], rel=1e-9)
-    points = ds.disaggregated(prefill, ds.decode_grid(llama(), ds.Mapping(), lengths, batch=[8]))
+    points = ds.disaggregated(prefill, ds.decode_grid(llama(), ds.Sharding(), lengths, batch=[8]))
     asked = ds.Origin(lengths=lengths, ftl_quantile=0.9)
     assert ds.rescore(points, origin=asked)["ftl_s"][0] == pytest.approx(points["ftl_s"][0], rel=1e-12)
     with pytest.raises(InputError, match="its settings give ftl_s"):
@@ -137,7 +137,7 @@ def test_the_ftl_of_a_quantile_is_the_pass_of_that_prompt():
 def test_a_point_of_a_decode_grid_runs_at_the_length_biased_context():
     """Half of the requests make 2 tokens, half 200: in a random step 199 of 200 of those in flight make 200."""
     law = ds.lengths([100, 5000], [2, 200])
-    grid = ds.decode_grid(llama(), ds.Mapping(), law, batch=[16])
+    grid = ds.decode_grid(llama(), ds.Sharding(), law, batch=[16])
     assert law.context == pytest.approx((101 + 199 * 5100) / 200)
     assert seconds(ds.breakdown(grid), "ttl").sum() == pytest.approx(grid.latency[0, 0], rel=1e-9)
 
@@ -148,7 +148,7 @@ def test_elasticities_and_error_bars_are_of_the_distribution():
     options = ds.Colocation(batch=(8,), prefill_batch=(1,), ttl_measure="p99")
     origin = ds.Origin(lengths=lengths)
     found = ds.sensitivity(
-        ds.colocated(at, ds.Mapping(), lengths, options=options), parameters=("flops", "hbm_bandwidth"), origin=origin
+        ds.colocated(at, ds.Sharding(), lengths, options=options), parameters=("flops", "hbm_bandwidth"), origin=origin
     )
     for name, sign in (("ttl", -1.0), ("ftl", -1.0), ("throughput", 1.0)):
         assert found[name].sum() == pytest.approx(sign, abs=1e-9)
@@ -167,7 +167,7 @@ def test_lengths_beyond_a_fit_are_told_where_their_time_counts():
     def words(short, long):
         lengths = ds.lengths([SHORT] * short + [20_000] * long, [OSL] * (short + long))
         options = ds.Colocation(batch=(1,), prefill_batch=(1,))
-        points = ds.colocated(llama(), ds.Mapping(), lengths, options=options)
+        points = ds.colocated(llama(), ds.Sharding(), lengths, options=options)
         origin = ds.Origin(lengths=lengths)
         (part,) = ds.breakdown(points, origin=origin).operators.query(
             "operator == 'prefill attention' and latency == 'ftl'"

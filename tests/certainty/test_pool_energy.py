@@ -20,8 +20,8 @@ def test_halves_spend_on_their_work_what_a_whole_instance_does(batch):
     The two activations of a layer are read and written in two kernels in place of one.
     """
     at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
-    halves = split_spent(at, at, Split(ds.Mapping(), ds.Mapping(), 1), LENGTHS, float(batch))
-    parts = energy_parts(ds.decode_grid(at, ds.Mapping(), LENGTHS, batch=[batch]))
+    halves = split_spent(at, at, Split(ds.Sharding(), ds.Sharding(), 1), LENGTHS, float(batch))
+    parts = energy_parts(ds.decode_grid(at, ds.Sharding(), LENGTHS, batch=[batch]))
     idle = power_at(at).idle
     apart = sum(float(each.joules - idle * each.seconds) for each in halves)
     assert apart == pytest.approx(parts["joules"].sum() - idle * parts["seconds"].sum(), rel=0.005)
@@ -31,7 +31,7 @@ def test_gpus_draw_more_than_waiting_and_no_more_than_their_limit():
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     power = power_at(at)
     for gpus, micro in ((16, 2), (32, 3), (32, 4)):
-        split = Split(ds.Mapping(dp_attn=36, ep=36), ffn_mapping(at, gpus), micro)
+        split = Split(ds.Sharding(dp_attn=36, ep=36), ffn_mapping(at, gpus), micro)
         for each in split_spent(at, at, split, LENGTHS, np.array([1.0, 64.0, 512.0])):
             assert np.all(power.idle * each.seconds < each.joules)
             assert np.all(each.joules <= power.limit * each.seconds)
@@ -39,7 +39,7 @@ def test_gpus_draw_more_than_waiting_and_no_more_than_their_limit():
 
 def test_a_feed_forward_pool_has_the_power_of_its_own_system():
     at, other = (ds.setup("llama_3_1_70b", name, "fp8") for name in ("h200_sxm", "h100_sxm"))
-    split = Split(ds.Mapping(tp_attn=2, tp_ffn=2), ffn_mapping(at, 4), 2)
+    split = Split(ds.Sharding(tp_attn=2, tp_ffn=2), ffn_mapping(at, 4), 2)
     (_, own), (_, theirs) = (split_spent(at, ffn, split, LENGTHS, 8.0) for ffn in (at, other))
     assert own.joules / own.seconds > power_at(at).idle
     assert float(theirs.joules) != float(own.joules)

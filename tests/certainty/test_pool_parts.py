@@ -7,7 +7,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
 from disagg_sim.cli.main import run
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.attention_ffn import Split, split_step
 
@@ -17,8 +17,8 @@ HAND = ("explain", "--model", "deepseek_r1", "--system", "gb200_nvl72", "--preci
 
 def split_of(at, ffn_gpus, microbatches=3):
     if at.model.is_moe:
-        return Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=ffn_gpus, ep=ffn_gpus), microbatches)
-    return Split(Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=ffn_gpus, tp_ffn=ffn_gpus), microbatches)
+        return Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=ffn_gpus, ep=ffn_gpus), microbatches)
+    return Split(Sharding(tp_attn=4, tp_ffn=4), Sharding(tp_attn=ffn_gpus, tp_ffn=ffn_gpus), microbatches)
 
 
 @pytest.mark.parametrize("profile", ["ideal", "measured"])
@@ -53,7 +53,7 @@ def test_the_half_that_sets_the_pace_is_waited_for_m_times_and_the_other_hides()
 
 def test_halves_on_two_systems_rest_on_fits_of_their_own():
     at, theirs = (ds.setup("deepseek_r1", name, "fp8") for name in ("h200_sxm", "h100_sxm"))
-    split = Split(Mapping(dp_attn=8, ep=8), Mapping(dp_attn=32, ep=32), 2)
+    split = Split(Sharding(dp_attn=8, ep=8), Sharding(dp_attn=32, ep=32), 2)
     found = split_parts(at, split, LENGTHS, 32.0, theirs)
     sources = found.parts.groupby("pool")["source"].agg(" ".join)
     assert "h200_sxm" in sources["attention"]

@@ -37,7 +37,7 @@ def test_more_of_a_rate_never_harms_and_latency_never_helps():
 
 def test_one_gpu_at_batch_one_is_bound_by_memory():
     """A dense 8B model on one GPU at speed of light reads its weights and cache: HBM bandwidth alone matters."""
-    mapping = ds.Mapping()
+    mapping = ds.Sharding()
     at = ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal")
     one = ds.Colocation(batch=(1,), prefill_batch=(1,))
     points = ds.colocated(at, mapping, ds.lengths(1024, 128), options=one)

@@ -12,7 +12,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.planning.prices import planned_prices
 
 PRICE = {"h200_sxm": 3.6}  # a thousandth of a USD a second
-ONE = ds.Mapping()
+ONE = ds.Sharding()
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.report.breakdown import trust_shares as shares_of_parts
 
 LENGTHS = ds.lengths(2048, 256)
-ONE_GPU = ds.Mapping()
+ONE_GPU = ds.Sharding()
 
 
 def decode_shares(model, system, precision, mapping=ONE_GPU, **settings):
@@ -59,7 +59,7 @@ def test_nothing_of_the_speed_of_light_is_measured():
 
 def test_a_system_of_inherited_fits_is_labelled_so():
     """Kernels of an MI300X are those of other GPUs, scaled; elementwise kernels are an assumption on every system."""
-    shares = decode_shares("llama_3_1_70b", "mi300x", "fp8", ds.Mapping(tp_attn=8, tp_ffn=8))
+    shares = decode_shares("llama_3_1_70b", "mi300x", "fp8", ds.Sharding(tp_attn=8, tp_ffn=8))
     assert shares[Trust.INHERITED] > 0.7
     assert set(decode_shares("llama_3_1_70b", "h200_sxm", "fp8")) == {Trust.FITTED, Trust.ASSUMED}
 
@@ -67,7 +67,7 @@ def test_a_system_of_inherited_fits_is_labelled_so():
 def test_elementwise_kernels_are_all_that_is_assumed_of_one_gpu():
     """By hand: 12 us a layer, and hidden states that move through memory, are what no table times."""
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    found = ds.breakdown(ds.decode_grid(at, ds.Mapping(), LENGTHS, batch=[64])).latency(0, "ttl").set_index("operator")
+    found = ds.breakdown(ds.decode_grid(at, ds.Sharding(), LENGTHS, batch=[64])).latency(0, "ttl").set_index("operator")
     assumed = found["seconds"]["elementwise"] / found["seconds"].sum()
     assert decode_shares("llama_3_1_8b", "h100_sxm", "fp8")[Trust.ASSUMED] == pytest.approx(assumed, rel=0.02)
     assert 32 * 12e-6 < found["seconds"]["elementwise"] < 1.5 * 32 * 12e-6
@@ -76,12 +76,12 @@ def test_elementwise_kernels_are_all_that_is_assumed_of_one_gpu():
 def test_all_reduce_of_more_ranks_than_were_timed_is_not_fitted():
     """TensorRT-LLM's was timed on 2 and 4 GPUs of a GB200, on 8 and 16 of a GB300; beyond, nobody did."""
     four, eight = (
-        decode_shares("llama_3_1_70b", "gb200_nvl72", "fp8", ds.Mapping(tp_attn=n, tp_ffn=n)) for n in (4, 8)
+        decode_shares("llama_3_1_70b", "gb200_nvl72", "fp8", ds.Sharding(tp_attn=n, tp_ffn=n)) for n in (4, 8)
     )
     assert Trust.INHERITED not in four
     assert eight[Trust.INHERITED] > 0.1
     at = ds.setup("llama_3_1_405b", "gb200_nvl72", "fp8")
-    more = ds.decode_grid(at, ds.Mapping(tp_attn=32, tp_ffn=32), LENGTHS, batch=[64])
+    more = ds.decode_grid(at, ds.Sharding(tp_attn=32, tp_ffn=32), LENGTHS, batch=[64])
     assert trust_shares(more, 0, 0)[Trust.ASSUMED] > 0.3
 
 
@@ -122,7 +122,7 @@ def test_a_throughput_counts_pools_by_their_gpus():
 
 def test_shares_of_a_point_of_a_grid_are_those_of_its_design():
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    grid = ds.prefill_grid(at, ds.Mapping(), LENGTHS, batch=[1, 4])
+    grid = ds.prefill_grid(at, ds.Sharding(), LENGTHS, batch=[1, 4])
     found = shares_of_designs(design_of(grid, 0, 1))
     assert np.isclose(found[Trust.FITTED].throughput[0], trust_shares(grid, 0, 1)[Trust.FITTED])
 

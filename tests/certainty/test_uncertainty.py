@@ -63,7 +63,7 @@ def test_same_seed_same_bands_and_the_median_lies_near_the_nominal_numbers():
 @pytest.mark.parametrize("model", ["qwen3_next_80b_a3b", "deepseek_v4_flash"])
 def test_models_with_linear_and_compressed_attention_have_bands(model):
     at, options = ds.setup(model, "h200_sxm", "fp8"), ds.Colocation(batch=(4,), prefill_batch=(1,))
-    points = ds.colocated(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(4096, 256), ftl_limit=10.0, options=options)
+    points = ds.colocated(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(4096, 256), ftl_limit=10.0, options=options)
     bands = ds.uncertainty(points, samples=100).bands()
     assert (bands["ttl_p10_s"] < bands["ttl_s"]).all()
     assert (bands["ttl_s"] < bands["ttl_p90_s"]).all()
@@ -133,7 +133,7 @@ def test_an_engine_is_off_by_as_much_as_its_served_runs_were(monkeypatch, latenc
     monkeypatch.setattr(
         error_bars, "log_factor", lambda op, _designs, _spec, draws, _places: np.zeros((op.rows, draws.samples))
     )
-    at, two, law = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Mapping(tp_attn=2, tp_ffn=2), ds.lengths(4096, 512)
+    at, two, law = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Sharding(tp_attn=2, tp_ffn=2), ds.lengths(4096, 512)
     points = ds.disaggregated(ds.prefill_grid(at, two, law, batch=[1]), ds.decode_grid(at, two, law, batch=[32]))
     found = error_bars.uncertainty(points, samples=4000)
     spread = load_uncertainty("measured").served[field]

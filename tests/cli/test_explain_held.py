@@ -15,7 +15,7 @@ def test_a_design_by_hand_tells_both_sides_of_its_wait(capsys):
     """43.6 ms in place of 83.1: the numbers of the search with and without a wait."""
     assert run([*R1, "--phase", "colocated", "--hold-prompts", "tuned", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["held_prompts"]
-    at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Mapping(dp_attn=8, ep=8)
+    at, wide = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.Sharding(dp_attn=8, ep=8)
     both = [
         ds.colocated(
             at, wide, ds.lengths(8192, 1024), ftl_limit=1e9, options=ds.Colocation(batch=(64,), hold_steps=steps)

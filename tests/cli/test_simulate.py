@@ -409,7 +409,9 @@ def test_energy_of_runs_is_written_where_asked_for(scenario, tmp_path, capsys):
     assert not (plain / "energy.csv").exists()
     found = pd.read_csv(asked / "energy.csv")
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    two = ds.ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=2),), setup=at)
+    two = ds.ServedDeployment(
+        name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=2),), setup=at
+    )
     result = ds.simulate(two, ds.load_trace(str(tmp_path / "short.csv")), "vllm", slo=ds.Slo(ttft=0.5, tpot=0.05))
     by_hand = ds.run_energy(result)
     assert found["joules"].sum() == pytest.approx(by_hand["joules"].sum(), rel=1e-6)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_efficiency, load_system
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid
@@ -12,7 +12,7 @@ from disagg_sim.workload.lengths import lengths
 def ttl(system: str) -> float:
     """Time of a step of one request of Llama 8B in bf16 on one GPU, without an engine. [s]"""
     at = setup("llama_3_1_8b", system, "bf16", "measured", "kernels")
-    return float(decode_grid(at, Mapping(), lengths(128, 128), batch=[1]).latency[0, 0])
+    return float(decode_grid(at, Sharding(), lengths(128, 128), batch=[1]).latency[0, 0])
 
 
 def test_the_pcie_card_has_the_memory_that_its_clock_gives():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_efficiency, load_model, load_system, resolve_precision
 from disagg_sim.physics.setup import setup
@@ -27,7 +27,7 @@ H100 = 3.35
 def ttl(system: str, profile: str = "ideal") -> float:
     """Time of a step of one request of Llama 8B in bf16 on one GPU, without an engine. [s]"""
     at = setup("llama_3_1_8b", system, "bf16", profile, "kernels")
-    return float(decode_grid(at, Mapping(), lengths(128, 128), batch=[1]).latency[0, 0])
+    return float(decode_grid(at, Sharding(), lengths(128, 128), batch=[1]).latency[0, 0])
 
 
 def test_the_weights_cross_the_memory_of_an_l40s_once_a_token():
@@ -84,7 +84,7 @@ def band_of(system: str, engine: str) -> float:
     """S.d. of the logarithm of the time of a step of eight requests. [1]"""
     at = setup("llama_3_1_8b", system, "bf16", "measured", engine)
     options = ds.Colocation(batch=(8,), prefill_batch=(1,))
-    points = ds.colocated(at, ds.Mapping(), ds.lengths(1024, 128), ftl_limit=10.0, options=options)
+    points = ds.colocated(at, ds.Sharding(), ds.lengths(1024, 128), ftl_limit=10.0, options=options)
     return float(np.log(ds.uncertainty(points.head(1), samples=400).ttl).std())
 
 

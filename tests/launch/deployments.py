@@ -10,12 +10,12 @@ R1_ON_H200 = ("deepseek_r1", "h200_sxm", "fp8")
 CHAT = ds.lengths(4096, 512)
 
 
-def workers(role: str, at: ds.Setup, mapping: ds.Mapping, instances: int = 1, **limits: Any) -> ds.Workers:
+def workers(role: str, at: ds.Setup, mapping: ds.Sharding, instances: int = 1, **limits: Any) -> ds.Workers:
     return ds.Workers(role=role, setup=at, mapping=mapping, instances=instances, **limits)
 
 
-def tp(degree: int) -> ds.Mapping:
-    return ds.Mapping(tp_attn=degree, tp_ffn=degree)
+def tp(degree: int) -> ds.Sharding:
+    return ds.Sharding(tp_attn=degree, tp_ffn=degree)
 
 
 def unequal_tp() -> tuple[ds.Workers, ...]:
@@ -28,24 +28,24 @@ def unequal_tp() -> tuple[ds.Workers, ...]:
 def dep() -> tuple[ds.Workers, ...]:
     """DeepSeek-R1: prefill with TP attention and experts over a node, decode with attention DP over two nodes."""
     at = ds.setup(*R1_ON_H200, engine="sglang")
-    prefill = workers("prefill", at, ds.Mapping(tp_attn=8, ep=8), 3, batch=2, token_budget=16384)
-    return prefill, workers("decode", at, ds.Mapping(dp_attn=16, ep=16), batch=1000)
+    prefill = workers("prefill", at, ds.Sharding(tp_attn=8, ep=8), 3, batch=2, token_budget=16384)
+    return prefill, workers("decode", at, ds.Sharding(dp_attn=16, ep=16), batch=1000)
 
 
 def rack() -> tuple[ds.Workers, ...]:
     """DeepSeek-R1 on an NVL72: decode over 48 GPUs in trays of 4, with 32 redundant expert slots."""
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
-    prefill = workers("prefill", at, ds.Mapping(dp_attn=4, ep=4), 6, batch=4, token_budget=16384, lengths=CHAT)
-    wide = ds.Mapping(dp_attn=48, ep=48, redundant_slots=32)
+    prefill = workers("prefill", at, ds.Sharding(dp_attn=4, ep=4), 6, batch=4, token_budget=16384, lengths=CHAT)
+    wide = ds.Sharding(dp_attn=48, ep=48, redundant_slots=32)
     return prefill, workers("decode", at, wide, batch=3072, lengths=CHAT)
 
 
 def chunked() -> tuple[ds.Workers, ...]:
     """DeepSeek-R1: prefill in chunks of 4096 tokens over 4 stages of 8 GPUs, decode with attention DP on a node."""
     at = ds.setup(*R1_ON_H200, engine="sglang")
-    stages = ds.Mapping(tp_attn=8, tp_ffn=8, pp=4, chunk_tokens=4096)
+    stages = ds.Sharding(tp_attn=8, tp_ffn=8, pp=4, chunk_tokens=4096)
     return workers("prefill", at, stages, batch=1, token_budget=65536), workers(
-        "decode", at, ds.Mapping(dp_attn=8, ep=8), 2, batch=512
+        "decode", at, ds.Sharding(dp_attn=8, ep=8), 2, batch=512
     )
 
 

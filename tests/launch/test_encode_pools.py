@@ -17,7 +17,7 @@ ENCODE = ("--pools", "encode,prefill,decode", "--images", "2x1120x1120", "--gpus
 def three():
     at = ds.setup("qwen3_5_35b_a3b", "h200_sxm", "fp8", engine="sglang")
     prefill = workers("prefill", at, tp(2), 2, batch=4, token_budget=16384)
-    return workers("encode", at, ds.Mapping(), 2), prefill, workers("decode", at, tp(2), 1, batch=64)
+    return workers("encode", at, ds.Sharding(), 2), prefill, workers("decode", at, tp(2), 1, batch=64)
 
 
 def test_encoders_run_alone_and_prefill_without_them(three):

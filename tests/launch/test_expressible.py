@@ -14,8 +14,8 @@ def test_nothing_is_in_the_way_of_what_is_written(case: str, engine: str) -> Non
     assert ds.expressible(CASES[case][0](), engine) == ()
 
 
-MIXED = ds.Mapping(tp_attn=2, dp_attn=4, ep=8)
-GROUPS = ds.Mapping(tp_attn=8, tp_ffn=2, ep=4)
+MIXED = ds.Sharding(tp_attn=2, dp_attn=4, ep=8)
+GROUPS = ds.Sharding(tp_attn=8, tp_ffn=2, ep=4)
 
 
 def test_engines_that_cannot_are_told_from_those_that_can() -> None:
@@ -49,7 +49,7 @@ def test_an_engine_that_does_not_run_on_a_system_is_told_in_one_line(system: str
 def test_kernels_of_cuda_between_experts_are_left_out_elsewhere() -> None:
     for engine, flags in (("vllm", ["--all2all-backend"]), ("sglang", ["--moe-a2a-backend", "--deepep-mode"])):
         for system, there in (("h100_sxm", True), ("mi300x", False)):
-            pool = [workers("decode", ds.setup("deepseek_r1", system, "fp8"), ds.Mapping(dp_attn=16, ep=16))]
+            pool = [workers("decode", ds.setup("deepseek_r1", system, "fp8"), ds.Sharding(dp_attn=16, ep=16))]
             made = ds.launch(pool, engine=engine)
             assert [flag in made.files["decode.sh"] for flag in flags] == [there] * len(flags)
             assert any("expect other latencies" in line and flags[0] in line for line in made.notes) != there
@@ -64,12 +64,12 @@ def test_kernels_of_cuda_between_experts_are_left_out_elsewhere() -> None:
         (GROUPS, "sglang", ""),
     ],
 )
-def test_rules_on_one_pool_are_those_of_the_search(mapping: ds.Mapping, engine: str, rule: str) -> None:
+def test_rules_on_one_pool_are_those_of_the_search(mapping: ds.Sharding, engine: str, rule: str) -> None:
     found = ds.expressible([workers("colocated", ds.setup(*R1_ON_H200), mapping)], engine)
     assert [line.split(": ")[1] for line in found] == ([rule] if rule else [])
 
 
-def pair(model: str, prefill: ds.Mapping, decode: ds.Mapping) -> list[ds.Workers]:
+def pair(model: str, prefill: ds.Sharding, decode: ds.Sharding) -> list[ds.Workers]:
     at = ds.setup(model, "h200_sxm", "fp8")
     return [workers("prefill", at, prefill), workers("decode", at, decode)]
 
@@ -81,14 +81,18 @@ def pair(model: str, prefill: ds.Mapping, decode: ds.Mapping) -> list[ds.Workers
         (pair("llama_3_1_70b", tp(16), tp(4)), "vllm", "attention TP 16 above 4 with 8 KV heads"),
         (pair("llama_3_1_70b", tp(8), tp(4)), "vllm", ""),
         (pair("llama_3_1_70b", tp(4), tp(16)), "vllm", ""),
-        (pair("deepseek_r1", ds.Mapping(tp_attn=16, ep=16), ds.Mapping(dp_attn=8, ep=8)), "vllm", ""),
+        (pair("deepseek_r1", ds.Sharding(tp_attn=16, ep=16), ds.Sharding(dp_attn=8, ep=8)), "vllm", ""),
         (pair("llama_3_1_70b", tp(16), tp(4)), "trtllm", ""),
-        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "vllm", "pipeline stages in decode"),
-        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "sglang", "2 decode stages; allowed: 1"),
-        (pair("llama_3_1_70b", tp(4), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)), "trtllm", ""),
-        (pair("qwen3_5_397b_a17b", ds.Mapping(pp=4), ds.Mapping(tp_attn=2, dp_attn=4, ep=8)), "vllm", "equal TP alone"),
-        (pair("qwen3_5_397b_a17b", ds.Mapping(pp=4), ds.Mapping(dp_attn=8, ep=8)), "vllm", ""),
-        (pair("llama_3_1_70b", ds.Mapping(tp_attn=2, tp_ffn=2, pp=2), tp(4)), "sglang", ""),
+        (pair("llama_3_1_70b", tp(4), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)), "vllm", "pipeline stages in decode"),
+        (pair("llama_3_1_70b", tp(4), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)), "sglang", "2 decode stages; allowed: 1"),
+        (pair("llama_3_1_70b", tp(4), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)), "trtllm", ""),
+        (
+            pair("qwen3_5_397b_a17b", ds.Sharding(pp=4), ds.Sharding(tp_attn=2, dp_attn=4, ep=8)),
+            "vllm",
+            "equal TP alone",
+        ),
+        (pair("qwen3_5_397b_a17b", ds.Sharding(pp=4), ds.Sharding(dp_attn=8, ep=8)), "vllm", ""),
+        (pair("llama_3_1_70b", ds.Sharding(tp_attn=2, tp_ffn=2, pp=2), tp(4)), "sglang", ""),
     ],
 )
 def test_pools_that_cannot_send_each_other_caches(pools: list[ds.Workers], engine: str, reason: str) -> None:
@@ -99,8 +103,8 @@ def test_pools_that_cannot_send_each_other_caches(pools: list[ds.Workers], engin
 
 def test_attention_tp_must_divide() -> None:
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    pools = [workers("prefill", at, ds.Mapping(tp_attn=8, ep=8))]
-    pools.append(workers("decode", at, ds.Mapping(tp_attn=12, ep=12, redundant_slots=8)))
+    pools = [workers("prefill", at, ds.Sharding(tp_attn=8, ep=8))]
+    pools.append(workers("decode", at, ds.Sharding(tp_attn=12, ep=12, redundant_slots=8)))
     (reason,) = ds.expressible(pools, "sglang")
     assert reason.endswith("attention TP 8 and 12, of which none divides the other")
     assert ds.expressible(pools, "trtllm") == ()
@@ -133,7 +137,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
 
 def test_a_cache_in_bf16_is_refused_where_auto_is_the_format_of_the_checkpoint() -> None:
     for precision, refused in {"nvfp4_bf16kv": True, "nvfp4_fp8kv": False, "fp8_block_bf16kv": False}.items():
-        pool = workers("colocated", ds.setup("deepseek_r1", "b200_sxm", precision), ds.Mapping(dp_attn=8, ep=8))
+        pool = workers("colocated", ds.setup("deepseek_r1", "b200_sxm", precision), ds.Sharding(dp_attn=8, ep=8))
         told = ds.expressible([pool], "trtllm")
         assert bool(told) == refused == any("bf16 KV cache of a checkpoint in nvfp4" in line for line in told)
         assert ds.expressible([pool], "vllm") == ()

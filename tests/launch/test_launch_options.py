@@ -97,11 +97,11 @@ def test_every_option_of_a_script_is_sourced_and_takes_its_value(case, engine, p
 
 R1 = ds.setup(*R1_ON_H200, speculation="mtp 0.8 0.6")
 RARER = {
-    "shared tokens": workers("decode", R1, ds.Mapping(tp_attn=8, ep=8, dcp=8, draft_tokens=2), batch=64),
-    "shared prompts": workers("prefill", R1, ds.Mapping(tp_attn=4, ep=8, pcp=2), batch=1),
-    "prompts held back": workers("colocated", R1, ds.Mapping(dp_attn=8, ep=8), batch=64, hold_steps=7),
-    "copies": workers("decode", R1, ds.Mapping(dp_attn=8, ep=8, redundant_slots=8, draft_tokens=1), batch=64),
-    "tiers": workers("prefill", R1, ds.Mapping(dp_attn=8, ep=8), batch=8, tiers=("dram", "ssd"), lengths=CHAT),
+    "shared tokens": workers("decode", R1, ds.Sharding(tp_attn=8, ep=8, dcp=8, draft_tokens=2), batch=64),
+    "shared prompts": workers("prefill", R1, ds.Sharding(tp_attn=4, ep=8, pcp=2), batch=1),
+    "prompts held back": workers("colocated", R1, ds.Sharding(dp_attn=8, ep=8), batch=64, hold_steps=7),
+    "copies": workers("decode", R1, ds.Sharding(dp_attn=8, ep=8, redundant_slots=8, draft_tokens=1), batch=64),
+    "tiers": workers("prefill", R1, ds.Sharding(dp_attn=8, ep=8), batch=8, tiers=("dram", "ssd"), lengths=CHAT),
 }
 
 
@@ -189,7 +189,7 @@ def test_the_router_of_tensorrt_llm_writes_sourced_keys(programs, tmp_path):
 
 
 def test_given_nodes_of_tensorrt_llm_are_those_of_its_configuration():
-    pool = workers("colocated", R1, ds.Mapping(dp_attn=8, ep=8), batch=64)
+    pool = workers("colocated", R1, ds.Sharding(dp_attn=8, ep=8), batch=64)
     text = ds.launch([pool], engine="dynamo", backend="trtllm", node_gpus=4).files["deployment.yaml"]
     component = yaml.safe_load(text)["spec"]["components"][1]
     (container,) = containers(component)

@@ -57,7 +57,7 @@ def test_every_text_of_a_script_is_told_as_it_is_and_runs_nothing(
     engine: str, name: str, drafter: str, version: str, programs: Path, tmp_path: Path
 ) -> None:
     """Whatever the schema lets through: here the names come in without it."""
-    mapping = ds.Mapping(tp_attn=8, tp_ffn=8, draft_tokens=2)
+    mapping = ds.Sharding(tp_attn=8, tp_ffn=8, draft_tokens=2)
     pool = [workers("colocated", DRAFTING, mapping, batch=8)]
     own = Weights(checkpoint=name, drafter=Weights(checkpoint=drafter))
     files = scripts_of(engine, pool, [own], version.replace("\n", " "))
@@ -149,7 +149,7 @@ def test_numbers_that_no_engine_takes_become_no_option(given: dict[str, int], sa
     """As a ``frontier.csv`` that was changed by hand may have them."""
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     with pytest.raises(InputError, match=said):
-        Workers(**{"role": "decode", "mapping": ds.Mapping(), "instances": 1, "setup": at} | given)
+        Workers(**{"role": "decode", "mapping": ds.Sharding(), "instances": 1, "setup": at} | given)
 
 
 SCRIPTS = [(case, engine) for case, engine in PAIRS if engine in ENGINES]

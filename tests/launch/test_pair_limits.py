@@ -19,7 +19,7 @@ NAMED = Weights(checkpoint="a/model")
 
 @given(ranks=st.sampled_from([1, 2, 8, 32]), batch=st.integers(1, 5000))
 def test_ranks_together_hold_the_batch_and_less_than_one_more_each(ranks: int, batch: int) -> None:
-    decode = workers("decode", R1, ds.Mapping(dp_attn=ranks, ep=ranks), batch=batch)
+    decode = workers("decode", R1, ds.Sharding(dp_attn=ranks, ep=ranks), batch=batch)
     of_a_rank = vllm_flags(decode, NAMED)["--max-num-seqs"]
     assert batch <= ranks * of_a_rank < batch + ranks
     assert trtllm_config(decode, NAMED)["max_batch_size"] == of_a_rank
@@ -27,13 +27,13 @@ def test_ranks_together_hold_the_batch_and_less_than_one_more_each(ranks: int, b
 
 
 def test_a_pipeline_holds_a_pass_of_prompts_in_each_stage() -> None:
-    staged = workers("prefill", LLAMA, ds.Mapping(tp_attn=2, tp_ffn=2, pp=4), batch=3, token_budget=6000)
+    staged = workers("prefill", LLAMA, ds.Sharding(tp_attn=2, tp_ffn=2, pp=4), batch=3, token_budget=6000)
     flags = vllm_flags(staged, NAMED)
     assert (flags["--max-num-seqs"], flags["--max-num-batched-tokens"]) == (3 * 4, 6000)
 
 
 def test_chunks_bound_the_tokens_of_a_pass() -> None:
-    cut = workers("prefill", R1, ds.Mapping(dp_attn=4, ep=4, chunk_tokens=2048), batch=8, token_budget=65536)
+    cut = workers("prefill", R1, ds.Sharding(dp_attn=4, ep=4, chunk_tokens=2048), batch=8, token_budget=65536)
     flags = vllm_flags(cut, NAMED)
     assert (flags["--max-num-batched-tokens"], flags["--long-prefill-token-threshold"]) == (8 / 4 * 2048, 2048)
     for engine in ("vllm", "sglang", "trtllm"):
@@ -52,7 +52,7 @@ def test_mixed_steps_of_sglang_count_prompts_alone() -> None:
 
 @given(ranks=st.sampled_from([1, 2, 4, 8, 12, 24, 36, 48]), tensor=st.sampled_from([1, 2, 4, 8, 16]))
 def test_nodes_hold_an_instance_in_equal_parts_of_whole_or_cut_ranks(ranks: int, tensor: int) -> None:
-    mapping = ds.Mapping(tp_attn=tensor, dp_attn=ranks, ep=ranks * tensor)
+    mapping = ds.Sharding(tp_attn=tensor, dp_attn=ranks, ep=ranks * tensor)
     for size in (4, 8):
         one = workers("decode", R1, mapping, node_gpus=size)
         nodes = one.nodes()
@@ -104,7 +104,7 @@ def test_weights_come_from_a_published_checkpoint_or_are_asked_for() -> None:
 
 def test_the_exchange_stays_on_nvlink_where_a_rack_has_it() -> None:
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    on_rack = workers("decode", at, ds.Mapping(dp_attn=32, ep=32))
+    on_rack = workers("decode", at, ds.Sharding(dp_attn=32, ep=32))
     assert vllm_flags(on_rack, NAMED)["--all2all-backend"] == "flashinfer_nvlink_one_sided"
     prefill, decode = dep()
     assert "--all2all-backend" not in vllm_flags(prefill, NAMED)  # tensor parallel attention: ranks hold all tokens

@@ -9,7 +9,7 @@ from disagg_sim.launch.weights import Weights
 from disagg_sim.launch.workers import workers_of
 from disagg_sim.report.words import prefill_text, records
 
-WIDE = ds.Mapping(dp_attn=8, ep=8)
+WIDE = ds.Sharding(dp_attn=8, ep=8)
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 

@@ -9,8 +9,8 @@ from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.weights import Weights
 from tests.launch.deployments import R1_ON_H200, workers
 
-SHARED = ds.Mapping(tp_attn=8, ep=8, dcp=8)
-PROMPTS = ds.Mapping(tp_attn=4, ep=8, pcp=2)
+SHARED = ds.Sharding(tp_attn=8, ep=8, dcp=8)
+PROMPTS = ds.Sharding(tp_attn=4, ep=8, pcp=2)
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 
@@ -30,7 +30,7 @@ def test_flags_of_vllm_and_sglang() -> None:
 
 def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp() -> None:
     at = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="trtllm")
-    decode = workers("decode", at, ds.Mapping(tp_attn=8, ep=8, dcp=4), batch=64)
+    decode = workers("decode", at, ds.Sharding(tp_attn=8, ep=8, dcp=4), batch=64)
     config = trtllm_config(decode, R1)
     assert (config["tensor_parallel_size"], config["context_parallel_size"]) == (2, 4)
     assert config["moe_expert_parallel_size"] == 8
@@ -44,18 +44,24 @@ def test_helix_of_tensorrt_llm_divides_its_gpus_into_tp_and_cp() -> None:
         ("deepseek_r1", "decode", SHARED, "vllm", ""),
         ("deepseek_r1", "decode", SHARED, "sglang", ""),
         ("deepseek_r1", "decode", SHARED, "trtllm", "DCP on Hopper"),
-        ("deepseek_r1", "decode", ds.Mapping(tp_attn=4, dp_attn=2, ep=8, dcp=4), "vllm", ""),
+        ("deepseek_r1", "decode", ds.Sharding(tp_attn=4, dp_attn=2, ep=8, dcp=4), "vllm", ""),
         ("deepseek_r1", "prefill", PROMPTS, "vllm", ""),
-        ("deepseek_r1", "prefill", ds.Mapping(tp_attn=2, dp_attn=2, ep=8, pcp=2), "vllm", "PCP with attention DP"),
+        ("deepseek_r1", "prefill", ds.Sharding(tp_attn=2, dp_attn=2, ep=8, pcp=2), "vllm", "PCP with attention DP"),
         ("deepseek_r1", "prefill", PROMPTS, "trtllm", "PCP of mla attention"),
         ("deepseek_r1", "colocated", PROMPTS, "vllm", "PCP outside of prefill pools"),
         ("qwen3_235b_a22b", "prefill", PROMPTS, "vllm", "PCP of gqa attention"),
         ("qwen3_235b_a22b", "prefill", PROMPTS, "sglang", ""),
-        ("qwen3_next_80b_a3b", "decode", ds.Mapping(tp_attn=4, ep=4, dcp=2), "sglang", ""),
-        ("qwen3_next_80b_a3b", "decode", ds.Mapping(tp_attn=4, ep=4, dcp=2), "vllm", "DCP beside layers that keep all"),
+        ("qwen3_next_80b_a3b", "decode", ds.Sharding(tp_attn=4, ep=4, dcp=2), "sglang", ""),
+        (
+            "qwen3_next_80b_a3b",
+            "decode",
+            ds.Sharding(tp_attn=4, ep=4, dcp=2),
+            "vllm",
+            "DCP beside layers that keep all",
+        ),
     ],
 )
-def test_rules_of_engines(model: str, role: str, mapping: ds.Mapping, engine: str, rule: str) -> None:
+def test_rules_of_engines(model: str, role: str, mapping: ds.Sharding, engine: str, rule: str) -> None:
     at = ds.setup(model, "h200_sxm", "bf16" if "next" in model else "fp8")
     found = ds.expressible([workers(role, at, mapping)], engine)
     assert [line.split(": ")[1][: len(rule)] for line in found] == ([rule] if rule else [])
@@ -64,22 +70,28 @@ def test_rules_of_engines(model: str, role: str, mapping: ds.Mapping, engine: st
 @pytest.mark.parametrize(
     ("model", "prefill", "decode", "engine", "reason"),
     [
-        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8), SHARED, "vllm", ""),
+        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8), SHARED, "vllm", ""),
         (
             "deepseek_r1",
-            ds.Mapping(tp_attn=8, ep=8),
-            ds.Mapping(tp_attn=8, ep=8, dcp=4),
+            ds.Sharding(tp_attn=8, ep=8),
+            ds.Sharding(tp_attn=8, ep=8, dcp=4),
             "vllm",
             "DCP4 of TP8; allowed",
         ),
-        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, dcp=4), "sglang", ""),
-        ("deepseek_r1", ds.Mapping(tp_attn=8, ep=8, dcp=2), SHARED, "sglang", "DCP2 and DCP8; allowed: 1 in prefill"),
+        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=8, dcp=4), "sglang", ""),
+        ("deepseek_r1", ds.Sharding(tp_attn=8, ep=8, dcp=2), SHARED, "sglang", "DCP2 and DCP8; allowed: 1 in prefill"),
         ("deepseek_r1", PROMPTS, SHARED, "sglang", "PCP2 in prefill beside DCP in decode"),
-        ("qwen3_235b_a22b", ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=8, dcp=2), "sglang", "shared caches"),
+        (
+            "qwen3_235b_a22b",
+            ds.Sharding(tp_attn=8, ep=8),
+            ds.Sharding(tp_attn=8, ep=8, dcp=2),
+            "sglang",
+            "shared caches",
+        ),
     ],
 )
 def test_rules_on_what_pools_can_send_each_other(
-    model: str, prefill: ds.Mapping, decode: ds.Mapping, engine: str, reason: str
+    model: str, prefill: ds.Sharding, decode: ds.Sharding, engine: str, reason: str
 ) -> None:
     at = ds.setup(model, "h200_sxm", "fp8")
     found = ds.expressible([workers("prefill", at, prefill), workers("decode", at, decode)], engine)

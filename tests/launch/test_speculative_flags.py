@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.launch.engines import sglang_flags, trtllm_config, vllm_flags
 from disagg_sim.launch.expressible import expressible
@@ -19,7 +19,7 @@ R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
 
 
 def workers(role: str, drafts: int = 0, **degrees: int) -> Workers:
-    mapping = Mapping(**({"dp_attn": 8, "ep": 8} | degrees), draft_tokens=drafts)
+    mapping = Sharding(**({"dp_attn": 8, "ep": 8} | degrees), draft_tokens=drafts)
     return Workers(role=role, mapping=mapping, instances=1, setup=AT, batch=64)
 
 
@@ -55,7 +55,7 @@ SETTINGS = {"vllm": vllm_flags, "sglang": sglang_flags, "trtllm": trtllm_config}
 
 def drafting(at: ds.Setup, engine: str) -> dict:
     """What an engine is told of decode with two drafts, every key with a source that lets it stand."""
-    tp = Mapping(tp_attn=4, tp_ffn=1 if at.model.is_moe else 4, ep=4 if at.model.is_moe else 1, draft_tokens=2)
+    tp = Sharding(tp_attn=4, tp_ffn=1 if at.model.is_moe else 4, ep=4 if at.model.is_moe else 1, draft_tokens=2)
     one = Workers(role="decode", mapping=tp, instances=1, setup=at, batch=64)
     told = SETTINGS[engine](one, weights_of(at))
     table = load_launcher(engine).options
@@ -119,7 +119,7 @@ def test_a_draft_model_in_bf16_is_quantised_as_the_recipe_says():
 def test_a_head_of_which_no_checkpoint_is_known_has_a_place_holder_and_a_note(named):
     curve = ds.load_speculation("kimi_k2_5_eagle3_thinking")
     at = replace(HEAD, speculation=curve if named else replace(curve, checkpoint=""))
-    one = Workers(role="colocated", mapping=Mapping(tp_attn=8, ep=8, draft_tokens=1), instances=1, setup=at)
+    one = Workers(role="colocated", mapping=Sharding(tp_attn=8, ep=8, draft_tokens=1), instances=1, setup=at)
     made = ds.launch([one], engine="vllm")
     assert ("DRAFT_CHECKPOINT" in made.files["colocated.sh"]) is not named
     assert any("no checkpoint of the eagle3 head" in note for note in made.notes) is not named

@@ -18,7 +18,7 @@ from disagg_sim.launch.workers import Workers, workers_of
 
 AT = ds.setup("deepseek_r1", "h200_sxm", "fp8")  # 250 GB of DRAM and 3,840 GB of SSD a GPU
 R1 = Weights(checkpoint="deepseek-ai/DeepSeek-R1")
-WIDE = ds.Mapping(dp_attn=4, tp_attn=2, ep=8)
+WIDE = ds.Sharding(dp_attn=4, tp_attn=2, ep=8)
 
 
 def workers(role: str, *tiers: str, **changes) -> Workers:
@@ -65,7 +65,7 @@ def test_no_tiers_no_flag(engine):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "dynamo", "llm-d"])
 def test_what_is_written_is_sourced(engine):
-    tp8 = replace(workers("colocated", *(() if engine == "llm-d" else ("dram",))), mapping=ds.Mapping(tp_attn=8, ep=8))
+    tp8 = replace(workers("colocated", *(() if engine == "llm-d" else ("dram",))), mapping=ds.Sharding(tp_attn=8, ep=8))
     deployment = [tp8 if engine != "sglang" else replace(tp8, tiers=("dram", "ssd"))]
     made = ds.launch(deployment, engine=engine)
     backend = {"dynamo": "vllm", "llm-d": "vllm"}.get(engine, engine)
@@ -91,7 +91,7 @@ def test_what_is_written_is_sourced(engine):
         ("trtllm", workers("colocated", "ssd"), "prompts in ssd without dram"),
         (
             "sglang",
-            replace(workers("prefill", "dram", "ssd"), mapping=ds.Mapping(tp_attn=8, ep=8, dcp=8)),
+            replace(workers("prefill", "dram", "ssd"), mapping=ds.Sharding(tp_attn=8, ep=8, dcp=8)),
             "prompts in ssd under DCP",
         ),
     ],
@@ -113,6 +113,6 @@ def test_plans_and_rows_tell_the_pools_that_prefill():
     for design in (plan.best, plan.other):
         assert [each.tiers for each in workers_of(design)] == [("dram",), ()][: len(design.pools)]
     at, options = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.Colocation(batch=(8,))
-    row = ds.colocated(at, ds.Mapping(), lengths, options=options).iloc[[0]]
+    row = ds.colocated(at, ds.Sharding(), lengths, options=options).iloc[[0]]
     (told,) = workers_of(row.assign(traffic="8192/512/cached0.8_dram"))
     assert told.tiers == ("dram",)

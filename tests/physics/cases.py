@@ -7,7 +7,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.mappings import enumerate_mappings
@@ -23,12 +23,12 @@ def cached_setting(model: str, system: str, profile: str) -> Setup:
 
 
 @cache
-def mappings_of(model: str, system: str, max_gpus: int = 64) -> Mapping:
+def mappings_of(model: str, system: str, max_gpus: int = 64) -> Sharding:
     return enumerate_mappings(setup(model, system, RECIPES[system]), max_gpus=max_gpus)
 
 
 @st.composite
-def cases(draw, models=MODELS, systems=tuple(RECIPES), profiles=PROFILES) -> tuple[Setup, Mapping]:
+def cases(draw, models=MODELS, systems=tuple(RECIPES), profiles=PROFILES) -> tuple[Setup, Sharding]:
     """A setup and one of its mappings."""
     model, system = draw(st.sampled_from(models)), draw(st.sampled_from(systems))
     table = mappings_of(model, system)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.collectives import copies_with_own
 from disagg_sim.physics.passes.attention_ffn import Halves, Split, halves, ping_pong, split_bytes, split_step
@@ -82,7 +82,7 @@ def r1():
 def test_the_halves_of_a_layer_add_up_to_the_layer_without_its_exchange(r1):
     """As many attention as feed-forward ranks, each with the tokens of one rank: the same kernels, on other GPUs."""
     profile = replace(r1.profile, shared_expert_overlaps_dispatch=False)
-    at, wide = r1.changed(profile=profile), Mapping(dp_attn=16, ep=16)
+    at, wide = r1.changed(profile=profile), Sharding(dp_attn=16, ep=16)
     times = halves(at, at, Split(wide, wide, 1), sequences=64.0, context=4096.0)
     without_exchange = decode_step(at, wide, batch=16 * 64, context=4096.0).sums
     own = sum(count * (times.attention[kind] + times.ffn[kind]) for kind, (_, count) in enumerate(layers_of(at.model)))
@@ -91,7 +91,7 @@ def test_the_halves_of_a_layer_add_up_to_the_layer_without_its_exchange(r1):
 
 
 def test_two_micro_batches_of_half_the_sequences_take_no_less_than_attention_of_all(r1):
-    split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=8, ep=8), np.array([[1.0], [2.0], [4.0]]))
+    split = Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=8, ep=8), np.array([[1.0], [2.0], [4.0]]))
     step = split_step(r1, r1, split, sequences=np.array([[32.0, 256.0]]), context=4096.0)
     assert step.ttl.shape == (3, 2)
     assert (np.diff(step.ttl, axis=0) > 0).all()  # more micro-batches, more tokens in a step
@@ -104,7 +104,7 @@ def test_two_micro_batches_of_half_the_sequences_take_no_less_than_attention_of_
 
 def test_memory_of_the_pools_is_that_of_a_whole_instance(r1):
     """Weights, caches and the rest of 16 + 16 GPUs: one runtime a GPU more than on 16 that do both, and the router."""
-    wide = Mapping(dp_attn=16, ep=16)
+    wide = Sharding(dp_attn=16, ep=16)
     lengths = ds.lengths(4096, 512)
     held = split_bytes(r1, r1, Split(wide, wide, 1), sequences=64.0, cached=lengths.resident)
     whole = ds.decode_grid(r1, wide, lengths, batch=[16 * 64]).memory_bytes[0, 0]
@@ -113,6 +113,6 @@ def test_memory_of_the_pools_is_that_of_a_whole_instance(r1):
 
 
 def test_a_split_over_two_domains_uses_the_nic(r1):
-    near, far = (Split(Mapping(dp_attn=n, ep=n), Mapping(dp_attn=16, ep=16), 1) for n in (32, 64))
+    near, far = (Split(Sharding(dp_attn=n, ep=n), Sharding(dp_attn=16, ep=16), 1) for n in (32, 64))
     crossing = [split_step(r1, r1, split, sequences=64.0, context=4096.0).crossing for split in (near, far)]
     assert crossing[1] > 5 * crossing[0]

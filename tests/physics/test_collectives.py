@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import CollectiveFit
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.collectives import (
@@ -134,7 +134,7 @@ def test_all_to_all_across_domains_takes_the_slower_path_and_the_latency_of_the_
 
 def exchange(at, **degrees):
     """Dispatch and combine of 1000 tokens a GPU of R1: 7168 elements a token, 8 experts. [s]"""
-    return [float(part.time) for part in exchange_cost(1000.0, Mapping(**degrees), 8, "decode", at)]
+    return [float(part.time) for part in exchange_cost(1000.0, Sharding(**degrees), 8, "decode", at)]
 
 
 def test_exchange_leaves_the_domain_only_where_the_stage_does():
@@ -189,7 +189,7 @@ def test_volume_counts_what_the_fit_counted():
     assert float(cost.time) == pytest.approx(float(latency) + 7.875 * 7168e3 * 1.03 / float(bandwidth), rel=1e-9)
 
 
-@pytest.mark.parametrize("mapping", [Mapping(dp_attn=8.0, ep=8.0), Mapping(dp_attn=32.0, ep=32.0)])
+@pytest.mark.parametrize("mapping", [Sharding(dp_attn=8.0, ep=8.0), Sharding(dp_attn=32.0, ep=32.0)])
 def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
     """A stretch of 2.5 adds one and a half exchanges a layer; prefill has a stretch of its own."""
     at = setup("deepseek_r1", "gb200_nvl72", "fp8", engine="trtllm")
@@ -210,7 +210,7 @@ def test_gathering_for_expert_tp_is_not_stretched():
     at, stretched = (
         at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=factor)) for factor in (1.0, 2.5)
     )
-    mapping = Mapping(dp_attn=8.0, tp_ffn=8.0)
+    mapping = Sharding(dp_attn=8.0, tp_ffn=8.0)
     both = [exchange_cost(44.0, mapping, 8, "decode", each) for each in (at, stretched)]
     assert [float(cost.time) for cost in both[0]] == [float(cost.time) for cost in both[1]]
 

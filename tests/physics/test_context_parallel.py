@@ -38,8 +38,8 @@ R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
 FITTED = ds.setup("deepseek_r1", "h200_sxm", "fp8")
 
 
-def sharing(dcp: int = 1, **others: Any) -> ds.Mapping:
-    return ds.Mapping(tp_attn=8, tp_ffn=8, dcp=dcp, **others)
+def sharing(dcp: int = 1, **others: Any) -> ds.Sharding:
+    return ds.Sharding(tp_attn=8, tp_ffn=8, dcp=dcp, **others)
 
 
 def under(at: Setup, **keys: Any) -> Setup:
@@ -111,7 +111,7 @@ def test_a_gpu_reads_an_eighth_of_the_latents_for_eight_times_the_heads() -> Non
 def test_helix_of_the_paper_in_numbers() -> None:
     """Llama-405B, a million tokens, 8 x 8 GPUs: 4.03 GB of keys and values each; 28.7 kB for eight sequences."""
     at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
-    wide = ds.Mapping(tp_attn=64, tp_ffn=64, dcp=8)
+    wide = ds.Sharding(tp_attn=64, tp_ffn=64, dcp=8)
     load = decode_load(at, wide, 1, cached=decode_residents(1_000_000, 2))
     plain = replace(at, overheads=replace(at.overheads, cache_share=1.0))  # type: ignore[arg-type, type-var]
     assert float(instance_parts(plain, wide, load).cache) == pytest.approx(126 * 2 * 128 * 1_000_001 / 8, rel=1e-3)
@@ -122,7 +122,7 @@ def test_helix_of_the_paper_in_numbers() -> None:
 
 def test_helix_projects_queries_and_keys_as_a_smaller_tp_group_would() -> None:
     at = under(ds.setup("llama_3_1_405b", "gb200_nvl72", "nvfp4_fp8kv"), dcp_exchange="helix")
-    wide = ds.Mapping(tp_attn=64, tp_ffn=64, dcp=8)
+    wide = ds.Sharding(tp_attn=64, tp_ffn=64, dcp=8)
     found = operators(at, lambda at: decode_step(at, wide, batch=8.0, context=1e6))
     assert found["qkv"].shape == (8.0, (128 / 8 + 2) * 128, 16_384)
     assert found["o"].shape == (8.0, 16_384, 128 / 64 * 128)
@@ -152,8 +152,8 @@ def free_exchange(at: Setup) -> Setup:
 @pytest.mark.parametrize("at", [R1, FITTED], ids=["ideal", "measured"])
 def test_a_degree_of_one_is_tp_to_the_last_bit(at: Setup) -> None:
     batch = np.array([[1.0, 8.0, 64.0]])
-    alone = ds.Mapping.stack([sharing()]).for_grid()
-    beside = ds.Mapping.stack([sharing(), sharing(8)]).for_grid()
+    alone = ds.Sharding.stack([sharing()]).for_grid()
+    beside = ds.Sharding.stack([sharing(), sharing(8)]).for_grid()
     for timed in (
         lambda m: decode_step(at, m, batch=batch, context=65_536.0).ttl,
         lambda m: mixed_step(at, m, batch=batch, context=65_536.0, chunk=Chunk(2048.0, 65_536.0)).time,
@@ -184,7 +184,7 @@ def test_the_cache_is_shared_but_indices_windows_and_states_are_whole() -> None:
 def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_choice() -> None:
     at = ds.setup("deepseek_v3_2", "b200_sxm", "fp8", profile="ideal")
 
-    def under(mapping: ds.Mapping) -> dict[str, Operator]:
+    def under(mapping: ds.Sharding) -> dict[str, Operator]:
         return operators(at, lambda at: decode_step(at, mapping, batch=4.0, context=65_536.0))
 
     one, eight = under(sharing()), under(sharing(8))
@@ -195,12 +195,12 @@ def test_under_dsa_every_rank_scores_all_keys_and_attends_to_its_part_of_the_cho
 def test_each_gpu_takes_in_its_own_part_of_a_cache() -> None:
     whole = kv_bytes_per_request(R1.model, R1.precision, 65_536)
     assert [int(unique_gpus(R1.model, sharing(dcp))) for dcp in (1, 2, 4, 8)] == [1, 2, 4, 8]
-    wide = ds.Mapping(tp_attn=4, dp_attn=2, ep=8, pp=2, dcp=4)
+    wide = ds.Sharding(tp_attn=4, dp_attn=2, ep=8, pp=2, dcp=4)
     assert whole / unique_gpus(R1.model, wide) == whole / 16
-    copies = ds.Mapping(tp_attn=8, ep=16, pcp=2)  # every rank of a prefill has all keys and values
+    copies = ds.Sharding(tp_attn=8, ep=16, pcp=2)  # every rank of a prefill has all keys and values
     assert unique_gpus(R1.model, copies) == 1
     qwen = ds.setup("qwen3_235b_a22b", "h200_sxm", "fp8", profile="ideal").model  # four KV heads
-    assert [int(unique_gpus(qwen, ds.Mapping(tp_attn=8, ep=8, dcp=dcp))) for dcp in (1, 2)] == [4, 8]
+    assert [int(unique_gpus(qwen, ds.Sharding(tp_attn=8, ep=8, dcp=dcp))) for dcp in (1, 2)] == [4, 8]
     sparse = ds.setup("deepseek_v3_2", "b200_sxm", "fp8", profile="ideal").model  # the index goes to all
     assert 1 < unique_gpus(sparse, sharing(8), 65_536) < 8
 
@@ -219,17 +219,17 @@ def test_ranks_that_share_a_prompt_score_its_pairs_once() -> None:
 
 def test_keys_and_values_of_a_prompt_are_gathered_once_a_layer_in_sixteen_bits() -> None:
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
-    two = ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    two = ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     sent = operators(at, lambda at: prefill_pass(at, two, batch=3, isl=8192.0))["all-gather of keys and values"]
     assert (float(sent.size), float(sent.domains)) == (3 * 8192 * 2 * 2 * 128 * 2, 1.0)
-    across = ds.Mapping(tp_attn=8, tp_ffn=16, pcp=2)
+    across = ds.Sharding(tp_attn=8, tp_ffn=16, pcp=2)
     sent = operators(at, lambda at: prefill_pass(at, across, batch=1, isl=8192.0))["all-gather of keys and values"]
     assert float(sent.domains) == 2.0
 
 
 def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part() -> None:
     at = under(ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), pcp_exchange="ring")
-    two = ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    two = ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     free = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * (op.name[:4] != "ring")))
     long, short = ([prefill_pass(each, two, batch=1, isl=isl).ftl for each in (at, free)] for isl in (131_072.0, 64.0))
     assert long[0] == long[1]
@@ -238,12 +238,12 @@ def test_a_ring_hides_all_but_what_outlasts_the_scores_of_a_part() -> None:
 
 def test_ranks_that_share_a_prompt_hold_copies_of_weights_and_cache_and_part_of_the_activations() -> None:
     at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    mappings = ds.Mapping(tp_attn=4, tp_ffn=4), ds.Mapping(tp_attn=4, tp_ffn=8, pcp=2)
+    mappings = ds.Sharding(tp_attn=4, tp_ffn=4), ds.Sharding(tp_attn=4, tp_ffn=8, pcp=2)
     loads = [prefill_load(at, each, 1, prompt=prompt_residents(8192), chunk_tokens=0) for each in mappings]
     one, two = (instance_parts(at, each, load) for each, load in zip(mappings, loads, strict=True))
     assert (one.weights, float(one.cache)) == (two.weights, float(two.cache))
     assert [float(load.live) for load in loads] == [8192, 4096]
-    moe = [ds.Mapping(tp_attn=8, ep=8), ds.Mapping(tp_attn=8, ep=16, pcp=2)]
+    moe = [ds.Sharding(tp_attn=8, ep=8), ds.Sharding(tp_attn=8, ep=16, pcp=2)]
     held = [instance_parts(R1, m, prefill_load(R1, m, 1, prompt=prompt_residents(8192), chunk_tokens=0)) for m in moe]
     experts = 58 * 256 * 3 * 7168 * 2048
     assert held[0].weights - held[1].weights == pytest.approx(experts / 8 - experts / 16)
@@ -310,17 +310,17 @@ def test_rules_of_sharing_are_told() -> None:
     flash = ds.setup("deepseek_v4_flash", "b200_sxm", "fp8")
     refused = {
         "dcp does not divide tp_attn 8": (R1, sharing(3)),
-        "dcp above 2, the copies of a KV head": (qwen, ds.Mapping(tp_attn=8, ep=8, dcp=4)),
-        "dcp: every layer keeps all of its tokens": (flash, ds.Mapping(tp_attn=8, ep=8, dcp=2)),
-        "pcp: gdn walks through a prompt in order": (hybrid, ds.Mapping(tp_attn=2, ep=4, pcp=2)),
+        "dcp above 2, the copies of a KV head": (qwen, ds.Sharding(tp_attn=8, ep=8, dcp=4)),
+        "dcp: every layer keeps all of its tokens": (flash, ds.Sharding(tp_attn=8, ep=8, dcp=2)),
+        "pcp: gdn walks through a prompt in order": (hybrid, ds.Sharding(tp_attn=2, ep=4, pcp=2)),
     }
     for reason, (at, mapping) in refused.items():
         with pytest.raises(InputError, match=reason):
             mappings_for(at, mapping)
     with pytest.raises(InputError, match="tp_attn 4 x dp_attn 1 x pcp 2 != tp_ffn 4 x ep 1"):
-        mappings_for(R1, ds.Mapping(tp_attn=4, tp_ffn=4, pcp=2))
+        mappings_for(R1, ds.Sharding(tp_attn=4, tp_ffn=4, pcp=2))
     with pytest.raises(InputError, match="pcp 2 in decode: ranks share prompts alone"):
-        ds.decode_grid(R1, ds.Mapping(tp_attn=4, ep=8, pcp=2), ds.lengths(1024, 128), batch=[1])
+        ds.decode_grid(R1, ds.Sharding(tp_attn=4, ep=8, pcp=2), ds.lengths(1024, 128), batch=[1])
 
 
 def test_a_search_widens_only_when_asked() -> None:
@@ -336,7 +336,7 @@ def test_a_search_widens_only_when_asked() -> None:
 
 def test_points_name_the_degrees_and_are_timed_again_from_them() -> None:
     lengths = ds.lengths(65_536, 1024)
-    prefill = ds.prefill_grid(FITTED, [sharing(), ds.Mapping(tp_attn=4, ep=8, pcp=2)], lengths, batch=[1, 2])
+    prefill = ds.prefill_grid(FITTED, [sharing(), ds.Sharding(tp_attn=4, ep=8, pcp=2)], lengths, batch=[1, 2])
     decode = ds.decode_grid(FITTED, [sharing(), sharing(8)], lengths, batch=[1, 4, 16, 64])
     points = ds.disaggregated(prefill, decode, ftl_limit=60.0, gpu_cap=64)
     assert {1, 8} == set(points["decode_dcp"])
@@ -358,9 +358,9 @@ def test_a_prompt_is_never_slower_on_more_ranks_of_free_links_nor_on_faster_ones
     name: str, isl: float, past: float, exchange: str, parameter: str
 ) -> None:
     at = under(ds.setup(name, "b200_sxm", "fp8"), pcp_exchange=exchange)
-    one, two = (ds.Mapping(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))
+    one, two = (ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp) for pcp in (1, 2))
 
-    def ftl(at: Setup, mapping: ds.Mapping) -> float:
+    def ftl(at: Setup, mapping: ds.Sharding) -> float:
         return float(prefill_pass(at, mapping, batch=1, isl=isl, past=past).ftl)
 
     assert ftl(scaled(at, parameter, 2.0), two) <= ftl(at, two) * (1 + 1e-12)

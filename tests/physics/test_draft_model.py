@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.model import ModelSpec
@@ -29,7 +29,7 @@ from disagg_sim.physics.residents import decode_residents
 from disagg_sim.search.grid import decode_grid, prefill_grid
 
 SHARES = "0.8 0.6 0.45"
-FOUR = Mapping(tp_attn=4, tp_ffn=4)
+FOUR = Sharding(tp_attn=4, tp_ffn=4)
 #: Bytes of one pass of one token at 4096 cached: fp8 layers and caches, bf16 head.
 BYTES_8B = 32 * (4096 * (4096 + 2048) + 4096**2 + 3 * 4096 * 14336) + 2 * 4096 * 128256 + 4096 * 32 * 2 * 8 * 128
 BYTES_70B = 80 * (8192 * (8192 + 2048) + 8192**2 + 3 * 8192 * 28672) + 2 * 8192 * 128256 + 4096 * 80 * 2 * 8 * 128
@@ -63,9 +63,9 @@ class TestByHand:
     def test_one_request_reads_its_model_once_and_the_draft_model_k_times(self, drafts):
         """One GPU of 4.8 TB/s, ideal kernels: all is bound by bytes, norms and residuals are the rest."""
         at, plain, _ = setups()
-        step = decode_step(at, Mapping(draft_tokens=drafts), batch=1.0, context=4096.0)
+        step = decode_step(at, Sharding(draft_tokens=drafts), batch=1.0, context=4096.0)
         read = BYTES_70B + drafts * BYTES_8B
-        host = float(host_time(plain, Mapping(), 1.0))
+        host = float(host_time(plain, Sharding(), 1.0))
         assert float(step.time) - host == pytest.approx(read / 4.8e12, rel=0.005)
         assert float(step.time / step.ttl) == pytest.approx([1.0, 1.8, 2.4, 2.85][drafts])
 
@@ -157,15 +157,15 @@ class TestLimits:
     def test_free_and_certain_drafts_give_k_plus_one_tokens_for_a_step(self, drafts, batch, context, share):
         """Few sequences: verifying reads what a step of one token reads, and emits k + 1."""
         at = free((1.0,) * 5, share)
-        where = replace(Mapping(), draft_tokens=drafts)
+        where = replace(Sharding(), draft_tokens=drafts)
         drafted = decode_step(at, where, batch=float(batch), context=float(context))
-        plain = decode_step(replace(at, speculation=None), Mapping(), batch=float(batch), context=float(context))
+        plain = decode_step(replace(at, speculation=None), Sharding(), batch=float(batch), context=float(context))
         assert float(drafted.ttl) * (drafts + 1) == pytest.approx(float(plain.ttl), rel=0.01)
 
     @settings(max_examples=15, deadline=None)
     @given(st.integers(1, 3), st.sampled_from([1.0, 64.0, 512.0]), st.floats(0.01, 0.5))
     def test_a_wider_draft_model_never_drafts_faster(self, drafts, batch, share):
-        where = replace(Mapping(), draft_tokens=drafts)
+        where = replace(Sharding(), draft_tokens=drafts)
         narrow, wide = (
             float(decode_step(free((0.5,) * 3, each), where, batch=batch, context=2000.0).time)
             for each in (share, 2 * share)
@@ -176,7 +176,7 @@ class TestLimits:
         at, plain, _ = setups("measured")
         none = replace(at, speculation=at.speculation.trying((0,)))
         lens = ds.lengths(4096, 512)
-        tables = [Mapping(tp_attn=2, tp_ffn=2), FOUR]
+        tables = [Sharding(tp_attn=2, tp_ffn=2), FOUR]
         one, other = (decode_grid(each, tables, lens, batch=[1, 64, 256]) for each in (none, plain))
         assert (one.latency == other.latency).all()
         assert (one.memory_bytes == other.memory_bytes).all()
@@ -221,7 +221,7 @@ class TestSearch:
         at, _, _ = setups()
         wide = ds.setup("llama_3_1_70b", "gb200_nvl72", "fp8", speculation=at.speculation)
         with pytest.raises(InputError, match="32"):
-            decode_grid(wide, Mapping(tp_attn=64, tp_ffn=64), ds.lengths(1000, 100))
+            decode_grid(wide, Sharding(tp_attn=64, tp_ffn=64), ds.lengths(1000, 100))
 
 
 @pytest.mark.parametrize(

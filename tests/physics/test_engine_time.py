@@ -27,7 +27,7 @@ ENGINE = replace(
     exchange_stretch=1.0,
     kernel_launch=1e-5,
 )
-TP4 = ds.Mapping(tp_attn=4, tp_ffn=4)
+TP4 = ds.Sharding(tp_attn=4, tp_ffn=4)
 
 
 def setups(model="llama_3_1_70b", system="h100_sxm", precision="fp8", engine=ENGINE):
@@ -45,7 +45,7 @@ def test_a_decode_step_pays_for_the_step_its_ranks_and_its_sequences():
 
 def test_ranks_of_attention_dp_share_the_sequences():
     at, bare = setups("deepseek_r1", "h200_sxm", "fp8")
-    mapping = ds.Mapping(dp_attn=8, ep=8)
+    mapping = ds.Sharding(dp_attn=8, ep=8)
     with_host, kernels = (float(decode_step(s, mapping, batch=80.0, context=1000.0).ttl) for s in (at, bare))
     assert with_host - kernels == pytest.approx(1e-3 + 2e-3 * 3 + 80 / 8 * 1e-5, rel=1e-9)
 
@@ -53,7 +53,7 @@ def test_ranks_of_attention_dp_share_the_sequences():
 def test_every_micro_batch_of_a_pipeline_has_host_time_of_its_own():
     """Two stages that are equal but for the head: 2*(t + host), the hand-over apart."""
     at, bare = setups()
-    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    mapping = ds.Sharding(tp_attn=2, tp_ffn=2, pp=2)
     with_host, kernels = (float(decode_step(s, mapping, batch=64.0, context=1000.0).ttl) for s in (at, bare))
     host = 1e-3 + 2e-3 * 2 + 32e-5  # of 32 sequences each
     assert with_host - kernels == pytest.approx(2 * host, rel=1e-9)
@@ -85,7 +85,7 @@ def test_a_short_prompt_waits_for_the_launches_of_its_kernels():
 
 def test_chunks_pay_for_the_host_one_by_one():
     at, bare = setups()
-    mapping = ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    mapping = ds.Sharding(tp_attn=2, tp_ffn=2, pp=2)
     with_host, kernels = (
         chunked_prefill_pass(s, mapping, batch=1.0, isl=8192, chunk_tokens=2048.0) for s in (at, bare)
     )
@@ -119,9 +119,9 @@ def test_profiles_without_an_engine_add_nothing():
     ("model", "system", "precision", "mapping"),
     [
         ("llama_3_1_70b", "h100_sxm", "fp8", TP4),
-        ("llama_3_1_70b", "h100_sxm", "fp8", ds.Mapping(tp_attn=2, tp_ffn=2, pp=2)),
-        ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", ds.Mapping(dp_attn=16, ep=16)),
-        ("gpt_oss_120b", "h200_sxm", "mxfp4", ds.Mapping(tp_attn=2, ep=2)),
+        ("llama_3_1_70b", "h100_sxm", "fp8", ds.Sharding(tp_attn=2, tp_ffn=2, pp=2)),
+        ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", ds.Sharding(dp_attn=16, ep=16)),
+        ("gpt_oss_120b", "h200_sxm", "mxfp4", ds.Sharding(tp_attn=2, ep=2)),
     ],
 )
 @pytest.mark.parametrize("engine", ["trtllm", "vllm", "sglang", "vllm_eager"])

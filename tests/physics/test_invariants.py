@@ -10,7 +10,7 @@ from cases import cached_setting, cases, scaled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import SECTIONS
 from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.schema import units_of
@@ -33,11 +33,11 @@ lengths = st.integers(1, 100_000)
 CLOSE = 1 + 1e-12  # rounding of sums taken in another order
 
 
-def ttl_of(at: Setup, mapping: Mapping, batch: float, context: float) -> float:
+def ttl_of(at: Setup, mapping: Sharding, batch: float, context: float) -> float:
     return float(decode_step(at, mapping, batch=float(batch), context=float(context)).ttl)
 
 
-def ftl_of(at: Setup, mapping: Mapping, batch: float, isl: float, chunk: int = 0) -> float:
+def ftl_of(at: Setup, mapping: Sharding, batch: float, isl: float, chunk: int = 0) -> float:
     args = at, mapping
     if chunk:
         done = chunked_prefill_pass(*args, batch=float(batch), isl=float(isl), chunk_tokens=float(chunk))
@@ -174,9 +174,9 @@ def of_profile(at: Setup, profile: str) -> Setup:
 def test_one_gpu_does_not_communicate(case, batch, length):
     at, _ = case
     for sums in (
-        decode_step(at, Mapping(), batch=float(batch), context=float(length)).sums,
-        prefill_pass(at, Mapping(), batch=1.0, isl=float(length)).sums,
-        chunked_prefill_pass(at, Mapping(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
+        decode_step(at, Sharding(), batch=float(batch), context=float(length)).sums,
+        prefill_pass(at, Sharding(), batch=1.0, isl=float(length)).sums,
+        chunked_prefill_pass(at, Sharding(), batch=1.0, isl=3000.0, chunk_tokens=512.0).sums,
     ):
         assert float(sums.communication) == 0.0
 
@@ -206,7 +206,7 @@ def test_mixed_step_without_a_chunk_is_the_decode_step(case, batch, context):
 def test_mixed_step_without_decodes_is_a_chunk(case, chunk):
     at, mapping = case
     tp = float(mapping.tp_attn)
-    degrees = Mapping(tp_attn=tp, tp_ffn=tp)
+    degrees = Sharding(tp_attn=tp, tp_ffn=tp)
     mixed = mixed_step(at, degrees, batch=0.0, context=1.0, chunk=Chunk(float(chunk), float(chunk)))
     alone = prefill_pass(at, degrees, batch=1.0, isl=float(chunk))
     assert float(mixed.time) == pytest.approx(float(alone.ftl), rel=1e-12)
@@ -221,7 +221,7 @@ def test_mixed_steps_without_decodes_are_a_prompt_in_chunks(case, chunk, chunks)
     affine in the past: 1 %.
     """
     at = replace(case[0], overheads=None)
-    args, isl, form = (at, Mapping()), float(chunks * chunk), "cached"
+    args, isl, form = (at, Sharding()), float(chunks * chunk), "cached"
     step = mixed_step(*args, batch=0.0, context=1.0, chunk=Chunk(float(chunk), isl), mla_form=form)
     whole = chunked_prefill_pass(*args, batch=1.0, isl=isl, chunk_tokens=float(chunk), mla_form=form)
     ends = (chunks - 1) * (at.profile.host + head_time(at))

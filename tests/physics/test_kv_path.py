@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_model, load_system
 from disagg_sim.physics.kv_blocks import KvLayout
@@ -18,7 +18,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 
 
 def tp(n):
-    return Mapping(tp_attn=n, tp_ffn=n)
+    return Sharding(tp_attn=n, tp_ffn=n)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_drafter_has_a_cache_of_its_own_in_the_hand_over():
     A draft model of 32 layers of keys and values beside 80.
     """
     plain, drafts = (ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
-    ends = ds.Mapping(dp_attn=8, ep=8), ds.Mapping(dp_attn=8, ep=8), 4096
+    ends = ds.Sharding(dp_attn=8, ep=8), ds.Sharding(dp_attn=8, ep=8), 4096
     alone, both = (ds.kv_hand_over(at, *ends, path="rail", descriptor_s=1e-6) for at in (plain, drafts))
     assert alone.descriptors == 256 * 61
     assert both.descriptors == 256 * 62 == kv_descriptors(drafts, *ends, KvLayout())
@@ -74,7 +74,7 @@ def test_descriptors_where_layouts_differ(llama):
     latent = {kv_descriptors(r1, tp(8), other, 1600, ds.KvLayout(order="nhd")) for other in (tp(1), tp(8))}
     assert latent == {100 * 61}
     assert kv_descriptors(llama, tp(4), tp(4), 1600, ds.KvLayout(run=4.0)) == plain / 4
-    assert kv_descriptors(llama, tp(4), Mapping(tp_attn=4, tp_ffn=4, pp=4), 1600, ds.KvLayout()) == plain / 4
+    assert kv_descriptors(llama, tp(4), Sharding(tp_attn=4, tp_ffn=4, pp=4), 1600, ds.KvLayout()) == plain / 4
 
 
 def test_without_a_cost_of_descriptors_only_bytes_count(llama):
@@ -129,7 +129,7 @@ def test_the_published_hand_over_of_glm_on_gb200():
     # with a row of the index each they would be a quarter more: blocks that follow each other took one together
     assert 1.15 < descriptors(glm, tokens, 64) / 120_000 < descriptors(glm, tokens, 64) / 91_000 < 1.6
     # 2. posting at the profile's cost, 2.4 us: one costs 0.2 to 4.1 us by path, so a factor of two is what it tells
-    sides, run = (Mapping(dp_attn=8, ep=8), tp(4)), descriptors(glm, tokens, 64) / latents
+    sides, run = (Sharding(dp_attn=8, ep=8), tp(4)), descriptors(glm, tokens, 64) / latents
     layout = ds.KvLayout(block_tokens=64, run=run)
     near = ds.kv_hand_over(at, *sides, tokens, path="domain", layout=layout)
     assert near.descriptors == pytest.approx(latents, rel=0.01)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind, MlaAttention, MoeFfn, NoAttention, NoFfn
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
@@ -43,7 +43,7 @@ def at_of(model, **options):
 
 def seconds(model) -> tuple[float, float]:
     """A decode step, and a prefill, on two GPUs."""
-    at, cut = at_of(model), Mapping(tp_attn=2.0, tp_ffn=2.0)
+    at, cut = at_of(model), Sharding(tp_attn=2.0, tp_ffn=2.0)
     step = decode_step(at, cut, batch=16.0, context=3000.0).ttl
     return float(step), float(prefill_pass(at, cut, batch=2.0, isl=3000.0).ftl)
 
@@ -85,7 +85,7 @@ def test_kinds_that_are_one_in_effect_equal_the_model_of_one_kind():
     assert seconds(mixed) == pytest.approx(seconds(BASE), rel=1e-12)
     load = [
         instance_parts(
-            at_of(model), Mapping(), decode_load(at_of(model), Mapping(), 4, cached=decode_residents(5000, 9))
+            at_of(model), Sharding(), decode_load(at_of(model), Sharding(), 4, cached=decode_residents(5000, 9))
         )
         for model in (BASE, mixed)
     ]
@@ -98,7 +98,7 @@ def test_a_layer_without_attention_caches_nothing_and_takes_any_degree():
     assert model.kv_elements_per_token() == 2 * 8 * 128
     assert layer_of(model.kinds[1]).attention.rejects(7) is None
     parts = instance_parts(
-        at_of(model), Mapping(), decode_load(at_of(model), Mapping(), 4, cached=decode_residents(100, 0))
+        at_of(model), Sharding(), decode_load(at_of(model), Sharding(), 4, cached=decode_residents(100, 0))
     )
     assert float(parts.cache) == 4 * 100 * 2 * 8 * 128 * 2
     assert float(parts.state) == 0
@@ -205,7 +205,7 @@ def test_experts_of_two_matrices_in_a_latent():
 def test_a_latent_is_what_goes_over_the_wire():
     """Nemotron-3-Super sends 1024 elements of a token instead of 4096: a fourth of the bytes."""
     wide, small = (replace(LATENT, latent=latent) for latent in (0, 1024))
-    spread = Mapping(dp_attn=8.0, ep=8.0)
+    spread = Sharding(dp_attn=8.0, ep=8.0)
     wire = [
         float(
             decode_step(
@@ -225,7 +225,7 @@ def test_a_dense_layer_beside_the_experts_adds_its_weights_and_flop():
     assert prefill_work(more, isl=10).flops - prefill_work(alone, isl=10).flops == 10 * 2 * added
     resolved = BF16.resolve(alone)
     assert weight_bytes(more, resolved) - weight_bytes(alone, resolved) == 2 * added
-    assert layer_of(more.kinds[0]).ffn.rejects(Mapping(tp_attn=3)) == "tp_attn does not divide the dense width 2048"
+    assert layer_of(more.kinds[0]).ffn.rejects(Sharding(tp_attn=3)) == "tp_attn does not divide the dense width 2048"
 
 
 def test_counted_weights_are_those_that_memory_holds():

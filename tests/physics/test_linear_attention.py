@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import (
     CsaAttention,
     DenseFfn,
@@ -92,11 +92,11 @@ def test_decode_moves_every_state_twice_and_nothing_else(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_cost_is_linear_in_the_prompt_and_flat_in_the_context(kind):
     at = at_of(KINDS[kind])
-    steps = [float(decode_step(at, Mapping(), batch=32.0, context=c).ttl) for c in (1e3, 1e6)]
+    steps = [float(decode_step(at, Sharding(), batch=32.0, context=c).ttl) for c in (1e3, 1e6)]
     assert steps[0] == steps[1]
     first, second, third = (prefill_work(at.model, isl=n).flops for n in (10_000, 20_000, 30_000))
     assert third - second == pytest.approx(second - first, rel=1e-12)
-    passes = [float(prefill_pass(at, Mapping(), batch=1.0, isl=n).ftl) for n in (2e5, 4e5)]
+    passes = [float(prefill_pass(at, Sharding(), batch=1.0, isl=n).ftl) for n in (2e5, 4e5)]
     assert passes[1] / passes[0] == pytest.approx(2.0, rel=0.02)
 
 
@@ -105,7 +105,7 @@ def test_an_ideal_step_of_64_sequences_takes_the_time_of_their_states():
     at = at_of(*[GDN] * 45, profile="ideal")
     alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.kind == "attention_part")))
     times = [
-        float(decode_step(alone, Mapping(tp_attn=tp, tp_ffn=tp), batch=64.0, context=1e4).ttl) for tp in (1.0, 8.0)
+        float(decode_step(alone, Sharding(tp_attn=tp, tp_ffn=tp), batch=64.0, context=1e4).ttl) for tp in (1.0, 8.0)
     ]
     assert times[0] == pytest.approx(64 * 2 * 45 * STATE / at.system.hbm_bandwidth, rel=1e-9)
     assert times[0] == pytest.approx(5.1e-3, rel=0.01)
@@ -118,15 +118,15 @@ def test_few_sequences_wait_for_the_walk_over_their_chunks():
     (scan,) = [rate for name, rate in at.rates.attention_parts.items() if name == "gdn scan"]
     assert 20e-9 < scan.walk < 100e-9
     alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.name == "scan")))
-    one, four = (float(prefill_pass(alone, Mapping(), batch=b, isl=32_768.0).ftl) for b in (1.0, 2.0))
+    one, four = (float(prefill_pass(alone, Sharding(), batch=b, isl=32_768.0).ftl) for b in (1.0, 2.0))
     assert one == pytest.approx(scan.t0 + 32_768 * scan.walk, rel=1e-9)
     assert four < 2 * one
 
 
 def test_prompts_in_chunks_read_and_write_their_state_once_a_chunk():
     at = at_of(GDN, profile="ideal")
-    whole = float(chunked_prefill_pass(at, Mapping(), batch=1.0, isl=8192.0, chunk_tokens=8192.0).busy)
-    pieces = float(chunked_prefill_pass(at, Mapping(), batch=1.0, isl=8192.0, chunk_tokens=64.0).busy)
+    whole = float(chunked_prefill_pass(at, Sharding(), batch=1.0, isl=8192.0, chunk_tokens=8192.0).busy)
+    pieces = float(chunked_prefill_pass(at, Sharding(), batch=1.0, isl=8192.0, chunk_tokens=64.0).busy)
     assert pieces > whole
 
 
@@ -140,8 +140,8 @@ def test_states_are_of_a_sequence_and_caches_of_a_token():
     assert at.model.kv_bytes_per_token(at.precision) == cache
     assert at.model.state_bytes == 3 * STATE
     assert not at.model.linear_cache
-    load = decode_load(at, Mapping(), 16, cached=decode_residents(4000, 0))
-    parts = instance_parts(at, Mapping(), load)
+    load = decode_load(at, Sharding(), 16, cached=decode_residents(4000, 0))
+    parts = instance_parts(at, Sharding(), load)
     assert float(parts.state) == pytest.approx(16 * 3 * STATE, rel=1e-12)
     assert float(parts.cache) == pytest.approx(16 * 4000 * cache / at.cache_share, rel=1e-12)
 
@@ -154,7 +154,7 @@ def test_a_sequence_has_a_descriptor_for_each_state_beside_its_blocks():
 def test_states_are_cut_by_heads(tp):
     """2 KV heads fill two GPUs, the states of 16 key heads all 16: each sends its own part."""
     at = at_of(GDN, GDN, GDN, FULL)
-    cut = Mapping(tp_attn=float(tp), tp_ffn=float(tp))
+    cut = Sharding(tp_attn=float(tp), tp_ffn=float(tp))
     parts = instance_parts(at, cut, decode_load(at, cut, 16, cached=decode_residents(4000, 0)))
     assert float(parts.state) == pytest.approx(16 * 3 * STATE / tp, rel=1e-12)
     cache = 2 * 2 * 128 * 2 * 4000
@@ -179,7 +179,7 @@ def test_mappings_ask_the_key_heads():
 
 def test_a_simulated_instance_reserves_states_for_its_sequences():
     at = at_of(*[GDN] * 3, FULL)
-    few, many = (kv_blocks(at, Mapping(), max_sequences=n, max_tokens=2048) for n in (64, 128))
+    few, many = (kv_blocks(at, Sharding(), max_sequences=n, max_tokens=2048) for n in (64, 128))
     block = 16 * 2 * 2 * 128 * 2 / at.cache_share
     logits = 4 * at.model.vocab
     assert few - many == pytest.approx(64 * (3 * STATE + logits) / block, rel=1e-3)
@@ -202,12 +202,12 @@ def test_projections_of_kimi_k3_on_eight_gpus():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_system_times_every_kind_and_says_what_is_assumed(kind, system):
     at = at_of(KINDS[kind], system=system)
-    assert float(decode_step(at, Mapping(), batch=8.0, context=1000.0).ttl) > 0
+    assert float(decode_step(at, Sharding(), batch=8.0, context=1000.0).ttl) > 0
     told = {taken.what: taken.chosen.engine for taken in at.rates.used if taken.kind == "attention_part"}
     assert len(told) == 4
     if kind == "mamba2":
         assert told["MAMBA2 scan"] == told["MAMBA2 step"] == "assumed"
-    assert np.isfinite(float(prefill_pass(at, Mapping(), batch=1.0, isl=4096.0).ftl))
+    assert np.isfinite(float(prefill_pass(at, Sharding(), batch=1.0, isl=4096.0).ftl))
 
 
 # Prefixes.

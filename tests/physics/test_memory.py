@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import cached_setting
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.memory import (
@@ -28,7 +28,7 @@ FIXED = 3.9 * GB  # runtime and communication library
 
 def weights(name: str, recipe: str, **degrees: float) -> float:
     """Bytes of an instance that serves nothing, without the fixed part. [B]"""
-    return float(instance_bytes(setup(name, "gb200_nvl72", recipe, "ideal"), Mapping(**degrees), IDLE)) - FIXED
+    return float(instance_bytes(setup(name, "gb200_nvl72", recipe, "ideal"), Sharding(**degrees), IDLE)) - FIXED
 
 
 @pytest.mark.parametrize("name", ["llama_3_1_70b", "deepseek_r1", "gpt_oss_120b", "opt_30b", "qwen3_32b", "glm_4_5"])
@@ -68,7 +68,7 @@ def test_tensor_parallelism_cuts_everything_but_norms(tp):
 def test_tensor_parallelism_above_the_kv_heads_repeats_their_projections():
     model = load_model("llama_3_1_70b")
     layer, precision = layer_of(model.kinds[0]), load_precision("fp8").resolve(model)
-    at_8, at_16 = (layer_weight_bytes(model, layer, precision, Mapping(tp_attn=n, tp_ffn=n)) for n in (8, 16))
+    at_8, at_16 = (layer_weight_bytes(model, layer, precision, Sharding(tp_attn=n, tp_ffn=n)) for n in (8, 16))
     norms, one_kv_head = 2 * 8192 * 2, 2 * 128 * 8192
     assert at_16 == pytest.approx((at_8 - norms - one_kv_head) / 2 + one_kv_head + norms, rel=1e-12)
 
@@ -110,20 +110,20 @@ def test_tied_embeddings_are_held_once_or_at_both_ends():
 def test_activations_of_an_8k_step_of_llama_at_tp4():
     """8192*2*(4*8192 + 2*28,672/4) = 0.77 GB."""
     live = Residents(sequences=1.0, tokens=0.0, live=8192.0, live_total=8192.0, emitted=0.0)
-    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0)
     assert float(activation_bytes(load_model("llama_3_1_70b"), mapping, live, 1.0)) == 8192 * 2 * (32_768 + 14_336)
 
 
 def test_logits_are_four_bytes_a_word():
     some = Residents(sequences=0.0, tokens=0.0, live=0.0, live_total=0.0, emitted=16.0)
-    mapping = Mapping(tp_attn=8.0, tp_ffn=8.0)
+    mapping = Sharding(tp_attn=8.0, tp_ffn=8.0)
     assert float(activation_bytes(load_model("llama_3_1_70b"), mapping, some, 1.0)) == 16 * 128_256 * 4 / 8
 
 
 def test_routed_activations_of_r1():
     """1024 tokens a rank on EP 8: 8192*8*1.2/8 picks of (2*2048 + 7168) elements on the fullest rank."""
     live = Residents(sequences=1.0, tokens=0.0, live=1024.0, live_total=8192.0, emitted=0.0)
-    mapping = Mapping(dp_attn=8.0, ep=8.0)
+    mapping = Sharding(dp_attn=8.0, ep=8.0)
     by_hand = 2 * (1024 * 4 * 7168 + 8192 * 8 * 1.2 / 8 * (2 * 2048 + 7168))
     assert float(activation_bytes(load_model("deepseek_r1"), mapping, live, 1.2)) == pytest.approx(by_hand, rel=1e-12)
 
@@ -131,7 +131,7 @@ def test_routed_activations_of_r1():
 def test_expanded_heads_of_r1_where_one_rank_alone_has_tokens():
     """1024 tokens on one of 8 ranks: queries and keys of 128 + 64 elements and values of 128, on each of 128 heads."""
     live = Residents(sequences=1.0, tokens=0.0, live=1024.0, live_total=1024.0, emitted=0.0)
-    mapping = Mapping(dp_attn=8.0, ep=8.0)
+    mapping = Sharding(dp_attn=8.0, ep=8.0)
     by_hand = 2 * 1024 * (4 * 7168 + 128 * (2 * (128 + 64) + 128))
     assert float(activation_bytes(load_model("deepseek_r1"), mapping, live, 1.2)) == by_hand
 
@@ -139,10 +139,10 @@ def test_expanded_heads_of_r1_where_one_rank_alone_has_tokens():
 def test_buffers_of_collectives():
     """Two all-reduce messages under TP; under DP attention with EP k*d*3 bytes a token; none on one GPU."""
     llama, r1 = load_model("llama_3_1_70b"), load_model("deepseek_r1")
-    assert float(communication_bytes(llama, Mapping(), 1000.0)) == 0
-    assert float(communication_bytes(llama, Mapping(tp_attn=8.0, tp_ffn=8.0), 1000.0)) == 1000 * 2 * 2 * 8192
-    assert float(communication_bytes(r1, Mapping(dp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 8 * 7168 * 3
-    assert float(communication_bytes(r1, Mapping(tp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 2 * 2 * 7168
+    assert float(communication_bytes(llama, Sharding(), 1000.0)) == 0
+    assert float(communication_bytes(llama, Sharding(tp_attn=8.0, tp_ffn=8.0), 1000.0)) == 1000 * 2 * 2 * 8192
+    assert float(communication_bytes(r1, Sharding(dp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 8 * 7168 * 3
+    assert float(communication_bytes(r1, Sharding(tp_attn=8.0, ep=8.0), 1000.0)) == 1000 * 2 * 2 * 7168
 
 
 def test_tokens_of_steady_decode():
@@ -171,7 +171,7 @@ def test_latent_cache_is_whole_on_every_tp_rank(tp):
 def test_sliding_windows_hold_at_most_the_window():
     """gpt-oss-120b in bf16: of one more sequence of 4096+2 tokens 18 layers hold 128, 18 hold all: 1024*2*18 B each."""
     at = cached_setting("gpt_oss_120b", "a100_sxm_80gb", "ideal")
-    mapping = Mapping()
+    mapping = Sharding()
     long, short = (float(decode_bytes(at, mapping, 1.0, cached=decode_residents(isl, 2))) for isl in (8192, 4096))
     assert long - short == pytest.approx(1024 * 2 * 18 * 4096, rel=1e-6)
 
@@ -182,7 +182,7 @@ def test_prefill_holds_two_passes_of_prompts_per_stage():
     cache = 4096 * 163_840
     for pp, prompts in ((1.0, 2), (4.0, 8)):
         batch = 4.0
-        held = float(prefill_bytes(at, Mapping(pp=pp), batch, prompt=prompt_residents(4096), chunk_tokens=512.0))
+        held = float(prefill_bytes(at, Sharding(pp=pp), batch, prompt=prompt_residents(4096), chunk_tokens=512.0))
         base = weights("llama_3_1_70b", "nvfp4_fp8kv", pp=pp) + FIXED
         live = batch * 512 * 2 * (4 * 8192 + 2 * 28_672) + batch * 128_256 * 4
         assert held - base - live == pytest.approx(prompts * batch * cache / pp, rel=1e-9)
@@ -196,7 +196,7 @@ def test_the_share_of_memory_is_the_engines():
     whole, seen = bare.system.hbm_reported, bare.system.hbm_visible
     assert [at.memory_limit for at in (bare, vllm, trtllm)] == pytest.approx([0.9 * whole, 0.9 * seen, whole])
     mapping, loaded = (
-        Mapping(tp_attn=4.0, tp_ffn=4.0),
+        Sharding(tp_attn=4.0, tp_ffn=4.0),
         Residents(sequences=8.0, tokens=80_000.0, live=8.0, live_total=8.0, emitted=8.0),
     )
     cache = 80_000 * 80 * 2 * 2 * 128  # two of eight KV heads, one byte an element
@@ -208,7 +208,7 @@ def test_the_share_of_memory_is_the_engines():
 def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
     """R1, fp8 cache: 128 heads x 320 B a token and layer beside the latent; one sequence of 1,000 + 2 tokens."""
     at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", engine="vllm")
-    one = Mapping(dp_attn=64.0, ep=64.0)
+    one = Sharding(dp_attn=64.0, ep=64.0)
     latent, expanded = (
         decode_bytes(at, one, 64.0, cached=decode_residents(1000, 2), mla_form=form) for form in ("auto", "cached")
     )
@@ -221,7 +221,9 @@ def test_keeping_expanded_keys_and_values_in_decode_costs_their_memory():
 def test_parts_of_the_fullest_gpu_add_up_to_its_bytes(model, form):
     """Uneven stages, too: their weights and caches are those of the one that is fullest."""
     at = setup(model, "h100_sxm", "bf16")
-    mapping = Mapping(tp_attn=np.array([1.0, 4.0, 8.0]), tp_ffn=np.array([1.0, 4.0, 8.0]), pp=np.array([1.0, 3.0, 2.0]))
+    mapping = Sharding(
+        tp_attn=np.array([1.0, 4.0, 8.0]), tp_ffn=np.array([1.0, 4.0, 8.0]), pp=np.array([1.0, 3.0, 2.0])
+    )
     batch, cached = np.array([4.0, 37.0, 512.0]), decode_residents(8192, 1024)
     residents = decode_load(at, mapping, batch, cached=cached, mla_form=form)
     parts = instance_parts(at, mapping, residents, at.profile.decode_imbalance)

@@ -10,7 +10,7 @@ from cases import cached_setting, cases, mappings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.memory import colocated_bytes, decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
@@ -40,7 +40,7 @@ def test_a_grid_of_steps_without_a_chunk_is_the_decode_grid_to_the_last_bit(mode
 
 @pytest.mark.parametrize("form", ["naive", "absorbed", "cached"])
 def test_the_form_of_mla_is_that_of_the_chunk_and_decodes_stay_absorbed(form):
-    at, mapping = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Mapping(dp_attn=8.0, ep=8.0)
+    at, mapping = cached_setting("deepseek_r1", "gb200_nvl72", "measured"), Sharding(dp_attn=8.0, ep=8.0)
     given = {"batch": 64.0, "context": 5000.0}
     mixed = mixed_step(at, mapping, chunk=Chunk(0.0, 4096.0), mla_form=form, **given)
     assert mixed.time == decode_step(at, mapping, **given).ttl
@@ -116,7 +116,7 @@ def test_re_projection_of_the_past_is_the_hand_count_of_16k_in_chunks_of_2048():
     """R1: 28 chunks' worth of 2,048 past tokens, 2*61*512*128*256 FLOP each: 1.17e14 (physics page, W6)."""
     at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
     steps = {
-        form: mixed_step(at, Mapping(), batch=0.0, context=9.0, chunk=Chunk(2048.0, 16384.0), mla_form=form)
+        form: mixed_step(at, Sharding(), batch=0.0, context=9.0, chunk=Chunk(2048.0, 16384.0), mla_form=form)
         for form in ("naive", "cached", "absorbed", "auto")
     }
     extra = 8 * (steps["naive"].sums.compute - steps["cached"].sums.compute)
@@ -131,7 +131,7 @@ def test_short_chunks_favour_the_absorbed_form_and_long_ones_the_naive(chunk, fa
     """Equal work at 171 tokens (physics page, section 2)."""
     at = cached_setting("deepseek_r1", "gb200_nvl72", "ideal")
     naive, absorbed = (
-        mixed_step(at, Mapping(), batch=1.0, context=9.0, chunk=Chunk(chunk, 65536.0), mla_form=form).time
+        mixed_step(at, Sharding(), batch=1.0, context=9.0, chunk=Chunk(chunk, 65536.0), mla_form=form).time
         for form in ("naive", "absorbed")
     )
     assert (absorbed < naive) == (faster == "absorbed")

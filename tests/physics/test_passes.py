@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cases import cached_setting
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks.gqa import gqa_prefill_work
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
@@ -21,7 +21,7 @@ def ideal_r1():
 
 def test_tep_reduces_twice_a_layer_and_exchanges_nothing(ideal_r1):
     """61 layers, two all-reduces of B*d*2 bytes over 8 ranks in the switch: (1 + 1/8) of the message each."""
-    mapping = Mapping(tp_attn=8.0, ep=8.0)
+    mapping = Sharding(tp_attn=8.0, ep=8.0)
     step = decode_step(ideal_r1, mapping, batch=64.0, context=1000.0)
     by_hand = 61 * 2 * 64 * HIDDEN * 2 * 1.125 / LINK
     assert float(step.sums.communication) == pytest.approx(by_hand, rel=1e-12)
@@ -29,7 +29,7 @@ def test_tep_reduces_twice_a_layer_and_exchanges_nothing(ideal_r1):
 
 def test_dep_exchanges_the_tokens_of_each_rank(ideal_r1):
     """64 sequences on 8 ranks: 8 tokens a rank to 7*(1-(7/8)^8) others, out at 1.03 B and back at 2 B."""
-    mapping = Mapping(dp_attn=8.0, ep=8.0)
+    mapping = Sharding(dp_attn=8.0, ep=8.0)
     step = decode_step(ideal_r1, mapping, batch=64.0, context=1000.0)
     by_hand = MOE_LAYERS * 8 * HIDDEN * 7 * (1 - (7 / 8) ** 8) * (1.03 + 2) / LINK
     assert float(step.sums.communication) == pytest.approx(by_hand, rel=1e-12)
@@ -37,7 +37,7 @@ def test_dep_exchanges_the_tokens_of_each_rank(ideal_r1):
 
 def test_a_mixture_reduces_inside_its_attention_groups_and_exchanges_slices(ideal_r1):
     """TP 2 x DP 4, EP 8: 16 sequences a group; two all-reduces of two ranks, and 8 tokens a GPU exchanged."""
-    mapping = Mapping(tp_attn=2.0, dp_attn=4.0, ep=8.0)
+    mapping = Sharding(tp_attn=2.0, dp_attn=4.0, ep=8.0)
     step = decode_step(ideal_r1, mapping, batch=64.0, context=1000.0)
     reduced = 61 * 2 * 16 * HIDDEN * 2 * 1.0
     exchanged = MOE_LAYERS * 8 * HIDDEN * 7 * (1 - (7 / 8) ** 8) * (1.03 + 2)
@@ -46,7 +46,7 @@ def test_a_mixture_reduces_inside_its_attention_groups_and_exchanges_slices(idea
 
 def test_idle_ranks_send_no_tokens_to_the_experts(ideal_r1):
     """One prompt on 64 DP ranks: the experts see ISL tokens; with 64 prompts, 64 times as many."""
-    mapping, isl = Mapping(dp_attn=64.0, ep=64.0), 4096.0
+    mapping, isl = Sharding(dp_attn=64.0, ep=64.0), 4096.0
     one, all_of_them = (prefill_pass(ideal_r1, mapping, batch=b, isl=isl).sums.compute for b in (1.0, 64.0))
     routed = MOE_LAYERS * 63 * isl * 8 * 6 * HIDDEN * 2048 / 64 / ideal_r1.system.peak_flops["nvfp4"]
     assert float(all_of_them - one) == pytest.approx(routed, rel=1e-9)
@@ -56,7 +56,7 @@ def test_idle_ranks_send_no_tokens_to_the_experts(ideal_r1):
 @pytest.mark.parametrize("pp", [1.0, 4.0])
 def test_a_first_chunk_has_nothing_to_project_again(profile, pp):
     at = cached_setting("deepseek_r1", "gb200_nvl72", profile)
-    mapping = Mapping(dp_attn=8.0, ep=8.0, pp=pp)
+    mapping = Sharding(dp_attn=8.0, ep=8.0, pp=pp)
     args = {"batch": 8.0, "isl": 2048.0, "mla_form": "naive"}
     whole = prefill_pass(at, mapping, **args)
     one_chunk = chunked_prefill_pass(at, mapping, chunk_tokens=2048.0, **args)

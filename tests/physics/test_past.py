@@ -2,7 +2,7 @@
 
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
@@ -10,7 +10,7 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup
 
-EIGHT = Mapping(tp_attn=8, tp_ffn=8)
+EIGHT = Sharding(tp_attn=8, tp_ffn=8)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_prefix_and_rest_compute_as_much_as_the_whole(llama, past):
 def test_work_left_at_nine_tenths():
     """GEMM 1 - h = 0.10, pairs 1 - h^2 = 0.19; together 0.154 of the FLOP of Qwen3-Coder at 65,536 tokens."""
     at = setup("qwen3_coder_480b_a35b", "h200_sxm", "fp8", profile="ideal")
-    wide = Mapping(tp_attn=8, ep=8)
+    wide = Sharding(tp_attn=8, ep=8)
     whole, rest = (prefill_pass(at, wide, batch=1, isl=65_536, past=past).sums.compute for past in (0, 58_976))
     assert rest / whole == pytest.approx(0.154, abs=0.02)
 
@@ -50,7 +50,7 @@ def test_one_token_after_a_past_is_a_decode_step(llama):
 
 
 def test_one_chunk_is_the_whole_pass(llama, r1):
-    for at, mapping in ((llama, EIGHT), (r1, Mapping(dp_attn=8, ep=8))):
+    for at, mapping in ((llama, EIGHT), (r1, Sharding(dp_attn=8, ep=8))):
         passes = [
             prompt_pass(at, mapping, batch=8, isl=32_768, past=24_576, chunk_tokens=chunk).ftl for chunk in (0, 8192)
         ]
@@ -64,7 +64,7 @@ def test_a_chunk_of_all_new_tokens_in_a_step_is_the_pass(llama):
 
 def test_kept_projections_of_a_prefix_are_made_once(r1):
     """A prefix cache holds latents: the form that keeps what it up-projects does so with the first chunk."""
-    deep = Mapping(tp_attn=8, tp_ffn=8, pp=2)
+    deep = Sharding(tp_attn=8, tp_ffn=8, pp=2)
 
     def compute(form, isl, past, chunk):
         done = prompt_pass(r1, deep, batch=1, isl=isl, past=past, chunk_tokens=chunk, mla_form=form)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.expert_load import (
     MOST_SUMMED,
     fullest_load,
@@ -181,7 +181,7 @@ def test_redundant_experts_are_searched_for_every_mapping():
     assert {*without} <= {*some}
     assert {m.redundant_slots for m in without} == {0}
     skewed = at.changed(profile=replace(at.profile, expert_skew=1.0))
-    wide = [Mapping(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8)]
+    wide = [Sharding(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8)]
     for one, gains in ((at, False), (skewed, True)):
         plain, copied = (float(decode_step(one, each, batch=4096.0, context=2000.0).ttl) for each in wide)
         assert (copied < plain) == gains
@@ -190,12 +190,12 @@ def test_redundant_experts_are_searched_for_every_mapping():
 def test_random_routing_slows_small_batches_most():
     random = setup("deepseek_r1", "h200_sxm", "fp8", engine="trtllm")
     at = random.changed(profile=replace(random.profile, random_routing=False))
-    mapping = Mapping(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
+    mapping = Sharding(tp_attn=8.0, tp_ffn=1.0, ep=8.0)
     slower = []
     for batch in (4.0, 64.0, 1024.0):
         both = [decode_step(one, mapping, batch=batch, context=2000.0).ttl for one in (random, at)]
         slower.append(float(both[0] / both[1] - 1))
     assert slower[0] > slower[1] > slower[2] >= 0
-    whole = Mapping(tp_attn=8.0, tp_ffn=8.0)
+    whole = Sharding(tp_attn=8.0, tp_ffn=8.0)
     same = [decode_step(one, whole, batch=4.0, context=2000.0).ttl for one in (random, at)]
     assert float(same[0]) == pytest.approx(float(same[1]), rel=1e-12)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
@@ -172,7 +172,7 @@ def test_hidden_all_reduce_is_an_option_of_prefill():
     """A fraction of 0.3 takes 0.3 of the wire time of prefill's all-reduce off, and leaves decode alone."""
     at = setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels")
     split = at.changed(profile=replace(at.profile, all_reduce_hidden_fraction=0.3))
-    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0)
     serial, hidden = (prefill_pass(one, mapping, batch=1.0, isl=8192.0) for one in (at, split))
     assert serial.ftl - hidden.ftl == pytest.approx(0.3 * serial.sums.communication, rel=1e-9)
     steps = [decode_step(one, mapping, batch=8.0, context=100.0).ttl for one in (at, split)]
@@ -197,7 +197,7 @@ def test_a_changed_setup_is_the_setup_of_the_changed_names():
     assert at.changed(system=fast).rates.elementwise_bandwidth == 2 * at.rates.elementwise_bandwidth
     twice = replace(at, rates=replace(at.rates, adjust=lambda _, cost: cost * 2.0))
     slow, slower = (
-        decode_step(one.changed(profile=at.profile), Mapping(), batch=8.0, context=100.0) for one in (at, twice)
+        decode_step(one.changed(profile=at.profile), Sharding(), batch=8.0, context=100.0) for one in (at, twice)
     )
     assert slower.ttl - at.profile.host == pytest.approx(2 * (slow.ttl - at.profile.host))
     engine = load_engine("vllm")

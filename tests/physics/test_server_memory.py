@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.engine import engine_of
 from disagg_sim.facts.engine_memory import EngineMemory
@@ -44,23 +44,23 @@ def served(name: str = "llama_3_1_8b", recipe: str = "bf16", **changes: object) 
     return setup(name, "h100_sxm", recipe, engine=engine)
 
 
-def profiled(at: Setup, mapping: Mapping | None = None, *, last: bool = True) -> float:
-    return float(profiled_bytes(at, mapping or Mapping(), IDLE, 1.0, last=last)) - 1000.0
+def profiled(at: Setup, mapping: Sharding | None = None, *, last: bool = True) -> float:
+    return float(profiled_bytes(at, mapping or Sharding(), IDLE, 1.0, last=last)) - 1000.0
 
 
 def test_sampling_binds_where_the_vocabulary_is_large_whatever_tp():
     """Hidden states of 8,192 tokens and 1,024 sequences; 14 B a word and sequence, 4 B a word and each of 132 SMs."""
     by_hand = 2 * (8192 + 1024) * 4096 + 128_256 * (1024 * 14 + 132 * 4)
     assert profiled(served()) == by_hand
-    assert profiled(served(), Mapping(tp_attn=4, tp_ffn=4)) == by_hand
+    assert profiled(served(), Sharding(tp_attn=4, tp_ffn=4)) == by_hand
 
 
 def test_the_forward_pass_binds_where_it_is_small_and_on_stages_that_do_not_sample():
     """Three hidden states of each token, gate and up and their product; a stage holds two hidden states more."""
     at = served("codellama_7b")
     assert profiled(at) == 2 * 8192 * (3 * 4096 + 3 * 11_008)
-    assert profiled(at, Mapping(tp_attn=2, tp_ffn=2), last=False) == 2 * 8192 * (3 * 4096 + 3 * 11_008 / 2)
-    assert profiled(at, Mapping(pp=2), last=False) == 2 * 8192 * (5 * 4096 + 3 * 11_008)
+    assert profiled(at, Sharding(tp_attn=2, tp_ffn=2), last=False) == 2 * 8192 * (3 * 4096 + 3 * 11_008 / 2)
+    assert profiled(at, Sharding(pp=2), last=False) == 2 * 8192 * (5 * 4096 + 3 * 11_008)
 
 
 def test_workspaces_of_experts_come_on_top():
@@ -69,14 +69,14 @@ def test_workspaces_of_experts_come_on_top():
     sampling = 2 * (8192 + 1024) * 2048 + 151_936 * (1024 * 14 + 132 * 4)
     assert profiled(at) == sampling + 2 * 8192 * 8 * (2048 + 2048)
     wide = served("qwen1_5_moe_a2_7b")  # 2 x 1,408 are more than 2,048, but not on two GPUs
-    whole, halves = profiled(wide), profiled(wide, Mapping(tp_attn=2, tp_ffn=2))
+    whole, halves = profiled(wide), profiled(wide, Sharding(tp_attn=2, tp_ffn=2))
     assert whole - halves == 2 * 8192 * 4 * (2 * 1408 - 2048)
 
 
 def test_a_larger_step_than_the_engines_own_counts():
     at = served("codellama_7b")
     more = replace(IDLE, live=16_384.0, live_total=16_384.0)
-    assert float(profiled_bytes(at, Mapping(), more, 1.0)) - 1000.0 == 2 * profiled(at)
+    assert float(profiled_bytes(at, Sharding(), more, 1.0)) - 1000.0 == 2 * profiled(at)
 
 
 def test_tables_of_positions_are_as_long_as_the_context_and_whole_on_every_gpu():
@@ -88,13 +88,13 @@ def test_tables_of_positions_are_as_long_as_the_context_and_whole_on_every_gpu()
     plain = replace(HELD, position_entry=0.0)
     at = served()
     without = at.changed(overheads=replace(at.overheads, memory=plain))
-    for mapping in (Mapping(), Mapping(tp_attn=4, tp_ffn=4), Mapping(pp=2)):
+    for mapping in (Sharding(), Sharding(tp_attn=4, tp_ffn=4), Sharding(pp=2)):
         more = instance_bytes(at, mapping, IDLE) - instance_bytes(without, mapping, IDLE)
         assert float(more) == pytest.approx(131_072 * 128 * 2, abs=64)
 
 
 def test_libraries_take_what_they_took_at_the_nearest_tp_below():
-    columns = Mapping(tp_attn=np.array([1, 2, 3, 4, 8, 1, 4]), pp=np.array([1, 1, 1, 1, 1, 2, 2]))
+    columns = Sharding(tp_attn=np.array([1, 2, 3, 4, 8, 1, 4]), pp=np.array([1, 1, 1, 1, 1, 2, 2]))
     assert (non_torch_bytes(HELD, columns) / GB).tolist() == [1, 2, 2, 3, 3, 0.5, 3]
 
 
@@ -109,13 +109,13 @@ def test_the_budget_is_a_share_of_what_a_process_sees_and_leaves_room_for_graphs
 
 def test_an_engine_whose_memory_is_not_known_counts_as_the_profile_assumes():
     at = setup("llama_3_1_8b", "h100_sxm", "bf16", engine=replace(load_engine("vllm"), memory=None))
-    parts = instance_parts(at, Mapping(), IDLE)
+    parts = instance_parts(at, Sharding(), IDLE)
     assert parts.runtime == 3.9 * GB
     assert at.memory_limit == at.overheads.memory_utilisation * at.system.hbm_reported
 
 
 def test_parts_add_up():
-    at, mapping = served("deepseek_v2_lite"), Mapping(tp_attn=2, tp_ffn=2, pp=3)
+    at, mapping = served("deepseek_v2_lite"), Sharding(tp_attn=2, tp_ffn=2, pp=3)
     residents = Residents(sequences=8.0, tokens=80_000.0, live=512.0, live_total=512.0, emitted=8.0)
     parts = instance_parts(at, mapping, residents)
     assert float(sum(parts)) == pytest.approx(float(instance_bytes(at, mapping, residents)), rel=1e-12)

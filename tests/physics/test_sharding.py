@@ -10,7 +10,7 @@ from cases import cached_setting, mappings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import GqaAttention
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.blocks import layer_of, layers_of
@@ -122,7 +122,7 @@ def test_with_infinite_links_sharded_parts_take_one_nth(tp):
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
     free = at.changed(system=replace(at.system, nvlink_bandwidth=np.inf))
     alone, shared = (
-        float(decode_step(free, Mapping(tp_attn=n, tp_ffn=n), batch=1.0, context=9000.0).ttl) for n in (1.0, float(tp))
+        float(decode_step(free, Sharding(tp_attn=n, tp_ffn=n), batch=1.0, context=9000.0).ttl) for n in (1.0, float(tp))
     )
     d = at.model.hidden
     repeated = 80 * d * (0.5625 + 2 + 0.5625 + 2 + 16) + d * 2 + d * 4
@@ -158,7 +158,7 @@ def test_grid_points_equal_single_calls(model, system, profile):
     decode = decode_grid(at, table, lengths(3000, 500), **args)
     prefill = prefill_grid(at, table, lengths(3000, 500), chunk_tokens=[512], mla_form="naive", **args)
     for row, mapping in enumerate(table):
-        degrees = Mapping(
+        degrees = Sharding(
             tp_attn=float(mapping.tp_attn),
             dp_attn=float(mapping.dp_attn),
             tp_ffn=float(mapping.tp_ffn),
@@ -173,7 +173,7 @@ def test_grid_points_equal_single_calls(model, system, profile):
             assert decode.memory_bytes[row, column] == pytest.approx(float(held), rel=1e-12)
     for row in range(len(prefill.mappings)):
         m, chunk = prefill.mappings[row], float(prefill.mappings.chunk_tokens[row])
-        degrees = Mapping(
+        degrees = Sharding(
             tp_attn=float(m.tp_attn),
             dp_attn=float(m.dp_attn),
             tp_ffn=float(m.tp_ffn),
@@ -198,8 +198,8 @@ def test_a_prompt_shorter_than_its_chunk_is_one_chunk():
     assert [float(x) for x in chunk_plan(1024, 512)] == [2, 512, 512]
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "measured")
     args = {"batch": 2.0, "isl": 300.0}
-    whole = prefill_pass(at, Mapping(), **args)
-    one = chunked_prefill_pass(at, Mapping(), chunk_tokens=512.0, **args)
+    whole = prefill_pass(at, Sharding(), **args)
+    one = chunked_prefill_pass(at, Sharding(), chunk_tokens=512.0, **args)
     assert float(one.ftl) == pytest.approx(float(whole.ftl), rel=1e-12)
 
 
@@ -220,7 +220,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
     def pass_of(tokens: int) -> float:
         """Busy time of one stage for the first ``tokens`` tokens, without host. [s]"""
         done = chunked_prefill_pass(
-            replace(at, model=quarter), Mapping(), batch=1.0, isl=float(tokens), chunk_tokens=float(chunk)
+            replace(at, model=quarter), Sharding(), batch=1.0, isl=float(tokens), chunk_tokens=float(chunk)
         )
         return float(done.busy) - at.profile.host
 
@@ -234,7 +234,7 @@ def test_chunked_pipeline_is_a_flow_shop(profile, chunk):
             free = done[s, i - 1] if i else 0.0
             done[s, i] = max(ready, free) + times[i]
     whole = chunked_prefill_pass(
-        replace(at, model=model), Mapping(pp=float(stages)), batch=1.0, isl=float(isl), chunk_tokens=float(chunk)
+        replace(at, model=model), Sharding(pp=float(stages)), batch=1.0, isl=float(isl), chunk_tokens=float(chunk)
     )
     # Small change: the one-word head of each prefix pass, and the embedding that only the first stage runs.
     assert float(whole.ftl) - at.profile.host == pytest.approx(done[-1, -1], rel=2e-3)
@@ -259,7 +259,7 @@ def test_cache_duplication(tp):
     assert float(kv_duplication(load_model("deepseek_r1"), float(tp))) == tp
     model = load_model("llama_3_1_70b")
     at = cached_setting("llama_3_1_70b", "gb200_nvl72", "ideal")
-    mapping = Mapping(tp_attn=float(tp), tp_ffn=float(tp))
+    mapping = Sharding(tp_attn=float(tp), tp_ffn=float(tp))
     # the cache of one more sequence of 8192+2 tokens on each of tp GPUs
     more, less = (decode_bytes(at, mapping, b, cached=decode_residents(8192, 2)) for b in (2.0, 1.0))
     live = 2 * (4 * 8192 + max(2 * 28_672, 80 * 128) / tp) + model.vocab * 4 / tp + (tp > 1) * 2 * 2 * 8192

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import AttentionPartFit
 from disagg_sim.facts.layers import (
     CsaAttention,
@@ -127,7 +127,7 @@ def test_the_indexer_is_whole_on_every_rank():
     for tp in (1.0, 8.0):
         added = float(block.matmul_params(7168, tp)) - float(plain.matmul_params(7168, tp))
         assert added == pytest.approx(1536 * 8192 + 7168 * (128 + 64), rel=1e-12)
-    assert float(unique_gpus(model_of(DSA), Mapping(tp_attn=8.0, tp_ffn=8.0))) == 1
+    assert float(unique_gpus(model_of(DSA), Sharding(tp_attn=8.0, tp_ffn=8.0))) == 1
 
 
 # Block-sparse attention.
@@ -155,7 +155,7 @@ def test_index_heads_go_with_kv_heads_and_the_index_key_is_whole():
     at = at_of(MSA)
     block = layer_of(at.model.kinds[0]).attention
     assert float(block.columns(4.0)) == (16 + 2) * 128 + 2 * 128
-    cut = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    cut = Sharding(tp_attn=4.0, tp_ffn=4.0)
     parts = instance_parts(at, cut, decode_load(at, cut, 8, cached=decode_residents(1000, 0)))
     assert float(parts.cache) == pytest.approx(8 * 1000 * (2 * 128 + 256) / at.cache_share, rel=1e-12)
     sent = 2 * 128 + 256
@@ -229,7 +229,7 @@ def test_time_beyond_the_choice_is_flat_but_for_the_index(kind):
     at = at_of(KINDS[kind])
     assert at.rates.adjust is None
     alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.name != "index")))
-    times = [float(decode_step(alone, Mapping(), batch=32.0, context=c).ttl) for c in (1e4, 1e6)]
+    times = [float(decode_step(alone, Sharding(), batch=32.0, context=c).ttl) for c in (1e4, 1e6)]
     assert times[0] == times[1]
 
 
@@ -244,11 +244,11 @@ def test_chunks_do_the_flop_of_the_whole_prompt(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_alone_is_timed_everywhere_and_longer_is_never_faster(kind):
     at = at_of(KINDS[kind])
-    times = [float(decode_step(at, Mapping(), batch=32.0, context=c).ttl) for c in (100.0, 1e3, 1e4, 1e5, 1e6)]
+    times = [float(decode_step(at, Sharding(), batch=32.0, context=c).ttl) for c in (100.0, 1e3, 1e4, 1e5, 1e6)]
     assert times == sorted(times)
-    first = [float(prefill_pass(at, Mapping(), batch=1.0, isl=n).ftl) for n in (100.0, 1e3, 1e4, 1e5)]
+    first = [float(prefill_pass(at, Sharding(), batch=1.0, isl=n).ftl) for n in (100.0, 1e3, 1e4, 1e5)]
     assert first == sorted(first)
-    pieces = chunked_prefill_pass(at, Mapping(), batch=1.0, isl=20_000.0, chunk_tokens=2048.0)
+    pieces = chunked_prefill_pass(at, Sharding(), batch=1.0, isl=20_000.0, chunk_tokens=2048.0)
     assert float(pieces.ftl) > 0
     resolved = at.precision
     assert kv_bytes_per_request(at.model, resolved, 5000) == KINDS[kind].held_bytes(5000, 1.0)
@@ -313,7 +313,7 @@ def test_few_heads_on_an_fp8_cache_take_another_kernel():
 def test_the_index_starts_to_cost_beyond_the_choice():
     """The step of a layer jumps where the context passes 2048 tokens, and rises with the context from there on."""
     at = at_of(DSA)
-    at_2048, beyond, far = (float(decode_step(at, Mapping(), batch=1.0, context=c).ttl) for c in (2048.0, 2049.0, 1e6))
+    at_2048, beyond, far = (float(decode_step(at, Sharding(), batch=1.0, context=c).ttl) for c in (2048.0, 2049.0, 1e6))
     rate = at.rates.attention_parts["dsa index_step"]
     assert rate.choice is not None
     assert beyond - at_2048 > 0.99 * rate.choice

@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import rescore
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.acceptance import measured_speculation
 from disagg_sim.facts.load import load_speculation
@@ -34,14 +34,14 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths
 
 CURVES = ds.list_specs("speculation")
-WIDE = Mapping(dp_attn=8, ep=8)
+WIDE = Sharding(dp_attn=8, ep=8)
 
 
 def drafted(model: str, speculation: Any = "mtp 0.8 0.6 0.45", system: str = "h200_sxm", **options: Any) -> ds.Setup:
     return ds.setup(model, system, "fp8", profile=options.pop("profile", "ideal"), speculation=speculation, **options)
 
 
-def operators_of(at: ds.Setup, mapping: Mapping, batch: float, context: float) -> list[Operator]:
+def operators_of(at: ds.Setup, mapping: Sharding, batch: float, context: float) -> list[Operator]:
     """Every operator that a decode step times, in order."""
     seen: list[Operator] = []
 
@@ -102,7 +102,7 @@ class TestCounts:
 
     def test_a_step_verifies_all_positions_and_drafts_one_by_one(self):
         """R1 at TP 8, 16 sequences, 3 drafts: rows of the projections, of the head, of the passes of its module."""
-        at, tp = drafted("deepseek_r1"), Mapping(tp_attn=8, ep=8, draft_tokens=3)
+        at, tp = drafted("deepseek_r1"), Sharding(tp_attn=8, ep=8, draft_tokens=3)
         found = operators_of(at, tp, 16.0, 4096.0)
         rows = {name: [float(op.shape[0]) for op in found if op.name == name] for name in ("o", "head", "router")}
         joined = [op for op in found if op.name == "join hidden states"]
@@ -115,7 +115,7 @@ class TestCounts:
 
     def test_an_eagle_head_has_a_layer_and_a_vocabulary_of_its_own(self):
         at = drafted("kimi_k2_5", "kimi_k2_5_eagle3_thinking")
-        found = operators_of(at, Mapping(dp_attn=8, ep=8, draft_tokens=2), 64.0, 4096.0)
+        found = operators_of(at, Sharding(dp_attn=8, ep=8, draft_tokens=2), 64.0, 4096.0)
         joined = [op.shape for op in found if op.name == "join hidden states"]
         assert joined == [(24.0, 7168, 3 * 7168)]  # hidden states of three layers, once a step, for 3 x 8 tokens
         beside = [op.shape[:2] for op in found if op.name == "qkv of the embedding"]
@@ -166,7 +166,7 @@ class TestLimits:
     def test_no_drafts_are_a_decode_step_without_speculation(self, model):
         at = drafted(model, profile="measured")
         batch = np.array([[1.0, 64.0, 500.0]])
-        mapping = Mapping.stack([Mapping(), Mapping(tp_attn=2, tp_ffn=2)]).for_grid()
+        mapping = Sharding.stack([Sharding(), Sharding(tp_attn=2, tp_ffn=2)]).for_grid()
         plain = decode_step(replace(at, speculation=None), mapping, batch=batch, context=3000.0)
         none = decode_step(at, mapping, batch=batch, context=3000.0)
         assert (plain.ttl == none.ttl).all()
@@ -175,7 +175,7 @@ class TestLimits:
     def test_certain_acceptance_gives_k_plus_one_times_the_tokens_of_a_step(self):
         at = drafted("llama_3_1_70b", stated_speculation("mtp", (1.0,) * 5), profile="measured")
         for k in range(6):
-            step = decode_step(at, Mapping(tp_attn=8, tp_ffn=8, draft_tokens=k), batch=64.0, context=4096.0)
+            step = decode_step(at, Sharding(tp_attn=8, tp_ffn=8, draft_tokens=k), batch=64.0, context=4096.0)
             assert step.time / step.ttl == pytest.approx(k + 1, rel=1e-14)
 
     def test_no_acceptance_only_costs(self):
@@ -192,7 +192,7 @@ class TestLimits:
 
     def test_a_mixed_step_without_decodes_is_a_pass_of_prompts_through_all_layers(self):
         at = drafted("llama_3_1_70b")
-        mapping = Mapping(tp_attn=8, tp_ffn=8, draft_tokens=2)
+        mapping = Sharding(tp_attn=8, tp_ffn=8, draft_tokens=2)
         chunk = mixed_step(at, mapping, batch=0.0, context=0.0, chunk=Chunk(4096.0, isl=4096.0)).time
         whole = prefill_pass(at, mapping, batch=1, isl=4096).ftl
         assert chunk == pytest.approx(float(whole), rel=0.02)  # it joins hidden states and drafts a token, too
@@ -205,7 +205,7 @@ class TestLimits:
     )
     def test_a_step_with_more_drafts_never_takes_less_time(self, model, batch, context):
         at = drafted(model, profile="measured")
-        mapping = WIDE if at.model.is_moe else Mapping()
+        mapping = WIDE if at.model.is_moe else Sharding()
         steps = [
             decode_step(at, replace(mapping, draft_tokens=k), batch=float(batch), context=float(context))
             for k in range(4)
@@ -217,7 +217,7 @@ class TestSearch:
     def test_the_grid_takes_the_fastest_number_of_drafts_that_fits(self):
         """Against every number by itself, point by point."""
         at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
-        tables = [Mapping(dp_attn=8, ep=8), Mapping(tp_attn=8, ep=8)]
+        tables = [Sharding(dp_attn=8, ep=8), Sharding(tp_attn=8, ep=8)]
         batch = [1, 8, 64, 256, 1024, 4096]
         best = decode_grid(at, tables, lens, batch=batch)
         each = [
@@ -239,7 +239,7 @@ class TestSearch:
 
     def test_a_table_says_drafts_and_acceptance_and_is_timed_again_from_its_rows(self):
         at, lens = drafted("deepseek_r1", profile="measured"), lengths(4096, 1024)
-        tables = [Mapping(dp_attn=8, ep=8), Mapping(dp_attn=16, ep=16)]
+        tables = [Sharding(dp_attn=8, ep=8), Sharding(dp_attn=16, ep=16)]
         points = ds.disaggregated(
             prefill_grid(at, tables, lens), decode_grid(at, tables, lens, batch=[8, 128, 1024]), gpu_cap=256
         )
@@ -274,7 +274,7 @@ class TestSearch:
 
     def test_prompts_in_halves_over_nodes_know_no_drafts_of_decode(self):
         """An instance of both phases that drafts in decode prefills as one that does not."""
-        at, wide = drafted("deepseek_r1", profile="measured", engine="sglang"), Mapping(dp_attn=16, ep=16)
+        at, wide = drafted("deepseek_r1", profile="measured", engine="sglang"), Sharding(dp_attn=16, ep=16)
         assert overlaps(at, wide)
         one, other = (prefill_pass(at, replace(wide, draft_tokens=k), batch=16.0, isl=2048.0).ftl for k in (0, 2))
         assert float(one) == float(other)
@@ -282,7 +282,7 @@ class TestSearch:
     def test_drafts_need_a_drafter(self):
         at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
         with pytest.raises(InputError, match="2 draft tokens and its setup no speculation"):
-            decode_step(at, Mapping(draft_tokens=2), batch=8.0, context=100.0)
+            decode_step(at, Sharding(draft_tokens=2), batch=8.0, context=100.0)
 
 
 class TestCurves:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.decode import decode_lookups, decode_step
 from disagg_sim.physics.roofline import GridSums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import setup
@@ -88,7 +88,7 @@ def test_sums_at_points_are_those_of_the_whole_grid():
 
 def test_steps_of_two_grids_together_are_those_of_each_alone():
     at = setup("deepseek_r1", "h200_sxm", "fp8")
-    grids = [Mapping.stack([Mapping(dp_attn=dp, ep=dp)]).for_grid() for dp in (8, 16)]
+    grids = [Sharding.stack([Sharding(dp_attn=dp, ep=dp)]).for_grid() for dp in (8, 16)]
     axis = np.array([[1.0, 24.0, 256.0]])
     together = evaluate(side_by_side([decode_lookups(at, each, batch=axis, context=4096.0) for each in grids]))
     for mapping, step in zip(grids, together, strict=True):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import disagg_sim
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import ATTENTION_KINDS, FFN_KINDS, AttentionSpec, register
 from disagg_sim.facts.schema import Range
 from disagg_sim.facts.yaml_files import spec_files
@@ -145,7 +145,7 @@ def at_of(name: str):
 
 def times(at) -> np.ndarray:
     """Seconds of a decode step, a prefill, a prefill in chunks and a mixed step, without host work."""
-    cut = Mapping(tp_attn=2.0, tp_ffn=2.0)
+    cut = Sharding(tp_attn=2.0, tp_ffn=2.0)
     found = (
         decode_step(at, cut, batch=64.0, context=5000.0).ttl,
         prefill_pass(at, cut, batch=2.0, isl=3000.0).ftl,
@@ -174,9 +174,9 @@ def test_the_order_of_the_layers_changes_no_time_and_no_memory(own_files, other)
         assert len(which.model.layers) == 32
     held = [
         (
-            float(decode_bytes(which, Mapping(), 8.0, cached=decode_residents(4000, 200))),
-            float(prefill_bytes(which, Mapping(), 2.0, prompt=prompt_residents(4000), chunk_tokens=0.0)),
-            float(unique_gpus(which.model, Mapping(tp_attn=16.0), 4000.0)),
+            float(decode_bytes(which, Sharding(), 8.0, cached=decode_residents(4000, 200))),
+            float(prefill_bytes(which, Sharding(), 2.0, prompt=prompt_residents(4000), chunk_tokens=0.0)),
+            float(unique_gpus(which.model, Sharding(tp_attn=16.0), 4000.0)),
         )
         for which in (at, back)
     ]
@@ -189,10 +189,10 @@ def test_operators_of_the_toy_take_what_its_fits_say(own_files):
     alone = replace(at, rates=replace(at.rates, adjust=lambda op, cost: cost * float(op.table == "linear")))
     moved = 64 * 2 * STATE * 1.0  # one byte an element in fp8
     for context in (100.0, 100_000.0):  # a state has no length
-        step = float(decode_step(alone, Mapping(), batch=64.0, context=context).ttl) - at.profile.host
+        step = float(decode_step(alone, Sharding(), batch=64.0, context=context).ttl) - at.profile.host
         assert step == pytest.approx(32 * (3 * US + moved / (0.8 * HBM)), rel=1e-9)
     flops = 5 * 3000 * 4 * STATE
-    first = float(prefill_pass(alone, Mapping(), batch=5.0, isl=3000.0).ftl) - at.profile.host
+    first = float(prefill_pass(alone, Sharding(), batch=5.0, isl=3000.0).ftl) - at.profile.host
     assert first == pytest.approx(32 * (7 * US + flops / (0.5 * PEAK)), rel=1e-3)  # the peak has three digits
 
 
@@ -204,23 +204,23 @@ def test_a_state_is_held_and_handed_over_once_a_sequence(own_files):
     assert at.model.kv_bytes_per_token(at.precision) == token
     for isl in (100.0, 10_000.0):
         assert kv_bytes_per_request(at.model, at.precision, isl) == token * isl + state
-    residents = decode_load(at, Mapping(), 8.0, cached=decode_residents(4000, 200))
-    whole = instance_parts(at, Mapping(), residents)
+    residents = decode_load(at, Sharding(), 8.0, cached=decode_residents(4000, 200))
+    whole = instance_parts(at, Sharding(), residents)
     assert float(whole.cache) == pytest.approx(token * float(residents.tokens), rel=1e-12)
     assert float(whole.state) == pytest.approx(8 * state, rel=1e-12)
-    assert float(sum(whole)) == pytest.approx(float(instance_bytes(at, Mapping(), residents)), rel=1e-12)
-    cut = instance_parts(at, Mapping(tp_attn=16.0, tp_ffn=16.0), residents)  # 8 KV heads, 16 linear heads
+    assert float(sum(whole)) == pytest.approx(float(instance_bytes(at, Sharding(), residents)), rel=1e-12)
+    cut = instance_parts(at, Sharding(tp_attn=16.0, tp_ffn=16.0), residents)  # 8 KV heads, 16 linear heads
     assert float(cut.cache) == pytest.approx(token / 8 * float(residents.tokens), rel=1e-12)
     assert float(cut.state) == pytest.approx(8 * state / 16, rel=1e-12)
     sent = token * 4000 / 8 + state / 16  # of the fullest of 16 GPUs
-    found = float(unique_gpus(at.model, Mapping(tp_attn=16.0), 4000.0, at.precision))
+    found = float(unique_gpus(at.model, Sharding(tp_attn=16.0), 4000.0, at.precision))
     assert found == pytest.approx((token * 4000 + state) / sent)
     assert not at.model.linear_cache
 
 
 def test_a_simulated_instance_reserves_the_states_of_its_sequences(own_files):
     at = at_of(model_with(own_files, "mixed_linear", gqa=8, linear=24))
-    few, many = (kv_blocks(at, Mapping(), max_sequences=n, max_tokens=2048) for n in (64, 512))
+    few, many = (kv_blocks(at, Sharding(), max_sequences=n, max_tokens=2048) for n in (64, 512))
     state, block = 24 * STATE, 16 * 8 * 2 * 8 * 128
     logits = 4 * 128_256  # of a sequence that emits a token [B]
     assert few - many == pytest.approx((512 - 64) * (state + logits) / block, abs=2)

@@ -113,7 +113,7 @@ def test_expected_capacity_lies_below_the_least_of_the_pools():
 def played(instances, gpu_mtbf_s, node_mtbf_s, restart_s, duration_s):
     """Instances of two GPUs that serve over time, in a simulation with failures: share of time with each number."""
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    replicas = ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=instances, batch=8, token_budget=512)
+    replicas = ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=instances, batch=8, token_budget=512)
     deployment = ds.ServedDeployment(name="six", gpus=12, colocated=(replicas,), setup=at)
     trace = ds.synthetic_trace(rate=0.001, requests=round(duration_s * 0.001), lengths=(64, 4), seed=1)
     fails = Failures(gpu_mtbf_s=gpu_mtbf_s, node_mtbf_s=node_mtbf_s, restart_s=restart_s, migration_limit=100)

@@ -155,7 +155,7 @@ def test_engines_that_are_not_told_to_hold_prompts_back_do_not():
 def test_plans_hold_prompts_back_where_launch_writes_that(engine):
     """None at no wait; the pass that the wait ends with is counted."""
     spec, at = load_engine(engine), ds.setup("deepseek_r1", "h200_sxm", "fp8")
-    workers = Workers(role="colocated", mapping=ds.Mapping(dp_attn=8, ep=8), instances=1, setup=at, hold_steps=7)
+    workers = Workers(role="colocated", mapping=ds.Sharding(dp_attn=8, ep=8), instances=1, setup=at, hold_steps=7)
     written, plain = (
         ENGINES[spec.kernels].settings(each, Weights(checkpoint="x"))
         for each in (workers, replace(workers, hold_steps=0))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.kv_blocks import KvLayout
 from disagg_sim.physics.kv_path import KvLoad, hand_over
@@ -26,11 +26,11 @@ def cached(*tiers, isl=8192):
 
 def test_a_load_takes_the_link_for_its_bytes_and_the_latency_on_top():
     law = cached(("ssd", 0.5), ("hbm", 0.5)).prompt_nodes()
-    loads = Loads.of(AT, Mapping(), law)
-    time = load_time(AT, Mapping(), batch=1, past=float(law.past[0]), tier=tier_of(AT.system, "ssd"))
+    loads = Loads.of(AT, Sharding(), law)
+    time = load_time(AT, Sharding(), batch=1, past=float(law.past[0]), tier=tier_of(AT.system, "ssd"))
     by_tier = dict(zip(loads.tiers, (loads.link + loads.latency).tolist(), strict=True))
     assert by_tier == {"ssd": pytest.approx(float(time)), "hbm": 0.0}
-    assert Loads.of(AT, Mapping(), cached(("hbm", 1.0)).prompt_nodes()) is None
+    assert Loads.of(AT, Sharding(), cached(("hbm", 1.0)).prompt_nodes()) is None
 
 
 @pytest.mark.parametrize(("rate", "ranks"), [(0.3, 1), (0.8, 1), (3.0, 4)])
@@ -69,7 +69,7 @@ def test_planned_ttft_has_the_queue_of_its_links():
 
 def test_what_goes_to_a_shared_tier_leaves_by_the_port_of_hand_overs():
     """Llama-3.1-8B: 8,192 tokens, 90 % in blocks of 16 of them cached, so 832 are new, of 65,536 B each."""
-    mapping, law = Mapping(tp_attn=2, tp_ffn=2), cached(("remote", 1.0))
+    mapping, law = Sharding(tp_attn=2, tp_ffn=2), cached(("remote", 1.0))
     grids = [ds.prefill_grid(AT, mapping, each, batch=[1]) for each in (law, cached(("dram", 1.0)))]
     decode = ds.decode_grid(AT, mapping, law, batch=[8])
     stored, kept = (kv_rate_per_gpu(each) * 2 / each.request_rate for each in grids)
@@ -88,7 +88,7 @@ def test_what_goes_to_a_shared_tier_leaves_by_the_port_of_hand_overs():
 
 def test_a_limit_of_the_nic_counts_what_goes_to_a_shared_tier():
     """Of a GPU 1.1 times as much leaves as without: the limit that just admits one leaves the other out."""
-    both = [ds.prefill_grid(AT, Mapping(), cached((name, 1.0)), batch=[1]) for name in ("remote", "dram")]
+    both = [ds.prefill_grid(AT, Sharding(), cached((name, 1.0)), batch=[1]) for name in ("remote", "dram")]
     limit = 1.01 * float(kv_rate_per_gpu(both[1]).item())
     admitted = [prefill_candidates(each, ftl_limit=10.0, nic_limit=limit).batch.size for each in both]
     assert admitted == [0, 1]
@@ -99,7 +99,7 @@ def test_a_hand_over_across_takes_longer_by_what_is_stored_meanwhile():
     options = {"layout": KvLayout(), "descriptor_s": 0.0, "threads": 1}
 
     def wire(load, path, *degrees):
-        ends = (Mapping(tp_attn=each, tp_ffn=each) for each in degrees)
+        ends = (Sharding(tp_attn=each, tp_ffn=each) for each in degrees)
         return float(hand_over((AT, AT), *ends, load, path=path, **options).wire)
 
     assert wire(loads[1], "rail", 2, 2) == pytest.approx(1.5 * wire(loads[0], "rail", 2, 2))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.planning.long_prompts import OneByOne
@@ -31,7 +31,9 @@ def test_tokens_take_a_step_of_one_request_and_the_seat_is_taken_for_prefill_and
     design = alone(long_prompts)
     choice = design.pools[0].choice
     tp = choice.mapping.tp_attn
-    step = float(decode_step(choice.at, Mapping(tp_attn=float(tp), tp_ffn=float(tp)), batch=1.0, context=120_256.0).ttl)
+    step = float(
+        decode_step(choice.at, Sharding(tp_attn=float(tp), tp_ffn=float(tp)), batch=1.0, context=120_256.0).ttl
+    )
     assert design.tpot["p99"] == pytest.approx(step, rel=1e-6)
     prefill = choice.ttft(1e-9, 1, 0.5)  # nobody waits
     assert choice.service.mean == pytest.approx(prefill + (OSL - 1) * step, rel=1e-3)

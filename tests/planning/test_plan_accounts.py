@@ -245,10 +245,10 @@ def test_watts_are_joules_a_request_times_requests_a_second(serve):
     """In tables of all modes; and no GPU draws more than its limit or less than it does when it waits."""
     at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.lengths(2048, 256)
     if serve == "disaggregated":
-        grids = ds.prefill_grid(at, ds.Mapping(), lengths), ds.decode_grid(at, ds.Mapping(), lengths)
+        grids = ds.prefill_grid(at, ds.Sharding(), lengths), ds.decode_grid(at, ds.Sharding(), lengths)
         points = ds.disaggregated(*grids, gpu_cap=8)
     else:
-        points = getattr(ds, serve)(at, ds.Mapping(), lengths)
+        points = getattr(ds, serve)(at, ds.Sharding(), lengths)
     table = ds.with_energy(points)
     rate = table["tokens_per_s_per_gpu"] * table["total_gpus"] / 256
     idle = 700 * load_power("h200_sxm").idle
@@ -262,8 +262,8 @@ def test_watts_are_joules_a_request_times_requests_a_second(serve):
 def test_no_pass_or_step_draws_more_than_the_gpus_may(batch):
     at, lengths = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), ds.lengths(2048, 256)
     grids = (
-        ds.prefill_grid(at, ds.Mapping(), lengths, batch=[4]),
-        ds.decode_grid(at, ds.Mapping(), lengths, batch=[batch]),
+        ds.prefill_grid(at, ds.Sharding(), lengths, batch=[4]),
+        ds.decode_grid(at, ds.Sharding(), lengths, batch=[batch]),
     )
     idle = 700 * load_power("h200_sxm").idle
     for spent in (step_and_pass(design_of(grid, 0, 0))[1 - place] for place, grid in enumerate(grids)):

@@ -7,7 +7,7 @@ import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.run import RunOptions
 
-ISL, OSL, ONE = 2048, 256, ds.Mapping()
+ISL, OSL, ONE = 2048, 256, ds.Sharding()
 LENGTHS = ds.lengths(ISL, OSL)
 
 
@@ -57,7 +57,7 @@ def test_a_run_without_requests_in_flight_draws_idle_power(at):
 
 def test_several_layouts_of_a_role_are_refused(at):
     parts = tuple(
-        ds.Replicas(mapping=each, instances=1) for each in (ds.Mapping(tp_attn=2, tp_ffn=2), ds.Mapping(pp=2))
+        ds.Replicas(mapping=each, instances=1) for each in (ds.Sharding(tp_attn=2, tp_ffn=2), ds.Sharding(pp=2))
     )
     served = ds.ServedDeployment(name="mixed", gpus=4, colocated=parts, setup=at)
     result = ds.simulate(served, at_once(4), "vllm")

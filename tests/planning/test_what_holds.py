@@ -117,7 +117,7 @@ def prefill_of(work, *, time=0.1, hand_over=0.02, link_rate=math.inf):
     """An instance that prefills one prompt at a time."""
     return PrefillChoice(
         at=None,
-        mapping=ds.Mapping(),
+        mapping=ds.Sharding(),
         work=work,
         batch=np.ones(1),
         busy=np.array([time]),
@@ -137,7 +137,7 @@ def decode_of(work, seats=64, step=0.02, more=0.0002, link_rate=math.inf):
     batch = np.arange(1.0, seats + 1)
     return DecodeChoice(
         at=None,
-        mapping=ds.Mapping(),
+        mapping=ds.Sharding(),
         work=work,
         seats=seats,
         batch=batch,
@@ -321,8 +321,8 @@ def test_co_located_prompts_wait_as_long_as_in_a_simulation_and_longer_in_bursts
 def test_a_hand_over_takes_as_long_as_the_slower_end_and_the_first_step(sends, takes, slower):
     """Of 0.2 GB over links of 0.5 GB/s of each GPU; what is left of a step of 64 sequences, and a step."""
     at, work = ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), work_of(Limit(1.0))
-    sender = replace(prefill_of(work), at=at, mapping=ds.Mapping(tp_attn=sends, tp_ffn=sends))
-    taker = replace(decode_of(work), at=at, mapping=ds.Mapping(tp_attn=takes, tp_ffn=takes))
+    sender = replace(prefill_of(work), at=at, mapping=ds.Sharding(tp_attn=sends, tp_ffn=sends))
+    taker = replace(decode_of(work), at=at, mapping=ds.Sharding(tp_attn=takes, tp_ffn=takes))
     wire = Wire(bandwidth=0.5e9, latency_s=0.003, descriptor_s=0.0, inside=False)
     (made,), (taken,) = linked([sender], [taker], Cache(0.2e9, 0.0), wire)
     assert made.hand_over == pytest.approx(0.003 + 0.4 / slower + 1.5 * (0.02 + 0.0002 * 64))

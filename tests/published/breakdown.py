@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import elementwise, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
 from disagg_sim.physics.expert_load import Routing
@@ -13,7 +13,7 @@ from disagg_sim.physics.setup import Setup
 
 
 def seconds_by_operator(
-    at: Setup, mapping: Mapping, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float | None = 1.0
+    at: Setup, mapping: Sharding, tokens: Tokens, *, phase: str, stage_tokens: float, imbalance: float | None = 1.0
 ) -> dict[str, float]:
     """Time of each operator times the layers that have it; dispatch and combine under those names. [s]"""
     tp, precision = mapping.tp_attn, at.precision

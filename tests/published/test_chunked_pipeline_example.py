@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.counts import prefill_work
@@ -82,7 +82,7 @@ def test_four_stages_of_10_12_14_16_ms_give_100_ms():
         ),
         profile=replace(at.profile, elementwise_latency=10 * MS - 2 * MS * (0.5 + 0.5 / size)),
     )
-    mapping = Mapping(pp=4.0)
+    mapping = Sharding(pp=4.0)
     done = chunked_prefill_pass(flat, mapping, batch=1.0, isl=4.0 * size, chunk_tokens=float(size))
     assert done.busy == pytest.approx((10 + 12 + 14 + 16) * MS, rel=1e-12)
     assert done.ftl == pytest.approx(100 * MS, rel=1e-12)
@@ -99,7 +99,7 @@ def r1():
 
 def r1_pass(at, pp: int, form: str, chunk: int = 0):
     flat, n = flat_rates(at, RATE), 64 // pp
-    mapping = Mapping(dp_attn=float(n), ep=float(n), pp=float(pp))
+    mapping = Sharding(dp_attn=float(n), ep=float(n), pp=float(pp))
     if not chunk:
         return prefill_pass(flat, mapping, batch=float(n), isl=float(ISL), mla_form=form)
     return chunked_prefill_pass(flat, mapping, batch=float(n), isl=float(ISL), chunk_tokens=float(chunk), mla_form=form)
@@ -143,7 +143,7 @@ def test_r1_256k_cached_needs_the_memory_of_eight_stages(r1):
     """Kept keys and values of one prompt: 333, 172, 86, 43, 21.5 GB at PP 2-32; on GB200 they fit from PP 8 on."""
     kept, fits = [], []
     for pp in (2, 4, 8, 16, 32):
-        mapping = Mapping(dp_attn=64.0 / pp, ep=64.0 / pp, pp=float(pp))
+        mapping = Sharding(dp_attn=64.0 / pp, ep=64.0 / pp, pp=float(pp))
         held = [
             float(
                 prefill_bytes(

@@ -13,7 +13,7 @@ import pytest
 from breakdown import seconds_by_operator
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import unique_gpus
@@ -61,7 +61,7 @@ def pipelines(
         n = 64 // pp
         grid = prefill(
             "deepseek_r1",
-            Mapping(dp_attn=n, ep=n, pp=pp),
+            Sharding(dp_attn=n, ep=n, pp=pp),
             QUARTER_MILLION,
             profile=profile,
             batch=[n],
@@ -144,7 +144,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     at = setup("deepseek_r1", SYSTEM, RECIPE)
     whole = seconds_by_operator(
         at,
-        Mapping(dp_attn=64.0, ep=64.0),
+        Sharding(dp_attn=64.0, ep=64.0),
         Tokens(prompts=1.0, new=float(QUARTER_MILLION), emitted=1.0),
         phase="prefill",
         stage_tokens=64.0 * QUARTER_MILLION,
@@ -152,7 +152,7 @@ def test_c10_the_missing_throughput_is_experts_read_again():
     )
     chunk = seconds_by_operator(
         at,
-        Mapping(dp_attn=2.0, ep=2.0),
+        Sharding(dp_attn=2.0, ep=2.0),
         Tokens(prompts=1.0, new=512.0, emitted=1.0),
         phase="prefill",
         stage_tokens=1024.0,
@@ -182,12 +182,12 @@ LENGTHS = [4096, 8192, 16_384, 32_768, 65_536, 131_072]
 @pytest.mark.parametrize(
     ("model", "mapping"),
     [
-        ("deepseek_r1", Mapping(dp_attn=8, ep=8)),
-        ("deepseek_r1", Mapping(tp_attn=8, ep=8)),
-        ("deepseek_r1", Mapping(dp_attn=64, ep=64)),
-        ("llama_3_1_70b", Mapping()),
-        ("llama_3_1_70b", Mapping(tp_attn=4, tp_ffn=4)),
-        ("llama_3_1_70b", Mapping(pp=4)),
+        ("deepseek_r1", Sharding(dp_attn=8, ep=8)),
+        ("deepseek_r1", Sharding(tp_attn=8, ep=8)),
+        ("deepseek_r1", Sharding(dp_attn=64, ep=64)),
+        ("llama_3_1_70b", Sharding()),
+        ("llama_3_1_70b", Sharding(tp_attn=4, tp_ffn=4)),
+        ("llama_3_1_70b", Sharding(pp=4)),
     ],
 )
 def test_c18_egress_falls_with_isl(model, mapping, profile):
@@ -219,7 +219,7 @@ def test_c18_egress_of_the_best_pool_falls_with_isl(model):
 @pytest.mark.parametrize("profile", EVERY_PROFILE)
 @pytest.mark.parametrize(
     ("model", "mapping", "at_64k"),
-    [("deepseek_r1", Mapping(dp_attn=64, ep=64), 64 * 32), ("llama_3_1_70b", Mapping(tp_attn=8, tp_ffn=8), 64)],
+    [("deepseek_r1", Sharding(dp_attn=64, ep=64), 64 * 32), ("llama_3_1_70b", Sharding(tp_attn=8, tp_ffn=8), 64)],
 )
 def test_c19_ingress_hardly_moves_from_64k_to_1m(model, mapping, at_64k, profile):
     """The same cached tokens at every length: batch halves as ISL doubles. Accepted: below 25 %; ours 4-8 %."""
@@ -234,8 +234,8 @@ def test_c19_ingress_hardly_moves_from_64k_to_1m(model, mapping, at_64k, profile
 def test_c19_ingress_of_a_bandwidth_bound_decode_is_bandwidth_over_osl():
     """-> eta*BW/(OSL-1) whatever the model: 8e12/2047 = 3.9 GB/s at the speed of light; weights leave 77-95 % of it."""
     for model, mapping, batch in (
-        ("deepseek_r1", Mapping(dp_attn=64, ep=64), 128),
-        ("llama_3_1_70b", Mapping(tp_attn=8, tp_ffn=8), 4),
+        ("deepseek_r1", Sharding(dp_attn=64, ep=64), 128),
+        ("llama_3_1_70b", Sharding(tp_attn=8, tp_ffn=8), 4),
     ):
         grid = decode(model, mapping, 1_048_576, profile="ideal", batch=[batch])
         assert 0.75 < kv_bandwidth(grid)[0, 0] / (8e12 / 2047) < 1
@@ -246,7 +246,7 @@ def test_c19_ingress_goes_with_one_over_osl_minus_one(model):
     """At fixed TTL, batch and prompt, exactly."""
     fixed = []
     for osl in (2, 3, 256, 2048):
-        grid = decode(model, Mapping(tp_attn=8, tp_ffn=8), 16_384, osl=osl, batch=[4, 16])
+        grid = decode(model, Sharding(tp_attn=8, tp_ffn=8), 16_384, osl=osl, batch=[4, 16])
         fixed.append(kv_bandwidth(grid) * grid.latency * (osl - 1))
     for other in fixed[1:]:
         np.testing.assert_allclose(other, fixed[0], rtol=1e-12)
@@ -259,10 +259,10 @@ def test_c19_ingress_goes_with_one_over_osl_minus_one(model):
 @pytest.mark.parametrize(
     ("model", "mapping"),
     [
-        ("deepseek_r1", Mapping(dp_attn=64, ep=64)),
-        ("deepseek_r1", Mapping(tp_attn=8, ep=8)),
-        ("llama_3_1_70b", Mapping(tp_attn=8, tp_ffn=8)),
-        ("llama_3_1_70b", Mapping(tp_attn=2, tp_ffn=2, pp=2)),
+        ("deepseek_r1", Sharding(dp_attn=64, ep=64)),
+        ("deepseek_r1", Sharding(tp_attn=8, ep=8)),
+        ("llama_3_1_70b", Sharding(tp_attn=8, tp_ffn=8)),
+        ("llama_3_1_70b", Sharding(tp_attn=2, tp_ffn=2, pp=2)),
     ],
 )
 def test_c20_ingress_falls_as_ttl_tightens(model, mapping, profile):
@@ -336,7 +336,7 @@ def test_c23_cache_is_duplicated_above_the_number_of_kv_heads(model, kv_heads, t
     spec = load_model(model)
     copies = float(kv_duplication(spec, float(tp)))
     assert copies == max(1.0, tp / kv_heads)
-    assert float(unique_gpus(spec, Mapping(tp_attn=float(tp), dp_attn=4.0, pp=2.0))) * copies == tp * 4 * 2
+    assert float(unique_gpus(spec, Sharding(tp_attn=float(tp), dp_attn=4.0, pp=2.0))) * copies == tp * 4 * 2
 
 
 # C24: what leaves the prefill pool arrives at the decode pool.
@@ -347,8 +347,8 @@ def test_c23_cache_is_duplicated_above_the_number_of_kv_heads(model, kv_heads, t
 def test_c24_balanced_pools_send_what_they_receive(model, pp):
     """n_p*p = n_d*r in real counts: N_p*egress = N_d*ingress, and both are the request rate times the cache."""
     isl, n_p = 16_384, 3.0
-    senders = prefill(model, Mapping(tp_attn=4, tp_ffn=4, pp=pp), isl, batch=[8], chunk_tokens=[2048])
-    takers = decode(model, Mapping(tp_attn=2, tp_ffn=2, pp=pp), isl, batch=[24])
+    senders = prefill(model, Sharding(tp_attn=4, tp_ffn=4, pp=pp), isl, batch=[8], chunk_tokens=[2048])
+    takers = decode(model, Sharding(tp_attn=2, tp_ffn=2, pp=pp), isl, batch=[24])
     for row in range(len(senders.mappings)):
         n_d = n_p * senders.request_rate[row, 0] / takers.request_rate[0, 0]
         sent = n_p * senders.unique_gpus[row] * kv_bandwidth(senders)[row, 0]
@@ -380,7 +380,7 @@ def test_c32_flops_and_cache_of_405b_and_70b():
     assert large.kv_elements_per_token() / small.kv_elements_per_token() == pytest.approx(1.575, rel=1e-9)
 
 
-def ftl_ratio(system: str, precision: str, mapping: Mapping, profile: str) -> float:
+def ftl_ratio(system: str, precision: str, mapping: Sharding, profile: str) -> float:
     done = [
         prefill_grid(setup(name, system, precision, profile), mapping, lengths(4096, 2), batch=[1], chunk_tokens=[])
         for name in ("llama_3_1_405b", "llama_3_1_70b")
@@ -396,7 +396,7 @@ def test_c32_ftl_ratio_without_tensor_parallelism(system, precision, profile, pp
 
     Elementwise bytes go with L*d (3.15 times), not with parameters (5.8), hence a ratio below 5.8.
     """
-    assert ftl_ratio(system, precision, Mapping(pp=pp), profile) == pytest.approx(5.8, rel=0.15)
+    assert ftl_ratio(system, precision, Sharding(pp=pp), profile) == pytest.approx(5.8, rel=0.15)
 
 
 def test_c32_misses_under_tensor_parallelism():
@@ -407,14 +407,14 @@ def test_c32_misses_under_tensor_parallelism():
     8 heads of it, fills the multiprocessors less, and every GEMM has a start of 7-10 us. The claim is about
     arithmetic, the miss about sharding.
     """
-    tp8 = Mapping(tp_attn=8, tp_ffn=8)
+    tp8 = Sharding(tp_attn=8, tp_ffn=8)
     assert ftl_ratio("gb200_nvl72", RECIPE, tp8, "measured") == pytest.approx(3.57, rel=0.02)
     assert ftl_ratio("h100_sxm", "fp8", tp8, "measured") == pytest.approx(3.99, rel=0.02)
     at, parts = {}, {}
     for name in ("llama_3_1_405b", "llama_3_1_70b"):
         at[name] = setup(name, "gb200_nvl72", RECIPE)
         tokens = Tokens(prompts=1.0, new=4096.0, emitted=1.0)
-        mapping = Mapping(tp_attn=8.0, tp_ffn=8.0)
+        mapping = Sharding(tp_attn=8.0, tp_ffn=8.0)
         parts[name] = seconds_by_operator(at[name], mapping, tokens, phase="prefill", stage_tokens=4096.0)
     large, small = parts.values()
     matmul = ("qkv", "o", "gate, up", "down", "prefill attention")
@@ -427,5 +427,5 @@ def test_a_smaller_domain_raises_no_egress():
     """Beside C18: egress is a matter of FLOP/s, not of the domain, as long as communication does not bind."""
     small = replace(load_system(SYSTEM), nvlink_domain=8)
     both = (setup("deepseek_r1", system, RECIPE) for system in (SYSTEM, small))
-    wide, narrow = (prefill_grid(at, Mapping(dp_attn=8, ep=8), lengths(16_384, 2), batch=[8]) for at in both)
+    wide, narrow = (prefill_grid(at, Sharding(dp_attn=8, ep=8), lengths(16_384, 2), batch=[8]) for at in both)
     assert np.array_equal(kv_bandwidth(wide), kv_bandwidth(narrow))

@@ -46,7 +46,7 @@ def test_dp_attention_holds_7_7_times_the_sequences_of_tp_for_one_kv_head() -> N
     at = ds.setup("deepseek_v4_flash", "b200_sxm", "fp8", engine="vllm")
     assert at.overheads is not None
     at = replace(at, overheads=replace(at.overheads, memory_utilisation=0.95))
-    tp, dp = (capacity(at, each, 2**20) for each in (ds.Mapping(tp_attn=8, ep=8), ds.Mapping(dp_attn=8, ep=8)))
+    tp, dp = (capacity(at, each, 2**20) for each in (ds.Sharding(tp_attn=8, ep=8), ds.Sharding(dp_attn=8, ep=8)))
     assert isinstance(tp, Capacity)
     assert dp.nominal / tp.nominal == pytest.approx(156.9 / 20.43, rel=0.02)
     assert dp.low / tp.high < 156.9 / 20.43 < dp.high / tp.low

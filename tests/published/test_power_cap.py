@@ -28,7 +28,7 @@ def test_below_seven_tenths_clocks_fall_faster_than_the_law():
 
 def steps(system: str, grid, batch: list[int]) -> np.ndarray:
     at = ds.setup("llama_3_1_70b", system, "fp8", engine="vllm")
-    return grid(at, ds.Mapping(tp_attn=8, tp_ffn=8), ds.lengths(8192, 512), batch=batch).latency[0]
+    return grid(at, ds.Sharding(tp_attn=8, tp_ffn=8), ds.lengths(8192, 512), batch=batch).latency[0]
 
 
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm"])

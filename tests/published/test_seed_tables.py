@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 from lab.calibration.served.steady_state import (
@@ -26,10 +26,10 @@ from lab.calibration.served.steady_state import (
 )
 
 
-def tensor_parallel(gpus) -> Mapping:
+def tensor_parallel(gpus) -> Sharding:
     """Degrees of an instance that shards attention and feed-forward part over its GPUs alike."""
     one = np.ones(np.shape(gpus))
-    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+    return Sharding(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
 
 
 ONE = np.ones(1)

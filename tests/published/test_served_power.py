@@ -43,7 +43,7 @@ SPLITWISE = (
 
 def forecast(at, gpus, isl, osl, batch, together):
     options = ds.Colocation(batch=(batch,), prefill_batch=(together,))
-    points = ds.colocated(at, ds.Mapping(tp_attn=gpus, tp_ffn=gpus), ds.lengths(isl, osl), options=options)
+    points = ds.colocated(at, ds.Sharding(tp_attn=gpus, tp_ffn=gpus), ds.lengths(isl, osl), options=options)
     return ds.with_energy(points).iloc[0]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from breakdown import seconds_by_operator
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.physics import rates
@@ -46,8 +46,8 @@ def bare(at: Setup) -> Setup:
     return replace(at, overheads=None)
 
 
-def tensor_parallel(n: float) -> Mapping:
-    return Mapping(tp_attn=float(n), tp_ffn=float(n))
+def tensor_parallel(n: float) -> Sharding:
+    return Sharding(tp_attn=float(n), tp_ffn=float(n))
 
 
 def total(parts: dict[str, float], *names: str) -> float:
@@ -158,8 +158,8 @@ def test_w3_prefill_of_1000_tokens():
     assert work.flops / load_system("h100_sxm").peak_flops["fp8"] == pytest.approx(70 * MS, rel=0.01)
     vllm = bare(setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv", "measured", "vllm"))
     trtllm = bare(setup("llama_3_1_70b", "h100_sxm", "fp8", "measured", "trtllm"))
-    assert prefill_pass(vllm, Mapping(), batch=1.0, isl=1000.0).ftl == pytest.approx(143 * MS, rel=ROUNDING)
-    assert prefill_pass(trtllm, Mapping(), batch=1.0, isl=1000.0).ftl == pytest.approx(136 * MS, rel=ROUNDING)
+    assert prefill_pass(vllm, Sharding(), batch=1.0, isl=1000.0).ftl == pytest.approx(143 * MS, rel=ROUNDING)
+    assert prefill_pass(trtllm, Sharding(), batch=1.0, isl=1000.0).ftl == pytest.approx(136 * MS, rel=ROUNDING)
 
 
 # W4: R1 prefill of 16,384 tokens a GPU, GB200, EP64 with DP attention.
@@ -172,7 +172,7 @@ def r1(every_floor_capped):
     return at.changed(profile=replace(at.profile, random_routing=False))
 
 
-EP64 = Mapping(dp_attn=64.0, ep=64.0)
+EP64 = Sharding(dp_attn=64.0, ep=64.0)
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_w6_keeping_keys_and_values_takes_2_5_mb_a_token():
     held = {
         cached: prefill_bytes(
             at,
-            Mapping(),
+            Sharding(),
             1.0,
             prompt=prompt_residents(16384),
             chunk_tokens=512.0,

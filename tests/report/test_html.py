@@ -82,7 +82,7 @@ def test_a_setup_shows_what_it_stands_for():
 
 
 def test_a_mapping_is_told_in_words():
-    cells = shown(ds.Mapping(tp_attn=2, dp_attn=4, ep=8, pp=3, chunk_tokens=4096))
+    cells = shown(ds.Sharding(tp_attn=2, dp_attn=4, ep=8, pp=3, chunk_tokens=4096))
     assert cells[0] == "DP4 TP2 EP8 PP3, chunk 4,096: 24 GPUs"
     assert "tensor parallel over 2, data parallel over 4" in cells
     assert "chunks of 4,096 tokens" in cells
@@ -168,7 +168,7 @@ def test_a_plan_shows_how_sure_it_is_and_how_much_of_its_limits_it_takes():
 
 def test_the_breakdown_of_a_decode_step_has_no_first_token():
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    grid = ds.decode_grid(at, ds.Mapping(), ds.lengths(2048, 256), batch=[8])
+    grid = ds.decode_grid(at, ds.Sharding(), ds.lengths(2048, 256), batch=[8])
     html = ds.breakdown(grid)._repr_html_()
     assert "TTL" in html
     assert "FTL" not in html
@@ -177,7 +177,7 @@ def test_the_breakdown_of_a_decode_step_has_no_first_token():
 def test_points_are_readable_in_every_mode(grids):
     prefill, decode = grids
     front = ds.pareto_front(ds.disaggregated(prefill, decode))
-    mixed = ds.pareto_front(ds.piggyback(decode.setup, ds.Mapping(tp_attn=8, tp_ffn=8), decode.lengths))
+    mixed = ds.pareto_front(ds.piggyback(decode.setup, ds.Sharding(tp_attn=8, tp_ffn=8), decode.lengths))
     table = ds.readable(ds.with_cost(pd.concat([front, mixed]), "usd"))
     assert len(table) == len(front) + len(mixed)
     first, last = table.iloc[0], table.iloc[-1]

@@ -64,8 +64,8 @@ def test_a_simulation_with_drafts_is_written_and_read_back(tmp_path):
     """Draft tokens stand with their part, and speculation beside the model; pools were searched at one number."""
     said = ds.load_speculation("mtp 0.8 0.6").trying((2,))
     at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", speculation=said)
-    cut = ds.Mapping(draft_tokens=2)
-    pools = {"prefill": ds.Mapping(), "decode": cut}
+    cut = ds.Sharding(draft_tokens=2)
+    pools = {"prefill": ds.Sharding(), "decode": cut}
     parts = {part: (ds.Replicas(mapping=mapping, instances=1),) for part, mapping in pools.items()}
     trace = ds.synthetic_trace(rate=2.0, lengths=(100, 20), requests=5)
     result = ds.simulate(ds.ServedDeployment(name="two", gpus=2, setup=at, **parts), trace, "disaggregated")

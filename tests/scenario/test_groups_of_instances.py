@@ -122,7 +122,7 @@ def test_models_by_class(written):
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    on = {SMALL: ("h200_sxm", ds.Mapping()), LARGE: ("h100_sxm", ds.Mapping(tp_attn=2, tp_ffn=2))}
+    on = {SMALL: ("h200_sxm", ds.Sharding()), LARGE: ("h100_sxm", ds.Sharding(tp_attn=2, tp_ffn=2))}
     each = tuple(
         ds.Replicas(mapping=mapping, instances=1, setup=ds.setup(model, system, "fp8"))
         for model, (system, mapping) in on.items()

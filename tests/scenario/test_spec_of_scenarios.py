@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError, SpecError
 from disagg_sim.physics.setup import setup
 from disagg_sim.scenario.plan import plan_scenario
@@ -59,7 +59,7 @@ def faults(path: str, **options) -> str:
 def test_a_scenario_crosses_its_axes(written):
     scenario = load_scenario(written())
     (deployment,) = scenario.deployments
-    assert deployment.decode[0].mapping == Mapping(tp_attn=2, tp_ffn=2)
+    assert deployment.decode[0].mapping == Sharding(tp_attn=2, tp_ffn=2)
     plan = plan_scenario(scenario)
     assert [run.name for run in plan.runs] == [
         "four/vllm-short-x1",
@@ -119,10 +119,10 @@ def test_a_part_says_how_it_batches(written):
     scenario = load_scenario(written(deployments=deployments, policies=["disaggregated"]))
     (deployment,) = scenario.deployments
     assert deployment.prefill == (
-        Replicas(mapping=Mapping(pp=2, chunk_tokens=1024), instances=1, batch=5, token_budget=10240),
-        Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1),
+        Replicas(mapping=Sharding(pp=2, chunk_tokens=1024), instances=1, batch=5, token_budget=10240),
+        Replicas(mapping=Sharding(tp_attn=2, tp_ffn=2), instances=1),
     )
-    assert deployment.decode == (Replicas(mapping=Mapping(tp_attn=2, tp_ffn=2), instances=1, batch=128),)
+    assert deployment.decode == (Replicas(mapping=Sharding(tp_attn=2, tp_ffn=2), instances=1, batch=128),)
     before = plan_scenario(scenario).runs[0].digest
     deployments["planned"]["decode"]["batch"] = 64
     other = load_scenario(written(deployments=deployments, policies=["disaggregated"]))

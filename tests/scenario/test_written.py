@@ -160,7 +160,7 @@ def test_options_seed_and_parts_by_hand_are_kept(small, tmp_path):
     parts = ds.ServedDeployment(
         name="by_hand",
         gpus=5,
-        colocated=(ds.Replicas(mapping=ds.Mapping(tp_attn=2, tp_ffn=2), instances=2, batch=7),),
+        colocated=(ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=2, batch=7),),
         setup=ds.setup("llama_3_1_8b", "h100_sxm", "bf16", "ideal"),
     )
     result = ds.simulate(
@@ -246,7 +246,7 @@ def test_what_a_scenario_cannot_say_is_refused_in_one_line(small, tmp_path, chan
 
 @pytest.mark.parametrize(
     "wide",
-    [ds.Mapping(dp_attn=12, ep=12, redundant_slots=8), ds.Mapping(tp_attn=4, dp_attn=2, ep=8, dcp=4)],
+    [ds.Sharding(dp_attn=12, ep=12, redundant_slots=8), ds.Sharding(tp_attn=4, dp_attn=2, ep=8, dcp=4)],
     ids=["redundant slots", "shared cache"],
 )
 def test_degrees_are_written_and_read_back(tmp_path, wide):
@@ -266,7 +266,7 @@ def test_sessions_and_classes_are_written_and_read_back(small, tmp_path):
     agents = session_trace(ds.load_traffic("coding_agent"), rate=0.5, sessions=4, seed=1)
     trace = with_classes(replace(agents, prefix=None), {"chat": 1, "batch": 1}, seed=2)
     parts = ds.ServedDeployment(
-        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),), setup=small.setup
+        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),), setup=small.setup
     )
     batch = ServiceClass(name="batch", slo=ds.Slo(ttft=60.0, tpot=1.0), priority=-1)
     result = ds.simulate(parts, trace, "vllm", options=RunOptions(classes=(batch,)))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.gemm import TILE_M
@@ -27,8 +27,8 @@ from disagg_sim.workload.lengths import independent_lengths, lengths
 
 SYSTEM, RECIPE, TRAFFIC = "gb200_nvl72", "nvfp4_fp8kv", "log_normal_4096_512"
 #: TP, a pipeline, and for an MoE model DP attention with EP.
-DENSE = [Mapping(tp_attn=4, tp_ffn=4), Mapping(tp_attn=2, tp_ffn=2, pp=4)]
-MOE = [Mapping(tp_attn=2, dp_attn=8, ep=16), Mapping(tp_attn=4, tp_ffn=4, pp=8)]
+DENSE = [Sharding(tp_attn=4, tp_ffn=4), Sharding(tp_attn=2, tp_ffn=2, pp=4)]
+MOE = [Sharding(tp_attn=2, dp_attn=8, ep=16), Sharding(tp_attn=4, tp_ffn=4, pp=8)]
 BATCH = [1, 2, 8, 64]
 CHUNKS = [512, 2048]
 TWO_MODELS = pytest.mark.parametrize(("model", "mappings"), [("llama_3_1_70b", DENSE), ("deepseek_r1", MOE)])
@@ -120,7 +120,7 @@ def test_constant_lengths_need_one_node():
 
 def timed_passes(at, lengths, chunk):
     """FTL and busy time of a prompt of each length on eight stages of TP 4; (lengths, 2). [s]"""
-    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
+    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0, pp=8.0)
     if chunk:
         timed = [chunked_prefill_pass(at, mapping, batch=1.0, isl=s, chunk_tokens=chunk) for s in lengths.tolist()]
     else:
@@ -282,7 +282,7 @@ def test_sampled_and_integrated_answers_agree_within_the_sampling_error():
     rng = np.random.default_rng(11)
     isl = length_distribution(case.isl).sample(rng, n).astype(float)
     osl = length_distribution(case.osl).sample(rng, n).astype(float)
-    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0)
 
     def z(sample, expected):
         return abs(sample.mean() - expected) / (sample.std(ddof=1) / math.sqrt(sample.size))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import BOUNDS, Mapping, Status
+from disagg_sim.domain import BOUNDS, Sharding, Status
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_system
 from disagg_sim.physics.setup import setup
@@ -28,8 +28,8 @@ def llama_decode(mappings, batch):
     return decode_grid(GB200, mappings, lengths(4096, 512), batch=batch)
 
 
-def tensor_parallel(*degrees: int) -> list[Mapping]:
-    return [Mapping(tp_attn=n, tp_ffn=n) for n in degrees]
+def tensor_parallel(*degrees: int) -> list[Sharding]:
+    return [Sharding(tp_attn=n, tp_ffn=n) for n in degrees]
 
 
 def test_batches_are_four_a_doubling():
@@ -42,7 +42,7 @@ def test_batches_are_four_a_doubling():
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_batch_axis_ends_at_the_memory_limit(phase):
     """The last batch fits on some mapping, the next step of the axis on none."""
-    table = Mapping.stack([*tensor_parallel(1, 2, 4, 8), Mapping(pp=8)])
+    table = Sharding.stack([*tensor_parallel(1, 2, 4, 8), Sharding(pp=8)])
     axis = batch_axis(GB200, table, lengths(4096, 512), phase=phase)
     beyond = next(b for b in batch_sizes(4 * int(axis[-1])).tolist() if b > axis[-1])
     score = decode_grid if phase == "decode" else prefill_grid
@@ -63,14 +63,14 @@ def test_points_that_do_not_fit_keep_their_place():
 
 
 def test_batch_axis_keeps_one_batch_when_nothing_fits():
-    table = Mapping.stack(tensor_parallel(1))
+    table = Sharding.stack(tensor_parallel(1))
     axis = batch_axis(A100, table, lengths(1024, 128), phase="decode")
     assert axis.tolist() == [1]
 
 
 @pytest.mark.parametrize("score", [decode_grid, prefill_grid])
 def test_more_memory_never_shrinks_the_feasible_set(score):
-    table = Mapping.stack([*tensor_parallel(1, 2, 8), Mapping(tp_attn=2, tp_ffn=2, pp=4)])
+    table = Sharding.stack([*tensor_parallel(1, 2, 8), Sharding(tp_attn=2, tp_ffn=2, pp=4)])
     small = load_system("gb200_nvl72")
     large = replace(small, hbm_reported=1.4 * small.hbm_reported)
     before, after = (
@@ -108,7 +108,7 @@ def test_rates_follow_from_latencies():
     """Decode: B/(TTL*(OSL-1)). Prefill in one stage: b/FTL; in a pipeline more, since stages overlap."""
     done = llama_decode(tensor_parallel(2, 4), batch=[1, 8, 32])
     assert done.request_rate == pytest.approx(done.batch / (done.latency * 511), rel=1e-12)
-    prefill = prefill_grid(GB200, [Mapping(), Mapping(pp=4)], lengths(4096, 512), batch=[1, 8])
+    prefill = prefill_grid(GB200, [Sharding(), Sharding(pp=4)], lengths(4096, 512), batch=[1, 8])
     flat, deep = prefill.mappings.pp == 1, prefill.mappings.pp == 4
     assert prefill.request_rate[flat] == pytest.approx(prefill.batch / prefill.latency[flat], rel=1e-12)
     assert np.all(prefill.request_rate[deep] > prefill.batch / prefill.latency[deep])
@@ -116,7 +116,7 @@ def test_rates_follow_from_latencies():
 
 def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
     done = prefill_grid(
-        GB200, [Mapping(), Mapping(pp=4)], lengths(4096, 512), batch=[1], chunk_tokens=[512, 2048, 4096, 8192]
+        GB200, [Sharding(), Sharding(pp=4)], lengths(4096, 512), batch=[1], chunk_tokens=[512, 2048, 4096, 8192]
     )
     assert list(zip(done.mappings.pp.tolist(), done.mappings.chunk_tokens.tolist(), strict=True)) == [
         (1, 0),
@@ -125,13 +125,13 @@ def test_chunks_are_tried_on_pipelines_and_below_the_prompt_only():
         (4, 2048),
     ]
     assert done.microbatches[:, 0].tolist() == [1, 1, 8, 2]
-    assert done.mappings[2] == Mapping(pp=4, chunk_tokens=512)
+    assert done.mappings[2] == Sharding(pp=4, chunk_tokens=512)
 
 
 def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
     """A free MLA form: faster or equal to every forced one that fits, memory as counted for the form taken."""
     args = {"batch": [8, 64, 128], "chunk_tokens": [1024]}
-    mappings = [Mapping(dp_attn=8, ep=8, pp=4), Mapping(dp_attn=4, ep=4, pp=16)]
+    mappings = [Sharding(dp_attn=8, ep=8, pp=4), Sharding(dp_attn=4, ep=4, pp=16)]
     free, cached, naive = (
         prefill_grid(R1, mappings, lengths(65_536, 512), mla_form=form, **args) for form in ("auto", "cached", "naive")
     )
@@ -149,7 +149,7 @@ def test_kept_keys_and_values_are_taken_only_where_they_fit_and_help():
 def test_an_instance_is_a_point_as_a_value():
     done = llama_decode(tensor_parallel(2, 4), batch=[4, 16])
     one = done.instance(1, 0)
-    assert (one.phase, one.batch, one.mapping) == ("decode", 4, Mapping(tp_attn=4, tp_ffn=4))
+    assert (one.phase, one.batch, one.mapping) == ("decode", 4, Sharding(tp_attn=4, tp_ffn=4))
     assert one.latency_s == done.latency[1, 0]
     assert done.gpus.tolist() == [2, 4]
     assert done.unique_gpus.tolist() == [2, 4]
@@ -159,11 +159,11 @@ def test_an_instance_is_a_point_as_a_value():
 @pytest.mark.parametrize(
     ("model", "system", "precision", "profile", "mapping", "batch", "bound"),
     [
-        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Mapping(), 1, "memory"),  # reads its weights
-        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", Mapping(tp_attn=64, tp_ffn=64), 1, "latency"),
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Sharding(), 1, "memory"),  # reads its weights
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "measured", Sharding(tp_attn=64, tp_ffn=64), 1, "latency"),
         # few tokens of context, many sequences: intensity 2*B*4/9 FLOP/B passes the ridge
-        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Mapping(), 16_384, "compute"),
-        ("deepseek_r1", "h100_sxm", "fp8", "ideal", Mapping(dp_attn=64, ep=64), 65_536, "communication"),
+        ("llama_3_1_70b", "gb200_nvl72", "nvfp4_fp8kv", "ideal", Sharding(), 16_384, "compute"),
+        ("deepseek_r1", "h100_sxm", "fp8", "ideal", Sharding(dp_attn=64, ep=64), 65_536, "communication"),
     ],
 )
 def test_bound_names_the_largest_sum(model, system, precision, profile, mapping, batch, bound):
@@ -193,7 +193,7 @@ def test_bad_arguments_are_refused_in_one_line(change, message):
     args = {"model": "llama_3_1_70b", "isl": 128, "osl": 16, "batch": [1]} | change
     model, engine, isl, osl = (args.pop(name, None) for name in ("model", "engine", "isl", "osl"))
     with pytest.raises(InputError, match=message):
-        decode_grid(setup(model, "gb200_nvl72", "nvfp4_fp8kv", engine=engine), Mapping(), lengths(isl, osl), **args)
+        decode_grid(setup(model, "gb200_nvl72", "nvfp4_fp8kv", engine=engine), Sharding(), lengths(isl, osl), **args)
 
 
 def test_unknown_names_are_refused_with_the_nearest_one():
@@ -206,7 +206,7 @@ def test_unknown_names_are_refused_with_the_nearest_one():
 @pytest.mark.parametrize("chunk", [-5, "big", math.nan, 512.7])
 def test_chunks_are_whole(chunk):
     with pytest.raises(InputError, match=f"chunk_tokens {chunk} is out of range; allowed: whole numbers from 0"):
-        prefill_grid(GB200, Mapping(pp=2), lengths(128, 16), chunk_tokens=[64, chunk])
+        prefill_grid(GB200, Sharding(pp=2), lengths(128, 16), chunk_tokens=[64, chunk])
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_chunks_are_whole(chunk):
     [
         ({"phase": "decod"}, "phase 'decod' is not one of prefill, decode, did you mean 'decode'"),
         ({"isl": "2k"}, "isl 2k is out of range"),
-        ({"mappings": Mapping(pp=100)}, "pp above 80 layers"),
+        ({"mappings": Sharding(pp=100)}, "pp above 80 layers"),
     ],
 )
 def test_bad_arguments_of_a_batch_axis_are_refused(change, message):
-    args = {"mappings": [Mapping(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
+    args = {"mappings": [Sharding(tp_attn=4, tp_ffn=4)], "phase": "decode", "isl": 128, "osl": 16} | change
     with pytest.raises(InputError, match=message):
         batch_axis(GB200, args["mappings"], lengths(args["isl"], args["osl"]), phase=args["phase"])

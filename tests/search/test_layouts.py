@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.layouts import CheckedKind
 from disagg_sim.facts.load import load_evidence, load_model, load_system
@@ -25,14 +25,14 @@ R1 = ("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
 @pytest.mark.parametrize(
     ("mapping", "kind"),
     [
-        (Mapping(), "one GPU"),
-        (Mapping(tp_attn=8, tp_ffn=8), "TP"),
-        (Mapping(tp_attn=8, ep=8), "TP, EP"),
-        (Mapping(dp_attn=8, ep=8), "DP, EP"),
-        (Mapping(dp_attn=8, tp_ffn=8), "DP, expert TP"),
-        (Mapping(tp_attn=2, dp_attn=4, tp_ffn=2, ep=4), "DP of TP groups, EP of TP groups"),
-        (Mapping(tp_attn=4, tp_ffn=4, pp=2), "TP, PP"),
-        (Mapping(pp=8), "PP of one-GPU stages"),
+        (Sharding(), "one GPU"),
+        (Sharding(tp_attn=8, tp_ffn=8), "TP"),
+        (Sharding(tp_attn=8, ep=8), "TP, EP"),
+        (Sharding(dp_attn=8, ep=8), "DP, EP"),
+        (Sharding(dp_attn=8, tp_ffn=8), "DP, expert TP"),
+        (Sharding(tp_attn=2, dp_attn=4, tp_ffn=2, ep=4), "DP of TP groups, EP of TP groups"),
+        (Sharding(tp_attn=4, tp_ffn=4, pp=2), "TP, PP"),
+        (Sharding(pp=8), "PP of one-GPU stages"),
     ],
 )
 def test_kinds_of_layouts(mapping, kind):
@@ -50,7 +50,7 @@ def test_families_and_classes_of_systems():
 
 def test_experts_of_qwen3_235b_are_cut_in_whole_blocks_of_128():
     """Width 1,536: 768 and 384 on 2 and 4 GPUs are multiples of 128, 192 on 8 is none; bf16 weights have no blocks."""
-    cuts = Mapping.stack([Mapping(tp_attn=n, tp_ffn=n) for n in (2, 4, 8)])
+    cuts = Sharding.stack([Sharding(tp_attn=n, tp_ffn=n) for n in (2, 4, 8)])
     rule = "experts of width 1536 cut inside blocks of 128 of fp8_block"
     refused = layouts.why_not_launchable(setup("qwen3_235b_a22b", "h100_sxm", "fp8_block"), cuts)
     assert refused.tolist() == ["", "", rule]
@@ -60,9 +60,9 @@ def test_experts_of_qwen3_235b_are_cut_in_whole_blocks_of_128():
 
 def test_what_each_engine_can_start():
     """vLLM: EP over all GPUs or none. TensorRT-LLM: attention DP over all GPUs or none. SGLang: any divisors."""
-    mixed = Mapping(tp_attn=2, dp_attn=4, ep=8)
-    grouped = Mapping(dp_attn=8, tp_ffn=2, ep=4)
-    told = {name: rules.tolist() for name, rules in broken_rules(setup(*R1), Mapping.stack([mixed, grouped])).items()}
+    mixed = Sharding(tp_attn=2, dp_attn=4, ep=8)
+    grouped = Sharding(dp_attn=8, tp_ffn=2, ep=4)
+    told = {name: rules.tolist() for name, rules in broken_rules(setup(*R1), Sharding.stack([mixed, grouped])).items()}
     assert told == {
         "sglang": ["", ""],
         "trtllm": ["attention DP over groups of GPUs", ""],
@@ -72,11 +72,11 @@ def test_what_each_engine_can_start():
 
 def test_no_engine_starts_a_draft_model_over_stages_and_two_no_module():
     """Rules act where instances draft; SGLang starts no draft model beside attention DP either."""
-    two, ranks = Mapping(pp=2, draft_tokens=2), Mapping(dp_attn=2, draft_tokens=2)
+    two, ranks = Sharding(pp=2, draft_tokens=2), Sharding(dp_attn=2, draft_tokens=2)
     llama = setup("llama_3_1_70b", "h200_sxm", "fp8", speculation="draft_model llama_3_1_8b 0.8 0.6")
     rule = "drafts of draft_model over pipeline stages"
     assert evidence(llama, two).tolist() == [f"not launchable: {rule}"]
-    assert evidence(llama, Mapping(pp=2)).tolist() != [f"not launchable: {rule}"]
+    assert evidence(llama, Sharding(pp=2)).tolist() != [f"not launchable: {rule}"]
     own = {name: str(rules[0]) for name, rules in broken_rules(llama, ranks).items()}
     assert own == {"sglang": "drafts of draft_model beside attention DP", "trtllm": "", "vllm": ""}
     module = setup(*R1, speculation="mtp 0.8 0.6")
@@ -101,7 +101,7 @@ def test_limits_of_layouts_nest_and_count_what_they_leave_out():
 def test_pipelines_of_single_gpus_are_left_out_on_request():
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
     with_them, without = (ds.enumerate_mappings(at, max_gpus=8, one_gpu_stages=each) for each in (True, False))
-    assert set(with_them) - set(without) == {Mapping(pp=2), Mapping(pp=4), Mapping(pp=8)}
+    assert set(with_them) - set(without) == {Sharding(pp=2), Sharding(pp=4), Sharding(pp=8)}
     assert dict(without.refused)["pipeline stages of one GPU"] == 3
 
 
@@ -134,12 +134,12 @@ def kind(**values) -> CheckedKind:
 def test_served_means_that_the_kind_was_run_in_this_size_however_far_off_its_forecast_was(known, said, monkeypatch):
     table = {(each.family, each.systems, each.layout): each for each in known}
     monkeypatch.setattr(layouts, "checked_kinds", lambda *_: table)
-    assert evidence(setup(*R1), Mapping(dp_attn=8, ep=8)).tolist() == [said]
+    assert evidence(setup(*R1), Sharding(dp_attn=8, ep=8)).tolist() == [said]
 
 
 def test_runs_that_only_prefilled_count_for_prefill_alone():
     """Kimi-K3 prefilled on 16 stages of one GPU of GB200 (sgl-project/sglang issue 32592); nothing decoded so."""
-    deep = Mapping.stack([Mapping(pp=4), Mapping(pp=16), Mapping(pp=32)])
+    deep = Sharding.stack([Sharding(pp=4), Sharding(pp=16), Sharding(pp=32)])
     assert evidence(setup(*R1), deep, prefill=True).tolist() == [
         "served",
         "served",
@@ -151,19 +151,19 @@ def test_runs_that_only_prefilled_count_for_prefill_alone():
 @pytest.mark.parametrize(
     ("system", "mapping", "said"),
     [
-        ("h100_sxm", Mapping(tp_attn=8, tp_ffn=8), ""),
-        ("h100_sxm", Mapping(pp=8), ""),
-        ("h100_sxm", Mapping(tp_attn=8, tp_ffn=8, pp=2), ""),  # a stage a node
-        ("h100_sxm", Mapping(tp_attn=4, tp_ffn=4, pp=4), "stages of 4 GPUs over 2 NVLink domains of 8"),
-        ("h100_sxm", Mapping(pp=16), "stages of 1 GPU over 2 NVLink domains of 8"),
-        ("h100_sxm", Mapping(dp_attn=16, ep=16), ""),
-        ("gb200_nvl72", Mapping(pp=16), ""),  # 4 trays of one domain
-        ("gb200_nvl72", Mapping(dp_attn=36, ep=36), ""),
-        ("gb200_nvl72", Mapping(dp_attn=3, ep=3), "3 GPUs on hosts of 4"),
-        ("gb200_nvl72", Mapping(dp_attn=6, ep=6), "6 GPUs on hosts of 4"),
-        ("gb200_nvl72", Mapping(dp_attn=6, ep=6, pp=2), "6 GPUs on hosts of 4"),  # a stage of a tray and a half
-        ("gb200_nvl72", Mapping(dp_attn=64, ep=64, pp=2), "128 GPUs on NVLink domains of 72"),
-        ("gh200", Mapping(pp=4), ""),  # every GPU is a host
+        ("h100_sxm", Sharding(tp_attn=8, tp_ffn=8), ""),
+        ("h100_sxm", Sharding(pp=8), ""),
+        ("h100_sxm", Sharding(tp_attn=8, tp_ffn=8, pp=2), ""),  # a stage a node
+        ("h100_sxm", Sharding(tp_attn=4, tp_ffn=4, pp=4), "stages of 4 GPUs over 2 NVLink domains of 8"),
+        ("h100_sxm", Sharding(pp=16), "stages of 1 GPU over 2 NVLink domains of 8"),
+        ("h100_sxm", Sharding(dp_attn=16, ep=16), ""),
+        ("gb200_nvl72", Sharding(pp=16), ""),  # 4 trays of one domain
+        ("gb200_nvl72", Sharding(dp_attn=36, ep=36), ""),
+        ("gb200_nvl72", Sharding(dp_attn=3, ep=3), "3 GPUs on hosts of 4"),
+        ("gb200_nvl72", Sharding(dp_attn=6, ep=6), "6 GPUs on hosts of 4"),
+        ("gb200_nvl72", Sharding(dp_attn=6, ep=6, pp=2), "6 GPUs on hosts of 4"),  # a stage of a tray and a half
+        ("gb200_nvl72", Sharding(dp_attn=64, ep=64, pp=2), "128 GPUs on NVLink domains of 72"),
+        ("gh200", Sharding(pp=4), ""),  # every GPU is a host
     ],
 )
 def test_counts_that_an_operator_would_not_place(system, mapping, said):
@@ -181,9 +181,9 @@ def test_supported_layouts_are_launchable_ones_on_whole_hosts():
 
 def test_of_two_pools_the_weaker_counts():
     at, lengths = setup(*R1), ds.lengths(4096, 512)
-    sides = Mapping(tp_attn=4, tp_ffn=4), Mapping(dp_attn=8, ep=8)
+    sides = Sharding(tp_attn=4, tp_ffn=4), Sharding(dp_attn=8, ep=8)
     grids = [
-        grid(at, [*sides, Mapping(tp_attn=4, tp_ffn=4, pp=2)], lengths) for grid in (ds.prefill_grid, ds.decode_grid)
+        grid(at, [*sides, Sharding(tp_attn=4, tp_ffn=4, pp=2)], lengths) for grid in (ds.prefill_grid, ds.decode_grid)
     ]
     points = ds.disaggregated(*grids, ftl_limit=10.0)
     told = layout_evidence(points, at)
@@ -205,9 +205,9 @@ def test_shipped_evidence_names_no_pipeline_of_one_gpu_stages_but_that_of_dense_
 @given(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2))
 def test_evidence_of_columns_is_that_of_each_mapping(tp, dp, ep, pp):
     gpus = 2 ** (tp + dp)
-    one = Mapping(tp_attn=2**tp, dp_attn=2**dp, tp_ffn=gpus // min(2**ep, gpus), ep=min(2**ep, gpus), pp=2**pp)
+    one = Sharding(tp_attn=2**tp, dp_attn=2**dp, tp_ffn=gpus // min(2**ep, gpus), ep=min(2**ep, gpus), pp=2**pp)
     at = cached()
-    several = Mapping.stack([Mapping(), one, replace(one, pp=1)])
+    several = Sharding.stack([Sharding(), one, replace(one, pp=1)])
     each = np.concatenate([evidence(at, mapping) for mapping in several])
     assert evidence(at, several).tolist() == each.tolist()
 

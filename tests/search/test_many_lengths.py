@@ -53,7 +53,7 @@ def test_prompts_that_are_equal_are_scored_once(monkeypatch):
     monkeypatch.setattr(grids, "prefill_points", counted)
     at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
     loads = [ds.lengths(isl, osl) for isl in (1024, 2048) for osl in (128, 256, 512)]
-    found = prefill_grids(at, ds.Mapping(), loads, batches=[[1, 2, 4]] * 6)
+    found = prefill_grids(at, ds.Sharding(), loads, batches=[[1, 2, 4]] * 6)
     assert [load.mean_isl for load in asked] == [1024, 2048]
     assert [grid.lengths.mean_osl for grid in found] == [128, 256, 512] * 2
 

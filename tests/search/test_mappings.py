@@ -10,7 +10,7 @@ import pytest
 from shared_data import shared_file
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.blocks import layers_of
@@ -185,41 +185,41 @@ def test_no_gpus_are_refused(limit):
 
 
 def test_table_of_single_mappings():
-    one = Mapping(tp_attn=2, dp_attn=4, tp_ffn=1, ep=8, pp=2)
-    table = Mapping.stack([one, Mapping()])
-    assert list(table) == [one, Mapping()]
+    one = Sharding(tp_attn=2, dp_attn=4, tp_ffn=1, ep=8, pp=2)
+    table = Sharding.stack([one, Sharding()])
+    assert list(table) == [one, Sharding()]
     assert table.gpus.tolist() == [16, 1]
     at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
     assert mappings_for(at, table) is table
     assert list(mappings_for(at, one)) == [one]
     with pytest.raises(InputError, match="attention and FFN of a stage must use the same GPUs"):
-        mappings_for(at, Mapping(tp_attn=4, ep=2))
+        mappings_for(at, Sharding(tp_attn=4, ep=2))
 
 
 def test_a_mapping_is_a_value_as_numbers_and_as_columns():
-    table = Mapping.stack([Mapping(), Mapping(tp_attn=4, tp_ffn=4, pp=2, chunk_tokens=512)])
+    table = Sharding.stack([Sharding(), Sharding(tp_attn=4, tp_ffn=4, pp=2, chunk_tokens=512)])
     assert table == table[[0, 1]]
     assert table != table[[1, 0]]
-    assert len({Mapping(ep=8, dp_attn=8), Mapping(dp_attn=8, ep=8), Mapping()}) == 2
-    assert (len(table), len(Mapping()), table[1].gpus, table[1].chunk_tokens) == (2, 1, 8, 512)
+    assert len({Sharding(ep=8, dp_attn=8), Sharding(dp_attn=8, ep=8), Sharding()}) == 2
+    assert (len(table), len(Sharding()), table[1].gpus, table[1].chunk_tokens) == (2, 1, 8, 512)
     assert table.for_grid().gpus.tolist() == [[1.0], [8.0]]
 
 
 @pytest.mark.parametrize("degree", [0, -1, 2.5, float("nan"), "4"])
 def test_degrees_are_whole_numbers_from_one(degree):
     with pytest.raises(InputError, match=f"tp_attn {degree} is out of range; allowed: whole numbers from 1"):
-        Mapping(tp_attn=degree)
+        Sharding(tp_attn=degree)
 
 
 IMPOSSIBLE = [
-    ("llama_3_1_70b", Mapping(tp_attn=3, tp_ffn=3), "tp_attn does not divide 64 query heads"),
-    ("deepseek_r1", Mapping(dp_attn=128, tp_ffn=128), "expert TP after attention DP leaves the NVLink domain of 72"),
-    ("llama_3_1_70b", Mapping(dp_attn=4, ep=4), "a dense model has neither dp_attn nor ep above 1"),
-    ("llama_3_1_70b", Mapping(dp_attn=4, tp_ffn=4), "a dense model has neither dp_attn nor ep above 1"),
-    ("llama_3_1_70b", Mapping(pp=100), "pp above 80 layers"),
-    ("deepseek_r1", Mapping(dp_attn=3, ep=3), "ep does not divide 256 experts"),
-    ("deepseek_r1", Mapping(dp_attn=48, ep=48, redundant_slots=8), "ep does not divide 256 experts and 8 redundant"),
-    ("deepseek_r1", Mapping(redundant_slots=32), "redundant slots need expert parallelism"),
+    ("llama_3_1_70b", Sharding(tp_attn=3, tp_ffn=3), "tp_attn does not divide 64 query heads"),
+    ("deepseek_r1", Sharding(dp_attn=128, tp_ffn=128), "expert TP after attention DP leaves the NVLink domain of 72"),
+    ("llama_3_1_70b", Sharding(dp_attn=4, ep=4), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Sharding(dp_attn=4, tp_ffn=4), "a dense model has neither dp_attn nor ep above 1"),
+    ("llama_3_1_70b", Sharding(pp=100), "pp above 80 layers"),
+    ("deepseek_r1", Sharding(dp_attn=3, ep=3), "ep does not divide 256 experts"),
+    ("deepseek_r1", Sharding(dp_attn=48, ep=48, redundant_slots=8), "ep does not divide 256 experts and 8 redundant"),
+    ("deepseek_r1", Sharding(redundant_slots=32), "redundant slots need expert parallelism"),
 ]
 
 
@@ -227,13 +227,13 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize("score", [ds.prefill_grid, ds.decode_grid, ds.colocated, ds.piggyback])
 def test_impossible_mappings_are_refused_with_the_reason(score, model, mapping, reason):
     with pytest.raises(InputError, match=f"is impossible for {model} on gb200_nvl72: {reason}"):
-        score(setup(model, "gb200_nvl72", "nvfp4_fp8kv"), [Mapping(), mapping], ds.lengths(128, 16))
+        score(setup(model, "gb200_nvl72", "nvfp4_fp8kv"), [Sharding(), mapping], ds.lengths(128, 16))
 
 
 def test_pipelines_made_by_hand_may_be_uneven():
     """61 layers in 3 stages: 21, 20 and 20."""
     at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    assert list(mappings_for(at, Mapping(pp=3))) == [Mapping(pp=3)]
+    assert list(mappings_for(at, Sharding(pp=3))) == [Sharding(pp=3)]
 
 
 def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
@@ -243,16 +243,16 @@ def test_enumerated_mappings_pass_the_check_of_those_made_by_hand():
         assert len(mappings_for(at, list(table))) == len(table)
 
 
-@pytest.mark.parametrize("mappings", [3, "tp4", [Mapping(), None]])
+@pytest.mark.parametrize("mappings", [3, "tp4", [Sharding(), None]])
 def test_what_is_no_mapping_is_refused(mappings):
-    with pytest.raises(InputError, match="is not a mapping; allowed: a Mapping or a list of them"):
+    with pytest.raises(InputError, match="is not a mapping; allowed: a Sharding or a list of them"):
         mappings_for(setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), mappings)
 
 
 def test_ep_over_48_gpus_holds_6_of_288_slots_each():
     """R1: 256 experts of 3*7168*2048 weights in 58 layers; 32 redundant slots over 48 ranks add 2/3 expert a GPU."""
     at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-    wide = Mapping(dp_attn=48, ep=48, redundant_slots=32)
+    wide = Sharding(dp_attn=48, ep=48, redundant_slots=32)
     layers = [layer for layer, _ in layers_of(at.model) if layer.ffn.picks]
     held = [layer.ffn.weight_bytes(at.model.hidden, at.precision, wide) for layer in layers]
     bare = [layer.ffn.weight_bytes(at.model.hidden, at.precision, replace(wide, redundant_slots=0)) for layer in layers]
@@ -273,7 +273,7 @@ def test_tp_leaves_the_domain_on_request_alone():
     assert across - inside == pytest.approx(2 * 7.5e-6, rel=0.01)  # 2 KB a GPU over the NIC, the rest is latency
 
 
-def published_r1_layouts() -> set[tuple[str, str, Mapping]]:
+def published_r1_layouts() -> set[tuple[str, str, Sharding]]:
     """System, phase and mapping of every worker of the published runs, as their file states it."""
     rows = [row for row in read_rows(shared_file("measured/inferencex_dsr1_runs.csv")) if row.workers]
     sides = [(row, "decode", row.workers) for row in rows] + [(row, "prefill", row.prefill) for row in rows]

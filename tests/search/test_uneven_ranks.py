@@ -30,7 +30,7 @@ def test_random_ranks_are_no_faster_than_even_ones(model, system, precision, pro
 @pytest.mark.parametrize("requests", [1.0, 2.0, 8.0, 64.0])
 def test_mixed_steps_of_random_ranks_are_no_faster_than_even_ones(requests):
     at, law = ds.setup("deepseek_r1", "h200_sxm", "fp8"), ds.lengths(2048, 256)
-    mapping = ds.Mapping(dp_attn=4, ep=4, pp=4)
+    mapping = ds.Sharding(dp_attn=4, ep=4, pp=4)
     times = []
     for routed in (law, uneven(law, "random")):
         load = routed.on_ranks(requests, 4.0)

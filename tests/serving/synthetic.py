@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.load import load_profile, resolve_precision
@@ -92,7 +92,7 @@ def make_grid(phase, gpus, rate, *, latency=None, status=None, unique=None, tp=N
     return ByHand(
         phase=phase,
         setup=SETUP,
-        mappings=Mapping(
+        mappings=Sharding(
             tp_attn=tp_attn,
             dp_attn=gpus // tp_attn,
             tp_ffn=gpus,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.certainty.rows import rescore
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import instance_bytes
 from disagg_sim.physics.passes.mixed import Interference, mixed_step
@@ -34,8 +34,8 @@ from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
 LLAMA, R1 = "llama_3_1_70b", "deepseek_r1"
-TP4 = Mapping(tp_attn=4, tp_ffn=4)
-DEP8 = Mapping(dp_attn=8, ep=8)
+TP4 = Sharding(tp_attn=4, tp_ffn=4)
+DEP8 = Sharding(dp_attn=8, ep=8)
 MODES = {"colocated": colocated, "piggyback": piggyback}
 
 
@@ -119,7 +119,7 @@ def test_one_request_a_batch_piggybacked_by_hand():
     """8 chunks of 512 tokens for every 511 steps."""
     at = setup(LLAMA, SYSTEM, RECIPE)
     t_mix = mixed_step(
-        at, Mapping(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
+        at, Sharding(tp_attn=4.0, tp_ffn=4.0), batch=1.0, context=4096 + 256.0, chunk=Chunk(512.0, 4096.0)
     ).time
     rows = run("piggyback", batch=1, rank_chunk_tokens=512, ttl_measure="p99")
     row = only(rows[rows.mixed_chunk_tokens == 512])
@@ -154,7 +154,7 @@ def test_every_data_parallel_rank_prefills_a_prompt_of_its_own():
 @pytest.mark.parametrize("isl", [512, 4096])
 def test_decode_waits_until_a_pass_has_left_the_last_stage(isl):
     """Four stages; 512 tokens are not cut, 4096 are. The pass is the FTL of a prefill instance, not its busy time."""
-    table = Mapping(tp_attn=2, tp_ffn=2, pp=4)
+    table = Sharding(tp_attn=2, tp_ffn=2, pp=4)
     row = only(run("colocated", table=table, batch=64, prefill_batch=4, isl=isl, osl=2))
     grid = prefill_grid(setup(LLAMA, SYSTEM, RECIPE), table, lengths(isl, 2), batch=4)
     assert row.ftl_s == pytest.approx(grid.latency.min())
@@ -202,7 +202,7 @@ def test_memory_holds_the_live_tokens_of_the_largest_pass(mode, live):
         live_total=float(live),
         emitted=65.0 if mode == "piggyback" else 64.0,
     )
-    held = instance_bytes(at, Mapping(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance)
+    held = instance_bytes(at, Sharding(tp_attn=4.0, tp_ffn=4.0), residents, at.profile.prefill_imbalance)
     assert row.decode_memory_bytes == row.prefill_memory_bytes == pytest.approx(float(held), rel=1e-12)
 
 
@@ -221,7 +221,7 @@ W2 = [
 
 def served(tp, isl, osl, batch):
     """The co-located row of a measured one, in bare kernels."""
-    mapping = Mapping(tp_attn=tp, tp_ffn=tp)
+    mapping = Sharding(tp_attn=tp, tp_ffn=tp)
     at = replace(setup(LLAMA, "h100_sxm", "fp8_bf16kv", engine="vllm"), overheads=None)
     shape = lengths(round(0.9 * isl), round(0.9 * osl))
     return only(colocated(at, mapping, shape, options=Colocation(batch=batch, prefill_batch=1)))
@@ -502,7 +502,7 @@ def test_every_point_meets_the_ftl_limit_with_its_wait(mode, limit):
 @pytest.mark.parametrize("mode", MODES)
 def test_faults_are_told_in_one_line(mode):
     with pytest.raises(InfeasibleError, match="no co-located mapping fits in memory; the closest lacks"):
-        run(mode, "llama_3_1_405b", Mapping())
+        run(mode, "llama_3_1_405b", Sharding())
     with pytest.raises(InfeasibleError, match="FTL limit of 1e-06 s; the best FTL, with the wait for a slot, is"):
         run(mode, ftl_limit=1e-6)
     with pytest.raises(InputError, match="ttl_measure 'p9' is not one of tpot, mean, p99, did you mean 'p99'"):
@@ -536,8 +536,8 @@ def searched_anew(mode, table, **options):
 @pytest.mark.parametrize("mode", MODES)
 def test_mappings_met_before_have_the_points_of_a_search_of_their_own(mode):
     """One that is new, one that is gone, and the others in another order."""
-    first = [Mapping(dp_attn=4, ep=4, pp=pp) for pp in (2, 4, 8)]
-    then = [Mapping(tp_attn=2, dp_attn=4, ep=8, pp=2), first[2], first[0]]
+    first = [Sharding(dp_attn=4, ep=4, pp=pp) for pp in (2, 4, 8)]
+    then = [Sharding(tp_attn=2, dp_attn=4, ep=8, pp=2), first[2], first[0]]
     options = {"isl": 600, "osl": 1200, "batch": (4, 48, 640)}
     anew = [searched_anew(mode, each, **options) for each in (then, first)]
     pd.testing.assert_frame_equal(run(mode, R1, then, **options), anew[0], check_exact=True)
@@ -553,9 +553,9 @@ def test_each_mapping_has_the_points_that_it_has_alone(mode):
     table = [
         DEP8,
         TP4,
-        Mapping(dp_attn=2, ep=2, pp=8),
-        Mapping(dp_attn=8, ep=8, pp=2),
-        Mapping(tp_attn=2, tp_ffn=2, pp=4),
+        Sharding(dp_attn=2, ep=2, pp=8),
+        Sharding(dp_attn=8, ep=8, pp=2),
+        Sharding(tp_attn=2, tp_ffn=2, pp=4),
     ]
     options = {"isl": 600, "osl": 1200, "batch": (1, 16, 48, 640)}
     together = run(mode, R1, table, **options)

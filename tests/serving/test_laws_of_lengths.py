@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -20,7 +20,7 @@ from disagg_sim.workload.lengths import Lengths, independent_lengths, lengths
 
 AT = setup("llama_3_1_8b", "h100_sxm", "fp8")
 R1 = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv")
-CUTS = [Mapping(), Mapping(tp_attn=2, tp_ffn=2, pp=2)]
+CUTS = [Sharding(), Sharding(tp_attn=2, tp_ffn=2, pp=2)]
 MODES = pytest.mark.parametrize("serve", [colocated, piggyback])
 SOME = Colocation(batch=(8, 64))
 NUMBERS = ["ftl_s", "ttl_s", "ttl_mean_s", "ttl_largest_gap_s", "tokens_per_s_per_gpu", "decode_memory_bytes"]
@@ -31,7 +31,7 @@ def values(points: pd.DataFrame) -> np.ndarray:
 
 
 @MODES
-@pytest.mark.parametrize(("at", "cuts"), [(AT, CUTS), (R1, [Mapping(dp_attn=8, ep=8)])])
+@pytest.mark.parametrize(("at", "cuts"), [(AT, CUTS), (R1, [Sharding(dp_attn=8, ep=8)])])
 def test_a_law_of_one_point_is_constant_lengths(serve, at, cuts):
     """Requests that all are alike, given one by one, score as constant lengths do."""
     one = lengths(np.full(7, 2048), np.full(7, 256))
@@ -54,7 +54,7 @@ def test_a_law_lies_between_its_shortest_and_its_longest_requests(serve):
     """A mix of two requests is served no faster than the shorter alone and no slower than the longer alone."""
     one = Colocation(batch=(16,), prefill_batch=(4,), rank_chunk_tokens=(256,), mla_form="naive")
     short, both, long = (
-        serve(AT, Mapping(), each, options=one).iloc[0]
+        serve(AT, Sharding(), each, options=one).iloc[0]
         for each in (lengths(1024, 128), lengths([1024, 4096], [128, 128]), lengths(4096, 128))
     )
     for name in ("ftl_s", "ttl_mean_s", "ttl_largest_gap_s"):
@@ -67,7 +67,7 @@ def test_convexity_costs_throughput(serve):
     """A spread of prompts costs more than the same mean: attention grows with the square of the length."""
     spread = lengths([1024, 15_360], [256, 256])
     one = Colocation(batch=(8,), prefill_batch=(1,), rank_chunk_tokens=(512,))
-    law, mean = (serve(AT, Mapping(), each, options=one).iloc[0] for each in (spread, spread.at_means()))
+    law, mean = (serve(AT, Sharding(), each, options=one).iloc[0] for each in (spread, spread.at_means()))
     assert law["tokens_per_s_per_gpu"] < mean["tokens_per_s_per_gpu"]
     assert law["ttl_largest_gap_s"] > mean["ttl_largest_gap_s"]
 
@@ -96,13 +96,13 @@ def test_a_field_of_the_lengths_reaches_time_memory_and_transfer_without_a_signa
     plain = lengths(4096, 256)
     known = {field.name: getattr(plain, field.name) for field in fields(plain)}
     shared, short = Shared(**known, prefix=3072.0), lengths(1024, 256)
-    first, whole, alone = (prefill_grid(AT, Mapping(), each, batch=[1, 8]) for each in (shared, plain, short))
+    first, whole, alone = (prefill_grid(AT, Sharding(), each, batch=[1, 8]) for each in (shared, plain, short))
     np.testing.assert_allclose(first.latency, alone.latency, rtol=1e-12)
     np.testing.assert_allclose(first.memory_bytes, alone.memory_bytes, rtol=1e-12)
     assert first.kv_bytes_per_request == pytest.approx(alone.kv_bytes_per_request)
     assert (first.latency < whole.latency).all()
-    decode = decode_grid(AT, Mapping(), shared, batch=[8])
-    assert decode.latency == pytest.approx(decode_grid(AT, Mapping(), plain, batch=[8]).latency)  # the whole context
+    decode = decode_grid(AT, Sharding(), shared, batch=[8])
+    assert decode.latency == pytest.approx(decode_grid(AT, Sharding(), plain, batch=[8]).latency)  # the whole context
     assert shared != Shared(**known, prefix=1024.0)
-    row = colocated(AT, Mapping(), shared, options=Colocation(batch=(8,), prefill_batch=(1,))).iloc[0]
+    row = colocated(AT, Sharding(), shared, options=Colocation(batch=(8,), prefill_batch=(1,))).iloc[0]
     assert row["ftl_s"] == pytest.approx(alone.latency[0, 0], rel=1e-12)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving import pass_columns
 from disagg_sim.serving.colocation import Case, Colocation, groups
 from disagg_sim.serving.slot_turnover import refill
 from disagg_sim.workload.lengths import lengths
 
-RANKS = [Mapping(tp_attn=8, tp_ffn=8), Mapping(dp_attn=8, ep=8)]
+RANKS = [Sharding(tp_attn=8, tp_ffn=8), Sharding(dp_attn=8, ep=8)]
 
 
 def columns(isl: int, osl: int, **options):

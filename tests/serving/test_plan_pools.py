@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.serving.pool_program import MatchOptions
 
-WIDE = [Mapping(dp_attn=n, ep=n) for n in (8, 16)]
+WIDE = [Sharding(dp_attn=n, ep=n) for n in (8, 16)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from disagg_sim.facts.traffic import BetaShare, ConstantShare, Reuse
 from disagg_sim.physics.kv_tiers import break_even_bandwidth
 from disagg_sim.serving.points import THROUGHPUT
 
-MAPPINGS = [ds.Mapping(tp_attn=8, tp_ffn=8), ds.Mapping(tp_attn=4, tp_ffn=4, pp=2)]
+MAPPINGS = [ds.Sharding(tp_attn=8, tp_ffn=8), ds.Sharding(tp_attn=4, tp_ffn=4, pp=2)]
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +92,11 @@ def test_states_are_taken_up_at_checkpoints():
     """Qwen3-Next saves recurrent states at the ends of blocks of the cache; Llama goes on at any of its blocks."""
     hybrid = ds.setup("qwen3_next_80b_a3b", "h200_sxm", "fp8")
     found = ds.lengths(32_768, 512, cached=0.9)
-    grid = ds.prefill_grid(hybrid, ds.Mapping(tp_attn=2, ep=2), found, batch=[1])
+    grid = ds.prefill_grid(hybrid, ds.Sharding(tp_attn=2, ep=2), found, batch=[1])
     assert 0 < grid.lengths.cached.mean_past < found.cached.mean_past
 
 
-EIGHT = ds.Mapping(tp_attn=8, tp_ffn=8)
+EIGHT = ds.Sharding(tp_attn=8, tp_ffn=8)
 
 
 def of_tier(share=0.9, **tiers):

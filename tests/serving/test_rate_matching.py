@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from synthetic import make_grid
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.setup import setup
@@ -172,7 +172,7 @@ def test_a_plan_keeps_to_the_links_of_its_system(budget, link):
     """
     model, system = load_model("llama_3_1_8b"), load_system("h100_sxm")
     at, shape = setup(model, system, "bf16"), lengths(100_000, 16)
-    prefill, decode = prefill_grid(at, Mapping(), shape), decode_grid(at, Mapping(), shape)
+    prefill, decode = prefill_grid(at, Sharding(), shape), decode_grid(at, Sharding(), shape)
     plan = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget)
     free = match_rates(prefill, decode, ftl_limit=60.0, gpu_budget=budget, options=MatchOptions(kv_link_limit=math.inf))
     most = link / (100_000 * 131_072)  # [request/s]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_speculation
 
-WIDE = Mapping(dp_attn=8, ep=8)
+WIDE = Sharding(dp_attn=8, ep=8)
 
 
 def drafted(*drafts: int):

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.load import load_scheduler
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -15,7 +15,7 @@ from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.site import Site
 from disagg_sim.workload.trace import Trace
 
-ONE = Mapping()
+ONE = Sharding()
 #: Who watches the first token sees the prefill, whatever the link; what the default adds, ``test_transfers`` shows.
 PLAIN = RunOptions(first_token="prefill")
 

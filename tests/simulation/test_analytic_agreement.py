@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
@@ -48,8 +48,8 @@ DEPLOYMENTS = {
 def deployment(request):
     model, system, precision, mapping, isl, osl, batch = DEPLOYMENTS[request.param]
     names = {"model": model, "system": system, "precision": precision}
-    at, cut = setup(model, system, precision), Mapping(**{k: float(v) for k, v in mapping.items()})
-    return names, Mapping(**mapping), isl, osl, batch, at, cut, StepTable.build(at, cut)
+    at, cut = setup(model, system, precision), Sharding(**{k: float(v) for k, v in mapping.items()})
+    return names, Sharding(**mapping), isl, osl, batch, at, cut, StepTable.build(at, cut)
 
 
 def full_queue(spec, lengths, *, residents, requests, waiting, ages=None, cached=0):
@@ -117,7 +117,7 @@ def test_a_prefill_pool(deployment, together):
 def test_a_prefill_pool_that_cuts_prompts_into_chunks(stages, together):
     """CPP: chunks of 512 tokens of each prompt of a pass follow each other through the stages."""
     at, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), 1024
-    cut = Mapping(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
+    cut = Sharding(tp_attn=2.0, tp_ffn=2.0, pp=float(stages))
     exact = chunked_prefill_pass(at, cut, batch=float(together), isl=isl, chunk_tokens=np.array(512.0))
     spec = InstanceSpec(
         table=StepTable.build(at, replace(cut, chunk_tokens=512)),
@@ -288,7 +288,7 @@ def test_unlike_prompts_of_a_pipelined_pass_have_their_own_scores():
     """A long and a short prompt together take as long as one after the other, where GEMMs are as efficient.
 
     Two prompts of their mean length would have 57 % of their query-key pairs."""
-    at, cut = setup("llama_3_1_8b", "h100_sxm", "fp8"), Mapping(tp_attn=2, tp_ffn=2, pp=2, chunk_tokens=2048)
+    at, cut = setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding(tp_attn=2, tp_ffn=2, pp=2, chunk_tokens=2048)
     table, busy = StepTable.build(at, cut), []
     for together in (1, 2):
         spec = InstanceSpec(

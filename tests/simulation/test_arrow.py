@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sites import SIMPLE, arrays_of, deployment, served, site
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.addresses import home_of
@@ -83,7 +83,7 @@ def scheduler(count, *, flip_s=0.0, **options):
         options=RunOptions(flip_s=flip_s),
     )
     steps = ByRole(prefill=Limits(token_budget=WHOLE), decode=Limits(token_budget=WHOLE))
-    return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, steps, [Mapping()] * count)
+    return GlobalScheduler(Arrow(token_budget=WHOLE, **options), here, steps, [Sharding()] * count)
 
 
 def test_the_predictor_fits_a_linear_law_exactly():

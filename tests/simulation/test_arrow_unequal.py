@@ -10,7 +10,7 @@ from sites import SIMPLE, deployment, site, trace
 from test_arrow import BLOCKS, SLO, WHOLE, D, P, View, begun, look, scheduler
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -22,7 +22,7 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run import RunOptions, serve
 from disagg_sim.simulation.wishes import Limits, Move
 
-SMALL, LARGE = Mapping(), Mapping(tp_attn=4, tp_ffn=4)
+SMALL, LARGE = Sharding(), Sharding(tp_attn=4, tp_ffn=4)
 #: A quarter of the time of ``SIMPLE``: 400 tokens take 12.5 ms in place of 50.
 FAST = StepTable.affine(step=0.0025, per_sequence=0.00025, per_token=0.000025)
 #: Every step takes 60 ms, more than the TPOT limit of 50.
@@ -239,7 +239,7 @@ def test_queues_that_can_move_are_done_sooner():
 
 def test_attainment_falls_with_the_rate_on_a_plan_of_unequal_pools():
     """Pipelines of four GPUs that take 10.8 s for a prompt, limit 10 s, beside TP8 that takes 2 s."""
-    pipeline, eight = Mapping(pp=4), Mapping(tp_attn=8, tp_ffn=8)
+    pipeline, eight = Sharding(pp=4), Sharding(tp_attn=8, tp_ffn=8)
     served_by = ServedDeployment(
         name="plan",
         gpus=28,

@@ -40,7 +40,7 @@ def pools(name):
     """Setup, attention mapping, feed-forward pool, and sequences of an instance."""
     model, system, precision, (tp, dp), gpus, micro, each = SPLITS[name]
     at = ds.setup(model, system, precision)
-    attention = ds.Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
+    attention = ds.Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp, ep=dp)
     return at, attention, FfnPool(mapping=ffn_mapping(at, gpus), microbatches=micro), each * dp * micro
 
 
@@ -71,7 +71,7 @@ def test_fewer_sequences_than_micro_batches_are_as_many_micro_batches():
 
 def deployment(name, senders, *, seats=None, decode=None):
     at, attention, ffn, batch = pools(name)
-    prefill = ds.Mapping(dp_attn=8, ep=8) if at.model.is_moe else ds.Mapping(tp_attn=2, tp_ffn=2)
+    prefill = ds.Sharding(dp_attn=8, ep=8) if at.model.is_moe else ds.Sharding(tp_attn=2, tp_ffn=2)
     parts = {
         "prefill": (Replicas(mapping=prefill, instances=senders),),
         "decode": decode or (Replicas(mapping=attention, instances=1, batch=seats or batch, ffn=ffn),),
@@ -103,7 +103,7 @@ def test_a_full_queue_is_served_at_the_analytic_rate(name, senders, lengths):
 def test_one_micro_batch_over_free_links_is_plain_decode(monkeypatch):
     """A dense model whose halves wait for each other, its crossings free: the steps of one GPU that does both."""
     monkeypatch.setattr(attention_ffn, "crossing_time", lambda *_: 0.0)
-    at, one = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal"), ds.Mapping()
+    at, one = ds.setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal"), ds.Sharding()
     ffn = FfnPool(mapping=ffn_mapping(at, 1), microbatches=1)
     plain, split = (StepTable.build(at, each, max_sequences=64) for each in (one, placed(one, None, ffn)))
     for batch in (1, 7, 64):
@@ -125,7 +125,7 @@ def test_caches_go_to_attention_gpus_and_fill_their_memory():
     limits = Limits(max_sequences=4 * most, token_budget=4 * most)
     held = site.blocks(mapping, limits) * 16
     assert most * law.context <= held < 1.5 * most * law.context  # sizes of a grid are a fifth apart
-    plain = site.blocks(ds.Mapping(dp_attn=8, ep=8), limits) * 16
+    plain = site.blocks(ds.Sharding(dp_attn=8, ep=8), limits) * 16
     assert held > 1.2 * plain  # experts lie elsewhere
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_split_is_one_line():
     trace = ds.synthetic_trace(rate=1.0, requests=4, lengths=(1024, 8))
     with pytest.raises(InputError, match="tp and dp alone, not pp 2"):
         ds.simulate(deployment("r1", 1, decode=(replace(part, mapping=replace(attention, pp=2)),)), trace, slo=SLO)
-    odd = (replace(part, ffn=FfnPool(mapping=ds.Mapping(tp_attn=8, tp_ffn=8))),)
+    odd = (replace(part, ffn=FfnPool(mapping=ds.Sharding(tp_attn=8, tp_ffn=8))),)
     with pytest.raises(InputError, match="no feed-forward part of deepseek_r1; allowed: EP over all GPUs"):
         ds.simulate(deployment("r1", 1, decode=odd), trace, slo=SLO)
     drafting = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", speculation="mtp 0.8")

@@ -101,7 +101,7 @@ def test_a_session_has_one_class():
 
 
 def test_the_notebook_door(tmp_path):
-    part = (ds.Replicas(mapping=ds.Mapping(), instances=1),)
+    part = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
     parts = ds.ServedDeployment(name="one", gpus=1, colocated=part, setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
     (tmp_path / "log.csv").write_text("arrival_s,input_tokens,output_tokens,class\n0,100,5,chat\n1,200,1,batch\n")
     trace = ds.load_trace(tmp_path / "log.csv")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError, UnknownNameError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -146,7 +146,7 @@ def test_a_flip_that_takes_time_leaves_the_instance_out_of_service():
 
 
 def test_a_started_instance_serves_after_its_start_up_time():
-    wishes = ((Stop(1, "spare"),), (), (Start(Mapping(), Role.PREFILL, "burst"),))
+    wishes = ((Stop(1, "spare"),), (), (Start(Sharding(), Role.PREFILL, "burst"),))
     requests = [(0.0, 100, 2)] + [(0.31 + 0.2 * k, 100, 2) for k in range(6)]
     result = served(requests, Scripted(wishes=wishes), PAIR, table=SIMPLE, options=RunOptions(start_up_s=0.5))
     assert set(result.requests.prefill_instance.tolist()) == {0}
@@ -221,7 +221,10 @@ IMPOSSIBLE = {
     "same role": (Flip(0, Role.PREFILL, "why not"), "has that role"),
     "last of a phase": (Stop(1, "why not"), "the last that serves decode"),
     "flip of the last": (Flip(0, Role.DECODE, "why not"), "the last that serves prefill"),
-    "too many GPUs": (Start(Mapping(tp_attn=4, tp_ffn=4), Role.DECODE, "why not"), "takes 4 GPUs, and 0 of 2 are free"),
+    "too many GPUs": (
+        Start(Sharding(tp_attn=4, tp_ffn=4), Role.DECODE, "why not"),
+        "takes 4 GPUs, and 0 of 2 are free",
+    ),
     "no wish": (42, "0.3 s: 42 is impossible: it is no Flip"),
 }
 

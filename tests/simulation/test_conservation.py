@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sites import deployment, served
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.kernel.step_table import StepTable
@@ -178,7 +178,7 @@ class Chaos:
 
     def flips(self, view):
         self.view = view
-        possible = [Start(Mapping(), role, "chaos") for role in (Role.PREFILL, Role.DECODE) if view.free_gpus]
+        possible = [Start(Sharding(), role, "chaos") for role in (Role.PREFILL, Role.DECODE) if view.free_gpus]
         for group, other in ((view.prefill, Role.DECODE), (view.decode, Role.PREFILL)):
             if group.size > 1:
                 possible += [Flip(int(each), other, "chaos") for each in group]

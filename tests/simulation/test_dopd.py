@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served, site
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -219,7 +219,7 @@ def test_the_paper_s_degrees_are_chosen():
     """Llama-70B in FP8, 1,000/150 tokens on H100: prefill of one GPU, decode of two, whatever the parts have."""
     at = setup("llama_3_1_70b", "h100_sxm", "fp8_bf16kv")
     at = at.changed(profile=replace(at.profile, memory_utilisation=0.95))
-    four = (Replicas(mapping=Mapping(tp_attn=4, tp_ffn=4), instances=1),)
+    four = (Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=1),)
     parts = ServedDeployment(name="8", gpus=8, prefill=four, decode=four, setup=at)
     requests = synthetic_trace(rate=1.0, requests=20, lengths=(1000, 150))
     result = simulate(parts, requests, policy_named("dopd", tp="chosen", resize=False), slo=Slo(ttft=2.0, tpot=0.08))

@@ -12,7 +12,7 @@ from reference_instance import uniform
 from test_analytic_agreement import full_queue, rate, steady
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
@@ -107,7 +107,7 @@ def test_drafts_need_places_behind_the_last_token():
 def test_a_drafter_takes_memory_and_rows_of_the_largest_step():
     """Its weights, its cache, and k logits a sequence more: fewer blocks, the fewer the more drafts."""
     at = [ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=said) for said in (None, "mtp 0.8 0.6")]
-    cut = Mapping(tp_attn=8, ep=8)
+    cut = Sharding(tp_attn=8, ep=8)
     found = [kv_blocks(at[0], cut), *(kv_blocks(at[1], replace(cut, draft_tokens=k)) for k in (0, 1, 2))]
     assert found == sorted(found, reverse=True)
     assert found[1] < 61 / 62 * found[0]
@@ -134,7 +134,7 @@ def case(request):
     curve = ds.load_speculation(drafter)
     drafts = len(curve.acceptance)
     at = ds.setup(model, system, precision, speculation=curve.trying((drafts,)))
-    cut = Mapping(**degrees, draft_tokens=drafts)
+    cut = Sharding(**degrees, draft_tokens=drafts)
     return at, cut, isl, osl, batch, StepTable.build(at, cut, max_sequences=64, max_context=8192, max_tokens=4096)
 
 
@@ -156,7 +156,7 @@ def test_steps_are_those_of_the_physics(case):
 
 def test_without_drafts_a_table_is_that_of_the_model_with_a_drafter_in_its_prompts():
     """k = 0: decode steps are those without speculation, to the last bit; prompts pass a layer more."""
-    mapping = Mapping(tp_attn=8, ep=8)
+    mapping = Sharding(tp_attn=8, ep=8)
     plain, idle = (
         StepTable.build(ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation=said), mapping, max_sequences=16)
         for said in (None, "deepseek_r1_mtp")
@@ -223,7 +223,7 @@ def test_piggyback_with_a_chunk_in_every_step(case):
 
 # --- whole runs ------------------------------------------------------------------------------------------------
 
-EIGHTS = Mapping(tp_attn=8, ep=8)
+EIGHTS = Sharding(tp_attn=8, ep=8)
 
 
 def served(at, drafts=0, prefill=None):

@@ -46,8 +46,8 @@ def test_the_queue_is_that_of_gpus_that_take_the_next_request_when_free(drawn, c
 
 def parts(encode=None, prefill=8, decode=4):
     pools = {
-        "prefill": (Replicas(mapping=ds.Mapping(), instances=prefill, batch=4, token_budget=32768),),
-        "decode": (Replicas(mapping=ds.Mapping(), instances=decode, batch=64),),
+        "prefill": (Replicas(mapping=ds.Sharding(), instances=prefill, batch=4, token_budget=32768),),
+        "decode": (Replicas(mapping=ds.Sharding(), instances=decode, batch=64),),
     }
     return ServedDeployment(name="images", gpus=prefill + decode, setup=AT, encode=encode, **pools)
 

@@ -13,7 +13,7 @@ from disagg_sim.simulation.kv_memory import kv_blocks
 
 R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang")
 LLAMA = ds.setup("llama_3_1_70b", "h200_sxm", "fp8", engine="vllm")
-SHARED = ds.Mapping(tp_attn=8, tp_ffn=8, dcp=8)
+SHARED = ds.Sharding(tp_attn=8, tp_ffn=8, dcp=8)
 
 
 def test_steps_of_decode_are_those_of_the_grid() -> None:
@@ -22,13 +22,13 @@ def test_steps_of_decode_are_those_of_the_grid() -> None:
     for place, context in enumerate(contexts.tolist()):
         scored = decode_step(R1, SHARED, batch=batch, context=context).ttl
         np.testing.assert_allclose(played[:, place], scored, rtol=1e-12)
-    alone = StepPhysics(R1, ds.Mapping(tp_attn=8, tp_ffn=8)).decode(batch, contexts)
+    alone = StepPhysics(R1, ds.Sharding(tp_attn=8, tp_ffn=8)).decode(batch, contexts)
     assert played[-1, -1] < 0.7 * alone[-1, -1]
 
 
 @pytest.mark.parametrize("pcp", [1, 2])
 def test_prefill_adds_up_to_the_pass_of_the_grid(pcp: int) -> None:
-    mapping, tokens = ds.Mapping(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp), np.array([8192.0])
+    mapping, tokens = ds.Sharding(tp_attn=4, tp_ffn=4 * pcp, pcp=pcp), np.array([8192.0])
     physics = StepPhysics(LLAMA, mapping)
     linear = physics.linear("prefill", np.zeros(1), tokens)[0]
     scores = physics.attention(tokens, np.zeros(1), np.ones(1)).ravel()[0] * 8192.0
@@ -36,12 +36,12 @@ def test_prefill_adds_up_to_the_pass_of_the_grid(pcp: int) -> None:
 
 
 def test_eight_gpus_that_share_a_latent_hold_eight_times_the_tokens() -> None:
-    alone, shared = (kv_blocks(R1, each) for each in (ds.Mapping(tp_attn=8, tp_ffn=8), SHARED))
+    alone, shared = (kv_blocks(R1, each) for each in (ds.Sharding(tp_attn=8, tp_ffn=8), SHARED))
     assert shared / alone == pytest.approx(8.0, rel=1e-3)
 
 
 def test_a_run_is_as_fast_as_its_instances() -> None:
-    prefill = ds.Replicas(mapping=ds.Mapping(tp_attn=4, ep=8, pcp=2), instances=1, batch=1)
+    prefill = ds.Replicas(mapping=ds.Sharding(tp_attn=4, ep=8, pcp=2), instances=1, batch=1)
     decode = ds.Replicas(mapping=SHARED, instances=1, batch=16)
     parts = ds.ServedDeployment(name="shared", gpus=16, prefill=(prefill,), decode=(decode,), setup=R1)
     trace = ds.Trace(arrival=[0.0, 40.0], input_tokens=[32_768] * 2, output_tokens=[20] * 2)

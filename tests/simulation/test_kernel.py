@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel import compiled
@@ -38,11 +38,11 @@ COUNTED = (
 )
 #: Two DP ranks in two pipeline stages, prompts of a pass cut into chunks, and a formula.
 PIPELINE = StepTable.build(
-    setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=2.0, ep=2.0, pp=2.0, chunk_tokens=64), max_sequences=16
+    setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=2.0, ep=2.0, pp=2.0, chunk_tokens=64), max_sequences=16
 )
 #: Four attention ranks.
 RANKS = StepTable.build(
-    setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4.0, ep=4.0), max_sequences=16, max_tokens=1024
+    setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=4.0, ep=4.0), max_sequences=16, max_tokens=1024
 )
 TABLE = StepTable.affine(step=1e-3, per_sequence=1e-5, per_context=1e-7, per_token=1e-6, max_sequences=16)
 LENGTH = st.one_of(st.integers(1, 40), st.integers(1, 400))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.physics.kv_transfer import descriptors, kv_bytes_per_request
 from disagg_sim.physics.setup import setup
@@ -24,7 +24,7 @@ from disagg_sim.simulation.site import Site
 def served_site(at, link):
     """The site of a deployment of eight GPUs."""
     wire = link.wire(at, 8)
-    part = (Replicas(mapping=Mapping(), instances=8),)
+    part = (Replicas(mapping=Sharding(), instances=8),)
     return Site(
         setup=at,
         deployment=ServedDeployment(name="eight", gpus=8, colocated=part),
@@ -97,7 +97,7 @@ def test_transfers_between_other_instances_do_not_meet():
 
 def test_gpus_that_share_tokens_post_the_blocks_that_they_take_in_alone():
     site = served_site(setup("deepseek_r1", "h200_sxm", "fp8"), LinkSpec(descriptor_s=1e-6))
-    alone, shared = Mapping(tp_attn=8, tp_ffn=8), Mapping(tp_attn=8, tp_ffn=8, dcp=8)
+    alone, shared = Sharding(tp_attn=8, tp_ffn=8), Sharding(tp_attn=8, tp_ffn=8, dcp=8)
     assert site.post_share_s(alone, shared) == site.post_share_s(alone, alone) / 8 > 0
 
 
@@ -150,8 +150,8 @@ def test_pieces_are_chunks_and_layers():
 def test_bandwidth_counts_gpus_with_distinct_cache():
     """Llama-3.1-8B has 8 KV heads: TP 4 has 4 distinct parts, TP 16 still 8."""
     small = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    assert instance_bandwidth(small, Mapping(tp_attn=4, tp_ffn=4), 7.0) == 28.0
-    assert instance_bandwidth(small, Mapping(tp_attn=16, tp_ffn=16), 7.0) == 56.0
+    assert instance_bandwidth(small, Sharding(tp_attn=4, tp_ffn=4), 7.0) == 28.0
+    assert instance_bandwidth(small, Sharding(tp_attn=16, tp_ffn=16), 7.0) == 56.0
 
 
 def test_the_wire_is_nvlink_inside_a_domain_and_the_nic_beyond():
@@ -166,7 +166,7 @@ def test_a_transfer_pays_for_its_descriptors_as_published():
     """DOPD measured 15-80 ms with NIXL for prompts of 1,000-3,000 tokens of Llama-70B, TP1 to TP2, "depending on
     fragmentation": 63 to 188 blocks of keys and values of 80 layers, 10,080 to 30,080 descriptors of 2.4 us.
     """
-    at, one, two = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(), Mapping(tp_attn=2, tp_ffn=2)
+    at, one, two = setup("llama_3_1_70b", "h100_sxm", "fp8"), Sharding(), Sharding(tp_attn=2, tp_ffn=2)
     wire = LinkSpec().wire(at, 8)
     assert wire.bandwidth == pytest.approx(0.84 * 450e9)
     took = []
@@ -178,7 +178,7 @@ def test_a_transfer_pays_for_its_descriptors_as_published():
     here = served_site(at, LinkSpec())
     assert here.transfer_s(1000, one, two) == pytest.approx(took[0])
     assert here.post_share_s(two, one) == pytest.approx(2 * wire.descriptor_s)  # its blocks come in halves
-    assert here.post_share_s(one, Mapping(pp=4)) == pytest.approx(wire.descriptor_s / 4)
+    assert here.post_share_s(one, Sharding(pp=4)) == pytest.approx(wire.descriptor_s / 4)
 
 
 def test_a_link_of_ones_own_costs_what_is_stated():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.setup import setup
@@ -26,18 +26,18 @@ def test_blocks_are_what_memory_holds_beside_the_weights():
     TensorRT-LLM keeps a tenth of the room for them free.
     """
     at = setup("llama_3_1_70b", "h100_sxm", "fp8")
-    mapping = Mapping(tp_attn=4.0, tp_ffn=4.0)
+    mapping = Sharding(tp_attn=4.0, tp_ffn=4.0)
     blocks = kv_blocks(at, mapping)
     cache = blocks * BLOCK_TOKENS * 163_840 / 4 / 0.9
     weights = 70.55e9 / 4
     assert weights + cache < at.memory_limit < weights + cache + 5e9
     assert kv_blocks(at, mapping, max_tokens=16_384) < blocks
-    assert kv_blocks(at, Mapping(tp_attn=4.0, dp_attn=2.0, tp_ffn=8.0)) > 1.9 * blocks
+    assert kv_blocks(at, Sharding(tp_attn=4.0, dp_attn=2.0, tp_ffn=8.0)) > 1.9 * blocks
 
 
 def test_a_model_that_leaves_no_memory_is_refused():
     with pytest.raises(InfeasibleError, match="leaves no memory for a KV cache"):
-        kv_blocks(setup("llama_3_1_70b", "h100_sxm", "bf16", engine="vllm"), Mapping())
+        kv_blocks(setup("llama_3_1_70b", "h100_sxm", "bf16", engine="vllm"), Sharding())
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -87,7 +87,7 @@ def test_a_window_keeps_its_own_tokens_alone():
     (2*C - S*W) tokens, C those that fit where every layer keeps every token. SGLang keeps logits of them, too; the
     profile run of vLLM has room for those of all sequences that it may run.
     """
-    at, cut = setup("gpt_oss_120b", "h100_sxm", "bf16", engine="sglang"), Mapping(tp_attn=4.0, ep=4.0)
+    at, cut = setup("gpt_oss_120b", "h100_sxm", "bf16", engine="sglang"), Sharding(tp_attn=4.0, ep=4.0)
     few, many = (kv_blocks(at, cut, max_sequences=n, max_tokens=8192) * BLOCK_TOKENS for n in (64, 1024))
     logits = 4 * at.model.vocab / 4 * (1024 - 64)  # 4 B of each that emits, a quarter on each GPU [B]
     per_token = 36 * 2 * 8 / 4 * 64 * 2  # layers, K and V, heads of a GPU, values of a head, bytes [B]
@@ -100,4 +100,4 @@ def test_a_window_keeps_its_own_tokens_alone():
 def test_a_model_of_windows_alone_holds_every_sequence_at_its_longest():
     """Mistral keeps 4,096 tokens a sequence, 0.27 GB of 131,072 B each: 64 sequences fit, whatever their length."""
     at = setup("mistral_7b", "h100_sxm", "fp8")
-    assert kv_blocks(at, Mapping(), max_sequences=64) == 64 * at.model.max_context // BLOCK_TOKENS
+    assert kv_blocks(at, Sharding(), max_sequences=64) == 64 * at.model.max_context // BLOCK_TOKENS

@@ -5,7 +5,7 @@ import math
 import pytest
 from sites import ONE, SIMPLE, served, site
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
@@ -120,7 +120,7 @@ def test_the_budget_of_prefill_does_not_bind_decode():
 
 
 def test_entries_of_one_part_batch_each_in_its_own_way():
-    two = Mapping(tp_attn=2, tp_ffn=2)
+    two = Sharding(tp_attn=2, tp_ffn=2)
     deployment = ServedDeployment(
         name="mixed",
         gpus=4,
@@ -169,7 +169,7 @@ def test_options_of_a_policy_count_for_each_attention_rank(name):
     A decode instance of ``disaggregated`` has the 2,048 tokens a rank of its scheduler.
     """
     policy = policy_named(name, token_budget=512, max_sequences=40)
-    ranks = Mapping(dp_attn=8, ep=8)
+    ranks = Sharding(dp_attn=8, ep=8)
 
     def limits(**own):
         parts = {part: (Replicas(mapping=ranks, instances=2, **own),) for part in policy.needs}

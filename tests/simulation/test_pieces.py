@@ -27,7 +27,7 @@ AT = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
 
 
 def parts(**limits: int) -> ServedDeployment:
-    two = (ds.Replicas(mapping=ds.Mapping(), instances=2, **limits),)
+    two = (ds.Replicas(mapping=ds.Sharding(), instances=2, **limits),)
     return ServedDeployment(name="four", gpus=4, prefill=two, decode=two, colocated=two, pairs=two)
 
 
@@ -135,7 +135,7 @@ def test_cells_are_runs_by_themselves(records):
         trace, parts(), "least_load", at=AT, slo=SLO, options=RunOptions(cells=2, records=records, **sample), sink=sink
     )
     found = both.requests if sink is None else left[0]
-    half = (ds.Replicas(mapping=ds.Mapping(), instances=1),)
+    half = (ds.Replicas(mapping=ds.Sharding(), instances=1),)
     alone = ServedDeployment(name="two", gpus=2, prefill=half, decode=half)
     odd = run(trace.take(np.arange(0, 400, 2)), alone, "least_load", at=AT, slo=SLO, options=RunOptions(**sample))
     own = found.request % 2 == 0

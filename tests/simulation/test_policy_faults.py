@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.loads import ByRole
@@ -192,7 +192,7 @@ WISHES = {
     "half a prompt": (SetLimits(0, Limits(max_prompts=0.5), "why"), "max_prompts 0.5 is out of range"),
     "no time": (SetLimits(0, Limits(step_limit_s=math.nan), "why"), "step_limit_s nan is out of range; allowed"),
     "no mode": (SetLimits(0, Limits(mode="fast"), "why"), "mode 'fast' is no Mode"),
-    "what does not fit": (Start(Mapping(tp_attn=8, tp_ffn=8), Role.BOTH, "why"), "takes 8 GPUs, and 0 of 2 are free"),
+    "what does not fit": (Start(Sharding(tp_attn=8, tp_ffn=8), Role.BOTH, "why"), "takes 8 GPUs, and 0 of 2 are free"),
 }
 
 
@@ -221,8 +221,8 @@ BUILDS = {
     "no routing": ({"routing": None}, "routing has no method place; routing has no method proceed"),
     "no steps": ({"steps": None}, "steps has no method limits"),
     "no way in": ({"admission": 3}, "admission has no method admit"),
-    "no instances": ({"start": ()}, "start is (); allowed: one (Mapping, Role) or more"),
-    "no roles": ({"start": ((Mapping(), "both"),)}, "start holds (Mapping("),
+    "no instances": ({"start": ()}, "start is (); allowed: one (Sharding, Role) or more"),
+    "no roles": ({"start": ((Sharding(), "both"),)}, "start holds (Sharding("),
     "no period": ({"roles": Clock(None)}, "period_s of roles is None, no number of seconds"),
     "limits below zero": ({"steps": Hasty()}, "limits of a both instance: token_budget -5 is out of range"),
 }

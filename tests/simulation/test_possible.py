@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.deployment import Deployment, Instance, Pool
@@ -21,7 +21,7 @@ TRACE = Trace(arrival=[0.0, 1.0], input_tokens=[512, 2048], output_tokens=[2, 10
 
 
 def of(tp: int, instances: int) -> tuple[Replicas, ...]:
-    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
 EIGHT = ServedDeployment(name="eight", gpus=8, prefill=of(2, 2), colocated=of(1, 9))
@@ -79,7 +79,7 @@ def test_a_planned_deployment_keeps_its_mappings_batches_and_counts():
     """Three prompts of 1,000.5 tokens on average are 3,002 tokens a pass."""
     prefill = Instance(
         phase="prefill",
-        mapping=Mapping(tp_attn=2, tp_ffn=2),
+        mapping=Sharding(tp_attn=2, tp_ffn=2),
         batch=3,
         latency_s=1.0,
         request_rate_per_s=1.0,

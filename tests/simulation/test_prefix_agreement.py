@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.search.grid import prefill_grid
@@ -34,7 +34,7 @@ DEPLOYMENTS = {
 @pytest.fixture(scope="module", params=DEPLOYMENTS)
 def deployment(request):
     model, system, precision, mapping, isl, osl, batch = DEPLOYMENTS[request.param]
-    at, mapping = setup(model, system, precision), Mapping(**mapping)
+    at, mapping = setup(model, system, precision), Sharding(**mapping)
     return at, mapping, isl, osl, batch, StepTable.build(at, mapping)
 
 
@@ -109,7 +109,7 @@ def test_piggyback(deployment):
 
 def test_a_prefix_cache_of_a_run_is_the_cached_share_of_the_grid():
     """All prompts begin with the same 90 %: a prefill instance that remembers it serves the rate of the grid."""
-    at, mapping, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), Mapping(tp_attn=4, tp_ffn=4), 8192
+    at, mapping, isl = setup("llama_3_1_70b", "h100_sxm", "fp8"), Sharding(tp_attn=4, tp_ffn=4), 8192
     found = lengths(isl, 2, cached=0.9)
     past, requests = int(found.cached.mean_past), 240
     exact = prefill_grid(at, mapping, found, batch=[1])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system, load_traffic
@@ -205,7 +205,7 @@ def test_what_fails_loses_its_tiers_and_its_requests_end_once():
     assert found.requests.migrations.tolist() == [0, 0, 1, 0]
 
 
-ONE_RANK, TWO_RANKS = Mapping(tp_attn=4, tp_ffn=4), Mapping(dp_attn=2, ep=2)
+ONE_RANK, TWO_RANKS = Sharding(tp_attn=4, tp_ffn=4), Sharding(dp_attn=2, ep=2)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, designs_of
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system
@@ -27,7 +27,7 @@ from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.named import lengths_named
 
 BOUND = 0.02
-EIGHT = Mapping(dp_attn=8, ep=8)
+EIGHT = Sharding(dp_attn=8, ep=8)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_prefill_pool_waits_for_the_longest_rests_of_its_prompts(deployment, t
 @pytest.mark.parametrize(("together", "cached"), [(4, False), (16, False), (4, True)])
 def test_chunks_of_a_pipeline_wait_for_the_longest_prompts(chunk, together, cached):
     """One and four prompts a rank, with and without pasts: even ranks would be 1.2 to 1.8 times as fast."""
-    at, cut = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4, ep=4, pp=4)
+    at, cut = setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=4, ep=4, pp=4)
     prompts = np.clip(drawn(8192 if cached else 4096, 4800, 1), 300, 30_000)
     share = np.random.default_rng(3).beta(2.0, 1.0, prompts.size)
     past = (np.minimum(share * prompts, prompts - 1) // 16 * 16).astype(int) if cached else np.zeros_like(prompts)
@@ -156,7 +156,7 @@ def test_ranks_wait_for_rests_whose_pasts_come_from_tiers(shares, loaded):
 
     Each rank loads by itself; even ranks would be 1.5 times as fast."""
     tiers = {"dram": KvTier(bandwidth=5e9, latency_s=20e-6), "ssd": KvTier(bandwidth=1.25e9, latency_s=1e-4)}
-    at, cut = setup("mixtral_8x7b", replace(load_system("h100_sxm"), kv_tiers=tiers), "bf16"), Mapping(dp_attn=4, ep=4)
+    at, cut = setup("mixtral_8x7b", replace(load_system("h100_sxm"), kv_tiers=tiers), "bf16"), Sharding(dp_attn=4, ep=4)
     reuse, prompts = Reuse(share=BetaShare(alpha=2.0, beta=1.0), tiers=(*shares.items(),)), drawn(8192, 1600, 1)
     prompts = np.clip(prompts, 300, 30_000)
     pools = {name: (ds.Replicas(mapping=cut, instances=1, batch=4),) for name in ("prefill", "decode")}
@@ -253,9 +253,9 @@ def test_slowest_rests_have_no_fewer_tokens_and_pairs_than_the_mean(drawn_prompt
 
 def test_one_rank_and_equal_requests_are_as_ever():
     """To the last bit: one rank has nobody to wait for, and requests of one length keep their ranks even."""
-    at, one = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(tp_attn=4, ep=4, pp=2)
+    at, one = setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(tp_attn=4, ep=4, pp=2)
     chat = ("log_normal_4096_512",)
-    for mapping, asked in ((one, chat), (Mapping(dp_attn=4, ep=4, pp=2), (2048, 256))):
+    for mapping, asked in ((one, chat), (Sharding(dp_attn=4, ep=4, pp=2), (2048, 256))):
         for score in (ds.decode_grid, ds.prefill_grid):
             even = score(at, mapping, ds.lengths(*asked), batch=[4, 64])
             routed = "random" if mapping is one else "least_load"
@@ -272,7 +272,7 @@ def test_a_table_is_timed_again_as_it_was(serve, reuse):
     at = setup("mixtral_8x7b", "h100_sxm", "bf16")
     word = f"log_normal_4096_512{reuse}/ranks_random"
     lengths = lengths_named(word)
-    some = [Mapping(dp_attn=4, ep=4), Mapping(tp_attn=4, ep=4), Mapping(dp_attn=4, ep=4, pp=2)]
+    some = [Sharding(dp_attn=4, ep=4), Sharding(tp_attn=4, ep=4), Sharding(dp_attn=4, ep=4, pp=2)]
     assert lengths.rank_imbalance == "random"
     if serve == "disaggregated":
         points = ds.disaggregated(ds.prefill_grid(at, some, lengths), ds.decode_grid(at, some, lengths))

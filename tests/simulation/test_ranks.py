@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
@@ -55,7 +55,7 @@ def test_what_is_in_the_later_stages_of_a_pipeline_runs():
 
     The next goes to rank 1, and the one after it to rank 0: 2 against 4. Did what leaves wait, it would be 8 against 4.
     """
-    mapping = Mapping(dp_attn=2, ep=2, pp=4, chunk_tokens=64)
+    mapping = Sharding(dp_attn=2, ep=2, pp=4, chunk_tokens=64)
     stages = StepTable.build(setup("mixtral_8x7b", "h100_sxm", "bf16"), mapping, max_sequences=16, max_context=1024)
     latency, busy = stages.pass_time(64)
     assert latency > 2 * busy
@@ -228,7 +228,7 @@ def test_a_most_number_of_prompts_is_that_of_all_ranks(most, passes):
 @pytest.mark.parametrize("batch", [1, 7, 13, 32, 50])
 def test_ranks_as_even_as_can_be_take_the_time_of_the_physics(batch):
     """The fullest rank has its share rounded up, experts the tokens of all; 50 sequences over 8 ranks: 7 and 50."""
-    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8"), Mapping(dp_attn=8, ep=8)
+    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8"), Sharding(dp_attn=8, ep=8)
     fleet = fleet_of(StepTable.build(at, mapping, max_sequences=64), blocks=8 * 1000, max_sequences=64)
     for request in range(batch):
         fleet.submit(0, request, (2000, 0, 100), 0.0, last_token_s=0.0)
@@ -239,7 +239,7 @@ def test_ranks_as_even_as_can_be_take_the_time_of_the_physics(batch):
 
 def test_blocks_of_all_ranks_are_free_in_the_end():
     rng = np.random.default_rng(0)
-    at, mapping = setup("mixtral_8x7b", "h100_sxm", "bf16"), Mapping(dp_attn=4, ep=4)
+    at, mapping = setup("mixtral_8x7b", "h100_sxm", "bf16"), Sharding(dp_attn=4, ep=4)
     fleet = fleet_of(StepTable.build(at, mapping, max_sequences=64), blocks=4 * 60, max_sequences=64)
     now = 0.0
     for request in range(300):

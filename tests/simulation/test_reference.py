@@ -12,7 +12,7 @@ from reference import Cache, Reference
 from reference_rank import BLOCK
 from sites import small_setup
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.linear_attention import GdnAttention
 from disagg_sim.facts.load import load_model, load_scheduler
@@ -47,11 +47,11 @@ def table(number, kind, drafts=0):
         each = {"per_sequence": 1e-5, "per_context": 1e-7, "per_token": 1e-6}
         return StepTable.affine(step=rate * 1e-3, **each, max_sequences=SEQUENCES, accepted=accepted)
     mapping = {
-        "ranks": Mapping(dp_attn=2, ep=2),
-        "four": Mapping(dp_attn=4, ep=4),
-        "stages": Mapping(pp=2),
-        "both": Mapping(dp_attn=2, ep=2, pp=2),
-        "chunks": Mapping(dp_attn=2, ep=2, pp=2, chunk_tokens=64),
+        "ranks": Sharding(dp_attn=2, ep=2),
+        "four": Sharding(dp_attn=4, ep=4),
+        "stages": Sharding(pp=2),
+        "both": Sharding(dp_attn=2, ep=2, pp=2),
+        "chunks": Sharding(dp_attn=2, ep=2, pp=2, chunk_tokens=64),
     }[kind]
     drafter = stated_speculation("mtp", accepted) if drafts else None
     at = setup("mixtral_8x7b", "h100_sxm", "bf16", speculation=drafter)
@@ -89,7 +89,7 @@ def by_kernel(requests, routes, specs, options, ids, priorities, at):
     """The run of the kernel and the cluster, and the bandwidths of its instances."""
     slo, kinds = Slo(ttft=2.0, tpot=0.1), sorted(set(priorities))
     options = replace(options, classes=tuple(ServiceClass(name=str(each), slo=slo, priority=each) for each in kinds))
-    mappings = [Mapping(redundant_slots=number) for number in range(len(specs))]
+    mappings = [Sharding(redundant_slots=number) for number in range(len(specs))]
     engine = Engine(0)
     spec_of = dict(zip(mappings, specs, strict=True))
     rules = replace(

@@ -76,7 +76,7 @@ def test_another_policy_takes_the_same_pools(plan):
 
 
 def test_parts_by_hand_must_say_what_they_serve():
-    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),))
     known = replace(parts, setup=ds.setup("llama_3_1_8b", "h100_sxm", "fp8"))
     trace = ds.Trace(arrival=[0.0, 1.0], input_tokens=[100, 200], output_tokens=[5, 1])
     with pytest.raises(InputError, match="'one' does not say what it serves: give it setup="):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
@@ -18,7 +18,7 @@ from disagg_sim.workload.trace import Trace
 
 HOST = 0.05
 VLLM = replace(load_engine("vllm"), request_host=HOST)
-ONE, GPUS = Mapping(), 4
+ONE, GPUS = Sharding(), 4
 WITH, WITHOUT = (
     setup("llama_3_1_8b", "h100_sxm", "fp8", engine=engine) for engine in (VLLM, replace(VLLM, request_host=0.0))
 )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from sites import SIMPLE, deployment, served, small_setup, trace
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation import cluster, records_of_run
@@ -186,8 +186,8 @@ def test_step_tables_end_where_the_memory_of_an_instance_does():
     wide = setup("llama_4_scout", "b200_sxm", "nvfp4_fp8kv", "ideal")
     assert wide.model.max_context > 10**7
     tables = tables_of(wide, 10**7 + 100, 10**7)
-    small, large = (tables(Mapping(tp_attn=tp, tp_ffn=tp), 8) for tp in (1, 8))
-    held = kv_blocks(wide, Mapping(), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
+    small, large = (tables(Sharding(tp_attn=tp, tp_ffn=tp), 8) for tp in (1, 8))
+    held = kv_blocks(wide, Sharding(), max_sequences=1, max_tokens=1) * BLOCK_TOKENS
     assert held < 10**7
     assert farthest(small) <= 2 * held
     assert farthest(large) >= 10**7

@@ -101,17 +101,17 @@ def test_a_prompt_that_ends_at_a_checkpoint_begins_at_the_one_before():
     lengths = np.array([2112, 2112])
     trace = Trace(arrival=[0.0, 9.0], input_tokens=lengths, output_tokens=[5, 5], prefix=prefix)
     parts = ds.ServedDeployment(
-        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),), setup=at
+        name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),), setup=at
     )
     found = ds.simulate(parts, trace, "vllm", options=RunOptions(prefix_cache_tokens=100_000))
     assert found.records.requests.cached_tokens.tolist() == [0, 1056]
 
 
 def site_blocks(at, inputs, outputs, **options):
-    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Mapping(), instances=1),))
+    parts = ds.ServedDeployment(name="one", gpus=1, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=1),))
     trace = Trace(arrival=np.zeros(len(inputs)), input_tokens=inputs, output_tokens=outputs)
     site = physical_site(trace, parts, at=at, slo=ds.Slo(ttft=1.0, tpot=0.1), seed=0, options=RunOptions(**options))
-    return site.blocks(ds.Mapping(), Limits())
+    return site.blocks(ds.Sharding(), Limits())
 
 
 def test_states_in_the_kv_memory_leave_it_fewer_blocks():
@@ -129,11 +129,11 @@ def test_saved_states_are_sharded_as_running_ones():
     at = at_of(LINEAR, LINEAR, LINEAR, FULL)
     idle = Residents(sequences=10.0, tokens=0.0, live=0.0, live_total=0.0, emitted=0.0)
     for tp in (1, 4):
-        cut = ds.Mapping(tp_attn=tp, tp_ffn=tp)
+        cut = ds.Sharding(tp_attn=tp, tp_ffn=tp)
         more = instance_bytes(at, cut, replace(idle, saved=7.0)) - instance_bytes(at, cut, idle)
         assert float(more) == pytest.approx(7 * 3 * STATE / tp, rel=1e-9)
-    blocks = kv_blocks(at, ds.Mapping(), saved_states=1e-3)
-    assert blocks < kv_blocks(at, ds.Mapping())
+    blocks = kv_blocks(at, ds.Sharding(), saved_states=1e-3)
+    assert blocks < kv_blocks(at, ds.Sharding())
     assert blocks * BLOCK_TOKENS * (4096 + 1e-3 * 3 * STATE) == pytest.approx(
-        kv_blocks(at, ds.Mapping()) * BLOCK_TOKENS * 4096, rel=1e-4
+        kv_blocks(at, ds.Sharding()) * BLOCK_TOKENS * 4096, rel=1e-4
     )

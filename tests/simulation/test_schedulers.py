@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from sites import SIMPLE, deployment, site, trace
 
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import SpecError
 from disagg_sim.facts.load import list_specs, load_scheduler, load_system
 from disagg_sim.facts.scheduler import scheduler_of
@@ -71,7 +71,7 @@ def test_every_scheduler_serves_under_memory_pressure(scheduler):
 def test_a_run_takes_the_scheduler_that_it_names():
     """5,000 tokens are one step under a budget of 8,192, three of 2,048 where the policy says so."""
     at = setup("llama_3_1_8b", "h100_sxm", "fp8")
-    one = ServedDeployment(name="one", gpus=1, colocated=(Replicas(mapping=Mapping(), instances=1),))
+    one = ServedDeployment(name="one", gpus=1, colocated=(Replicas(mapping=Sharding(), instances=1),))
     requests = trace([(0.0, 5000, 2)])
 
     def first(scheduler, **own):

@@ -19,7 +19,7 @@ from disagg_sim.workload.trace import Trace
 
 SMALL, LARGE = "llama_3_1_8b", "llama_3_1_70b"
 #: Model -> its system, and its mapping.
-KINDS = {SMALL: ("h100_sxm", ds.Mapping()), LARGE: ("h200_sxm", ds.Mapping(tp_attn=2, tp_ffn=2))}
+KINDS = {SMALL: ("h100_sxm", ds.Sharding()), LARGE: ("h200_sxm", ds.Sharding(tp_attn=2, tp_ffn=2))}
 
 
 @functools.lru_cache
@@ -109,7 +109,7 @@ def test_what_a_model_tells_first_is_heard_first():
 def test_models_take_their_gpus_from_one_budget():
     """One GPU is free, and both autoscalers want it: no more are ever held than there are."""
     names = (SMALL, "qwen2_5_7b")
-    each = tuple(ds.Replicas(mapping=ds.Mapping(), instances=1, setup=on(name, "h100_sxm")) for name in names)
+    each = tuple(ds.Replicas(mapping=ds.Sharding(), instances=1, setup=on(name, "h100_sxm")) for name in names)
     parts = ds.ServedDeployment(name="pool", gpus=5, prefill=each, decode=each)
     trace = mixed(1500, rate=120.0)
     trace = replace(trace, models=Labels(names=names, number=trace.models.number))

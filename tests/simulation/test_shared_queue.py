@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 from sites import SIMPLE, deployment, served
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import PolicyError
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.loads import ByRole, least_decode
@@ -95,7 +95,7 @@ def test_an_instance_that_turns_to_prefill_takes_of_the_queue_at_once():
 
 
 def test_an_instance_that_starts_takes_of_the_queue_and_one_that_stops_takes_no_more():
-    wishes = ((Stop(1, "spare"), Start(Mapping(), Role.PREFILL, "burst")),)
+    wishes = ((Stop(1, "spare"), Start(Sharding(), Role.PREFILL, "burst")),)
     requests = [(0.06, 2000, 2), (0.06, 100, 2), (0.06, 100, 2)]
     room = deployment(prefill=2, decode=1, colocated=1)
     r = run(requests, Pulled(wishes=wishes), room, options=RunOptions(start_up_s=0.1))

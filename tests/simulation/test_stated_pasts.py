@@ -8,7 +8,7 @@ import pytest
 from test_analytic_agreement import full_queue, rate, steady
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import BetaShare, ConstantShare, EmpiricalShare, Reuse
 from disagg_sim.physics.kv_tiers import load_time, tier_of
@@ -26,7 +26,7 @@ from disagg_sim.workload.synthetic import drawn_pasts
 
 BOUND = 0.02
 SLO = ds.Slo(ttft=100.0, tpot=10.0)
-LLAMA, ONE = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Mapping()
+LLAMA, ONE = ds.setup("llama_3_1_8b", "h200_sxm", "fp8"), Sharding()
 
 
 def stated(share=0.5, **more):
@@ -138,7 +138,7 @@ def case(request):
     curve = ds.load_speculation(drafter)
     drafts = len(curve.acceptance)
     at = ds.setup(model, "h200_sxm", "fp8", speculation=curve.trying((drafts,)))
-    cut = Mapping(**degrees, draft_tokens=drafts)
+    cut = Sharding(**degrees, draft_tokens=drafts)
     return at, cut, isl, osl, batch, StepTable.build(at, cut, max_sequences=64, max_context=8192, max_tokens=4096)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
@@ -25,11 +25,11 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 
 BOUND = 0.01
 CASES = {
-    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", Mapping(tp_attn=4.0, tp_ffn=4.0)),
-    "llama_tp2_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", Mapping(tp_attn=2.0, tp_ffn=2.0, pp=2.0)),
-    "windows_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", Mapping(tp_attn=4.0, ep=4.0)),
-    "mla_tep8": ("deepseek_r1", "h200_sxm", "fp8", Mapping(tp_attn=8.0, ep=8.0)),
-    "mla_dep16": ("deepseek_r1", "h200_sxm", "fp8", Mapping(dp_attn=16.0, ep=16.0)),
+    "llama_tp4": ("llama_3_1_70b", "h100_sxm", "fp8", Sharding(tp_attn=4.0, tp_ffn=4.0)),
+    "llama_tp2_pp2": ("llama_3_1_70b", "h100_sxm", "fp8", Sharding(tp_attn=2.0, tp_ffn=2.0, pp=2.0)),
+    "windows_ep4": ("gpt_oss_120b", "h100_sxm", "bf16", Sharding(tp_attn=4.0, ep=4.0)),
+    "mla_tep8": ("deepseek_r1", "h200_sxm", "fp8", Sharding(tp_attn=8.0, ep=8.0)),
+    "mla_dep16": ("deepseek_r1", "h200_sxm", "fp8", Sharding(dp_attn=16.0, ep=16.0)),
 }
 
 
@@ -118,7 +118,7 @@ def test_experts_of_a_pipeline_work_on_the_prompts_that_there_are(chunk):
 
     Within 2.5 %: which stage is the slowest may depend on how many tokens its experts have, which a table cannot say.
     """
-    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8"), Mapping(dp_attn=2, ep=2, pp=4, chunk_tokens=chunk)
+    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8"), Sharding(dp_attn=2, ep=2, pp=4, chunk_tokens=chunk)
     table = StepTable.build(at, mapping, max_sequences=16)
     found = {}
     for prompts in (1, 2, 6):
@@ -171,7 +171,7 @@ def test_work_of_a_prompt_is_two_flop_a_weight_and_token():
 
 def test_prefill_in_halves_is_in_the_table():
     """SGLang over two nodes of H200: scores hide no exchange in the table and are started once: 2.1 %."""
-    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"), Mapping(dp_attn=16.0, ep=16.0)
+    at, mapping = setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"), Sharding(dp_attn=16.0, ep=16.0)
     table, whole = StepTable.build(at, mapping), StepTable.build(at.changed(overheads=no_overlap(at)), mapping)
     for isl in (256, 1024, 4096, 16_384):
         exact = float(prefill_pass(at, mapping, batch=16.0, isl=isl).ftl)
@@ -207,7 +207,7 @@ def test_pieces_of_a_step_count_with_their_own_past():
     The physics of each: its scores and values in a batch of its kind with the query-key pairs of both, over the
     number of that batch; and one launch of all cannot end before the longer of them alone.
     """
-    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels"), Mapping(tp_attn=2.0, tp_ffn=2.0)
+    at, mapping = setup("llama_3_1_70b", "h100_sxm", "fp8", engine="kernels"), Sharding(tp_attn=2.0, tp_ffn=2.0)
     table, physics = StepTable.build(at, mapping), StepPhysics(at, mapping)
     pieces = [(1900, 0), (148, 100_000)]
     pairs = [new * (past + new / 2) for new, past in pieces]

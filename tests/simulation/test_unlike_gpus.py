@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.launch.workers import workers_of
 from disagg_sim.simulation.deployment import PARTS, largest_choice
@@ -21,7 +21,7 @@ from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.run import serve
 from tests.simulation.sites import PLAIN, site
 
-ONE = Mapping()
+ONE = Sharding()
 
 
 @functools.lru_cache

@@ -23,7 +23,7 @@ from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, Limits, Pools, Sharing, SweepSpec, same_system
+from disagg_sim.sweep.spec import MODES, ColocatedOptions, Limits, Pools, SweepSpec, same_system
 from disagg_sim.sweep.store import Listener
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.workload.lengths import lengths
@@ -95,7 +95,7 @@ def test_names_tell_every_case_apart_and_show_what_varies() -> None:
         ctx_gen_ratios=(None, Fraction(1, 2), Fraction(1, 3)),
         nvlink_domains=(None, 72),
         mla_forms=("auto", "naive"),
-        sharing=Sharing(ttl_measure="p99", interference=Interference(overlap_loss=0.25)),
+        sharing=ColocatedOptions(ttl_measure="p99", interference=Interference(overlap_loss=0.25)),
     )
     names = [case.name for case in cases_of(spec)]
     assert len(names) == len(set(names)) == 2 * 4 * 3 * 2 * (1 + 2)
@@ -207,7 +207,7 @@ def test_the_mla_form_is_a_case_of_models_that_have_one(tmp_path: Path) -> None:
         traffic=(Traffic(isl=16384, osl=256),),
         mla_forms=("auto", "naive"),
         modes=("piggyback",),
-        sharing=Sharing(every_step_mixed=True),
+        sharing=ColocatedOptions(every_step_mixed=True),
     )
     one, free, naive = fronts(run(spec, tmp_path))
     assert (set(one["mla_form"]), set(free["mla_form"]), set(naive["mla_form"])) == ({"auto"}, {"auto"}, {"naive"})
@@ -222,9 +222,9 @@ def test_interference_and_the_measure_of_ttl_cost_throughput(tmp_path: Path) -> 
         fronts(run(replace(spec, sharing=sharing), tmp_path / str(number)))[0]
         for number, sharing in enumerate(
             (
-                Sharing(),
-                Sharing(interference=Interference(minority_efficiency=0.5, overlap_loss=0.5)),
-                Sharing(ttl_measure="p99"),
+                ColocatedOptions(),
+                ColocatedOptions(interference=Interference(minority_efficiency=0.5, overlap_loss=0.5)),
+                ColocatedOptions(ttl_measure="p99"),
             )
         )
     )

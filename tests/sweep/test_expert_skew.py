@@ -16,7 +16,7 @@ from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.spec import load_sweep
 
 MODELS = "{name: tiny, models: [qwen3_30b_a3b, llama_3_1_8b], systems: {h100_sxm: fp8}"
-LENGTHS, WIDE = ds.lengths(2048, 512), ds.Mapping(dp_attn=8, ep=8)
+LENGTHS, WIDE = ds.lengths(2048, 512), ds.Sharding(dp_attn=8, ep=8)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_plan_takes_copies_of_experts_where_they_pay():
 
 def test_of_mappings_that_differ_in_copies_one_is_sized():
     at = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8", "measured_skew1")
-    copies = ds.Mapping.stack([replace(WIDE, redundant_slots=slots) for slots in (0, 8, 16)])
+    copies = ds.Sharding.stack([replace(WIDE, redundant_slots=slots) for slots in (0, 8, 16)])
     grid = ds.decode_grid(at, copies, ds.lengths(512, 64), batch=[64, 1024])
     fewest, best = _best_of_sizes(grid, grid.feasible)  # without copies, and the fastest
     assert grid.mappings.redundant_slots[fewest[0]] == 0

@@ -11,7 +11,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.cli.main import run
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import SpecError
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, classes_of, handed_over, takers_of
 from disagg_sim.sweep.spec import load_sweep
@@ -97,7 +97,7 @@ def test_rows_say_what_the_notebook_interface_says(fronts: dict[str, pd.DataFram
     at, layout = ds.setup("llama_3_1_70b", "h100_sxm", "fp8"), ds.KvLayout(order="nhd")
     for row in of(fronts["links"], "nhd").to_dict("records"):
         ends = (
-            Mapping(tp_attn=row[f"{side}_tp_attn"], tp_ffn=row[f"{side}_tp_ffn"], pp=row[f"{side}_pp"])
+            Sharding(tp_attn=row[f"{side}_tp_attn"], tp_ffn=row[f"{side}_tp_ffn"], pp=row[f"{side}_pp"])
             for side in ("prefill", "decode")
         )
         over = ds.kv_hand_over(at, *ends, 8192, path="rail", layout=layout, descriptor_s=2.4e-6)

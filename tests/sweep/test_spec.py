@@ -16,7 +16,7 @@ from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
-from disagg_sim.sweep.spec import Limits, Sharing, load_sweep, same_system
+from disagg_sim.sweep.spec import ColocatedOptions, Limits, load_sweep, same_system
 from disagg_sim.sweep.traffic import Traffic
 
 GOOD = """
@@ -346,7 +346,7 @@ def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
     assert spec.ctx_gen_ratios == (None, Fraction(1, 2), Fraction(1, 3))
     assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "disaggregated"))
     knobs = Interference(minority_efficiency=1.0, overlap_loss=0.1)
-    assert spec.sharing == Sharing(ttl_measure="p99", every_step_mixed=True, interference=knobs)
+    assert spec.sharing == ColocatedOptions(ttl_measure="p99", every_step_mixed=True, interference=knobs)
 
 
 def test_a_law_of_lengths_brings_the_constant_lengths_that_stand_for_it(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_few_prompts_stand_for_all(agents):
     every = observed_lengths(agents.input_tokens, agents.output_tokens, found)
     assert few.prompt_nodes().isl.size == 4 < every.prompt_nodes().isl.size
     assert (few.mean_isl, few.mean_new, few.context) == pytest.approx((every.mean_isl, every.mean_new, every.context))
-    at, mapping = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Mapping(tp_attn=8, tp_ffn=8)
+    at, mapping = ds.setup("llama_3_1_70b", "h200_sxm", "fp8"), ds.Sharding(tp_attn=8, tp_ffn=8)
     fast, exact = (ds.prefill_grid(at, mapping, law, batch=[1, 4]) for law in (few, every))
     assert fast.request_rate == pytest.approx(exact.request_rate, rel=0.03)
     assert fast.latency == pytest.approx(exact.latency, rel=0.03)

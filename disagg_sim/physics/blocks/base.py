@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import HEADS
 from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, Store
@@ -171,27 +171,27 @@ class FfnBlock(ABC, Generic[F]):
         """What the attention ranks do, the all-reduce included."""
 
     @abstractmethod
-    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
         """Weights on one GPU. [B]"""
 
     @abstractmethod
-    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def widest(self, hidden: int, mapping: Sharding, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Elements live at once, for the tokens of the fullest attention rank and of all ranks. [1]"""
 
-    def live_width(self, mapping: Mapping) -> Numeric:
+    def live_width(self, mapping: Sharding) -> Numeric:
         """Elements of a token that the part keeps at once between its own matrices; of routed experts none. [1]"""
         return 0.0
 
-    def workspace(self, hidden: int, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def workspace(self, hidden: int, mapping: Sharding, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Elements of the workspaces of routed experts, which an engine keeps, for the tokens of all ranks. [1]"""
         return 0.0
 
     @abstractmethod
-    def rejects(self, mapping: Mapping) -> str | None:
+    def rejects(self, mapping: Sharding) -> str | None:
         """Why the layer cannot be cut so; None if it can."""
 
     @abstractmethod
-    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+    def cuts(self, precision: Precision, mapping: Sharding) -> list[Cut]:
         """Widths that are cut over GPUs: name, whole width [1], parts [1], format."""
 
     def least_redundant_slots(self, ep: int) -> int | None:
@@ -221,7 +221,7 @@ class FfnBlock(ABC, Generic[F]):
         return []
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, routing: Routing
+        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: Routing
     ) -> Operator:
         """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
         raise NotImplementedError(f"{self.spec.kind} routes no tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import DenseFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
@@ -23,20 +23,20 @@ class Dense(FfnBlock[DenseFfn]):
             all_reduce("FFN all-reduce", tokens, model, precision, tp),
         ]
 
-    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
         cut = self.spec.matmul_params(hidden) / mapping.tp_attn * precision.ffn.bytes
         return cut + self.spec.other_params(hidden) * ACTIVATION_BYTES
 
-    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def widest(self, hidden: int, mapping: Sharding, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         return tokens * (2 * self.spec.width / mapping.tp_attn)
 
-    def live_width(self, mapping: Mapping) -> Numeric:
+    def live_width(self, mapping: Sharding) -> Numeric:
         return self.spec.matrices * self.spec.width / mapping.tp_attn
 
-    def rejects(self, mapping: Mapping) -> str | None:
+    def rejects(self, mapping: Sharding) -> str | None:
         return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % mapping.tp_attn else None
 
-    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+    def cuts(self, precision: Precision, mapping: Sharding) -> list[Cut]:
         return [("FFN", self.spec.width, mapping.tp_attn, precision.ffn)]
 
     def format(self, precision: Precision) -> Format:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
@@ -64,7 +64,7 @@ class Moe(FfnBlock[MoeFfn]):
         return found
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Mapping, tokens: Numeric, routing: Routing
+        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: Routing
     ) -> Operator:
         experts, width = self.spec.experts, self.spec.width / mapping.tp_ffn
         hidden = self.spec.expert_hidden(model.hidden)
@@ -93,7 +93,7 @@ class Moe(FfnBlock[MoeFfn]):
         name = "routed experts"
         return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)
 
-    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
         s, experts = self.spec, (self.spec.experts + mapping.redundant_slots) / (mapping.ep * mapping.tp_ffn)
         total = experts * s.expert_params(hidden) * precision.expert.bytes
         total = total + experts * s.expert_other_params(hidden) * ACTIVATION_BYTES
@@ -103,21 +103,21 @@ class Moe(FfnBlock[MoeFfn]):
         beside = s.latent_params(hidden) + s.dense_params(hidden) / mapping.tp_attn
         return total + beside * precision.ffn.bytes
 
-    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def widest(self, hidden: int, mapping: Sharding, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         first = (self.spec.matrices - 1) * self.spec.width / mapping.tp_ffn
         return self._fullest(mapping, all_tokens, imbalance) * (first + self.spec.expert_hidden(hidden))
 
-    def live_width(self, mapping: Mapping) -> Numeric:
+    def live_width(self, mapping: Sharding) -> Numeric:
         s = self.spec
         return (s.matrices * s.shared_experts * s.shared_width + 3 * s.dense_width) / mapping.tp_attn
 
-    def workspace(self, hidden: int, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def workspace(self, hidden: int, mapping: Sharding, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Two of a fused kernel: out of the first matrices or the last one, and their product."""
         one, width = self.spec.expert_hidden(hidden), self.spec.width / mapping.tp_ffn
         each = np.maximum(width, one) + np.maximum((self.spec.matrices - 1) * width, one)
         return self._fullest(mapping, all_tokens, imbalance) * each
 
-    def _fullest(self, mapping: Mapping, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def _fullest(self, mapping: Sharding, all_tokens: Numeric, imbalance: float) -> Numeric:
         """Rows of the fullest expert rank: a token takes one at each expert that it picks. [1]"""
         return all_tokens * (self.spec.top_k * fullest_rank(imbalance, mapping.ep)) / mapping.ep
 
@@ -128,7 +128,7 @@ class Moe(FfnBlock[MoeFfn]):
         fewest = -self.spec.experts % ep
         return fewest if fewest * LEAST_EXPERTS_A_COPY <= self.spec.experts else None
 
-    def rejects(self, mapping: Mapping) -> str | None:
+    def rejects(self, mapping: Sharding) -> str | None:
         s, tp_attn, tp_ffn, ep = self.spec, mapping.tp_attn, mapping.tp_ffn, mapping.ep
         if (s.experts + mapping.redundant_slots) % ep:
             slots = f"{s.experts} experts"
@@ -144,7 +144,7 @@ class Moe(FfnBlock[MoeFfn]):
             return f"tp_attn does not divide the dense width {s.dense_width}"
         return None
 
-    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+    def cuts(self, precision: Precision, mapping: Sharding) -> list[Cut]:
         s, fmt = self.spec, precision.expert
         shared = s.shared_experts * s.shared_width
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import NONE, NoAttention, NoFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
@@ -53,16 +53,16 @@ class Unfed(FfnBlock[NoFfn]):
     def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
         return []
 
-    def weight_bytes(self, hidden: int, precision: Precision, mapping: Mapping) -> Numeric:
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
         return 0.0
 
-    def widest(self, hidden: int, mapping: Mapping, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+    def widest(self, hidden: int, mapping: Sharding, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
         return 0.0
 
-    def rejects(self, mapping: Mapping) -> str | None:
+    def rejects(self, mapping: Sharding) -> str | None:
         return None
 
-    def cuts(self, precision: Precision, mapping: Mapping) -> list[Cut]:
+    def cuts(self, precision: Precision, mapping: Sharding) -> list[Cut]:
         return []
 
     def format(self, precision: Precision) -> Format:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import LayerKind, NoAttention, NoFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import Layer, elementwise, layer_of, layers_of
@@ -41,8 +41,8 @@ from disagg_sim.physics.work import Numeric
 class Split(NamedTuple):
     """How the layers of an instance are split; numbers, or columns of shape (rows, 1)."""
 
-    attention: Mapping  # tp_attn x dp_attn GPUs
-    ffn: Mapping  # dp_attn groups of tp_attn GPUs for dense layers, ep for experts
+    attention: Sharding  # tp_attn x dp_attn GPUs
+    ffn: Sharding  # dp_attn groups of tp_attn GPUs for dense layers, ep for experts
     microbatches: Numeric  # m, in the ping-pong [1]
 
     @property
@@ -100,7 +100,7 @@ def split_step(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> pools = [Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=16, ep=16), m) for m in (1, 2)]
+    >>> pools = [Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=16, ep=16), m) for m in (1, 2)]
     >>> steps = [split_step(at, at, each, sequences=64, context=4096) for each in pools]
     >>> [f"{1e3 * float(step.ttl):.1f} ms, attention idle {float(step.attention_idle):.0%}" for step in steps]
     ['7.1 ms, attention idle 55%', '7.4 ms, attention idle 13%']
@@ -235,7 +235,7 @@ def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: N
     latency = 2.0 * np.where(near, at.profile.p2p_latency_inside, at.profile.p2p_latency_across)
     if not layer.ffn.picks:
         return time + latency
-    together = Mapping(dp_attn=reach, ep=split.ffn.ep)
+    together = Sharding(dp_attn=reach, ep=split.ffn.ep)
     exchange = exchange_cost(
         carried, together, layer.ffn.picks, "decode", at, width=layer.ffn.wire_width(at.model.hidden)
     )
@@ -268,7 +268,7 @@ def split_bytes(
     >>> from disagg_sim.physics.residents import decode_residents
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv", profile="ideal")
-    >>> split = Split(Mapping(dp_attn=16, ep=16), Mapping(dp_attn=16, ep=16), 3)
+    >>> split = Split(Sharding(dp_attn=16, ep=16), Sharding(dp_attn=16, ep=16), 3)
     >>> held = split_bytes(at, at, split, sequences=64, cached=decode_residents(4096, 1024))
     >>> [f"{size / 1e9:.0f} GB" for size in held]
     ['51 GB', '29 GB']

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.distinct import alike_rows
@@ -34,7 +34,7 @@ from disagg_sim.physics.work import Numeric
 
 def chunked_prefill_pass(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     isl: Numeric,
@@ -85,7 +85,7 @@ def chunked_prefill_pass(
 
     >>> from disagg_sim.physics.passes.prefill import prefill_pass
     >>> from disagg_sim.physics.setup import setup
-    >>> at, four = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8, pp=4)
+    >>> at, four = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8, pp=4)
     >>> whole = prefill_pass(at, four, batch=1, isl=8192)
     >>> chunks = chunked_prefill_pass(at, four, batch=1, isl=8192, chunk_tokens=512)
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
@@ -124,7 +124,7 @@ class _Head:
 
 def chunked_lookups(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     isl: Numeric,
@@ -240,7 +240,7 @@ def _drafted(model: ModelSpec, parts: _Chunks, attention: ChunkCores) -> _Drafte
 
 
 def _busy_and_path(
-    at: Setup, mapping: Mapping, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
+    at: Setup, mapping: Sharding, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
 ) -> tuple[Numeric, Numeric]:
     """``sum(t_i)`` of the slowest stage, and the critical path of the pass, of stretched times, without host. [s]
 

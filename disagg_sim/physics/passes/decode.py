@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import accepted_length, drafts_of
@@ -37,7 +37,7 @@ class DecodeStep(NamedTuple):
 
 def decode_step(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     context: Numeric,
@@ -81,7 +81,7 @@ def decode_step(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> step = decode_step(at, Mapping(tp_attn=8, tp_ffn=8), batch=np.array([[1, 64, 256]]), context=1000.0)
+    >>> step = decode_step(at, Sharding(tp_attn=8, tp_ffn=8), batch=np.array([[1, 64, 256]]), context=1000.0)
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
     """
@@ -102,7 +102,7 @@ class _Side:
 
 def decode_lookups(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     context: Numeric,

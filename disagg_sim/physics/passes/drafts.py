@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.drafting import joining, of_drafter
 from disagg_sim.physics.operators import Tokens
@@ -20,7 +20,7 @@ from disagg_sim.physics.work import Numeric
 
 def draft_lookups(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     times: LayerTimes,
     *,
     context: Numeric,
@@ -43,7 +43,7 @@ def draft_lookups(
     >>> from disagg_sim.facts.speculation import stated_speculation
     >>> said = stated_speculation("mtp", (0.8, 0.6))
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal", speculation=said)
-    >>> some = [Mapping(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]
+    >>> some = [Sharding(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]
     >>> steps = [decode_step(at, each, batch=1024.0, context=4096.0) for each in some]
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
@@ -74,7 +74,15 @@ class _Side:
 
 
 def _pass(
-    at: Setup, mapping: Mapping, context: Numeric, rank: Levels, micro: Numeric, new: Numeric, form: str, *, first: bool
+    at: Setup,
+    mapping: Sharding,
+    context: Numeric,
+    rank: Levels,
+    micro: Numeric,
+    new: Numeric,
+    form: str,
+    *,
+    first: bool,
 ) -> Lookups[tuple[Numeric, AnySums]]:
     """One draft pass, to which every sequence brings ``new`` tokens."""
     own = of_drafter(at)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.drafting import draft_model_of
@@ -22,7 +22,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
 
-def host_time(at: Setup, mapping: Mapping, sequences: Numeric) -> Numeric:
+def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
     """Find the host time of one micro-batch that the GPU waits for. [s]
 
     The equation stands in the head of this file; without an engine it is the host time of the profile.
@@ -47,7 +47,7 @@ def host_time(at: Setup, mapping: Mapping, sequences: Numeric) -> Numeric:
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
     >>> at = replace(at, overheads=replace(at.overheads, step_host=1e-3, rank_host=1e-4, sequence_host=1e-5))
-    >>> f"{1e3 * host_time(at, Mapping(tp_attn=8, tp_ffn=8), 64):.2f} ms"
+    >>> f"{1e3 * host_time(at, Sharding(tp_attn=8, tp_ffn=8), 64):.2f} ms"
     '1.94 ms'
     """
     engine = at.overheads
@@ -57,7 +57,7 @@ def host_time(at: Setup, mapping: Mapping, sequences: Numeric) -> Numeric:
     return engine.step_host + engine.rank_host * ranks + engine.sequence_host * sequences / mapping.dp_attn
 
 
-def launch_time(at: Setup, mapping: Mapping) -> Numeric:
+def launch_time(at: Setup, mapping: Sharding) -> Numeric:
     """Find the host time to launch the kernels of one stage one by one, with those of a draft model; else 0. [s]
 
     Parameters
@@ -78,7 +78,7 @@ def launch_time(at: Setup, mapping: Mapping) -> Numeric:
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
     >>> at = replace(at, overheads=replace(at.overheads, kernel_launch=5e-6))
-    >>> f"{1e3 * launch_time(at, Mapping(tp_attn=4, tp_ffn=4, pp=2)):.1f} ms"
+    >>> f"{1e3 * launch_time(at, Sharding(tp_attn=4, tp_ffn=4, pp=2)):.1f} ms"
     '3.2 ms'
     """
     if at.overheads is None:
@@ -93,7 +93,7 @@ def _kernels(model: ModelSpec) -> int:
     return sum(count * (layer.attention.launches + layer.ffn.launches) for layer, count in layers_of(model))
 
 
-def prefill_host(at: Setup, mapping: Mapping, parts: Numeric) -> Numeric:
+def prefill_host(at: Setup, mapping: Sharding, parts: Numeric) -> Numeric:
     """Host time of a prefill pass: of each of its micro-batches or chunks with an engine, else once. [s]"""
     return host_time(at, mapping, 0.0) * (1.0 if at.overheads is None else parts)
 
@@ -126,7 +126,7 @@ def prefill_stretch(at: Setup) -> float:
 
 def step_time(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     microbatches: Numeric,
     stage: Numeric,
     whole: Numeric,
@@ -162,7 +162,7 @@ def step_time(
     Two stages of 3 ms and 2 ms: two micro-batches keep the slower one busy, one walks through both:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, two = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(pp=2)
+    >>> at, two = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(pp=2)
     >>> times = step_time(at, two, np.array([1, 2]), 3e-3, 5e-3, decodes=1, graphs=True)
     >>> [f"{1e3 * time:.0f} ms" for time in times]
     ['5 ms', '6 ms']

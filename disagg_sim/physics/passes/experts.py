@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import FfnBlock, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost
 from disagg_sim.physics.expert_load import Routing
@@ -19,7 +19,7 @@ from disagg_sim.physics.work import Numeric
 
 
 def join_experts(
-    at: Setup, mapping: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
@@ -48,7 +48,7 @@ def join_experts(
     >>> from disagg_sim.physics.operators import Tokens
     >>> from disagg_sim.physics.passes.layers import attention_side
     >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=16, ep=16)
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=16, ep=16)
     >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
     >>> times = join_experts(at, wide, side, phase="decode", rank=Levels(64.0), total=Levels(1024.0))
     >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
@@ -58,7 +58,7 @@ def join_experts(
 
 
 def expert_lookups(
-    at: Setup, mapping: Mapping, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
 ) -> Lookups[LayerTimes]:
     """Ask for what ``join_experts`` adds."""
     layers, sums = list(side.layers), side.sums
@@ -79,7 +79,7 @@ def expert_lookups(
 
 
 def routed_time(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, total: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: Levels
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     return evaluate(_routed(at, ffn, layers, mapping, phase, total))
@@ -95,14 +95,14 @@ class _Experts:
     routing: Routing
 
     def __call__(self, tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
-        held = Mapping(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
         op = self.ffn.routed(self.at.model, self.at.precision, held, tokens, self.routing)
         cost = expert_cost(op, ep, tp_ffn, self.at)
         return cost.time, Sums().plus(cost.sums, self.layers)
 
 
 def _routed(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, total: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: Levels
 ) -> Lookups[tuple[Numeric, Sums]]:
     profile = at.profile
     routing = Routing(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
@@ -124,7 +124,7 @@ class _Exchanged:
     def __call__(
         self, tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
-        here = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
+        here = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
         width = self.ffn.wire_width(self.at.model.hidden)
         dispatch, combine = exchange_cost(tokens / tp, here, self.ffn.picks, self.phase, self.at, width=width)
         sums = Sums().plus(dispatch.sums, self.layers).plus(combine.sums, self.layers)
@@ -132,7 +132,7 @@ class _Exchanged:
 
 
 def _exchange(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Mapping, phase: str, rank: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, rank: Levels
 ) -> Lookups[tuple[Numeric, Numeric, Sums]]:
     if np.all(np.asarray(mapping.token_ranks) == 1):
         return 0.0, 0.0, Sums()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
@@ -66,7 +66,7 @@ class MixedStep(NamedTuple):
 
 def mixed_step(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     context: Numeric,
@@ -116,7 +116,7 @@ def mixed_step(
     A chunk of 2048 tokens makes a step of 64 decodes 14 times as long:
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Mapping(tp_attn=8, tp_ffn=8)
+    >>> at, eight = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), Sharding(tp_attn=8, tp_ffn=8)
     >>> chunks = [Chunk(tokens, isl=8192) for tokens in (0.0, 2048.0)]
     >>> steps = [mixed_step(at, eight, batch=64.0, context=1000.0, chunk=chunk) for chunk in chunks]
     >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
@@ -139,7 +139,7 @@ def mixed_step(
 
 def mixed_lookups(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     context: Numeric,
@@ -152,7 +152,7 @@ def mixed_lookups(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> wide, chunk = Mapping(dp_attn=8, ep=8), Chunk(512.0, isl=8192)
+    >>> wide, chunk = Sharding(dp_attn=8, ep=8), Chunk(512.0, isl=8192)
     >>> asked = mixed_lookups(at, wide, batch=64.0, context=1e3, chunk=chunk, forms=("naive", "absorbed", "cached"))
     >>> [f"{1e3 * step.time:.1f} ms" for step in evaluate(asked)]
     ['28.5 ms', '24.4 ms', '24.3 ms']
@@ -185,13 +185,13 @@ class _Kernels(NamedTuple):
     sums: AnySums  # of the pass, without host and hops [s]
 
     @classmethod
-    def of(cls, at: Setup, mapping: Mapping, times: LayerTimes) -> _Kernels:
+    def of(cls, at: Setup, mapping: Sharding, times: LayerTimes) -> _Kernels:
         """Those of layers."""
         return cls(slowest_stage(at.model, mapping.pp, times), all_stages(at.model, times), times.sums)
 
 
 def _steps(
-    at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
+    at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
 ) -> Lookups[list[MixedStep]]:
     """The step without interference, under each form.
 
@@ -212,7 +212,7 @@ def _steps(
 
 
 def _kernels(
-    at: Setup, mapping: Mapping, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
+    at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
 ) -> Lookups[list[_Kernels]]:
     """Kernels of a step, those of the phase with more tokens at each point.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.distinct import distinct_rows, equal_rows
@@ -64,7 +64,7 @@ class Load:
     uneven: Numeric | None = None  # mean cache on the rank with the most, (rows, batches); None = as on all [token]
 
     @classmethod
-    def of(cls, at: Setup, mapping: Mapping, batch: Numeric, chunk: Chunk, held: RankLoad) -> Load:
+    def of(cls, at: Setup, mapping: Sharding, batch: Numeric, chunk: Chunk, held: RankLoad) -> Load:
         """The load of ``batch`` sequences, ``held`` by the ranks, and a chunk."""
         pp, dp, drafts, row = mapping.pp, mapping.dp_attn, drafts_of(at, mapping), None
         uneven, most = held.context if np.ndim(held.context) == 2 else None, held.batch
@@ -239,7 +239,7 @@ OfPhases = list[list[LayerTimes]]
 def mixed_layers(
     phases: Sequence[str],
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     load: Load,
     context: Numeric,
     prompts: Chunk,
@@ -286,7 +286,7 @@ def mixed_layers(
 def _layers(
     phases: Sequence[str],
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     load: Load,
     context: Numeric,
     prompts: Chunk,

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
@@ -15,7 +15,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
 
-def crosses_domains(at: Setup, mapping: Mapping) -> Numeric:
+def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
     """Tell whether expert ranks of attention DP span several NVLink domains: engines overlap halves only there.
 
     Parameters
@@ -34,17 +34,17 @@ def crosses_domains(at: Setup, mapping: Mapping) -> Numeric:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    >>> crosses_domains(at, Mapping.stack([Mapping(dp_attn=8, ep=8), Mapping(dp_attn=32, ep=32)])).tolist()
+    >>> crosses_domains(at, Sharding.stack([Sharding(dp_attn=8, ep=8), Sharding(dp_attn=32, ep=32)])).tolist()
     [False, True]
     """
     return (mapping.dp_attn > at.system.nvlink_domain) & (mapping.tp_attn == 1) & (mapping.pp == 1) & (mapping.pcp == 1)
 
 
-def overlaps(at: Setup, mapping: Mapping) -> bool:
+def overlaps(at: Setup, mapping: Sharding) -> bool:
     """Tell whether the engine of ``at`` overlaps the halves of a prefill pass on any of the mappings.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> wide = Mapping(dp_attn=32, ep=32)
+    >>> wide = Sharding(dp_attn=32, ep=32)
     >>> [overlaps(setup("deepseek_r1", "h200_sxm", "fp8", engine=name), wide) for name in ("sglang", "kernels")]
     [True, False]
     """
@@ -55,7 +55,7 @@ def overlaps(at: Setup, mapping: Mapping) -> bool:
 
 
 def overlapped_prefill(
-    at: Setup, mapping: Mapping, *, tokens: Numeric, ranks: Numeric, isl: Numeric, past: Numeric = 0.0
+    at: Setup, mapping: Sharding, *, tokens: Numeric, ranks: Numeric, isl: Numeric, past: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens in two halves: twice the longer of work and exchange of one half. [s]
 
@@ -85,7 +85,7 @@ def overlapped_prefill(
 
     >>> from disagg_sim.physics.passes.prefill import prefill_pass
     >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=32, ep=32)
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=32, ep=32)
     >>> halves = overlapped_prefill(at, wide, tokens=32 * 8192.0, ranks=32, isl=8192)
     >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
     '0.6'
@@ -113,7 +113,7 @@ def of_halves(at: Setup) -> Setup:
     return replace(at, overheads=engine, profile=profile)
 
 
-def in_halves(at: Setup, mapping: Mapping, half: Numeric, exchange: Numeric) -> Numeric:
+def in_halves(at: Setup, mapping: Sharding, half: Numeric, exchange: Numeric) -> Numeric:
     """Find twice the longer of work and exchange of one half, at least the launches, and the host once. [s]
 
     Parameters
@@ -135,7 +135,7 @@ def in_halves(at: Setup, mapping: Mapping, half: Numeric, exchange: Numeric) -> 
     Halves of 10 ms: an exchange of 4 ms hides behind 6 ms of work, one of 8 ms hides 2 ms of work.
 
     >>> from disagg_sim.physics.setup import setup
-    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Mapping(dp_attn=32, ep=32)
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=32, ep=32)
     >>> [f"{1e3 * in_halves(at, wide, 10e-3, exchange):.0f} ms" for exchange in (4e-3, 8e-3)]
     ['12 ms', '16 ms']
     """

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
@@ -47,7 +47,7 @@ class PrefillPass(NamedTuple):
 
 def prefill_pass(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     isl: Numeric,
@@ -92,13 +92,13 @@ def prefill_pass(
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
-    >>> one, four = (prefill_pass(at, Mapping(tp_attn=8, tp_ffn=8, pp=p), batch=1, isl=8192) for p in (1, 4))
+    >>> one, four = (prefill_pass(at, Sharding(tp_attn=8, tp_ffn=8, pp=p), batch=1, isl=8192) for p in (1, 4))
     >>> f"busy {one.busy / four.busy:.1f}, FTL {one.ftl / four.ftl:.2f}"
     'busy 4.0, FTL 0.95'
 
     With 90 % of a prompt cached a tenth of the matrix multiplies is left, and 19 % of the query-key pairs:
 
-    >>> whole, rest = (prefill_pass(at, Mapping(tp_attn=8, tp_ffn=8), batch=1, isl=65536, past=p) for p in (0, 58976))
+    >>> whole, rest = (prefill_pass(at, Sharding(tp_attn=8, tp_ffn=8), batch=1, isl=65536, past=p) for p in (0, 58976))
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
@@ -134,7 +134,7 @@ class _Side:
 
 def prefill_lookups(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     isl: Numeric,

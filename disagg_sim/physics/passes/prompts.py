@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.passes.chunked import chunked_lookups
@@ -18,7 +18,7 @@ from disagg_sim.physics.work import Numeric
 
 def prompt_pass(
     at: Setup,
-    mapping: Mapping,
+    mapping: Sharding,
     *,
     batch: Numeric,
     isl: Numeric,
@@ -55,7 +55,7 @@ def prompt_pass(
     Examples
     --------
     >>> from disagg_sim.physics.setup import setup
-    >>> at, two = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Mapping(pp=2)
+    >>> at, two = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Sharding(pp=2)
     >>> passes = [prompt_pass(at, two, batch=1, isl=8192, past=4096, chunk_tokens=chunk) for chunk in (0, 512)]
     >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
     ['41 ms', '23 ms']
@@ -70,7 +70,7 @@ class PromptPasses:
     def __init__(
         self,
         at: Setup,
-        mapping: Mapping,
+        mapping: Sharding,
         batch: Numeric,
         chunk_tokens: Numeric,
         forms: tuple[str, ...],

@@ -83,7 +83,7 @@ def shown_points(points: pd.DataFrame, variants: pd.Series) -> pd.DataFrame:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
-    >>> found = ds.colocated(at, ds.Mapping(tp_attn=2, tp_ffn=2), ds.lengths(2048, 256)).head(1)
+    >>> found = ds.colocated(at, ds.Sharding(tp_attn=2, tp_ffn=2), ds.lengths(2048, 256)).head(1)
     >>> shown = shown_points(found.assign(case="one"), pd.Series(["-"]))
     >>> shown[["mode", "system", "decode"]].values.tolist()
     [['co-located', 'h100_sxm', 'TP2']]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
@@ -21,7 +21,7 @@ from disagg_sim.simulation.kernel.step_physics import StepPhysics
 class SplitPhysics(StepPhysics):
     """As ``StepPhysics``, of attention ranks with a feed-forward pool."""
 
-    def __init__(self, at: Setup, mapping: Mapping, ffn: FfnPool, mla_form: str = "auto") -> None:
+    def __init__(self, at: Setup, mapping: Sharding, ffn: FfnPool, mla_form: str = "auto") -> None:
         super().__init__(at, bare(mapping), mla_form)
         self._split, self._at_ffn = split_of(mapping, ffn), ffn.setup or at
 

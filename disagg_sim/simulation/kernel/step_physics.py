@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
@@ -35,7 +35,7 @@ from disagg_sim.physics.work import Numeric
 class StepPhysics:
     """Steps of one instance over m micro-batches, part by part: see ``physics.passes.engine_time.step_time``."""
 
-    def __init__(self, at: Setup, mapping: Mapping, mla_form: str = "auto") -> None:
+    def __init__(self, at: Setup, mapping: Sharding, mla_form: str = "auto") -> None:
         self._at, self._mapping, self._form = at, mapping, mla_form
         self._prefilled = with_draft_layers(at)  # prompts pass the layers of a drafter as any others
         self._own = draft_model_of(at)  # which follows on the last stage

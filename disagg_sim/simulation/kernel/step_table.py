@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.drafting import drafts_of
 from disagg_sim.physics.setup import Setup
@@ -77,7 +77,7 @@ class StepTable:
     def build(
         cls,
         at: Setup,
-        mapping: Mapping,
+        mapping: Sharding,
         *,
         max_sequences: int = 256,
         max_context: int = 131_072,
@@ -362,7 +362,7 @@ class _Parts:
         return sheet
 
 
-def _accepted(at: Setup, mapping: Mapping) -> Floats:
+def _accepted(at: Setup, mapping: Sharding) -> Floats:
     """Marginal acceptance of the drafts of an instance; none without speculation. [1]"""
     drafts = int(np.max(drafts_of(at, mapping)))
     return np.array(at.speculation.acceptance[:drafts] if at.speculation else (), dtype=float)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.auto_routing import Choosing, Placing
 from disagg_sim.simulation.kernel.compiled import entry
@@ -108,7 +108,7 @@ class ByRole:
     prefill: Limits
     decode: Limits
 
-    def limits(self, mapping: Mapping, role: Role) -> Limits:  # noqa: ARG002  one rule for all sizes
+    def limits(self, mapping: Sharding, role: Role) -> Limits:  # noqa: ARG002  one rule for all sizes
         """See ``StepLimits``."""
         return self.prefill if role == Role.PREFILL else self.decode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instance_variants import require_one_system
 from disagg_sim.simulation.policies.loads import Choice, least_decode, least_prefill
 from disagg_sim.simulation.site import Site
@@ -72,7 +72,7 @@ class Pools:
         Whether instances that stop finish what they have.
     idlest : Choice
         Of prefill instances, which stops first.
-    mappings : tuple of Mapping, optional
+    mappings : tuple of Sharding, optional
         Of instances of prefill and of decode that start; by default like the first of each part.
     """
 
@@ -82,12 +82,12 @@ class Pools:
         *,
         drain: bool = True,
         idlest: Choice = least_prefill,
-        mappings: tuple[Mapping, Mapping] | None = None,
+        mappings: tuple[Sharding, Sharding] | None = None,
     ) -> None:
         parts = {part: tuple(each.mapping for each in site.deployment.part(part)) for part in ("prefill", "decode")}
         for part, own in parts.items():
             require_one_system(f"deployment {site.deployment.name!r}: {part}, which the policy sizes,", own)
-        self.mappings: tuple[Mapping, Mapping] = mappings or (parts["prefill"][0], parts["decode"][0])
+        self.mappings: tuple[Sharding, Sharding] = mappings or (parts["prefill"][0], parts["decode"][0])
         self.gpus = Sizes(*(mapping.gpus for mapping in self.mappings))
         self._systems = tuple(site.setup_of(mapping).system.name for mapping in self.mappings)
         self._drain = drain

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS
 from lab.calibration.names import engine_named, model_named, recipe_of, system_named
@@ -76,11 +76,11 @@ def total_throughput(line: Any, gpus: float) -> tuple[Quantity, ...]:
     return (Quantity(name="throughput", measured=measured, basis="total", gpus=max(gpus, 1.0)),)
 
 
-def instance(gpus: int, *, ep: int = 1, dp: int = 1, pp: int = 1) -> Mapping:
+def instance(gpus: int, *, ep: int = 1, dp: int = 1, pp: int = 1) -> Sharding:
     """An instance of ``gpus`` GPUs: attention over ``dp`` groups (0 = every GPU its own), experts over ``ep``."""
     stage = max(gpus // max(pp, 1), 1)
     spread, groups = math.gcd(max(ep, 1), stage), math.gcd(dp or stage, stage)
-    return Mapping(tp_attn=stage // groups, dp_attn=groups, tp_ffn=stage // spread, ep=spread, pp=max(pp, 1))
+    return Sharding(tp_attn=stage // groups, dp_attn=groups, tp_ffn=stage // spread, ep=spread, pp=max(pp, 1))
 
 
 def groups_of(line: Any, name: str = "dp_attention") -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.extras import extra
 from disagg_sim.facts.engine import EngineSpec
@@ -66,7 +66,7 @@ def exchange_rows(rows: Sequence[ServingRow], engine: str) -> list[ServingRow]:
     kept: dict[str, ServingRow] = {}
     for row in rows:
         usable = not (row.reason or row.speculative or row.qa_flag or row.held_out) and row.engine == engine
-        mapping = row.workers.mapping if row.workers else Mapping()
+        mapping = row.workers.mapping if row.workers else Sharding()
         if usable and row.load == "closed_loop" and mapping.dp_attn > 1 and mapping.ep > 1:
             kept[row.point] = row
     return list(kept.values())

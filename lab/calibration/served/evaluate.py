@@ -17,7 +17,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.evidence import family_of, layout_kinds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_engine, load_model
@@ -105,7 +105,7 @@ class Prediction:
 def pool_of(workers: Iterable[Workers]) -> Pool:
     """Degrees and counts of many rows as arrays of shape (rows,)."""
     rows = list(workers)
-    columns = Mapping.stack([w.mapping for w in rows])
+    columns = Sharding.stack([w.mapping for w in rows])
     return Pool(columns, np.array([float(w.count) for w in rows]))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
 from disagg_sim.facts.load import load_engine, load_model, load_system
 from disagg_sim.facts.yaml_files import shown
@@ -130,7 +130,7 @@ def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
     return told
 
 
-def pass_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+def pass_time(run: Served, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
     """Time of one engine step of ``batch`` requests a DP rank, each with ``new`` tokens on ``past`` cached ones. [s]"""
     at = run.at
     tokens = Tokens(prompts=batch, new=new, past=past, emitted=batch)
@@ -146,7 +146,7 @@ def pass_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, pa
     return step_time(at, mapping, 1.0, kernels, kernels, decodes=0.0, graphs=False)
 
 
-def past_time(run: Served, mapping: Mapping, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+def past_time(run: Served, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
     """What attention on the past adds to a step, without any overhead of the engine. [s]"""
     added: Numeric = 0.0
     for layer, count in layers_of(run.at.model):
@@ -171,7 +171,7 @@ def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Nu
     recipe = recipe_of(words["weight_quantization"], "fp8" if "fp8" in words["kv_cache_dtype"] else "bf16", name)
     run = served(load_model(name), load_system(spec_name(words["system"])), recipe, load_engine(engine))
     tp, dp, moe_tp, ep = (int(words[column]) for column in ("tp", "dp", "moe_tp", "moe_ep"))
-    mapping = Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=moe_tp, ep=ep)
+    mapping = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=moe_tp, ep=ep)
     batch, new, past = (rows[column].to_numpy(dtype=float) for column in ("batch", "new_tokens", "past_tokens"))
     sizes = {"batch": batch, "new": new, "past": past}
     admitted = ADMISSION * batch

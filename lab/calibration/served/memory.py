@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError, InputError, nearest, quoted
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_checkpoints, load_model
@@ -146,7 +146,7 @@ def _predicted(row: Any, model: ModelSpec, recipe: str, engine: EngineSpec) -> d
     return held | {"graphs": graphs, "KV cache": spare, "KV tokens": float(tokens)}
 
 
-def _held(at: Setup, mapping: Mapping) -> dict[str, float]:
+def _held(at: Setup, mapping: Sharding) -> dict[str, float]:
     """What the GPU of the first stage holds beside its cache. [B]"""
     engine = at.overheads
     assert engine is not None

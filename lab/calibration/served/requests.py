@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.yaml_files import shown
@@ -117,14 +117,14 @@ def _latencies(start: Floats, first: Floats, last: Floats, tokens: Any) -> dict[
     return {"ttft": first - start, "tpot": (last - first) / np.maximum(tokens - 1.0, 1.0), "latency": last - start}
 
 
-def _mapping(arguments: dict[str, Any], *, dense: bool) -> tuple[Mapping, int]:
+def _mapping(arguments: dict[str, Any], *, dense: bool) -> tuple[Sharding, int]:
     """Sharding by vLLM's arguments, and replicas: experts go over all GPUs, dense ranks stand alone."""
     tp, dp = arguments["tensor_parallel_size"], arguments.get("data_parallel_size") or 1
     if dense:
-        return Mapping(tp_attn=tp, tp_ffn=tp), dp
+        return Sharding(tp_attn=tp, tp_ffn=tp), dp
     if arguments.get("enable_expert_parallel"):
-        return Mapping(tp_attn=tp, dp_attn=dp, ep=tp * dp), 1
-    return Mapping(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp), 1
+        return Sharding(tp_attn=tp, dp_attn=dp, ep=tp * dp), 1
+    return Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp * dp), 1
 
 
 def _recipe(arguments: dict[str, Any], model: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from lab.calibration.files import kept_from_fits
 
 #: What is in flight: a closed loop, everything queued, a Poisson stream at a stated rate, one fixed batch, one phase.
@@ -35,7 +35,7 @@ class Workers:
     """Equal workers of one kind: co-located instances, prefill workers or decode workers."""
 
     count: int = 1
-    mapping: Mapping = field(default_factory=Mapping)
+    mapping: Sharding = field(default_factory=Sharding)
 
     @property
     def gpus(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.load import load_scheduler
@@ -242,7 +242,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _table(
-    tables: dict[Any, StepTable], run: Served, longest: int, tokens: int, mapping: Mapping, sequences: int
+    tables: dict[Any, StepTable], run: Served, longest: int, tokens: int, mapping: Sharding, sequences: int
 ) -> StepTable:
     """Step times, shared by rows whose sizes lie between the same powers of two."""
     sizes = (_power_of_two(sequences), _power_of_two(longest), _power_of_two(tokens))
@@ -254,13 +254,13 @@ def _table(
     return tables[key]
 
 
-def _blocks(run: Served, row: ServingRow, mapping: Mapping, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
+def _blocks(run: Served, row: ServingRow, mapping: Sharding, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
     """KV blocks of an instance: those of the requests that the steady state admits, at their whole length.
 
     All that is sent where nothing would fit by our count, although the engine ran.
     """
     lengths = RowLengths(np.array([row.isl]), np.array([row.osl]))
-    fit = float(capacity(run, Mapping.stack([mapping]), lengths)[0])
+    fit = float(capacity(run, Sharding.stack([mapping]), lengths)[0])
     cached = row.isl + row.osl if run.engine.reserves_output else float(lengths.context[0])
     requests = fit if fit > 0 else row.concurrency
     whole = math.ceil((row.isl + row.osl) * (1 + row.spread)) + BLOCK_TOKENS

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.engine import EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
@@ -91,7 +91,7 @@ class SteadyState(NamedTuple):
 class Pool(NamedTuple):
     """``count`` equal workers of one mapping."""
 
-    mapping: Mapping
+    mapping: Sharding
     count: Numeric  # [1]
 
 
@@ -104,13 +104,13 @@ def served(
     return Served(at.changed(profile=own))
 
 
-def decode_time(run: Served, mapping: Mapping, batch: Numeric, lengths: RowLengths) -> Numeric:
+def decode_time(run: Served, mapping: Sharding, batch: Numeric, lengths: RowLengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     return decode_step(run.at, mapping, batch=batch, context=lengths.context).ttl
 
 
 def prefill_time(
-    run: Served, mapping: Mapping, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
+    run: Served, mapping: Sharding, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     at, chunk = run.at, Chunk(tokens, lengths.isl, ranks)
@@ -127,7 +127,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
     return count, isl / count
 
 
-def capacity(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
+def capacity(run: Served, mapping: Sharding, lengths: RowLengths) -> Numeric:
     """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]"""
     at, engine = run.at, run.engine
     whole = prompt_residents(lengths.isl + lengths.osl)
@@ -186,7 +186,7 @@ def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeri
 
 
 def _loop(
-    run: Served, mapping: Mapping, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+    run: Served, mapping: Sharding, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, mapping.dp_attn
@@ -224,7 +224,7 @@ def _loop(
 
 
 def colocated(
-    run: Served, mapping: Mapping, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: Served, mapping: Sharding, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
@@ -253,7 +253,7 @@ def _holds(room: Numeric) -> Numeric:
     return np.where(room > 0, room, np.inf)
 
 
-def at_rate(run: Served, mapping: Mapping, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
+def at_rate(run: Served, mapping: Sharding, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
     The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
@@ -271,7 +271,7 @@ def at_rate(run: Served, mapping: Mapping, lengths: RowLengths, request_rate: Nu
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 
 
-def prefill_limit(run: Served, mapping: Mapping, lengths: RowLengths) -> Numeric:
+def prefill_limit(run: Served, mapping: Sharding, lengths: RowLengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
     pieces, size = pieces_of(run.engine, lengths.isl)
     fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * mapping.dp_attn
@@ -344,7 +344,7 @@ def disaggregated(
     return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
 
 
-def static_batch(run: Served, mapping: Mapping, lengths: RowLengths, batch: Numeric) -> SteadyState:
+def static_batch(run: Served, mapping: Sharding, lengths: RowLengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
     room = capacity(run, mapping, lengths)
     inside = np.minimum(batch, _holds(room))

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow
 from disagg_sim.simulation.policies.arrow.profile import Predictor, prompt_time
@@ -38,7 +38,7 @@ def a4_predictor(bench: ArrowBench) -> Finding:
     """FIFO on one prefill instance: simulated TTFT, without the host's time, against the recursion over predictions."""
     budget = 2048
     at = bench.setting(MODEL)
-    table = StepTable.build(at, Mapping())
+    table = StepTable.build(at, Sharding())
     shortest, longest = map(math.log, PROMPTS)
     prompts = np.exp(named_rng(0, "prompts").uniform(shortest, longest, FIFO_REQUESTS)).astype(np.int64)
     predictor = Predictor.fit(table, budget)

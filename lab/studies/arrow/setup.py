@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.simulation.capacity import Capacity, attains, serving_capacity
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kv_link import LinkSpec
@@ -145,7 +145,7 @@ def _trace(name: str, traces: Path | None) -> tuple[Trace, str]:
 
 
 def _equal(tp: int, instances: int) -> tuple[Replicas, ...]:
-    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
 EIGHT = ServedDeployment(name="8 x TP1", gpus=8, prefill=_equal(1, 4), decode=_equal(1, 4), colocated=_equal(1, 8))

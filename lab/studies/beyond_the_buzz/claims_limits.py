@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model, load_traffic
 from disagg_sim.facts.traffic import LogNormalLength, TrafficCase
 from disagg_sim.physics.counts import prefill_work
@@ -127,8 +127,8 @@ def c29_cut_off(evidence: Evidence) -> Finding:
 def c32_active_parameters(evidence: Evidence) -> Finding:
     """Llama 405B over 70B at 4k prompts: FTL and cache, both models on the same GPUs."""
     large, small = (load_model(name) for name in (LARGE, MIDDLE))
-    piped = _ftl_ratio(evidence, Mapping(pp=2))
-    tensor = {f"TP {n}": _ftl_ratio(evidence, Mapping(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
+    piped = _ftl_ratio(evidence, Sharding(pp=2))
+    tensor = {f"TP {n}": _ftl_ratio(evidence, Sharding(tp_attn=n, tp_ffn=n)) for n in (2, 4, 8)}
     cache = large.kv_elements_per_token() / small.kv_elements_per_token()
     flops = prefill_work(large, isl=4096).flops / prefill_work(small, isl=4096).flops
     inside = [name for name, ratio in tensor.items() if _near_parameters(ratio)]
@@ -177,7 +177,7 @@ def _coarse_pipeline(evidence: Evidence) -> tuple[float, float]:
         ranks = 64 // depth
         grid = prefill_grid(
             evidence.setup(R1),
-            Mapping(dp_attn=ranks, ep=ranks, pp=depth),
+            Sharding(dp_attn=ranks, ep=ranks, pp=depth),
             lengths(262_144, 2),
             batch=ranks,
             chunk_tokens=1024,
@@ -194,7 +194,7 @@ def _first(*fronts: Front) -> float:
     return max(float(front.x[0]) for front in fronts)
 
 
-def _ftl_ratio(evidence: Evidence, mapping: Mapping) -> float:
+def _ftl_ratio(evidence: Evidence, mapping: Sharding) -> float:
     large, small = (
         float(prefill_grid(evidence.setup(model), mapping, lengths(4096, 2), batch=1, chunk_tokens=0).latency[0, 0])
         for model in (LARGE, MIDDLE)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.search.grid import decode_grid
 from disagg_sim.serving.disaggregated import Rules, match_pools
 from disagg_sim.workload.lengths import lengths
@@ -63,7 +63,7 @@ def c6_llama_tp(evidence: Evidence) -> Finding:
     """Decode TP of Llama-70B at both ends of the frontier."""
     tp = _front(evidence, MIDDLE).column("decode_tp_attn")
     degrees = (2, 8, 16, 32, 64)
-    ttl = _ttl(evidence, MIDDLE, [Mapping(tp_attn=n, tp_ffn=n) for n in degrees], batch=1)
+    ttl = _ttl(evidence, MIDDLE, [Sharding(tp_attn=n, tp_ffn=n) for n in degrees], batch=1)
     times = ", ".join(f"TP{n} {1e3 * t:.2f}" for n, t in zip(degrees, ttl, strict=True))
     best = degrees[int(np.argmin(ttl))]
     note = (
@@ -167,12 +167,12 @@ def _front(evidence: Evidence, model: str) -> Front:
     return evidence.front("fig06", model=model, isl=LONG_PROMPTS[0])
 
 
-def _ttl(evidence: Evidence, model: str, mappings: list[Mapping], *, batch: int) -> Any:
+def _ttl(evidence: Evidence, model: str, mappings: list[Sharding], *, batch: int) -> Any:
     """TTL of some mappings at one batch. [s]"""
     return decode_grid(evidence.setup(model), mappings, lengths(*LONG_PROMPTS), batch=batch).latency[:, 0]
 
 
-def _restricted(evidence: Evidence, keep: Callable[[Mapping], Any]) -> Front:
+def _restricted(evidence: Evidence, keep: Callable[[Sharding], Any]) -> Front:
     """R1's frontier where decode may use some mappings alone."""
     table = evidence.mappings(R1)
     decode = decode_grid(evidence.setup(R1), table[keep(table)], lengths(*LONG_PROMPTS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import kv_duplication
@@ -55,7 +55,7 @@ def c18_egress_falls(evidence: Evidence) -> Finding:
 def c19_ingress_of_long_prompts(evidence: Evidence) -> Finding:
     """Ingress from 64k to 1M at the same resident tokens, and its dependence on OSL."""
     change, law = {}, 0.0
-    for model, mapping, batch in ((R1, Mapping(dp_attn=64, ep=64), 2048), (MIDDLE, Mapping(tp_attn=8, tp_ffn=8), 64)):
+    for model, mapping, batch in ((R1, Sharding(dp_attn=64, ep=64), 2048), (MIDDLE, Sharding(tp_attn=8, tp_ffn=8), 64)):
         lengths = [(65_536 * 2**k, batch >> k) for k in range(5)]
         ingress = [_ingress(evidence, model, mapping, isl, 2048, each) for isl, each in lengths]
         change[model] = max(ingress) / min(ingress) - 1
@@ -143,7 +143,7 @@ def c23_duplication(evidence: Evidence) -> Finding:  # noqa: ARG001 - counts kno
     heads = {MIDDLE: 8, "qwen3_235b_a22b": 4, R1: 1}
     found = {model: [float(kv_duplication(load_model(model), float(tp))) for tp in degrees] for model in heads}
     exact = all(found[model] == [max(1.0, tp / n) for tp in degrees] for model, n in heads.items())
-    spread = Mapping(tp_attn=16.0, dp_attn=4.0, pp=2.0)
+    spread = Sharding(tp_attn=16.0, dp_attn=4.0, pp=2.0)
     unique = {model: float(unique_gpus(load_model(model), spread)) for model in heads}
     exact &= all(unique[model] * found[model][4] == 16 * 4 * 2 for model in heads)
     note = f"TP {degrees}; distinct GPUs of TP16 x DP4 x PP2: {listed(unique, '.0f')}; a count, alike in every profile"
@@ -162,8 +162,8 @@ def c24_conservation(evidence: Evidence) -> Finding:
     for model in (R1, MIDDLE):
         for pp in (1, 4):
             at, law = evidence.setup(model), lengths(isl, 2048)
-            senders = prefill_grid(at, Mapping(tp_attn=4, tp_ffn=4, pp=pp), law, batch=8, chunk_tokens=2048)
-            takers = decode_grid(at, Mapping(tp_attn=2, tp_ffn=2, pp=pp), law, batch=24)
+            senders = prefill_grid(at, Sharding(tp_attn=4, tp_ffn=4, pp=pp), law, batch=8, chunk_tokens=2048)
+            takers = decode_grid(at, Sharding(tp_attn=2, tp_ffn=2, pp=pp), law, batch=24)
             received = float((kv_rate_per_gpu(takers) * takers.unique_gpus[:, None] / takers.request_rate)[0, 0])
             sent = (kv_rate_per_gpu(senders) * senders.unique_gpus[:, None] / senders.request_rate)[:, 0]
             worst = max(worst, float(np.max(np.abs(sent / received - 1))))
@@ -196,11 +196,11 @@ def _best_egress(evidence: Evidence, model: str, isl: int, precision: str = RECI
     return float(kv_rate_per_gpu(grid).flat[np.argmax(per_gpu)])
 
 
-def _decode(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> PhaseGrid:
+def _decode(evidence: Evidence, model: str, mapping: Sharding, isl: int, osl: int, batch: int) -> PhaseGrid:
     return decode_grid(evidence.setup(model), mapping, lengths(isl, osl), batch=batch, allow_long_context=True)
 
 
-def _ingress(evidence: Evidence, model: str, mapping: Mapping, isl: int, osl: int, batch: int) -> float:
+def _ingress(evidence: Evidence, model: str, mapping: Sharding, isl: int, osl: int, batch: int) -> float:
     return float(kv_rate_per_gpu(_decode(evidence, model, mapping, isl, osl, batch))[0, 0])
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Mode
+from disagg_sim.domain import Mode, Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -104,7 +104,7 @@ class Evidence(Keeping):
         """A model on the system of the study in the profile of the evidence."""
         return setup(model, SYSTEM, precision, self.profile)
 
-    def mappings(self, model: str, precision: str = RECIPE) -> Mapping:
+    def mappings(self, model: str, precision: str = RECIPE) -> Sharding:
         """All mappings of a model on the system of the study."""
         return self.once(("mappings", model, precision), lambda: enumerate_mappings(self.setup(model, precision)))
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import pandas as pd
 from pydantic import AfterValidator
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Title, validate
@@ -88,7 +88,7 @@ def _row(study: Pipelining, profile: str, form: str, pp: int) -> dict[str, Any]:
     chunk = study.chunk_tokens if pp > 1 else 0
     grid = prefill_grid(
         setup(study.model, study.system, study.precision, profile),
-        Mapping(dp_attn=ranks, ep=ranks, pp=pp),
+        Sharding(dp_attn=ranks, ep=ranks, pp=pp),
         lengths(study.isl, 2),
         batch=ranks,
         chunk_tokens=chunk,

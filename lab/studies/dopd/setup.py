@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
@@ -58,7 +58,7 @@ FAILED_SHARE = 0.05  # of requests outside the SLO that a concurrency may have [
 
 def replicas(tp: int, instances: int) -> tuple[Replicas, ...]:
     """Equal instances of ``tp`` GPUs."""
-    return (Replicas(mapping=Mapping(tp_attn=tp, tp_ffn=tp), instances=instances),)
+    return (Replicas(mapping=Sharding(tp_attn=tp, tp_ffn=tp), instances=instances),)
 
 
 def pools(prefill: int, decode: int, *, tp_decode: int = 2, gpus: int = 0) -> ServedDeployment:
@@ -149,7 +149,7 @@ class DopdBench(Bench):
 
     def table(self, tp: int) -> StepTable:
         """Step times of Llama-70B on ``tp`` GPUs."""
-        return self.once(("table", tp), lambda: StepTable.build(self.llama, Mapping(tp_attn=tp, tp_ffn=tp)))
+        return self.once(("table", tp), lambda: StepTable.build(self.llama, Sharding(tp_attn=tp, tp_ffn=tp)))
 
     @property
     def stand_in(self) -> str:
@@ -183,7 +183,7 @@ class DopdBench(Bench):
     @cached_property
     def full_batch(self) -> int:
         """Requests of the first of ``SHAPES`` that a decode instance holds to their last token. [1]"""
-        tokens = kv_blocks(self.llama, Mapping(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
+        tokens = kv_blocks(self.llama, Sharding(tp_attn=2, tp_ffn=2)) * BLOCK_TOKENS
         return tokens // sum(SHAPES[0])
 
     def most_sequences(self, *, capped: bool) -> dict[str, int]:

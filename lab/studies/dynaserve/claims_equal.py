@@ -10,7 +10,7 @@ from collections.abc import Mapping as Map
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
@@ -264,7 +264,7 @@ def y16_batch(bench: DynaServeBench) -> Finding:  # noqa: ARG001  a table alone
     """Number of decodes that fit with 512 tokens of prefill."""
 
     def fits(engine: str | None) -> tuple[int, float]:
-        table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=engine), Mapping())
+        table = StepTable.build(setup("llama_3_1_8b", SYSTEM, RECIPE, PROFILE, engine=engine), Sharding())
         return sum(table.step_time(n, 1024.0, 512) <= 0.05 for n in range(1, 257)), table.step_time(0, 0.0, 512)
 
     (found, alone), (old, sooner), (bare, least) = fits(None), fits("vllm_v0"), fits("kernels")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mapping, Slo
+from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.capacity import bracket
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -55,7 +55,7 @@ SHAPES = ((8192, 32), (2048, 512), (219, 1467))
 
 def instances(tp: int) -> ServedDeployment:
     """Two instances of ``tp`` GPUs, for every policy."""
-    mapping = Mapping(tp_attn=tp, tp_ffn=tp)
+    mapping = Sharding(tp_attn=tp, tp_ffn=tp)
     one, two = ((Replicas(mapping=mapping, instances=count),) for count in (1, 2))
     return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
 

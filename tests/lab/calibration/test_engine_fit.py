@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from disagg_sim.cli.main import run
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_engine
 from lab.calibration.served import engine_fit
@@ -108,7 +108,7 @@ def test_the_stretch_of_the_expert_exchange_is_found_again():
     """Rows of attention DP with EP tell it, disaggregated or not; rows of TP are left aside, and nothing else moves."""
     true = replace(load_engine("sglang"), exchange_stretch=2.4)
     wide = replace(row_of(8, 900.0, 64.0), model="deepseek_r1", system="h200_sxm", engine="sglang", recipe="fp8")
-    layouts = [Mapping(dp_attn=8, ep=8), Mapping(dp_attn=16, ep=16), Mapping(dp_attn=4, tp_ffn=4), instance(8)]
+    layouts = [Sharding(dp_attn=8, ep=8), Sharding(dp_attn=16, ep=16), Sharding(dp_attn=4, tp_ffn=4), instance(8)]
     rows = [replace(wide, osl=length, workers=Workers(mapping=one)) for one in layouts for length in (800.0, 900.0)]
     table = evaluate(rows, {"sglang": true})
     tpot = table[table["quantity"] == "tpot"]["predicted"]

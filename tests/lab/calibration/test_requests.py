@@ -27,7 +27,7 @@ def test_a_run_that_the_simulation_made_is_met_exactly(tmp_path):
     rng = np.random.default_rng(1)
     arrival, prompt, output = np.sort(rng.uniform(0, 3, 60)), rng.integers(50, 2000, 60), rng.integers(2, 100, 60)
     at = ds.setup("llama_3_1_8b", "h100_sxm", "bf16", engine="vllm")
-    parts = ds.Replicas(mapping=ds.Mapping(), instances=1, batch=8, token_budget=2048)
+    parts = ds.Replicas(mapping=ds.Sharding(), instances=1, batch=8, token_budget=2048)
     deployment = ds.ServedDeployment(name="one", gpus=1, colocated=(parts,), setup=at)
     trace = ds.Trace(arrival=arrival, input_tokens=prompt, output_tokens=output)
     made = ds.simulate(deployment, trace, "vllm").frame()

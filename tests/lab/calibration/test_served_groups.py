@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from disagg_sim.certainty.evidence import family_of, layout_kinds
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_model
 from lab.calibration.served.bars import BARS, coverage, judged
 from lab.calibration.served.cells import instance, version_of
@@ -80,7 +80,7 @@ def test_the_same_run_on_another_day_is_the_same_point_and_another_load_or_layou
 @pytest.mark.parametrize(
     ("mapping", "kind"),
     [
-        (Mapping(), "TP"),
+        (Sharding(), "TP"),
         (instance(8), "TP"),
         (instance(8, ep=8), "TP-EP"),
         (instance(8, dp=0), "DP"),
@@ -95,9 +95,9 @@ def test_kinds_of_layouts(mapping, kind):
 
 
 def test_kinds_of_a_column_of_layouts_and_families():
-    both = Mapping.stack([instance(8), instance(8, ep=8, dp=0)])
+    both = Sharding.stack([instance(8), instance(8, ep=8, dp=0)])
     assert layout_kinds(both).tolist() == ["TP", "DP-EP"]
-    assert layout_kinds(Mapping(dp_attn=np.array([1, 4]), ep=4)).tolist() == ["TP-EP", "DP-EP"]
+    assert layout_kinds(Sharding(dp_attn=np.array([1, 4]), ep=4)).tolist() == ["TP-EP", "DP-EP"]
     names = ("llama_3_1_70b", "deepseek_r1", "kimi_k2", "qwen3_235b_a22b")
     assert [family_of(load_model(name)) for name in names] == ["dense", "mla_moe", "mla_moe", "other_moe"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shared_data import shared_file
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
 from disagg_sim.planning.question import usual_precision
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
@@ -94,8 +94,8 @@ def write(path: Path, *lines: dict) -> Path:
 def test_a_disaggregated_run_knows_its_workers(tmp_path):
     (row,) = read_rows(write(tmp_path / "x.csv", R1))
     assert (row.system, row.model, row.engine, row.recipe) == ("gb200_nvl72", "deepseek_r1", "trtllm", "nvfp4_fp8kv")
-    assert row.prefill.mapping == Mapping(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
-    assert row.workers.mapping == Mapping(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
+    assert row.prefill.mapping == Sharding(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
+    assert row.workers.mapping == Sharding(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
     assert (row.prefill.count, row.workers.count, row.gpus) == (1, 3, 28)
     assert (row.isl, row.osl) == (pytest.approx(0.9 * 8192), pytest.approx(0.9 * 1024))
     told = {(q.name, q.statistic): q.measured for q in row.quantities}
@@ -242,9 +242,9 @@ def test_newer_models_state_degrees(tmp_path):
     lines += [NEWER_SPLIT | {"decode_workers": ""}, NEWER | {"gemm_quant": "int4_wo"}]
     rows = read_rows(write(tmp_path / "x.csv", *lines))
     assert (rows[0].model, rows[0].recipe, rows[0].isl) == ("kimi_k2", "nvfp4_bf16kv", pytest.approx(921.6))
-    assert rows[0].workers.mapping == Mapping(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
+    assert rows[0].workers.mapping == Sharding(tp_attn=4, dp_attn=1, tp_ffn=1, ep=4)
     assert (rows[1].gpus, rows[1].workers.count) == (20, 4)
-    assert rows[1].prefill.mapping == Mapping(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
+    assert rows[1].prefill.mapping == Sharding(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
     assert [row.reason for row in rows] == [
         "",
         "",
@@ -255,11 +255,11 @@ def test_newer_models_state_degrees(tmp_path):
 
 
 def test_layouts():
-    assert instance(8) == Mapping(tp_attn=8, tp_ffn=8)
-    assert instance(8, ep=8) == Mapping(tp_attn=8, tp_ffn=1, ep=8)
-    assert instance(8, ep=8, dp=0) == Mapping(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
-    assert instance(8, ep=4, dp=2) == Mapping(tp_attn=4, dp_attn=2, tp_ffn=2, ep=4)
-    assert instance(4, pp=2) == Mapping(tp_attn=2, tp_ffn=2, pp=2)
+    assert instance(8) == Sharding(tp_attn=8, tp_ffn=8)
+    assert instance(8, ep=8) == Sharding(tp_attn=8, tp_ffn=1, ep=8)
+    assert instance(8, ep=8, dp=0) == Sharding(tp_attn=1, dp_attn=8, tp_ffn=1, ep=8)
+    assert instance(8, ep=4, dp=2) == Sharding(tp_attn=4, dp_attn=2, tp_ffn=2, ep=4)
+    assert instance(4, pp=2) == Sharding(tp_attn=2, tp_ffn=2, pp=2)
 
 
 def test_a_file_of_no_known_form_is_one_clear_line(tmp_path):

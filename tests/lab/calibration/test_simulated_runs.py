@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from disagg_sim.cli.main import run
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
@@ -23,7 +23,7 @@ from lab.calibration.served.steady_state import served
 
 ENGINE = load_engine("vllm")
 DRAINS = replace(ENGINE, mixed_steps=False)
-ONE = Workers(mapping=Mapping())
+ONE = Workers(mapping=Sharding())
 MEASURED = (Quantity(name="ttft", measured=0.1), Quantity(name="throughput", measured=900.0, basis="total", gpus=2.0))
 ROW = ServingRow(
     file="small.csv",
@@ -50,10 +50,10 @@ SPLIT = replace(ROW, mode="disaggregated", prefill=ONE)
 def test_a_client_alone_sees_the_host_its_prefill_and_its_decode_steps():
     """256 tokens are a point of every axis of the step table, and a decode step is linear in the context."""
     found = seen(WAITS, ROW)
-    ftl = float(prefill_pass(WAITS.at, Mapping(), batch=1, isl=256).ftl)
+    ftl = float(prefill_pass(WAITS.at, Sharding(), batch=1, isl=256).ftl)
     assert found.ttft == pytest.approx(np.full(3, ENGINE.request_host + ftl), rel=1e-9)
     contexts = 256 + np.arange(1.0, 64)
-    steps = decode_step(WAITS.at, Mapping(), batch=1, context=contexts).ttl
+    steps = decode_step(WAITS.at, Sharding(), batch=1, context=contexts).ttl
     assert found.tpot == pytest.approx(np.full(3, np.mean(steps)), rel=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_an_operating_point_is_played_once_and_answers_every_re_run():
 
 
 def test_what_cannot_be_played_is_a_reason_of_one_line():
-    ranks = replace(ROW, engine="trtllm", workers=Workers(mapping=Mapping(tp_attn=1, dp_attn=2, tp_ffn=2)))
+    ranks = replace(ROW, engine="trtllm", workers=Workers(mapping=Sharding(tp_attn=1, dp_attn=2, tp_ffn=2)))
     (answer,) = play(tasks_of([ranks])[0])
     assert answer.reason == "ranks that gather a prompt each before they prefill are no rule of the simulation"
     assert np.isnan(value_of(MEASURED[0], answer))

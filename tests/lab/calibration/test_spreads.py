@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from kernel_csv import QUANTIZE, quantize_rows, write
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, SpecError
 from disagg_sim.facts.load import load_system, load_uncertainty
 from lab.calibration.kernels.efficiency_yaml import efficiency_text, write_efficiency
@@ -79,7 +79,7 @@ def served_row(row, concurrency, tp=4, system="h100_sxm"):
         recipe="fp8",
         load="closed_loop",
         mode="aggregated",
-        workers=Workers(mapping=Mapping(tp_attn=tp, tp_ffn=tp)),
+        workers=Workers(mapping=Sharding(tp_attn=tp, tp_ffn=tp)),
         isl=1024.0,
         osl=1024.0,
         concurrency=concurrency,

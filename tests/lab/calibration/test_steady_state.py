@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from lab.calibration.served.steady_state import (
     Pool,
@@ -37,10 +37,10 @@ ENGINE = replace(
 )
 
 
-def tensor_parallel(gpus) -> Mapping:
+def tensor_parallel(gpus) -> Sharding:
     """Degrees of an instance that shards attention and feed-forward part over its GPUs alike."""
     one = np.ones(np.shape(gpus))
-    return Mapping(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
+    return Sharding(tp_attn=gpus * one, dp_attn=one, tp_ffn=gpus * one, ep=one, pp=one)
 
 
 ONE = np.ones(1)
@@ -185,7 +185,7 @@ def test_launches_are_a_floor_of_steps_without_graphs():
 def test_ranks_of_dp_attention_share_a_pass():
     """Eight prompts on eight ranks take far less than eight times one prompt."""
     run = served("deepseek_r1", "h200_sxm", "fp8", replace(ENGINE, kernels="trtllm"))
-    dp = Mapping(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
+    dp = Sharding(tp_attn=ONE, dp_attn=8 * ONE, tp_ffn=ONE, ep=8 * ONE, pp=ONE)
     shape = lengths(2000, 100)
     one, all_of_them = (prefill_time(run, dp, n * 2000 * ONE, n * ONE, shape)[0] for n in (1.0, 8.0))
     assert one < all_of_them < 4 * one
@@ -194,7 +194,7 @@ def test_ranks_of_dp_attention_share_a_pass():
 @pytest.mark.parametrize(("ranks", "overlaps"), [(8.0, False), (32.0, True)])
 def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overlaps):
     """The longer of work and exchange remains: at least half of their sum, and no more than it."""
-    mapping, shape = Mapping(dp_attn=ranks, ep=ranks), lengths(2048, 1)
+    mapping, shape = Sharding(dp_attn=ranks, ep=ranks), lengths(2048, 1)
     serial, hidden = (
         prefill_time(
             served("deepseek_r1", "h100_sxm", "fp8_bf16kv", replace(ENGINE, two_batch_overlap=told)),
@@ -214,7 +214,7 @@ def test_two_batch_overlap_hides_exchange_beyond_one_nvlink_domain(ranks, overla
 @pytest.mark.parametrize("most", [1, 20, 100])
 def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
     """Four requests on eight ranks: another prompt comes once in hundreds of steps."""
-    lengths, ranks = RowLengths(1024 * ONE, 1024 * ONE), Mapping(dp_attn=8, ep=8)
+    lengths, ranks = RowLengths(1024 * ONE, 1024 * ONE), Sharding(dp_attn=8, ep=8)
 
     def times(**changes: object) -> tuple[float, float]:
         engine = replace(load_engine("trtllm"), **changes)

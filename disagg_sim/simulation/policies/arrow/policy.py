@@ -41,7 +41,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST, check_options, option
@@ -141,7 +141,7 @@ class Arrow:
 class GlobalScheduler:
     """Routing and monitor of Arrow: one state, looked at by both."""
 
-    def __init__(self, options: Arrow, site: Site, steps: StepLimits, mappings: Sequence[Mapping]) -> None:
+    def __init__(self, options: Arrow, site: Site, steps: StepLimits, mappings: Sequence[Sharding]) -> None:
         self.period_s = options.monitor_s
         self._options, self._ttft, self._tpot = options, site.slo.ttft, site.slo.tpot
         self._at_once = site.flip_s == 0.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -77,7 +77,7 @@ class LengthAware:
         threshold: float,
         *,
         shared: bool = False,
-        prefill: Mapping | None = None,
+        prefill: Sharding | None = None,
     ) -> None:
         self.threshold = threshold  # forecast mean input length, i_next [token]
         self.wait_s = 0.0  # queueing time of the last window; before the first no batch waits [s]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as Table
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.simulation.instance_variants import require_one_system
 from disagg_sim.simulation.policies.dopd.sizes import Profile
@@ -47,7 +47,7 @@ def prefill_degree(times: Table[int, float], limit: float) -> int:
     return min(inside) if inside else min(times, key=lambda degree: times[degree])
 
 
-def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tuple[tuple[Mapping, Role], ...]:
+def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tuple[tuple[Sharding, Role], ...]:
     """Choose the first instances: as many of the chosen degrees as the GPUs of the parts hold.
 
     Takes ``inputs`` and ``outputs`` [token].
@@ -62,7 +62,7 @@ def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tupl
     }
     graph = 1
     for degree in DEGREES:
-        mapping = Mapping(tp_attn=degree, tp_ffn=degree)
+        mapping = Sharding(tp_attn=degree, tp_ffn=degree)
         limits = steps.limits(mapping, Role.DECODE)
         try:
             profile = Profile.of(site, mapping, mapping, limits)
@@ -80,7 +80,7 @@ def chosen(site: Site, steps: StepLimits, inputs: float, outputs: float) -> tupl
         raise InputError(f"deployment {site.deployment.name!r}: no TP of {degrees} fits into the GPUs of its parts")
     found = (prefill_degree(times, site.slo.ttft), Role.PREFILL), (decode_degree(held, graph), Role.DECODE)
     return tuple(
-        (Mapping(tp_attn=degree, tp_ffn=degree), role)
+        (Sharding(tp_attn=degree, tp_ffn=degree), role)
         for (degree, role), part in zip(found, ("prefill", "decode"), strict=True)
         for _ in range(max(gpus[part] // degree, 1))
     )

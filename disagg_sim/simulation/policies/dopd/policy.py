@@ -32,7 +32,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
@@ -169,7 +169,7 @@ class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
     def __init__(
-        self, options: Dopd, site: Site, steps: StepLimits, routing: Router, mappings: tuple[Mapping, Mapping] | None
+        self, options: Dopd, site: Site, steps: StepLimits, routing: Router, mappings: tuple[Sharding, Sharding] | None
     ) -> None:
         self.period_s = min(options.check_s, options.window_s)
         self._options, self._forming = options, routing.forming

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from disagg_sim.domain import Mapping
+from disagg_sim.domain import Sharding
 from disagg_sim.errors import above_zero
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.residents import decode_residents
@@ -46,7 +46,7 @@ class Profile:
     graph: int  # largest captured CUDA graph of a decode instance [1]
 
     @classmethod
-    def of(cls, site: Site, prefill: Mapping, decode: Mapping, limits: Limits) -> Profile:
+    def of(cls, site: Site, prefill: Sharding, decode: Sharding, limits: Limits) -> Profile:
         """Of two instances at a site; ``limits`` are those of decode instances."""
         table = site.table(decode, limits.max_sequences)
         step = site.slo.tpot * table.accepted_tokens
