@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import DisaggSimError, InfeasibleError
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_model, load_traffic
@@ -247,7 +247,7 @@ def _latencies(design: Design, proof: Proof | None) -> dict[str, float]:
 
 def kind_of(design: Design) -> str:
     """Mode, and of co-located designs whether attention is data-parallel."""
-    if design.mode == Mode.DISAGGREGATED:
+    if design.mode == ServingMode.DISAGGREGATED:
         return design.mode.value
     ranks = int(design.pools[0].mapping.dp_attn)
     return f"{design.mode.value}, {'attention DP' if ranks > 1 else 'no DP'}"

@@ -14,7 +14,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import search_cache
 from disagg_sim.serving.colocated import search_colocated
-from disagg_sim.serving.colocation import Case, Colocation
+from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.workload.lengths import lengths
 
@@ -43,7 +43,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
 def test_points_per_second(benchmark, monkeypatch, table, search, model, isl, osl, ttl_measure):
     monkeypatch.setattr(search_cache, "KEPT_GROUPS", 0)  # each round searches anew
     at, options = setup(model, SYSTEM, RECIPE), Colocation(ttl_measure=ttl_measure)
-    case = Case(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=options)
+    case = ColocatedCase(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=options)
     found = benchmark.pedantic(search, (case, enumerate_mappings(at)), rounds=3, warmup_rounds=1)
     points, seconds = found.tally.design_points, benchmark.stats.stats
     assert points > 0

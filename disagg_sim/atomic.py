@@ -66,7 +66,7 @@ def write_text(path: Path, text: str) -> None:
         handle.write(text.encode())
 
 
-class Table(Protocol):
+class CsvTable(Protocol):
     """What ``write_csv`` asks of a table; a DataFrame."""
 
     @property
@@ -80,7 +80,7 @@ class Table(Protocol):
         """Rows. [1]"""
 
 
-def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
+def write_csv(path: Path, table: CsvTable, *, digits: int = 0) -> None:
     """Write a table as CSV so that it is there whole or not at all.
 
     Takes ``digits`` (0 = all).
@@ -88,7 +88,7 @@ def write_csv(path: Path, table: Table, *, digits: int = 0) -> None:
     write_text(path, csv_text(table, digits=digits))
 
 
-def csv_text(table: Table, *, digits: int = 0) -> str:
+def csv_text(table: CsvTable, *, digits: int = 0) -> str:
     """Return the text that ``write_csv`` writes of a table.
 
     Takes ``digits`` (0 = all).

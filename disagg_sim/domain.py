@@ -21,7 +21,7 @@ class Status(IntEnum):
     OUT_OF_MEMORY = 1
 
 
-class Mode(StrEnum):
+class ServingMode(StrEnum):
     """How prefill and decode share GPUs; the words of tables, files and commands."""
 
     DISAGGREGATED = "disaggregated"

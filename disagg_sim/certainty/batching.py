@@ -42,7 +42,7 @@ class Member(NamedTuple):
 _Asked = tuple[int, Prompt | None]
 
 
-class Together(NamedTuple):
+class PassBatch(NamedTuple):
     """Passes of one kind of several designs."""
 
     phase: str  # "decode" or "prefill"
@@ -61,7 +61,7 @@ class Together(NamedTuple):
         return times_of(self.designs.under(prefill=at), step=False)
 
 
-def together(designs: Sequence[Designs]) -> list[Together]:
+def together(designs: Sequence[Designs]) -> list[PassBatch]:
     """Part the passes of designs by kind: decode steps, then those of prefill."""
     kinds: dict[Hashable, dict[Hashable, list[_Asked]]] = {}
 
@@ -119,7 +119,7 @@ def added(first: Times, second: Times) -> Times:
     return Times(*(one + other for one, other in zip(first, second, strict=True)))
 
 
-def _unit(designs: Sequence[Designs], groups: Sequence[Sequence[_Asked]]) -> Together:
+def _unit(designs: Sequence[Designs], groups: Sequence[Sequence[_Asked]]) -> PassBatch:
     members: list[Member] = []
     for group in groups:
         stops = np.cumsum([designs[place].rows.size for place, _ in group]) + (members[-1].rows.stop if members else 0)
@@ -130,12 +130,12 @@ def _unit(designs: Sequence[Designs], groups: Sequence[Sequence[_Asked]]) -> Tog
     asked = [each for group in groups for each in group]
     prompts = [prompt for _, prompt in asked if prompt is not None]
     if not prompts:
-        return Together("decode", _joined([designs[place] for place, _ in asked]), tuple(members))
+        return PassBatch("decode", _joined([designs[place] for place, _ in asked]), tuple(members))
     joined = _joined([_at_batch(designs[place], own) for place, own in asked])
     first, sizes = prompts[0], [designs[place].rows.size for place, _ in asked]
     isl, past = (_of_rows([getattr(each, name) for each in prompts], sizes) for name in ("isl", "past"))
     once = Prompt(isl, past, load=1.0, tier=first.tier, waits=first.waits, lone=first.lone)
-    return Together("prefill", joined.of_prompts(once), tuple(members))
+    return PassBatch("prefill", joined.of_prompts(once), tuple(members))
 
 
 def _of_rows(values: Sequence[Any], sizes: Sequence[int]) -> Any:

@@ -23,8 +23,8 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import (
     LATENCIES,
     RESOURCES,
+    OperatorTotals,
     Pass,
-    Spent,
     Summand,
     passes_together,
     spent_of,
@@ -321,12 +321,12 @@ def _point(grid: PhaseGrid, row: int, column: int) -> pd.DataFrame:
     return pd.DataFrame([values | {"prefill_chunk_tokens": mapping.chunk_tokens}])
 
 
-def _columns(each: Summand, one: Pass, spent: Spent | None) -> _Columns:
+def _columns(each: Summand, one: Pass, spent: OperatorTotals | None) -> _Columns:
     """A part of a pass of every design, as columns of ``Breakdown.operators`` but for the latency that it serves."""
     name, kind, form = each.key
     nothing = np.zeros(one.rows)
     if spent is None:
-        spent = Spent({"host" if kind == "host" else "waiting": each.seconds}, nothing + 1.0, nothing, nothing)
+        spent = OperatorTotals({"host" if kind == "host" else "waiting": each.seconds}, nothing + 1.0, nothing, nothing)
     by = dict.fromkeys(RESOURCES, nothing) | spent.by
     equation = EQUATIONS[kind]
     columns: _Columns = {"latency": "", "step": one.name, "operator": name, "kind": kind, "form": form}

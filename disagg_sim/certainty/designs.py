@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
@@ -30,10 +30,10 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.slot_turnover import MixedSteps, Refill, mixed_steps, passes_in_gap, refill
+from disagg_sim.serving.slot_turnover import MixedShares, Refill, mixed_steps, passes_in_gap, refill
 from disagg_sim.workload.lengths import Lengths
 
-MODES = tuple(mode.value for mode in Mode)
+MODES = tuple(mode.value for mode in ServingMode)
 
 
 class Times(NamedTuple):
@@ -116,7 +116,7 @@ class Designs:
         return refill(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0), steps)
 
     @property
-    def steps(self) -> MixedSteps:
+    def steps(self) -> MixedShares:
         """Kinds of steps of piggybacked instances, (rows,). [1]"""
         return mixed_steps(self.mixed_share, self.mapping.dp_attn)
 

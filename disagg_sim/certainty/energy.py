@@ -51,7 +51,7 @@ COLUMNS_PER: dict[str, tuple[Column, ...]] = {**COST_COLUMNS, JOULE: ENERGY_COLU
 MATCHED_PER = {JOULE: "watt"}
 
 
-class Spent(NamedTuple):
+class GpuEnergy(NamedTuple):
     """What one GPU of an instance spends on a kind of pass, (rows,)."""
 
     joules: Any  # waiting inside the pass included [J]
@@ -215,19 +215,19 @@ def _transfer(pools: list[tuple[NodePower | None, Floats, Floats]], rate: Floats
     return found
 
 
-def step_and_pass(designs: Designs) -> tuple[Spent, Spent]:
+def step_and_pass(designs: Designs) -> tuple[GpuEnergy, GpuEnergy]:
     """Find what one GPU spends on a decode step, and on the mean pass of prefill or the mean mixed step.
 
     Of co-located passes it is what one prompt costs; of mixed steps their part of the mean step. Returns a step and a
     pass, (rows,); zeros of a phase that the designs do not do [J], [s].
     """
-    step, found = Spent(0.0, 0.0), Spent(0.0, 0.0)
+    step, found = GpuEnergy(0.0, 0.0), GpuEnergy(0.0, 0.0)
     prompts = iter(designs.prompts)
     for one in passes_of(designs):
         seconds, joules = spent_on(one)
         if one.name == "decode step":
-            step = Spent(joules, seconds)
+            step = GpuEnergy(joules, seconds)
             continue
         often = next(prompts).busy
-        found = Spent(found.joules + often * joules, found.seconds + often * seconds)
+        found = GpuEnergy(found.joules + often * joules, found.seconds + often * seconds)
     return step, found

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.batching import Member, Together, together
+from disagg_sim.certainty.batching import Member, PassBatch, together
 from disagg_sim.certainty.contributions import (
     FACTOR,
     STEP,
@@ -60,7 +60,7 @@ _RATES = {"compute": "flops", "hbm": "hbm_bandwidth", "nvlink": "nvlink_bandwidt
 _ROUNDING = 1e-12
 
 
-class Route(NamedTuple):
+class CountedOperators(NamedTuple):
     """Operators that count in a pass, in passes that hold nothing else of it."""
 
     timed: Timed
@@ -76,7 +76,7 @@ class Pass:
     phase: str  # whose setup it runs under: "decode" or "prefill"
     designs: Designs  # timed at prompts of one length; in a decode step at none
     field: int  # of ``Times``: its time
-    routes: tuple[Route, ...]
+    routes: tuple[CountedOperators, ...]
 
     @property
     def at(self) -> Setup:
@@ -138,7 +138,7 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
         yield from (_prefill(designs, prompt) for prompt in designs.prompts)
 
 
-def passes_together(designs: Sequence[Designs]) -> Iterator[tuple[Together, Pass, Pass]]:
+def passes_together(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass, Pass]]:
     """Kinds of passes of several designs, as ``passes_of``, those of one kind in one; the members say whose it is.
 
     The second pass is the first at the speed of light.
@@ -174,7 +174,10 @@ def _decode_step(whole: Designs) -> Pass:
         phase="decode",
         designs=designs,
         field=0,
-        routes=(Route(timed(_apart(designs)), 0, hops=False), Route(timed(designs), 0, hops=True)),
+        routes=(
+            CountedOperators(timed(_apart(designs)), 0, hops=False),
+            CountedOperators(timed(designs), 0, hops=True),
+        ),
     )
 
 
@@ -206,7 +209,7 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         phase="prefill",
         designs=designs,
         field=1,
-        routes=(Route(timed(apart), field, hops=False), Route(timed(designs), 1, hops=True)),
+        routes=(CountedOperators(timed(apart), field, hops=False), CountedOperators(timed(designs), 1, hops=True)),
     )
 
 
@@ -222,7 +225,7 @@ class Summand:
 
     key: tuple[str, str, str]  # name, kind, and format or kind of attention
     seconds: Floats
-    operator: tuple[Contribution, Route] | None = None  # None = no operator: host, waiting, interference
+    operator: tuple[Contribution, CountedOperators] | None = None  # None = no operator: host, waiting, interference
 
 
 def summands_of(one: Pass) -> list[Summand]:
@@ -248,7 +251,7 @@ def _only(*, hops: bool) -> Wanted:
     return lambda operator: (operator.kind == "hop") == hops
 
 
-class Spent(NamedTuple):
+class OperatorTotals(NamedTuple):
     """What an operator does in a pass, over all its calls, each as often as it counts; arrays of shape (rows,)."""
 
     by: dict[str, Floats]  # resource -> seconds that go by for it
@@ -257,9 +260,9 @@ class Spent(NamedTuple):
     hbm_bytes: Floats
 
 
-def spent_of(summands: Sequence[Summand], one: Pass) -> dict[OperatorKey, Spent]:
+def spent_of(summands: Sequence[Summand], one: Pass) -> dict[OperatorKey, OperatorTotals]:
     """What every operator of a pass spends its time on, by its key."""
-    found: dict[OperatorKey, Spent] = {}
+    found: dict[OperatorKey, OperatorTotals] = {}
     for route in one.routes:
         mine = [each for each in summands if each.operator and each.operator[1] is route]
         calls, flops, hbm_bytes = (
@@ -268,11 +271,11 @@ def spent_of(summands: Sequence[Summand], one: Pass) -> dict[OperatorKey, Spent]
         )
         resources = _resources(mine, one, route)
         for index, each in enumerate(mine):
-            found[each.key] = Spent(resources[index], calls[index], flops[index], hbm_bytes[index])
+            found[each.key] = OperatorTotals(resources[index], calls[index], flops[index], hbm_bytes[index])
     return found
 
 
-def _resources(operators: Sequence[Summand], one: Pass, route: Route) -> list[dict[str, Floats]]:
+def _resources(operators: Sequence[Summand], one: Pass, route: CountedOperators) -> list[dict[str, Floats]]:
     """Seconds of operators by what they go by for."""
     found: list[dict[str, Floats]] = [{} for _ in operators]
     left = [each.seconds for each in operators]
@@ -287,7 +290,9 @@ def _resources(operators: Sequence[Summand], one: Pass, route: Route) -> list[di
     return found
 
 
-def _carried(operators: Sequence[Summand], one: Pass, route: Route, quantity: Callable[[Operator], Any]) -> Floats:
+def _carried(
+    operators: Sequence[Summand], one: Pass, route: CountedOperators, quantity: Callable[[Operator], Any]
+) -> Floats:
     """A quantity of operators over all their calls in a pass, (operators, rows)."""
 
     def marked(op: Operator, spent: Cost) -> Cost:

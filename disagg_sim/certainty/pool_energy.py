@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from disagg_sim.certainty.contributions import STEP, adjusted
-from disagg_sim.certainty.energy import Spent
+from disagg_sim.certainty.energy import GpuEnergy
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.operators import Operator
@@ -28,7 +28,9 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 
 
-def split_spent(at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences: Numeric) -> tuple[Spent, Spent]:
+def split_spent(
+    at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences: Numeric
+) -> tuple[GpuEnergy, GpuEnergy]:
     """Find what one GPU of each pool spends on a decode step.
 
     The result is of an attention and of a feed-forward GPU; seconds are those of the step [J], [s].
@@ -49,7 +51,7 @@ def split_spent(at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences
     return attention, theirs
 
 
-def encode_spent(step: EncodeStep) -> Spent:
+def encode_spent(step: EncodeStep) -> GpuEnergy:
     """Find what one GPU spends on the images of a request, of which none is kept.
 
     Returns [J], [s].
@@ -57,7 +59,7 @@ def encode_spent(step: EncodeStep) -> Spent:
     at, watts = step.setup, watts_of(step.setup)
     costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]
     image = sum(float(watts(op, cost) * cost.time) * runs for op, cost, runs in costs)
-    return Spent(image * step.images, step.time)
+    return GpuEnergy(image * step.images, step.time)
 
 
 _Quantity = Callable[[Operator, Cost], Numeric]
@@ -77,7 +79,7 @@ def _sum(counts: Sequence[int], times: Sequence[Numeric]) -> Numeric:
     return sum(count * np.imag(time) for count, time in zip(counts, times, strict=True)) / STEP
 
 
-def _of(at: Setup, joules: Numeric, busy: Numeric, ttl: Numeric) -> Spent:
+def _of(at: Setup, joules: Numeric, busy: Numeric, ttl: Numeric) -> GpuEnergy:
     """With the rest of the step, and no more than a GPU may draw."""
     power = power_at(at)
-    return Spent(np.minimum(joules + power.idle * (ttl - busy), power.limit * ttl), ttl)
+    return GpuEnergy(np.minimum(joules + power.idle * (ttl - busy), power.limit * ttl), ttl)

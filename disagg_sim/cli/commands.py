@@ -4,41 +4,49 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from disagg_sim.cli.lazy import Entry, LazyGroup
+from disagg_sim.cli.lazy import CommandEntry, LazyGroup
 
 
-class Specs(LazyGroup):
+class SpecsCommands(LazyGroup):
     """List, show and check systems, models, traffic, precision recipes, profiles and serving policies."""
 
     table: ClassVar = {
-        "list": Entry("specs:list_", "List names and titles of shipped specs.", "specs list model"),
-        "show": Entry("specs:show", "Show one spec with units and sources.", "specs show hardware h100_sxm --fits"),
-        "check": Entry("specs:check", "Report every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"),
-        "schema": Entry("schema:schema", "Print the JSON Schema of a command's --json.", "specs schema plan"),
+        "list": CommandEntry("specs:list_", "List names and titles of shipped specs.", "specs list model"),
+        "show": CommandEntry(
+            "specs:show", "Show one spec with units and sources.", "specs show hardware h100_sxm --fits"
+        ),
+        "check": CommandEntry(
+            "specs:check", "Report every fault of spec files.", "specs check my_gpu.yaml my_sweep.yaml"
+        ),
+        "schema": CommandEntry("schema:schema", "Print the JSON Schema of a command's --json.", "specs schema plan"),
     }
 
 
-class Model(LazyGroup):
+class ModelCommands(LazyGroup):
     """Read models as Hugging Face publishes them."""
 
     table: ClassVar = {
-        "import": Entry(
+        "import": CommandEntry(
             "model:import_", "Make a model's file of its config.json.", "model import Qwen3-8B/config.json --out models"
         )
     }
 
 
-class Store(LazyGroup):
+class StoreCommands(LazyGroup):
     """Check stored results."""
 
-    table: ClassVar = {"check": Entry("store:check", "Name every missing or damaged file.", "store check reports/demo")}
+    table: ClassVar = {
+        "check": CommandEntry("store:check", "Name every missing or damaged file.", "store check reports/demo")
+    }
 
 
-class Trace(LazyGroup):
+class TraceCommands(LazyGroup):
     """Inspect request traces."""
 
     table: ClassVar = {
-        "stats": Entry("trace:stats", "Print rate, burstiness, lengths, prefix reuse.", "trace stats conv.csv --json")
+        "stats": CommandEntry(
+            "trace:stats", "Print rate, burstiness, lengths, prefix reuse.", "trace stats conv.csv --json"
+        )
     }
 
 
@@ -46,64 +54,66 @@ class Commands(LazyGroup):
     """All commands, in the order of their use."""
 
     table: ClassVar = {
-        "plan": Entry(
+        "plan": CommandEntry(
             "plan:plan",
             "Answer what to deploy, on one screen.",
             "plan --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20",
         ),
-        "sweep": Entry(
+        "sweep": CommandEntry(
             "sweep:sweep",
             "Compute frontiers, rate matching and KV bandwidth.",
             "sweep demo --out reports/demo --jobs 2",
         ),
-        "simulate": Entry(
+        "simulate": CommandEntry(
             "simulate:simulate",
             "Replay request traces under serving policies.",
             "simulate azure_conv_on_h100 --out results",
         ),
-        "explain": Entry(
+        "explain": CommandEntry(
             "explain:explain",
             "Take one design apart, down to its fits.",
             "explain reports/demo --best --figure best.png",
         ),
-        "launch": Entry(
+        "launch": CommandEntry(
             "launch:launch",
             "Write the commands that start a deployment.",
             "launch reports/demo --best --engine vllm --out start",
         ),
-        "report": Entry(
+        "report": CommandEntry(
             "report:report", "Write results as one interactive HTML page.", "report reports/demo --out demo.html"
         ),
-        "sensitivity": Entry(
+        "sensitivity": CommandEntry(
             "sensitivity:sensitivity",
             "Compute elasticities to hardware parameters.",
             "sensitivity demo --out reports/demo",
         ),
-        "check": Entry(
+        "check": CommandEntry(
             "compare:check",
             "Compare frontiers with a baseline; exit 1 if moved.",
             "check reports/mine --baseline baselines/mine",
         ),
-        "compare": Entry(
+        "compare": CommandEntry(
             "compare:compare",
             "Show how the frontiers of two sweeps differ.",
             "compare reports/mine reports/other --all",
         ),
-        "reproduce": Entry(
+        "reproduce": CommandEntry(
             "lab/reproduce:reproduce",
             "Reproduce figures and claims of a paper (in a clone).",
             "reproduce beyond-the-buzz --out reports/b",
         ),
-        "measure": Entry(
+        "measure": CommandEntry(
             "lab/measure:measure",
             "Time the kernels of this machine's GPU (in a clone).",
             "measure --out own.csv --system h200_sxm --quick",
         ),
-        "mcp": Entry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
-        "store": Entry("commands:Store", "Check stored results."),
-        "specs": Entry("commands:Specs", "List, show and check systems, models, policies, ..."),
-        "model": Entry("commands:Model", "Read the config.json of a model."),
-        "trace": Entry("commands:Trace", "Print the statistics of a request trace."),
-        "calibrate": Entry("lab/commands:Calibrate", "Fit efficiencies to measurements (in a clone)."),
-        "validate": Entry("lab/commands:Validate", "Compare predictions with measurements (in a clone)."),
+        "mcp": CommandEntry("mcp:mcp", "Serve agents over the Model Context Protocol.", "mcp"),
+        "store": CommandEntry("commands:StoreCommands", "Check stored results."),
+        "specs": CommandEntry("commands:SpecsCommands", "List, show and check systems, models, policies, ..."),
+        "model": CommandEntry("commands:ModelCommands", "Read the config.json of a model."),
+        "trace": CommandEntry("commands:TraceCommands", "Print the statistics of a request trace."),
+        "calibrate": CommandEntry("lab/commands:CalibrateCommands", "Fit efficiencies to measurements (in a clone)."),
+        "validate": CommandEntry(
+            "lab/commands:ValidateCommands", "Compare predictions with measurements (in a clone)."
+        ),
     }

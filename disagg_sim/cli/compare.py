@@ -20,8 +20,8 @@ from disagg_sim.sweep.compare import (
     Comparison,
     FrontChange,
     Frontier,
-    Move,
     PointChange,
+    ValueChange,
     compare_frontiers,
     read_frontier,
     require_same_cases,
@@ -202,7 +202,7 @@ def _pair(old: float | None, new: float | None) -> str:
     return f"{old:.5g} -> {new:.5g} ({_percent(new / old - 1)})"
 
 
-def _move(move: Move) -> str:
+def _move(move: ValueChange) -> str:
     if isinstance(move.old, str) or isinstance(move.new, str):
         long = max(len(str(move.old)), len(str(move.new))) > 20
         return f"{move.column} changed" if long else f"{move.column} {move.old or '-'} -> {move.new or '-'}"

@@ -24,13 +24,13 @@ from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Offline
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, HeldPrompts, held_prompts_of
+from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, held_prompts_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.report.breakdown import (
@@ -221,7 +221,7 @@ class Apart(NamedTuple):
     watts: pd.DataFrame | None  # of its passes; None where energy is not asked for
     uses: tuple[TierUse, ...]
     spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
-    held: HeldPrompts | None  # None where prompts are not held back
+    held: PrefillDelayEffect | None  # None where prompts are not held back
     handed: HandedOver | None  # None where no hand-over of caches was counted
 
     def json(self) -> ExplainJson:
@@ -280,12 +280,12 @@ def by_hand(
     if phase not in PHASES:
         known = (*PHASES, *MORE_PHASES)
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
-    if phase != Mode.COLOCATED and hold_prompts != NOT_HELD:
+    if phase != ServingMode.COLOCATED and hold_prompts != NOT_HELD:
         raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, asked, batch=[batch])
-    serve = colocated if phase == Mode.COLOCATED else piggyback
+    serve = colocated if phase == ServingMode.COLOCATED else piggyback
     hold = asked_hold(hold_prompts)
     rows = serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,), hold_steps=hold))
     if not hold:

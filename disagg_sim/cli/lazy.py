@@ -16,7 +16,7 @@ from disagg_sim.cli.completion import BESIDE, Word, completing, outline
 from disagg_sim.laboratory import import_lab
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Module and function of a command, and the texts shown before it is imported."""
 
     place: str  # of a function or a ``LazyGroup``: "module:name" below ``disagg_sim.cli``, "lab/..." below ``lab.cli``
@@ -30,7 +30,7 @@ class LazyGroup(TyperGroup):
     References: "Lazily loading subcommands", documentation of click, https://click.palletsprojects.com.
     """
 
-    table: ClassVar[Mapping[str, Entry]]
+    table: ClassVar[Mapping[str, CommandEntry]]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -69,7 +69,7 @@ class LazyGroup(TyperGroup):
 class _Commands(Mapping[str, Any]):
     """Commands by name, each imported at its first use."""
 
-    def __init__(self, table: Mapping[str, Entry]) -> None:
+    def __init__(self, table: Mapping[str, CommandEntry]) -> None:
         self._table, self._loaded = table, dict[str, Any]()
 
     def __getitem__(self, name: str) -> Any:
@@ -84,7 +84,7 @@ class _Commands(Mapping[str, Any]):
         return len(self._table)
 
 
-def _load(name: str, entry: Entry) -> Any:
+def _load(name: str, entry: CommandEntry) -> Any:
     module, _, attribute = entry.place.partition(":")
     if completing() and entry.example:  # a function
         return outline(name, module, attribute)

@@ -41,7 +41,7 @@ from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
 from disagg_sim.report.more_pools import pools_json
-from disagg_sim.report.plan import Told, plan_json
+from disagg_sim.report.plan import PlanExtras, plan_json
 from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, PoolsJson, SimulateJson, SweepJson
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import JOULE
@@ -193,8 +193,8 @@ def plan(
 
     found = of(cached_work(work, cached, tiers)) if memory is None else plan_turns(traffic, memory, of).plan
     if found.best is None:
-        return plan_json(found, Told())
-    told = Told(sure=assurance(found), prices=token_prices_of(found, utilisation), changes=changes_of(found))
+        return plan_json(found, PlanExtras())
+    told = PlanExtras(sure=assurance(found), prices=token_prices_of(found, utilisation), changes=changes_of(found))
     return plan_json(found, replace(told, drawn=drawn(found.best) if energy or objective == JOULE else None))
 
 

@@ -11,7 +11,7 @@ import typer
 
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.plan_pools import INFEASIBLE, Wanted, answer_pools, of_more_pools, pools_question, refused
+from disagg_sim.cli.plan_pools import INFEASIBLE, PoolsOutput, answer_pools, of_more_pools, pools_question, refused
 from disagg_sim.cli.quantities import gb_per_s, per_s, reader, share
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.cli.workers import Offline
@@ -32,7 +32,7 @@ from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.question import HELD, MOST_HEADROOM, OBJECTIVES, OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
-from disagg_sim.report.plan import Told, changes, plan_json, screen, write_plan
+from disagg_sim.report.plan import PlanExtras, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import JOULE
@@ -188,7 +188,7 @@ def plan(
             work,
             asked,
             options,
-            told=Wanted(
+            told=PoolsOutput(
                 emit=emit,
                 out=out,
                 as_json=as_json,
@@ -204,7 +204,7 @@ def plan(
         return planned(model, system, lengths, **limits, rate=rate, gpus=gpus, options=options)
 
     found = of(work) if memory is None else plan_turns(played or traffic, memory, of).plan
-    told, made = Told(), None
+    told, made = PlanExtras(), None
     found = surer(found, confidence)
     if found.best is not None:
         if proof:
@@ -232,7 +232,7 @@ def plan(
         raise typer.Exit(INFEASIBLE)
 
 
-def _write(found: Plan, told: Told, text: str, out: Path, made: Launch | None) -> None:
+def _write(found: Plan, told: PlanExtras, text: str, out: Path, made: Launch | None) -> None:
     """Write the plan and what starts it, or nothing where one of the files may not be written."""
     if made is not None:
         made.require_own(out / "start")
@@ -250,14 +250,14 @@ def _require_drawn(turns: bool, traffic: str) -> None:
         )
 
 
-def _proven(found: Plan, seed: int) -> tuple[Plan, Told]:
+def _proven(found: Plan, seed: int) -> tuple[Plan, PlanExtras]:
     """Prove a plan by simulation; say on standard error if the simulator has to be compiled first."""
     from disagg_sim.planning.proven import proven  # the simulator takes a second to load
     from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
 
     with compilation_told(lambda: typer.echo(COMPILING, err=True)):
         plan, shown = proven(found, seed=seed)
-    return plan, Told(proof=shown)
+    return plan, PlanExtras(proof=shown)
 
 
 def _drawn(found: Plan) -> Drawn:

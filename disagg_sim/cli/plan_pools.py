@@ -17,7 +17,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.launch.launch import launch, lines_of
 from disagg_sim.planning.limits import TPOT, TTFT, limit_of
 from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_pools
-from disagg_sim.planning.pools_plan import MorePools, PoolsQuestion, plan_more_pools
+from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
 from disagg_sim.serving.pool_names import TWO, Images
@@ -25,7 +25,7 @@ from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
-    from disagg_sim.planning.prove import Run
+    from disagg_sim.planning.prove import ProofRun
 
 INFEASIBLE = 2  # exit code
 _IMAGES = re.compile(r"(\d+)x(\d+)x(\d+)(?:@([0-9.]+))?")
@@ -77,7 +77,7 @@ def images_of(text: str) -> Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PoolsOutput:
     """What is written of a plan beside the screen."""
 
     emit: str  # a launcher; "" = no files that start it
@@ -90,17 +90,17 @@ class Wanted:
 
 def of_pools(
     model: str, system: str, work: Lengths | Trace | TrafficCase, asked: PoolsQuestion, options: PlanOptions
-) -> MorePools:
+) -> PlannedPools:
     """The plan of further pools."""
     law = work if isinstance(work, Lengths) else lengths(work)
     if options.rank_imbalance != EVEN_RANKS:
         law = uneven(law, options.rank_imbalance)
     found = plan_more_pools(model, system, law, asked, options)
-    assert isinstance(found, MorePools)  # of prefill and decode alone the command plans as without --pools
+    assert isinstance(found, PlannedPools)  # of prefill and decode alone the command plans as without --pools
     return found
 
 
-def facts_of(found: MorePools, *, energy: bool, utilisation: float | None) -> PoolFacts:
+def facts_of(found: PlannedPools, *, energy: bool, utilisation: float | None) -> PoolFacts:
     """What was asked for beside the plan; nothing of an infeasible one."""
     if not found.plan.members:
         return PoolFacts()
@@ -115,7 +115,7 @@ def answer_pools(
     asked: PoolsQuestion,
     options: PlanOptions,
     *,
-    told: Wanted,
+    told: PoolsOutput,
 ) -> None:
     """Plan, print and write; exit code 2 where nothing keeps the limits."""
     found = of_pools(model, system, work, asked, options)
@@ -140,7 +140,7 @@ def answer_pools(
         raise typer.Exit(INFEASIBLE)
 
 
-def _played(found: MorePools, work: Lengths | Trace | TrafficCase, seed: int) -> Run:
+def _played(found: PlannedPools, work: Lengths | Trace | TrafficCase, seed: int) -> ProofRun:
     """Simulate the pools; say on standard error if the simulator has to be compiled first."""
     from disagg_sim.planning.play_pools import play_pools  # the simulator takes a second to load
     from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told

@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from disagg_sim.errors import printable
-from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.store import RunListener
 
 PLAIN_INTERVAL = 5.0  # [s]
 
 
-def listener(noun: str = "design points", done: str = "computed") -> Listener:
+def listener(noun: str = "design points", done: str = "computed") -> RunListener:
     """Make a bar on a terminal, plain lines elsewhere; ``noun`` is what is counted, ``done`` the verb of the total."""
-    return Bar(noun, done) if sys.stderr.isatty() else Lines(noun, done)
+    return ProgressBar(noun, done) if sys.stderr.isatty() else Lines(noun, done)
 
 
 class Lines:
@@ -64,7 +64,7 @@ class Lines:
             self.note(f"{self._done:,} {self._noun} {self._did} in {took:.1f} s, {self._done / took:,.0f}/s")
 
 
-class Bar:
+class ProgressBar:
     """A progress bar."""
 
     def __init__(self, noun: str = "design points", done: str = "computed") -> None:

@@ -15,7 +15,7 @@ from disagg_sim.errors import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-    from disagg_sim.report.plan import Block
+    from disagg_sim.report.plan import ScreenPart
 
 #: Columns of the output when it is no terminal.
 WIDE = 200
@@ -57,7 +57,7 @@ def table_text(
     return "\n".join(line.rstrip() for line in text.get().splitlines())
 
 
-def blocks_text(blocks: Iterable[Block]) -> str:
+def blocks_text(blocks: Iterable[ScreenPart]) -> str:
     """The blocks with a blank line between them."""
     parts = []
     for block in blocks:

@@ -343,7 +343,7 @@ class EfficiencySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class InheritedRows:
     """Rows of a section taken over from another system: all of them, or those whose fields are as ``where`` says."""
 
     section: Annotated[str, OneOf(SECTIONS)]
@@ -356,7 +356,7 @@ class Transfer:
 class Inherited:
     """What an efficiency file says of other systems beside its own rows."""
 
-    inherits_rows: tuple[Transfer, ...] = ()
+    inherits_rows: tuple[InheritedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ StateFormat = Annotated[str, OneOf(STATE_FORMATS)]
 CONVOLUTION_BYTES = 2
 
 
-class Store(NamedTuple):
+class LayerCache(NamedTuple):
     """What one layer caches of each token of a sequence."""
 
     token_bytes: float  # of one token [B]
@@ -123,7 +123,7 @@ class AttentionSpec(ABC):
         """Of the state what no cached token tells again, so that a prefix cannot be taken up without it. [B]"""
         return 0.0 if self.stores(1.0) else self.state_bytes
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """What a layer caches of each token, one entry for each rule of growing and of sharding.
 
         The result is empty where nothing is cached.
@@ -131,7 +131,7 @@ class AttentionSpec(ABC):
         if not self.cache_elements:
             return ()
         held = self.cache_elements * element_bytes
-        return (Store(held, self.window_tokens, self.cache_parts, self.cache_tensors),)
+        return (LayerCache(held, self.window_tokens, self.cache_parts, self.cache_tensors),)
 
     @property
     def distinct_parts(self) -> frozenset[int]:

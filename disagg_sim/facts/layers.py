@@ -35,6 +35,7 @@ __all__ = [
     "HcaAttention",
     "KdaAttention",
     "LayerKind",
+    "LayerRun",
     "Layers",
     "Mamba2Attention",
     "MlaAttention",
@@ -43,7 +44,6 @@ __all__ = [
     "NoAttention",
     "NoFfn",
     "Part",
-    "Run",
     "register",
 ]
 
@@ -98,7 +98,7 @@ def named_part(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class LayerRun:
     """Layers that follow each other: ``count`` times one layer, or ``count`` times a pattern of several."""
 
     count: Annotated[int, Range(1, 10_000)] = 1
@@ -125,4 +125,4 @@ class Layers:
 
     attention: Annotated[Mapping[str, Annotated[AttentionSpec, OneKind(ATTENTION_KINDS)]], NotEmpty]
     ffn: Annotated[Mapping[str, Annotated[FfnSpec, OneKind(FFN_KINDS)]], NotEmpty]
-    layers: Annotated[tuple[Run, ...], NotEmpty]
+    layers: Annotated[tuple[LayerRun, ...], NotEmpty]

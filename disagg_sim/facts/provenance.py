@@ -19,7 +19,7 @@ from disagg_sim.facts.yaml_text import MOST_BYTES
 from disagg_sim.reading import read_file
 
 
-class Place(NamedTuple):
+class SpecLine(NamedTuple):
     """A line of a spec file."""
 
     file: str  # as messages show it
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line} {self.entry}" if self.line else f"{self.file} {self.entry}"
 
 
-def place_of_fit(fit: Fit, system: str) -> Place:
+def place_of_fit(fit: Fit, system: str) -> SpecLine:
     """Find the entry of an efficiency file that a fit was read from.
 
     Returns file, line from 1 and entry; line 0 where the fit stands in no file.
@@ -46,10 +46,10 @@ def place_of_fit(fit: Fit, system: str) -> Place:
     rows = getattr(spec, section, ())
     bare = replace(fit, inherited_from="", stands_for="")
     index = rows.index(bare) if bare in rows else -1
-    return Place(_told(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
+    return SpecLine(_told(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
 
 
-def place_of_key(kind: str, name: str, key: str) -> Place:
+def place_of_key(kind: str, name: str, key: str) -> SpecLine:
     """Find the line of a key of a spec file.
 
     Takes ``kind`` (kind of the file: "hardware", "profile", "engine", ). Returns file, line from 1 and key; line 0
@@ -58,8 +58,8 @@ def place_of_key(kind: str, name: str, key: str) -> Place:
     try:
         path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)
     except UnknownNameError:  # made by hand
-        return Place(f"{kind} {name!r}", 0, key)
-    return Place(_told(path), _line(path, (key,)), key)
+        return SpecLine(f"{kind} {name!r}", 0, key)
+    return SpecLine(_told(path), _line(path, (key,)), key)
 
 
 def _told(path: Path) -> str:

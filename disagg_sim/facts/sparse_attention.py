@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from disagg_sim.facts.attention import LatentAttention
-from disagg_sim.facts.kinds import AttentionSpec, Count, Store, Window, register
+from disagg_sim.facts.kinds import AttentionSpec, Count, LayerCache, Window, register
 
 #: Index keys are cached in fp8 with one fp32 scale of so many elements. [1]
 SCALED_ELEMENTS, SCALE_BYTES = 128, 4
@@ -74,10 +74,10 @@ class DsaAttention(LatentAttention):
         scales = SCALE_BYTES * -(-self.kv_rank // SCALED_ELEMENTS) if element_bytes < BF16_BYTES else 0
         return self.kv_rank * element_bytes + scales + self.rope_dim * BF16_BYTES
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """Latents and index keys, whole on every rank of a TP group."""
-        latent = Store(self.latent_bytes(element_bytes))
-        return (latent, Store(self.index_bytes, whole=True)) if self.index_bytes else (latent,)
+        latent = LayerCache(self.latent_bytes(element_bytes))
+        return (latent, LayerCache(self.index_bytes, whole=True)) if self.index_bytes else (latent,)
 
     @property
     def kinks(self) -> tuple[int, ...]:
@@ -138,10 +138,10 @@ class MsaAttention(AttentionSpec):
         """Tokens of the chosen blocks. [token]"""
         return (self.chosen,)
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """Keys and values by heads, and the index key in bf16, whole on every rank."""
-        cached = Store(self.cache_elements * element_bytes, parts=self.kv_heads, tensors=2)
-        return (cached, Store(float(self.index_dim * BF16_BYTES)))
+        cached = LayerCache(self.cache_elements * element_bytes, parts=self.kv_heads, tensors=2)
+        return (cached, LayerCache(float(self.index_dim * BF16_BYTES)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +175,9 @@ class CompressedAttention(AttentionSpec):
         """An entry: its rotary columns stay in bf16 (576 B in fp8). [B]"""
         return (self.head_dim - self.rope_dim) * element_bytes + self.rope_dim * BF16_BYTES
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """The window, whole on every rank."""
-        return (Store(self.entry_bytes(element_bytes), window=self.window),)
+        return (LayerCache(self.entry_bytes(element_bytes), window=self.window),)
 
     @property
     def kinks(self) -> tuple[int, ...]:
@@ -224,10 +224,10 @@ class HcaAttention(CompressedAttention):
         """Values and gates of the tokens of an unfinished entry. [B]"""
         return float(2 * self.ratio * self.head_dim * COMPRESSOR_BYTES)
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """The window, and entries."""
         window = CompressedAttention.stores(self, element_bytes)
-        return (*window, Store(self.entry_bytes(element_bytes) / self.ratio)) if self.ratio else window
+        return (*window, LayerCache(self.entry_bytes(element_bytes) / self.ratio)) if self.ratio else window
 
 
 @register
@@ -276,7 +276,11 @@ class CsaAttention(CompressedAttention):
         """Values and gates of the tokens of two unfinished entries, of the index, too. [B]"""
         return float(4 * self.ratio * (self.head_dim + self.index_dim) * COMPRESSOR_BYTES)
 
-    def stores(self, element_bytes: float) -> tuple[Store, ...]:
+    def stores(self, element_bytes: float) -> tuple[LayerCache, ...]:
         """The window, entries and their index keys."""
         entry, key = self.entry_bytes(element_bytes), fp8_key_bytes(self.index_dim)
-        return (*CompressedAttention.stores(self, element_bytes), Store(entry / self.ratio), Store(key / self.ratio))
+        return (
+            *CompressedAttention.stores(self, element_bytes),
+            LayerCache(entry / self.ratio),
+            LayerCache(key / self.ratio),
+        )

@@ -261,7 +261,7 @@ def tier_bytes(workers: Workers, tier: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineCommand:
     """How an engine is told what to start."""
 
     title: str
@@ -271,9 +271,9 @@ class Engine:
 
 
 ENGINES = {
-    "vllm": Engine(title="vLLM", settings=vllm_flags, quantises=True, tiers=("dram",)),
-    "sglang": Engine(title="SGLang", settings=sglang_flags, quantises=True, tiers=("dram", "ssd")),
-    "trtllm": Engine(title="TensorRT-LLM", settings=trtllm_config, quantises=False, tiers=("dram", "ssd")),
+    "vllm": EngineCommand(title="vLLM", settings=vllm_flags, quantises=True, tiers=("dram",)),
+    "sglang": EngineCommand(title="SGLang", settings=sglang_flags, quantises=True, tiers=("dram", "ssd")),
+    "trtllm": EngineCommand(title="TensorRT-LLM", settings=trtllm_config, quantises=False, tiers=("dram", "ssd")),
 }
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from disagg_sim.certainty.rows import Origin, designs_of
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.pools_plan import MorePools
+from disagg_sim.planning.pools_plan import PlannedPools
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment, served
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS
@@ -148,7 +148,7 @@ class Workers:
 
 
 def workers_of(
-    deployment: Design | MorePools | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
+    deployment: Design | PlannedPools | Deployment | ServedDeployment | pd.DataFrame | Sequence[Workers],
 ) -> tuple[Workers, ...]:
     """Read the workers of a deployment.
 
@@ -164,7 +164,7 @@ def workers_of(
             replace(_workers(pool.role, pool.replicas, pool.setup), tiers=() if pool.role == "decode" else tiers)
             for pool in deployment.pools
         ]
-    elif isinstance(deployment, MorePools):
+    elif isinstance(deployment, PlannedPools):
         found, lengths = list(_of_more_pools(deployment)), deployment.lengths
     elif isinstance(deployment, Deployment | ServedDeployment):
         found = list(_of_parts(deployment))
@@ -184,7 +184,7 @@ def workers_of(
     return tuple(named)
 
 
-def _of_more_pools(plan: MorePools) -> Iterator[Workers]:
+def _of_more_pools(plan: PlannedPools) -> Iterator[Workers]:
     """An encoder on each GPU of its pool, then prefill and decode; halves of a layer are no workers of any engine."""
     for stage in plan.stages:
         if stage.pool in ("attention", "ffn"):
@@ -257,7 +257,7 @@ def _of_row(points: pd.DataFrame) -> Iterator[Workers]:
     (each,) = designs_of(points, Origin(exact=False))
     batch, instances, mixed = (int(column[0]) for column in (each.batch, each.instances, each.mixed_chunk))
     known = each.lengths if "traffic" in points else None  # other tables hold no more than the means
-    budget = batch + mixed if each.mode == Mode.PIGGYBACK else None
+    budget = batch + mixed if each.mode == ServingMode.PIGGYBACK else None
     role, tiers = "colocated" if each.shared else "decode", _tiers(each.lengths)
     last = Workers(
         role=role,

@@ -14,7 +14,7 @@ import numpy as np
 from disagg_sim.physics.work import Numeric
 
 
-class Transfer(NamedTuple):
+class MessageTime(NamedTuple):
     """Latency and wire time of a message; their sum is its time."""
 
     latency: Numeric  # [s]
@@ -78,7 +78,7 @@ def all_reduce_bytes(size: Numeric, n: Numeric, *, best: bool, in_switch: bool) 
     return np.minimum(least, in_switch_all_reduce_bytes(size, n)) if in_switch else least
 
 
-def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float, ramp: float) -> Transfer:
+def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float, ramp: float) -> MessageTime:
     r"""A message of ``wire`` seconds handed on in pieces over ``n`` ranks.
 
     .. math:: t = a + h (n - 1) + w + 2\sqrt{r w}
@@ -103,7 +103,7 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 
     Returns
     -------
-    Transfer
+    MessageTime
         Latency and time on the wire, of the broadcast shape. [s]
 
     Examples
@@ -114,10 +114,10 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
     >>> f"{found.latency * 1e6:.0f} us, {found.wire * 1e6:.0f} us"
     '17 us, 200 us'
     """
-    return Transfer(latency + hop * (n - 1.0), wire + 2.0 * np.sqrt(ramp * wire) if ramp else wire)
+    return MessageTime(latency + hop * (n - 1.0), wire + 2.0 * np.sqrt(ramp * wire) if ramp else wire)
 
 
-def fastest(transfers: Sequence[Transfer]) -> Transfer:
+def fastest(transfers: Sequence[MessageTime]) -> MessageTime:
     """Take, at each point, the transfer that takes least time.
 
     Parameters
@@ -127,28 +127,28 @@ def fastest(transfers: Sequence[Transfer]) -> Transfer:
 
     Returns
     -------
-    Transfer
+    MessageTime
         Latency and wire time of the chosen one, of the broadcast shape. [s]
 
     Examples
     --------
     A quick start suits small messages, a fast link large ones:
 
-    >>> near = Transfer(1e-6, np.array([1e-6, 1e-3]))
-    >>> fast = Transfer(1e-5, np.array([1e-7, 1e-4]))
+    >>> near = MessageTime(1e-6, np.array([1e-6, 1e-3]))
+    >>> fast = MessageTime(1e-5, np.array([1e-7, 1e-4]))
     >>> [f"{t * 1e6:.1f} us" for t in fastest([near, fast]).time]
     ['2.0 us', '110.0 us']
     """
     best, *others = transfers
     for other in others:
         sooner = other.time < best.time
-        best = Transfer(np.where(sooner, other.latency, best.latency), np.where(sooner, other.wire, best.wire))
+        best = MessageTime(np.where(sooner, other.latency, best.latency), np.where(sooner, other.wire, best.wire))
     return best
 
 
 def hierarchical_all_reduce(
-    size: Numeric, n: Numeric, domain: Numeric, *, inside: Transfer, nic_bandwidth: Numeric, nic_latency: float
-) -> Transfer:
+    size: Numeric, n: Numeric, domain: Numeric, *, inside: MessageTime, nic_bandwidth: Numeric, nic_latency: float
+) -> MessageTime:
     """All-reduce of ``n`` ranks over domains of ``domain`` GPUs with one NIC a GPU.
 
     ``inside`` is the all-reduce of one domain's ranks (reduce-scatter plus all-gather have its
@@ -157,7 +157,7 @@ def hierarchical_all_reduce(
     inner = np.minimum(n, domain)
     domains = np.ceil(n / domain)
     across = size / inner * (2.0 * (domains - 1.0) / domains) / nic_bandwidth
-    return Transfer(inside.latency + 2.0 * nic_latency * np.ceil(np.log2(domains)), inside.wire + across)
+    return MessageTime(inside.latency + 2.0 * nic_latency * np.ceil(np.log2(domains)), inside.wire + across)
 
 
 def copies_per_pick(top_k: Numeric, n: Numeric) -> Numeric:
@@ -205,6 +205,6 @@ COPIES: dict[str, Copies] = {
 }
 
 
-def pipeline_hop(size: Numeric, *, latency: Numeric, bandwidth: Numeric) -> Transfer:
+def pipeline_hop(size: Numeric, *, latency: Numeric, bandwidth: Numeric) -> MessageTime:
     """Hand-over of a micro-batch's activations to the next stage."""
-    return Transfer(latency, size / bandwidth)
+    return MessageTime(latency, size / bandwidth)

@@ -11,7 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.attention_parts import part_cost
 from disagg_sim.physics.collectives import (
-    Transfer,
+    MessageTime,
     all_reduce_bytes,
     gather_bytes,
     hierarchical_all_reduce,
@@ -123,7 +123,7 @@ def cheapest(alternatives: Iterable[Cost]) -> Cost:
     return best
 
 
-def _wire_cost(transfer: Transfer) -> Cost:
+def _wire_cost(transfer: MessageTime) -> Cost:
     return Cost(transfer.time, Sums(0.0, 0.0, transfer.wire, transfer.latency))
 
 
@@ -133,7 +133,7 @@ def all_reduce_cost(size: Numeric, n: Numeric, at: Setup) -> Cost:
     inner = np.minimum(n, system.nvlink_domain)
     volume = all_reduce_bytes(size, inner, best=profile.best_algorithm, in_switch=system.in_switch_reduction)
     latency, wire = at.rates.all_reduce.transfer(size, inner, volume)
-    inside = Transfer(np.where(inner > 1, latency, 0.0), wire)
+    inside = MessageTime(np.where(inner > 1, latency, 0.0), wire)
     if np.all(np.asarray(n) <= system.nvlink_domain):
         return _wire_cost(inside)
     nic = profile.nic_efficiency * system.nic_bandwidth
@@ -146,7 +146,7 @@ def all_reduce_cost(size: Numeric, n: Numeric, at: Setup) -> Cost:
 
 def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
     latency, wire = curve.transfer(size, n, gather_bytes(size, n))
-    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), wire))
+    return _wire_cost(MessageTime(np.where(n > 1, latency, 0.0), wire))
 
 
 def group_cost(op: Operator, at: Setup) -> Cost:
@@ -170,7 +170,7 @@ def group_cost(op: Operator, at: Setup) -> Cost:
         return inside
     nic = at.profile.nic_efficiency * at.system.nic_bandwidth
     latency = at.profile.nic_latency * np.ceil(np.log2(op.domains))
-    return inside + _wire_cost(Transfer(latency, gather_bytes(op.size, op.domains) / nic))
+    return inside + _wire_cost(MessageTime(latency, gather_bytes(op.size, op.domains) / nic))
 
 
 def ring_hop_cost(op: Operator, at: Setup) -> Cost:
@@ -212,7 +212,7 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
     return cheapest(costs)
 
 
-def _exchange(row: Numeric, groups: Numeric, top_k: int, curve: LinkCurve) -> Transfer:
+def _exchange(row: Numeric, groups: Numeric, top_k: int, curve: LinkCurve) -> MessageTime:
     """``row`` bytes of tokens, each sent as often as the curve counts.
 
     Where NCCL's plain all-to-all stands in for a backend, its send buffer holds n/(n-1) of what leaves the rank.
@@ -237,7 +237,7 @@ def all_to_all_cost(
         nic_wire = np.maximum(nic_wire, row / rate.across.token_bandwidth)
         wire = np.where(domains > 1, np.maximum(wire, nic_wire), wire)
         latency = np.where(domains > 1, nic_latency, latency)
-    return _wire_cost(Transfer(np.where(n > 1, latency, 0.0), np.where(n > 1, wire, 0.0)))
+    return _wire_cost(MessageTime(np.where(n > 1, latency, 0.0), np.where(n > 1, wire, 0.0)))
 
 
 @np.errstate(divide="ignore", invalid="ignore")

@@ -13,7 +13,7 @@ from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, check_form, elementwise, layers_of
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.operators import Operator, Tokens, embedding, head
 
 if TYPE_CHECKING:
@@ -168,6 +168,6 @@ def _layer_operators(
     yield from attend(precision, 1.0, tokens, form)[0]
     yield from layer.ffn.local(model, precision, 1.0, linear)
     if layer.ffn.picks:
-        yield layer.ffn.routed(model, precision, Sharding(), linear, Routing(1.0))
+        yield layer.ffn.routed(model, precision, Sharding(), linear, ExpertRouting(1.0))
     yield from layer.ffn.beside(model, precision, 1.0, linear)
     yield elementwise(model, layer, 1.0, linear)

@@ -24,7 +24,7 @@ POINTS = 120
 SHUFFLED = 2**17
 
 
-class Routing(NamedTuple):
+class ExpertRouting(NamedTuple):
     """How tokens fall on expert ranks."""
 
     imbalance: float | None = None  # picks of the fullest rank over the mean, all experts alike; None = at random [1]

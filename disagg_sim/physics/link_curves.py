@@ -16,7 +16,7 @@ from disagg_sim.facts.efficiency import ASSUMED, EAGER, LARGE_MESSAGES, AllToAll
 from disagg_sim.physics.collectives import (
     COPIES,
     Copies,
-    Transfer,
+    MessageTime,
     copies_per_rank,
     fastest,
     gather_bytes,
@@ -45,11 +45,11 @@ class Algorithm:
         """Whether it takes ``n`` ranks."""
         return (np.asarray(n) >= self.least) & (np.asarray(n) <= self.most)
 
-    def transfer(self, size: Numeric, n: Numeric) -> Transfer:
+    def transfer(self, size: Numeric, n: Numeric) -> MessageTime:
         """Latency and wire time of a tensor of ``size`` bytes over ``n`` ranks; endless if it takes fewer."""
         wire = VOLUMES[self.name](size, n) / self.bandwidth
         found = pipelined_transfer(wire, n, latency=self.latency, hop=self.hop, ramp=self.ramp)
-        return Transfer(np.where(self.takes(n), found.latency, np.inf), found.wire)
+        return MessageTime(np.where(self.takes(n), found.latency, np.inf), found.wire)
 
 
 #: Algorithm -> bytes over one rank's link; "gather" stands for all-gather, reduce-scatter and all-to-all.
@@ -90,13 +90,13 @@ class LinkCurve:
         found: tuple[Numeric, Numeric] = of_distinct(interpolated, ranks)
         return found
 
-    def transfer(self, size: Numeric, n: Numeric, volume: Numeric) -> Transfer:
+    def transfer(self, size: Numeric, n: Numeric, volume: Numeric) -> MessageTime:
         """Latency and wire time of a tensor of ``size`` bytes, ``volume`` of them over each link of the curve."""
         latency, bandwidth = self.at(n)
-        flat = Transfer(latency, volume / bandwidth)
+        flat = MessageTime(latency, volume / bandwidth)
         if not self.algorithms:
             return flat
-        beyond = Transfer(np.where(np.asarray(n) > self.algorithm_ranks, flat.latency, np.inf), flat.wire)
+        beyond = MessageTime(np.where(np.asarray(n) > self.algorithm_ranks, flat.latency, np.inf), flat.wire)
         return fastest([*(algorithm.transfer(size, n) for algorithm in self.algorithms), beyond])
 
     def with_latency(self, factor: float) -> LinkCurve:

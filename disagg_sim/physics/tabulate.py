@@ -40,7 +40,7 @@ def is_column(numbers: Numeric, tokens: Numeric) -> bool:
     return np.ndim(numbers) == 2 and np.shape(numbers)[1] == 1 and np.shape(tokens)[1] > 1
 
 
-class Levels:
+class DistinctCounts:
     """The distinct values of a token count of shape (rows, batches), and their positions.
 
     With ``row`` the count is given at distinct rows alone, and ``row`` is the place of every row of the grid in these.
@@ -81,22 +81,24 @@ class Levels:
         """Token counts of every level, of shape (levels,). [token]"""
         return (self.distinct,)
 
-    def times(self, factor: Numeric) -> Levels:
+    def times(self, factor: Numeric) -> DistinctCounts:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
-        return self if np.ndim(factor) == 0 and factor == 1 else Levels(self.tokens * factor, alike=self.alike)
+        return self if np.ndim(factor) == 0 and factor == 1 else DistinctCounts(self.tokens * factor, alike=self.alike)
 
 
-class Counts:
-    """The distinct combinations of token counts, each a number or of shape (rows, batches); else as ``Levels``."""
+class DistinctPairs:
+    """The distinct combinations of token counts, each a number or of shape (rows, batches); else as
+    ``DistinctCounts``.
+    """
 
     def __init__(self, *arguments: Numeric, row: Any = None) -> None:
         self.arguments = arguments
         self.gathers = any(np.ndim(each) == 2 for each in arguments)
         if self.gathers:
-            each = [Levels(both, row) for both in np.broadcast_arrays(*arguments)]
+            each = [DistinctCounts(both, row) for both in np.broadcast_arrays(*arguments)]
             places = [levels.position if row is not None else levels.position[levels.row] for levels in each]
             sizes = [levels.distinct.size for levels in each]
-            together = Levels(np.ravel_multi_index(places, sizes), row)
+            together = DistinctCounts(np.ravel_multi_index(places, sizes), row)
             found = np.unravel_index(together.distinct, sizes)
             self.counts = tuple(levels.distinct[place] for levels, place in zip(each, found, strict=True))
             self.row, self.position = together.row, together.position
@@ -170,7 +172,9 @@ class _Answer(NamedTuple):
 Lookups = Generator[list[Lookup], list[_Answer], T]
 
 
-def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels | Counts) -> Lookups[Result]:
+def look_up(
+    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts | DistinctPairs
+) -> Lookups[Result]:
     """Ask for ``function(*degrees, tokens)`` at every point, computed once per distinct point.
 
     ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
@@ -190,7 +194,7 @@ def look_up(function: Callable[..., Result], degrees: tuple[Numeric, ...], level
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Generic[Result]):
+class Partial(Generic[Result]):
     """A function whose last argument is given."""
 
     function: Callable[..., Result]
@@ -202,7 +206,7 @@ class Given(Generic[Result]):
 
 
 @dataclass(frozen=True, slots=True)
-class OfRow(Generic[Result]):
+class SwapArguments(Generic[Result]):
     """A function whose last argument rows have by themselves, as they have their degrees; its tokens stand behind."""
 
     function: Callable[..., Result]
@@ -214,14 +218,14 @@ class OfRow(Generic[Result]):
 
 
 def look_up_at(
-    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels, context: Numeric
+    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts, context: Numeric
 ) -> Lookups[Result]:
     """Ask for ``function(*degrees, tokens, context)``, the context a number, of shape (rows, 1) or (rows, batches)."""
     if levels.gathers and is_column(context, levels.tokens):
-        return (yield from look_up(OfRow(function), (*degrees, context), levels))
+        return (yield from look_up(SwapArguments(function), (*degrees, context), levels))
     if levels.gathers and np.ndim(context) == 2:
-        return (yield from look_up(function, degrees, Counts(levels.tokens, context)))
-    return (yield from look_up(Given(function, context), degrees, levels))
+        return (yield from look_up(function, degrees, DistinctPairs(levels.tokens, context)))
+    return (yield from look_up(Partial(function, context), degrees, levels))
 
 
 def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:
@@ -249,7 +253,7 @@ def evaluate(asking: Lookups[T]) -> T:
     """Run a function that asks for tables to its end, calling each table's function once for all that ask it together.
 
     >>> def squares(tokens):
-    ...     return (yield from look_up(lambda count: (count**2,), (), Levels(np.array(tokens))))
+    ...     return (yield from look_up(lambda count: (count**2,), (), DistinctCounts(np.array(tokens))))
     >>> evaluate(squares([[1, 2, 2]]))
     (array([[1, 4, 4]]),)
     """
@@ -263,7 +267,7 @@ def evaluate(asking: Lookups[T]) -> T:
         answers = _answers(lookups)
 
 
-def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: Levels) -> Result:
+def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts) -> Result:
     """``function(*degrees, tokens)`` at every point, as ``look_up`` asks for it."""
     return evaluate(look_up(function, degrees, levels))
 

@@ -9,12 +9,12 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.infeasible import Rebuild, why_infeasible
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, most_of, most_rate, near_of
@@ -50,7 +50,7 @@ class Plan(Shown):
     source: TrafficCase | tuple[int, int] | None = field(default=None, repr=False)  # what requests are drawn from
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Demand:
         """Lengths and limits of the question."""
         return self.cases[0].work
 
@@ -139,8 +139,8 @@ def _among(designs: Sequence[Design], others: int) -> _Chosen:
 def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) -> _Chosen | None:
     """As ``_of_rate``, for the most that some GPUs serve: each design with the most that so many GPUs serve of it."""
     value = partial(_value, drawn=cases[0].drawn)
-    heads: dict[Mode, Design] = {}
-    for mode, case in product((Mode.DISAGGREGATED, Mode.COLOCATED), cases):
+    heads: dict[ServingMode, Design] = {}
+    for mode, case in product((ServingMode.DISAGGREGATED, ServingMode.COLOCATED), cases):
         most = most_rate(case, gpus, mode)
         designs = ranked(_of_mode(case, most / NEAR, gpus, mode), math.inf) if most > 0 else []
         for each in designs:  # the first, unless it does not hold as planned
@@ -165,7 +165,7 @@ def _of_gpus(cases: Sequence[Candidates], gpus: int, check: Check, others: int) 
     return best, tuple(after), other, gain, max(designs, key=lambda each: (value(each), each is best))
 
 
-def _of_mode(case: Candidates, rate: float, gpus: int, mode: Mode) -> list[Design]:
+def _of_mode(case: Candidates, rate: float, gpus: int, mode: ServingMode) -> list[Design]:
     return [each for each in designs_at(case, rate, gpus) if each.mode == mode]
 
 
@@ -177,7 +177,7 @@ def _value(design: Design, *, drawn: bool) -> float:
 def rebuilt(options: PlanOptions) -> Rebuild:
     """Make candidates of a case for other lengths or limits, over the same mappings."""
 
-    def rebuild(case: Candidates, work: Work) -> Candidates:
+    def rebuild(case: Candidates, work: Demand) -> Candidates:
         mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
         whole = mappings[0][mappings[0].chunk_tokens == 0]
         found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)

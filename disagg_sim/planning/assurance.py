@@ -40,7 +40,7 @@ from disagg_sim.arrays import Floats, Mask
 from disagg_sim.certainty.error_bars import Uncertainty, uncertainty
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.certainty.trust import Shares, added, trust_shares
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
@@ -152,12 +152,12 @@ def assurance(plan: Plan) -> Assurance:
     )
 
 
-def _points(plan: Plan, case: Candidates, mode: Mode) -> Iterator[pd.DataFrame]:
+def _points(plan: Plan, case: Candidates, mode: ServingMode) -> Iterator[pd.DataFrame]:
     """Designs of one mode that may come to be the best near the limits."""
     lengths, work = plan.work.lengths, plan.work
     slowest = work.tpot.seconds / NEAR[0]
     try:
-        if mode == Mode.COLOCATED:
+        if mode == ServingMode.COLOCATED:
             table = piggyback(
                 case.at, _mappings(case.colocated), lengths, ftl_limit=work.ttft.seconds, ttl_limit=slowest
             )
@@ -208,8 +208,8 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     assert plan.best is not None
     if plan.other is None:
         return np.zeros(0)
-    split = found.points["mode"].astype(str) == Mode.DISAGGREGATED
-    mine = np.asarray(split == (plan.best.mode == Mode.DISAGGREGATED))
+    split = found.points["mode"].astype(str) == ServingMode.DISAGGREGATED
+    mine = np.asarray(split == (plan.best.mode == ServingMode.DISAGGREGATED))
     (own, nominal), (others, nominal_other) = _best(found, mine, limit), _best(found, ~mine, limit)
     if not (nominal > 0 and nominal_other > 0):
         return np.zeros(0)

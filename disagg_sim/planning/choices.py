@@ -24,7 +24,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import form_of_whole, prompt_pass
 from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
@@ -61,7 +61,9 @@ Axes = tuple[Ints | None, Ints | None]  # chunks [token] and batches [request] o
 ALL: Axes = (None, None)
 
 
-def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Work, axes: Axes = ALL) -> Grids:
+def grids_of(
+    at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Demand, axes: Axes = ALL
+) -> Grids:
     """Score all mappings and batches of both phases.
 
     Takes ``mappings`` (of prefill and of decode). Returns latency of prefill is that of the prompt at the percentile of
@@ -74,7 +76,7 @@ def grids_of(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], 
     return _scored(at, prefill_at, mappings, work, axes)
 
 
-def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Work, axes: Axes = ALL) -> Grids:
+def _scored(at: Setup, prefill_at: Setup, mappings: tuple[Sharding, Sharding], work: Demand, axes: Axes = ALL) -> Grids:
     share, prompts = None if work.lengths.constant else work.ttft.share, prompts_of_ranks(work.lengths)
     return Grids(
         prefill_grid(prefill_at, mappings[0], prompts, ftl_quantile=share, chunk_tokens=axes[0], batch=axes[1]),
@@ -94,7 +96,7 @@ def prompts_of_ranks(lengths: Lengths) -> Lengths:
     return lengths if lengths.rank_imbalance else uneven(lengths, LEAST_LOAD)
 
 
-def _worth(grids: Grids, work: Work, *, alike: bool) -> tuple[tuple[Sharding, Sharding], Axes]:
+def _worth(grids: Grids, work: Demand, *, alike: bool) -> tuple[tuple[Sharding, Sharding], Axes]:
     """Mappings of prefill and of decode that are among the fastest of their size somewhere, and axes of prefill."""
     alone = grids.prefill.mappings.dp_attn == 1  # the others wait for their longest prompt, which means do not tell
     points = _fastest_passes(grids.prefill, work.ttft.seconds, SHORT_PASS_OF_MEANS, (alone,))
@@ -189,7 +191,7 @@ def host_of(at: Setup) -> float:
     return 0.0 if at.overheads is None else at.overheads.request_host
 
 
-def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
+def prefill_choices(grid: PhaseGrid, work: Demand) -> list[PrefillChoice]:
     """The fastest prefill configurations of each size whose pass leaves room for a queue; links as wide as needed."""
     points = _fastest_passes(grid, work.ttft.seconds, SHORT_PASS)
     if not points:
@@ -217,7 +219,7 @@ def prefill_choices(grid: PhaseGrid, work: Work) -> list[PrefillChoice]:
 
 
 def _prefill(
-    grid: PhaseGrid, work: Work, point: tuple[int, int], times: tuple[Floats, Floats], spread: float
+    grid: PhaseGrid, work: Demand, point: tuple[int, int], times: tuple[Floats, Floats], spread: float
 ) -> PrefillChoice:
     (row, column), (ftl, busy) = point, times
     batch, mapping, busy = grid.batch[: column + 1].astype(float), grid.mappings[row], busy[: column + 1]
@@ -266,7 +268,7 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
     return np.stack([ftl, busy, load])
 
 
-def decode_choices(grid: PhaseGrid, work: Work) -> list[DecodeChoice]:
+def decode_choices(grid: PhaseGrid, work: Demand) -> list[DecodeChoice]:
     """The fastest decode configurations of each size within the TPOT limit; links as wide as needed."""
     usable = grid.feasible & (grid.latency <= work.tpot.seconds)
     return [_decode(grid, work, row, column) for row, column in _best_of_sizes(grid, usable)]
@@ -287,7 +289,7 @@ def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) ->
     yield from found
 
 
-def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
+def _decode(grid: PhaseGrid, work: Demand, row: int, column: int) -> DecodeChoice:
     batch = grid.batch[: column + 1].astype(float)
     at, mapping, step = grid.setup, grid.chosen(row, column), grid.latency[row, : column + 1]
     if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
@@ -307,7 +309,7 @@ def _decode(grid: PhaseGrid, work: Work, row: int, column: int) -> DecodeChoice:
     )
 
 
-def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
+def colocated_choices(grids: Grids, work: Demand) -> list[ColocatedChoice]:
     """Configurations of both phases worth sizing, each with every budget of a step.
 
     With a drafter those that draft: instances without one are sized by themselves.
@@ -326,7 +328,7 @@ def colocated_choices(grids: Grids, work: Work) -> list[ColocatedChoice]:
     ]
 
 
-def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
+def _colocated_rows(grids: Grids, work: Demand) -> tuple[Ints, Ints, int]:
     """Fastest rows of each size and their columns, as if prefill stopped decode at the best pass, and the batches that
     they take.
 
@@ -350,7 +352,7 @@ def _colocated_rows(grids: Grids, work: Work) -> tuple[Ints, Ints, int]:
     return rows, columns, (int(np.flatnonzero(usable[rows].any(axis=0))[-1]) + 1 if best else 0)
 
 
-def staged_rows(grids: Grids, work: Work) -> list[tuple[int, int]]:
+def staged_rows(grids: Grids, work: Demand) -> list[tuple[int, int]]:
     """Rows of prefill and of decode of the pipelines of one attention rank that serve a request alone the fastest.
 
     Prompts go through in chunks (CPP). Some of each size.
@@ -379,7 +381,7 @@ def longer_than_steps(lengths: Lengths) -> bool:
 
 
 def _colocated(
-    grid: PhaseGrid, work: Work, row: int, mapping: Sharding, scored: tuple[Floats, Floats]
+    grid: PhaseGrid, work: Demand, row: int, mapping: Sharding, scored: tuple[Floats, Floats]
 ) -> Iterator[ColocatedChoice]:
     """Choices of one row, by the times of its steps and their memory under each budget."""
     tables, held = scored

@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, Choice, gpus_of
+from disagg_sim.planning.pools import MOST_INSTANCES, AnyChoice, PoolChoice, gpus_of
 
 #: Relative width at which the search for the most rate ends. [1]
 NARROW = 2e-3
 
 
-def least(choice: Choice, rate: float, most: int = MOST_INSTANCES) -> int | None:
+def least(choice: PoolChoice, rate: float, most: int = MOST_INSTANCES) -> int | None:
     """Find the fewest instances that keep the limits at a rate.
 
     Takes ``rate`` [request/s]. Returns None where ``most`` do not.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.counts import highest
-from disagg_sim.planning.limits import SHARES, Work
+from disagg_sim.planning.limits import SHARES, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.serving.availability import Spares
@@ -86,11 +86,11 @@ class PlannedPool:
 class Design:
     """One way to serve the work at a rate."""
 
-    mode: Mode
+    mode: ServingMode
     pools: tuple[PlannedPool, ...]
     rate: float  # [request/s]
     cost: float  # of all GPUs in the unit of the objective: GPUs [1], [USD/h], or [W], at the TDP or drawn
-    work: Work = field(repr=False, compare=False)
+    work: Demand = field(repr=False, compare=False)
     kv_rate: float = 0.0  # largest egress or ingress of a GPU, at the planned rate [B/s]
     spares: Spares | None = field(default=None, compare=False)  # None where no availability is asked for
     simulated: tuple[Percentiles, Percentiles] | None = field(default=None, compare=False)  # TTFT, TPOT; None = planned
@@ -134,7 +134,7 @@ class Design:
         Long prompts keep a pool longer than their mean does; all ranks wait for the one with the longest step.
         """
         apart = int(self.pools[-1].mapping.dp_attn) > 1
-        return self.work.lengths.isl.size > 1 or (self.mode == Mode.COLOCATED and apart)
+        return self.work.lengths.isl.size > 1 or (self.mode == ServingMode.COLOCATED and apart)
 
     @property
     def capacity(self) -> float:

@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import axes_of, grids_of
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
 from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired
@@ -33,14 +33,14 @@ LEAST_ISL, LEAST_OSL = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flip:
+class AnswerFlip:
     """Another answer, and the change that brings it."""
 
     axis: str  # "ttft", "tpot", "isl", "osl", "nic" or "price"
     factor: float  # on the value as asked, at which the answer is another; inf or 0 where none in the range does [1]
     before: float  # factor at which it still is the same [1]
     value: float  # of the axis at ``factor``, in its unit: [s], [token], [B/s], [USD/h]
-    mode: Mode | None  # that wins there; None where nothing keeps the limits
+    mode: ServingMode | None  # that wins there; None where nothing keeps the limits
     system: str  # that wins there
 
 
@@ -59,7 +59,7 @@ class LimitCost:
 class Changes:
     """What would change an answer, what its limits cost, and what was set aside."""
 
-    flips: tuple[Flip, ...]
+    flips: tuple[AnswerFlip, ...]
     limits: tuple[LimitCost, ...]
     aside: Design | None  # that would cost less; None where none does
 
@@ -78,7 +78,7 @@ def changes_of(plan: Plan) -> Changes:
 _Change = Callable[[float], tuple[Sequence[Candidates], float]]
 
 
-def flips(plan: Plan) -> tuple[Flip, ...]:
+def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
     """Find the nearest flips of a plan.
 
     The result is nearest first.
@@ -119,7 +119,7 @@ def _kept(case: Candidates) -> tuple[Sharding, Sharding]:
     return Sharding.stack(list(sides[0])), Sharding.stack(list(sides[1]))
 
 
-def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:
+def _again(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
     """Candidates for other links or limits, on the same grids, or for other lengths, of the mappings that were kept."""
     setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
@@ -133,7 +133,7 @@ def _again(case: Candidates, work: Work, max_nic: float | None) -> Candidates:
 def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tuple[str, _Change]]:
     work, nic = plan.work, plan.options.max_nic
 
-    def under(changed: Callable[[float], Work | None], value: Callable[[float], float]) -> _Change:
+    def under(changed: Callable[[float], Demand | None], value: Callable[[float], float]) -> _Change:
         def change(factor: float) -> tuple[Sequence[Candidates], float]:
             other = changed(factor)
             found = () if other is None else tuple(_again(case, other, nic) for case in cases)
@@ -153,7 +153,7 @@ def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tup
     if law.constant:
         yield "isl", under(lambda f: _lengths(plan, cases, f, 1.0), lambda f: law.mean_isl * f)
         yield "osl", under(lambda f: _lengths(plan, cases, 1.0, f), lambda f: law.mean_osl * f)
-    if best.mode == Mode.DISAGGREGATED:
+    if best.mode == ServingMode.DISAGGREGATED:
         reached = _reached(plan)
 
         def narrower(factor: float) -> tuple[Sequence[Candidates], float]:
@@ -169,7 +169,7 @@ def _reached(plan: Plan) -> float:
     return min(wire_of(case.at, case.prefill_at, MOST_GPUS, plan.options.max_nic).bandwidth for case in plan.cases)
 
 
-def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) -> Work | None:
+def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) -> Demand | None:
     """The work at other lengths; None where the model takes none so long, or they are too short."""
     law = plan.work.lengths
     new_isl, new_osl = round(law.mean_isl * isl), round(law.mean_osl * osl)
@@ -178,32 +178,32 @@ def _lengths(plan: Plan, cases: Sequence[Candidates], isl: float, osl: float) ->
     return replace(plan.work, lengths=law.at(new_isl, new_osl))
 
 
-_Winner = tuple[Mode | None, str]
+_Winner = tuple[ServingMode | None, str]
 
 
 def _winner(cases: Sequence[Candidates], rate: float, now: _Winner) -> _Winner:
     """Mode and system of the cheapest deployment for a rate [request/s]; of equal ones that of the plan."""
     costs: dict[_Winner, float] = {}
     for case in cases:
-        for mode in (Mode.DISAGGREGATED, Mode.COLOCATED):
+        for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED):
             most = _worth_counting(case, mode, SIMPLER * min(costs.values(), default=math.inf))
             cost, key = fewest(case, mode, rate, most), (mode, case.at.system.name)
             costs[key] = min(cost, costs.get(key, math.inf))
     best = min(costs, key=lambda key: (costs[key], key != now))
     if math.isinf(costs[best]):
         return None, ""
-    alike = {mode: costs.get((mode, best[1]), math.inf) for mode in (Mode.DISAGGREGATED, Mode.COLOCATED)}
+    alike = {mode: costs.get((mode, best[1]), math.inf) for mode in (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)}
     return first_mode(alike), best[1]
 
 
-def _worth_counting(case: Candidates, mode: Mode, cost: float) -> int:
+def _worth_counting(case: Candidates, mode: ServingMode, cost: float) -> int:
     """GPUs beyond which a deployment is dearer than one of some cost, where GPUs alone make its cost. [1]"""
-    if mode == Mode.DISAGGREGATED or case.drawn or case.availability is not None or math.isinf(cost):
+    if mode == ServingMode.DISAGGREGATED or case.drawn or case.availability is not None or math.isinf(cost):
         return MOST_GPUS
     return min(math.floor(cost / case.costs[case.at.system.name]) + 1, MOST_GPUS)
 
 
-def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> list[Flip]:
+def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool) -> list[AnswerFlip]:
     """Rungs with another winner, the nearest first; none where the last has the same, so that most take one look."""
     found, before = [], 1.0
     for rung in (LADDER[-1], *LADDER[:-1]):
@@ -213,7 +213,9 @@ def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool)
             continue
         other = _winner(cases, rate, now)
         if other != now:
-            found.append(Flip(axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1]))
+            found.append(
+                AnswerFlip(axis=axis, factor=factor, before=before, value=value, mode=other[0], system=other[1])
+            )
         elif rung == LADDER[-1]:
             return []
         else:
@@ -225,7 +227,7 @@ def _nearest(axis: str, change: _Change, now: _Winner, rate: float, *, up: bool)
     ]
 
 
-def _verified(plan: Plan, found: list[Flip], now: _Winner) -> Flip | None:
+def _verified(plan: Plan, found: list[AnswerFlip], now: _Winner) -> AnswerFlip | None:
     """The nearest of some rungs at which the question, asked again, has another answer; None where none has."""
     before = 0.0
     for flip in found[:RUNGS]:
@@ -288,7 +290,7 @@ def set_aside(plan: Plan) -> Design | None:
     return found if cheaper else None
 
 
-def _prices(plan: Plan, best: Design) -> Iterator[Flip]:
+def _prices(plan: Plan, best: Design) -> Iterator[AnswerFlip]:
     """Price of another system's GPU at which the best design on it costs as much, where price is the objective."""
     if plan.options.objective != "usd":
         return
@@ -299,4 +301,6 @@ def _prices(plan: Plan, best: Design) -> Iterator[Flip]:
             (name,) = names
             factor = (best.cost / best.rate) / (design.cost / design.rate)
             price = plan.case_of(design).costs[name]
-            yield Flip(axis="price", factor=factor, before=1.0, value=price * factor, mode=design.mode, system=name)
+            yield AnswerFlip(
+                axis="price", factor=factor, before=1.0, value=price * factor, mode=design.mode, system=name
+            )

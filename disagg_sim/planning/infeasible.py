@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from disagg_sim.planning.choices import host_of
-from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import gpus_of
 from disagg_sim.planning.question import Size
 from disagg_sim.planning.sizing import Candidates, designs_at
@@ -20,7 +20,7 @@ from disagg_sim.units import GB
 #: Factors by which a limit is loosened in turn, until something keeps it. [1]
 LOOSER = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
 
-Rebuild = Callable[[Candidates, Work], Candidates]
+Rebuild = Callable[[Candidates, Demand], Candidates]
 
 
 def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:

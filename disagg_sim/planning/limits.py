@@ -63,7 +63,7 @@ def limit_of(text: object, name: str) -> Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Demand:
     """What a plan has to serve."""
 
     lengths: Lengths

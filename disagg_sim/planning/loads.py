@@ -24,7 +24,7 @@ from disagg_sim.workload.prefixes import Prompts
 _PLACES = (np.arange(8) + 0.5) / 8
 
 
-class Loaded(NamedTuple):
+class LoadedPrompts(NamedTuple):
     """Prompts by length and by the delay of their load, arrays of shape (values,)."""
 
     node: Ints  # place among the lengths
@@ -60,7 +60,7 @@ class Loads:
             return None
         return cls(link=link, latency=latency * (link > 0), tiers=prompts.tier, weights=prompts.weight, ranks=ranks)
 
-    def delays(self, rate: float, even: float) -> Loaded:
+    def delays(self, rate: float, even: float) -> LoadedPrompts:
         """Find how long loads take with their queues.
 
         Takes ``rate`` [request/s].
@@ -82,11 +82,11 @@ class Loads:
             delay[own, 1:] += wait * -np.log1p(-_PLACES)
             weight[own] = self.weights[own, None] * np.append(1.0 - waits, np.full(_PLACES.size, waits / _PLACES.size))
         node = np.repeat(np.arange(self.link.size), _PLACES.size + 1)
-        return Loaded(node, delay.ravel(), weight.ravel())
+        return LoadedPrompts(node, delay.ravel(), weight.ravel())
 
 
-def loaded(loads: Loads | None, weights: Floats, rate: float, even: float) -> Loaded:
+def loaded(loads: Loads | None, weights: Floats, rate: float, even: float) -> LoadedPrompts:
     """Find how long loads of the prompts of an instance take."""
     if loads is None:
-        return Loaded(np.arange(weights.size), np.zeros(weights.size), weights)
+        return LoadedPrompts(np.arange(weights.size), np.zeros(weights.size), weights)
     return loads.delays(rate, even)

@@ -11,12 +11,12 @@ import numpy as np
 from disagg_sim.domain import BOUNDS
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.planning.choices import Grids, host_of, longer_than_steps, staged_rows, times_of_passes
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import MixedSteps
 
 
-def staged_choices(grids: Grids, work: Work) -> Iterator[OneByOne]:
+def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
     """Pipelines of one attention rank that serve one prompt at a time, in chunks; none where a step holds one."""
     if not longer_than_steps(work.lengths):
         return

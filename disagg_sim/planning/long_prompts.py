@@ -57,7 +57,7 @@ class OneByOne(ColocatedChoice):
 
     @property
     def ceiling(self) -> float:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         return self.most
 
     def delay(self, rate: float, instances: int) -> Delay:
@@ -66,7 +66,7 @@ class OneByOne(ColocatedChoice):
         return shortest_queue_delay(self.passes, self.weights, instances, used, self.service)
 
     def holds(self, rate: float, instances: int) -> bool:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         sized, ttft = self.work.sized(rate), self.work.ttft
         if self._step > self.work.tpot.seconds or sized * self.service.mean >= instances:
             return False

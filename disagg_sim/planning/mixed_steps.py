@@ -20,7 +20,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share
 
 #: Shares of the TTFT limit that prompts may be held back: the rest is for prefill and its queue. [1]
@@ -158,7 +158,7 @@ class MixedSteps:
         return low
 
 
-def waits_of(at: Setup, work: Work, ranks: int, step: float) -> list[int]:
+def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
     """Decode steps, of some time [s], that prompts may be held back at most, longest first. [1]
 
     None where there is one rank, or the engine cannot.

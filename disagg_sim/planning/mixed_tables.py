@@ -16,7 +16,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.search.phase_grid import PhaseGrid
 
 #: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
@@ -25,7 +25,7 @@ SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-def mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Sharding, last: int) -> Floats:
+def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, last: int) -> Floats:
     """Times of steps with prefill on every rank, on one, and where prompts end, (3, rows, sizes, batches). [s]"""
     at, lengths = grid.setup, work.lengths
     nodes = lengths.prompt_nodes()
@@ -59,7 +59,7 @@ def mixed_tables(grid: PhaseGrid, work: Work, rows: Ints, mapping: Sharding, las
     return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before])
 
 
-def mixed_bytes(grid: PhaseGrid, work: Work, mapping: Sharding, last: int) -> Floats:
+def mixed_bytes(grid: PhaseGrid, work: Demand, mapping: Sharding, last: int) -> Floats:
     """Memory on the fullest GPU under each budget, (rows, budgets, batches). [B]"""
     ranks, lengths, batch = mapping.dp_attn, work.lengths, grid.batch[:last].astype(float)
     decodes = np.tile(batch, len(BUDGETS))[None, :]

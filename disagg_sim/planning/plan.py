@@ -21,7 +21,7 @@ from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.limits import TPOT, TTFT, Work, limit_of
+from disagg_sim.planning.limits import TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
@@ -114,7 +114,7 @@ def _planned(
     source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
     if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
         source = (round(law.mean_isl), round(law.mean_osl))
-    work = Work(
+    work = Demand(
         lengths=law,
         ttft=limit_of(ttft, "ttft"),
         tpot=limit_of(tpot, "tpot"),

@@ -7,15 +7,15 @@ from dataclasses import replace
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.planning.pools_plan import MorePools
-from disagg_sim.planning.prove import Run, deployed, judged
+from disagg_sim.planning.pools_plan import PlannedPools
+from disagg_sim.planning.prove import ProofRun, deployed, judged
 from disagg_sim.planning.replayed import drawn_requests, policy_of, run_options, slo_of
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.encoders import Encoders
 from disagg_sim.simulation.simulate import simulate
 
 
-def deployed_pools(found: MorePools, name: str = "planned") -> ServedDeployment:
+def deployed_pools(found: PlannedPools, name: str = "planned") -> ServedDeployment:
     """Describe a plan of more pools as simulations take it."""
     if found.design is None:
         raise InputError(f"there are no pools to simulate: {found.plan.message}")
@@ -24,7 +24,7 @@ def deployed_pools(found: MorePools, name: str = "planned") -> ServedDeployment:
     return replace(deployed(found.design, name), encode=encode)
 
 
-def play_pools(found: MorePools, source: TrafficCase | tuple[int, int], *, seed: int = 0) -> Run:
+def play_pools(found: PlannedPools, source: TrafficCase | tuple[int, int], *, seed: int = 0) -> ProofRun:
     """Simulate the pools of a plan once, under Poisson arrivals at its rate.
 
     Takes ``source`` [token]. Returns percentiles of TTFT, encoding included, and of TPOT [s], and whether both limits

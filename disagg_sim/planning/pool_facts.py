@@ -17,7 +17,7 @@ from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import Drawn, added_up, prefill_design, watts_of_pools
-from disagg_sim.planning.pools_plan import MorePools, Stage
+from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
 from disagg_sim.planning.prices import prices_of_one
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.simulation.instance_variants import bare
@@ -30,13 +30,13 @@ class PoolFacts(NamedTuple):
     prices: TokenPrices | None = None  # of a million tokens [USD]
 
 
-def drawn_of_pools(found: MorePools) -> Drawn:
+def drawn_of_pools(found: PlannedPools) -> Drawn:
     """Compute what the GPUs of all pools draw at the rate of the plan."""
     watts = zip(found.stages, _watts(found), strict=True)
     return added_up((stage.setup, stage.gpus, own) for stage, own in watts)
 
 
-def _watts(found: MorePools) -> list[float]:
+def _watts(found: PlannedPools) -> list[float]:
     """What the GPUs of each stage draw. [W]"""
     assert found.design is not None, "pools draw"
     lengths = found.design.work.lengths
@@ -52,13 +52,13 @@ def _watts(found: MorePools) -> list[float]:
     return [own[stage.pool] for stage in found.stages]
 
 
-def _encode_watts(stage: Stage, step: EncodeStep, rate: float) -> float:
+def _encode_watts(stage: PoolInstances, step: EncodeStep, rate: float) -> float:
     spent, idle = encode_spent(step), power_at(stage.setup).idle
     work = rate * (1.0 - step.cached) * (float(spent.joules) - idle * float(spent.seconds))
     return stage.gpus * idle + work
 
 
-def _split_watts(found: MorePools, attention: Stage, ffn: Stage) -> dict[str, float]:
+def _split_watts(found: PlannedPools, attention: PoolInstances, ffn: PoolInstances) -> dict[str, float]:
     assert found.design is not None
     assert attention.mapping is not None
     assert ffn.mapping is not None
@@ -73,12 +73,12 @@ def _split_watts(found: MorePools, attention: Stage, ffn: Stage) -> dict[str, fl
     return {stage.pool: _mean(stage, float(one.joules / one.seconds), busy) for stage, one in sides}
 
 
-def _mean(stage: Stage, watts: float, busy: float) -> float:
+def _mean(stage: PoolInstances, watts: float, busy: float) -> float:
     idle = power_at(stage.setup).idle
     return stage.gpus * (idle + busy * (watts - idle))
 
 
-def prices_of_pools(found: MorePools, utilisation: float) -> TokenPrices:
+def prices_of_pools(found: PlannedPools, utilisation: float) -> TokenPrices:
     """Compute what a million tokens cost at the rate of the plan.
 
     Returns numbers [USD].

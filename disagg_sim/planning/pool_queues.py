@@ -16,7 +16,7 @@ import numpy as np
 
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.planning.counts import highest, least
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.queueing import Delay, mean_wait, share_that_waits
 from disagg_sim.search.splits import SplitGrid
@@ -35,7 +35,7 @@ class EncodeChoice:
     """GPUs that encode one request at a time, behind one queue."""
 
     step: EncodeStep
-    work: Work
+    work: Demand
 
     @property
     def each_s(self) -> float:
@@ -75,13 +75,13 @@ def after(choice: PrefillChoice, encoding: Delay) -> PrefillChoice:
     return replace(choice, ftl=ftl, weights=weights, loads=loads)
 
 
-def split_choices(grid: SplitGrid, work: Work) -> list[DecodeChoice]:
+def split_choices(grid: SplitGrid, work: Demand) -> list[DecodeChoice]:
     """The fastest split configurations of each size within the TPOT limit; links as wide as needed."""
     side = SplitSide(grid, work.tpot.seconds, math.inf, within_domain=True)
     return [_split(grid, work, row, column) for row, column in zip(side.rows, side.columns, strict=True)]
 
 
-def _split(grid: SplitGrid, work: Work, row: int, column: int) -> DecodeChoice:
+def _split(grid: SplitGrid, work: Demand, row: int, column: int) -> DecodeChoice:
     one = grid.instance(row, column)
     theirs = None if grid.ffn_setup is grid.setup else grid.ffn_setup
     ffn = FfnPool(mapping=one.ffn, microbatches=one.microbatches, setup=theirs)

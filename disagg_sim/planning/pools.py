@@ -18,7 +18,7 @@ from disagg_sim.arrays import Floats
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
 from disagg_sim.planning.prefill_delay_queue import waits
@@ -43,7 +43,7 @@ EVEN = 0.5
 _NORMAL = NormalDist()
 
 
-class Choice(Protocol):
+class PoolChoice(Protocol):
     """One configuration of the instances of a pool."""
 
     @property
@@ -71,7 +71,7 @@ class Choice(Protocol):
         ...
 
 
-def gpus_of(choice: Choice) -> int:
+def gpus_of(choice: PoolChoice) -> int:
     """GPUs of one instance. [1]"""
     return int(choice.mapping.gpus)
 
@@ -82,7 +82,7 @@ class PrefillChoice:
 
     at: Setup
     mapping: Sharding
-    work: Work
+    work: Demand
     batch: Floats  # (batches,) prompts of a pass, ascending from 1 [request]
     busy: Floats  # (batches,) time until the next pass may start, mean over prompts [s]
     ftl: Floats  # (lengths, batches) a pass until its first tokens [s]
@@ -102,7 +102,7 @@ class PrefillChoice:
 
     @property
     def ceiling(self) -> float:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         return self.most
 
     def utilisation(self, rate: float, instances: int) -> float:
@@ -135,7 +135,7 @@ class PrefillChoice:
         )
 
     def holds(self, rate: float, instances: int) -> bool:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         sized = self.work.sized(rate)
         if rate / instances > self.link_rate or self.utilisation(sized, instances) >= 1.0:
             return False
@@ -157,7 +157,7 @@ class DecodeChoice:
 
     at: Setup
     mapping: Sharding
-    work: Work
+    work: Demand
     seats: int  # [request]
     batch: Floats  # (batches,) ascending from 1 to the seats [request]
     step: Floats  # (batches,) [s]
@@ -178,7 +178,7 @@ class DecodeChoice:
 
     @property
     def ceiling(self) -> float:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         return self.most
 
     def occupied(self, rate: float, instances: int) -> Occupancy:
@@ -189,7 +189,7 @@ class DecodeChoice:
         return float(np.interp(np.ceil(sequences), self.batch, self.step))
 
     def holds(self, rate: float, instances: int) -> bool:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         limit, sized = self.work.tpot, self.work.sized(rate)
         if rate / instances > self.link_rate or sized / instances >= float(self.completed[-1]):
             return False
@@ -216,7 +216,7 @@ class ColocatedChoice:
 
     at: Setup
     mapping: Sharding
-    work: Work
+    work: Demand
     steps: MixedSteps
     nodes: Floats  # (lengths,) prompts [token]
     weights: Floats  # (lengths,) probabilities [1]
@@ -266,7 +266,7 @@ class ColocatedChoice:
 
     @cached_property
     def ceiling(self) -> float:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         return self._in_time(self.steps.bounds)
 
     @cached_property
@@ -321,7 +321,7 @@ class ColocatedChoice:
         return mean, math.hypot(wide, mean * longer / (1.0 - share * longer) * math.sqrt(even * uneven / met))
 
     def holds(self, rate: float, instances: int) -> bool:
-        """See ``Choice``."""
+        """See ``PoolChoice``."""
         ttft, tpot, rate = self.work.ttft, self.work.tpot, self.work.sized(rate)
         found, mixing = self._state(rate, instances)
         if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:

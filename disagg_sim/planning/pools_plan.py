@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
@@ -19,7 +19,7 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.choices import decode_choices, prefill_choices, prompts_of_ranks
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
-from disagg_sim.planning.limits import TPOT, TTFT, Limit, Work, limit_of
+from disagg_sim.planning.limits import TPOT, TTFT, Demand, Limit, limit_of
 from disagg_sim.planning.plan import plan
 from disagg_sim.planning.pool_members import members_of
 from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, Sized, split_choices
@@ -97,7 +97,7 @@ class PoolsQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PoolInstances:
     """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
 
     pool: str  # of ``serving.pool_names.POOLS``
@@ -115,7 +115,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MorePools(Shown):
+class PlannedPools(Shown):
     """Pools of a plan with what each does, and what other systems would do."""
 
     question: PoolsQuestion
@@ -124,7 +124,7 @@ class MorePools(Shown):
     model: ModelSpec = field(repr=False)
     plan: PoolsPlan  # of the best systems; what the integer program says without queues where nothing serves
     design: Design | None  # its prefill and decode pools with their queues; None of an infeasible plan
-    stages: tuple[Stage, ...]  # in the order in which a request passes them; () of an infeasible plan
+    stages: tuple[PoolInstances, ...]  # in the order in which a request passes them; () of an infeasible plan
     others: tuple[tuple[str, PoolsPlan], ...]  # names of systems that are not the best, and their plan
     left_out: tuple[str, ...]  # systems that cannot be planned for, with the reason
 
@@ -135,7 +135,7 @@ def plan_more_pools(
     lengths: Lengths,
     question: PoolsQuestion,
     options: PlanOptions = USUAL,
-) -> MorePools | Plan:
+) -> PlannedPools | Plan:
     """Plan encode, attention and feed-forward pools beside prefill and decode.
 
     As ``plan``, with one configuration a pool: a limit holds for a share of the requests, which come at random. TTFT
@@ -156,7 +156,7 @@ def plan_more_pools(
     question.check([setups[0][0].model], lengths, options)
     found = [(_names(*pair), *_planned(*pair, lengths, question, options)) for pair in setups]
     best = min(found, key=lambda each: (not each[1].members, _value(each[1], question)))
-    return MorePools(
+    return PlannedPools(
         question=question,
         options=options,
         lengths=lengths,
@@ -191,7 +191,7 @@ def _planned(
     grids = _grids(decode, prefill, lengths, question, options)
     first = next(each for each in grids if isinstance(each, PhaseGrid))
     law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
-    work = Work(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
+    work = Demand(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
     systems = {at.system.name: at.system for each in grids for at in _setups(each)}
     choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
     size = question.size
@@ -226,7 +226,7 @@ def _setups(each: Candidates) -> tuple[Setup, ...]:
 
 
 def _choices(
-    grids: Sequence[Candidates], work: Work, options: PlanOptions, costs: dict[str, float], *, one: bool
+    grids: Sequence[Candidates], work: Demand, options: PlanOptions, costs: dict[str, float], *, one: bool
 ) -> PoolChoices:
     """Configurations worth sizing, linked as pools of ``one`` system or of several."""
     encode = next((each for each in grids if isinstance(each, EncodeStep)), None)
@@ -287,17 +287,17 @@ def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: P
     return PoolsPlan(status="infeasible", message=text, binds="queues")
 
 
-def _design(sized: Sized, rate: float, work: Work) -> Design:
+def _design(sized: Sized, rate: float, work: Demand) -> Design:
     """Prefill and decode, which see what requests see."""
     sends, takes = sized.instances
     pools = (
         PlannedPool(role="prefill", choice=sized.prefill, instances=sends, rate=rate),
         PlannedPool(role="decode", choice=sized.decode, instances=takes, rate=rate),
     )
-    return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
+    return Design(mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
 
 
-def _stages(plan: PoolsPlan, design: Design) -> Iterator[Stage]:
+def _stages(plan: PoolsPlan, design: Design) -> Iterator[PoolInstances]:
     """A row for each pool; attention and feed-forward ranks of an instance are a pool each."""
     prefill, decode = design.pools
     ffn = ffn_of(decode.mapping)
@@ -309,7 +309,7 @@ def _stages(plan: PoolsPlan, design: Design) -> Iterator[Stage]:
             yield replace(one, instances=count, gpus=count * one.gpus, rate=rate, load=plan.request_rate / rate)
 
 
-def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[Stage]:
+def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[PoolInstances]:
     """One instance, a row of it or of each of its halves."""
     if isinstance(member, EncodeStep):
         yield _stage("encode", member.setup, None, seconds=member.latency)
@@ -332,9 +332,9 @@ def _one(member: Member, held: str, setups: dict[str, Setup]) -> Iterator[Stage]
 
 def _stage(
     pool: str, at: Setup, mapping: Sharding | None, *, seconds: float, batch: int = 1, held_by: str = ""
-) -> Stage:
+) -> PoolInstances:
     """One instance of a pool, whose rate and load are not known yet."""
-    return Stage(
+    return PoolInstances(
         pool=pool,
         instances=1,
         gpus=1 if mapping is None else int(mapping.gpus),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from disagg_sim.certainty.designs import Designs
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
@@ -18,7 +18,7 @@ NO_LIMIT = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPrompts:
+class PrefillDelayEffect:
     """A design at its wait, and at none: an instance with a full queue."""
 
     steps: int  # decode steps that prompts are held back at most [1]
@@ -30,7 +30,7 @@ class HeldPrompts:
     ftl_without: float  # [s]
 
 
-def held_prompts_of(one: Designs) -> HeldPrompts | None:
+def held_prompts_of(one: Designs) -> PrefillDelayEffect | None:
     """Find what a design gains and loses by holding prompts back.
 
     Returns None where prompts are not held back.
@@ -44,7 +44,7 @@ def held_prompts_of(one: Designs) -> HeldPrompts | None:
     >>> f"{found.gathered:.1f} prompts, {1e3 * found.ttl:.0f} ms, {1e3 * found.ttl_without:.0f} ms without"
     '6.4 prompts, 44 ms, 83 ms without'
     """
-    if one.mode != Mode.COLOCATED or not one.hold_steps[0]:
+    if one.mode != ServingMode.COLOCATED or not one.hold_steps[0]:
         return None
     steps, batch, mapping = int(one.hold_steps[0]), int(one.batch[0]), one.mapping[0]
     ending = min(float(accepted_length(one.at.speculation, mapping.draft_tokens)) / one.lengths.gaps, 1.0)
@@ -58,7 +58,7 @@ def held_prompts_of(one: Designs) -> HeldPrompts | None:
         rows = colocated(one.at, mapping, one.lengths, ftl_limit=NO_LIMIT, options=options)
         found.append(rows.sort_values(["hold_steps", "ttl_s"], ascending=[False, True]).iloc[0])
     own, without = found
-    return HeldPrompts(
+    return PrefillDelayEffect(
         steps=steps,
         gathered=float(passes.prompts[0]),
         between=float(passes.steps[0]),

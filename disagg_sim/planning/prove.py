@@ -45,7 +45,7 @@ HAND_OVER = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ProofRun:
     """One simulation of a design."""
 
     counts: tuple[int, ...]  # instances of its pools [1]
@@ -68,7 +68,7 @@ class Run:
 class Failing:
     """The simulation in which the spares of all pools are needed at once."""
 
-    run: Run  # of requests in flight at the failure, and of those that come after it
+    run: ProofRun  # of requests in flight at the failure, and of those that come after it
     failed: tuple[int, ...]  # instances of each pool, its spares [1]
     moved: int  # requests that began again elsewhere [request]
 
@@ -77,8 +77,8 @@ class Failing:
 class Proof:
     """What simulation says of a planned design, and the design with the counts that it needs."""
 
-    planned: Run  # as planned
-    final: Run  # after the counts, or the rate, were adapted; ``planned`` where that was not needed
+    planned: ProofRun  # as planned
+    final: ProofRun  # after the counts, or the rate, were adapted; ``planned`` where that was not needed
     design: Design  # of ``final``, with its latencies
     runs: int  # simulations [1]
     failing: Failing | None = None  # with spares; None without
@@ -150,7 +150,7 @@ def checked(plan: Plan, design: Design, known: dict[int, int]) -> Design | None:
     return _shown(plan, design, last)
 
 
-def _holding(runs: _Runs, counts: tuple[int, ...], rate: float, *, by_rate: bool) -> Run | None:
+def _holding(runs: _Runs, counts: tuple[int, ...], rate: float, *, by_rate: bool) -> ProofRun | None:
     """A run that holds: as planned, with the fewest more instances, or at the most rate below; None where none does."""
     run = runs.at(counts, rate)
     if run.holds:
@@ -161,7 +161,7 @@ def _holding(runs: _Runs, counts: tuple[int, ...], rate: float, *, by_rate: bool
     return run if run.holds else None
 
 
-def _shown(plan: Plan, design: Design, final: Run) -> Design:
+def _shown(plan: Plan, design: Design, final: ProofRun) -> Design:
     """A design as it was in a run, with spares where it has some."""
     shown, case = resized(plan, design, final.counts, final.rate), plan.case_of(design)
     if case.availability is not None:
@@ -202,21 +202,21 @@ class _Runs:
 
     def __init__(self, plan: Plan, design: Design, seed: int) -> None:
         self.plan, self.design, self.seed = plan, design, seed
-        self._known: dict[tuple[tuple[int, ...], float], Run] = {}
+        self._known: dict[tuple[tuple[int, ...], float], ProofRun] = {}
 
     @property
     def done(self) -> int:
         """Simulations so far. [1]"""
         return len(self._known)
 
-    def at(self, counts: tuple[int, ...], rate: float) -> Run:
+    def at(self, counts: tuple[int, ...], rate: float) -> ProofRun:
         """The run at some counts of instances and a rate."""
         key = (counts, rate)
         if key not in self._known:
             self._known[key] = self._run(resized(self.plan, self.design, counts, rate))
         return self._known[key]
 
-    def _run(self, design: Design) -> Run:
+    def _run(self, design: Design) -> ProofRun:
         trace, begin = requests_of(self.plan, design, self.seed)
         return judged(design, self._played(design, trace, None), begin)
 
@@ -242,7 +242,7 @@ class _Runs:
         return simulate(deployed(design), trace, policy_of(design), slo=slo_of(design), seed=self.seed, options=options)
 
 
-def judged(design: Design, result: SimulationResult, begin: float) -> Run:
+def judged(design: Design, result: SimulationResult, begin: float) -> ProofRun:
     """Find what became of the requests of a simulation.
 
     Takes ``begin`` [s]. Returns percentiles [s], and whether they keep the limits of the design's work.
@@ -254,7 +254,7 @@ def judged(design: Design, result: SimulationResult, begin: float) -> Run:
     ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
     gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
     tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
-    return Run(
+    return ProofRun(
         counts=tuple(pool.instances for pool in design.pools),
         rate=design.rate,
         requests=len(table),
@@ -280,7 +280,7 @@ def _holds(values: Floats, limit: Limit) -> bool:
     return bool(values.size and np.quantile(values, limit.share) <= limit.seconds)
 
 
-def _least_counts(runs: _Runs, first: Run) -> Run:
+def _least_counts(runs: _Runs, first: ProofRun) -> ProofRun:
     """The fewest instances of each pool, from where the plan has them; the last run where none holds."""
     run = _grown(runs, first)
     for pool in range(len(run.counts) if run.holds else 0):
@@ -288,7 +288,7 @@ def _least_counts(runs: _Runs, first: Run) -> Run:
     return run
 
 
-def _grown(runs: _Runs, first: Run) -> Run:
+def _grown(runs: _Runs, first: ProofRun) -> ProofRun:
     """A run that holds, with more instances of the pools that are late, in growing steps; the last where none holds."""
     run, rate = first, first.rate
     step, most = math.ceil(FIRST_STEP * max(first.counts)), MOST_GROWTH * runs.design.gpus
@@ -301,7 +301,7 @@ def _grown(runs: _Runs, first: Run) -> Run:
     return run
 
 
-def _fewer(runs: _Runs, run: Run, pool: int, fails: int = 0) -> Run:
+def _fewer(runs: _Runs, run: ProofRun, pool: int, fails: int = 0) -> ProofRun:
     """Take instances of one pool away as long as the limits hold, more than those that fail.
 
     First in growing steps, where no count is known to fail, then by bisection.
@@ -319,7 +319,7 @@ def _fewer(runs: _Runs, run: Run, pool: int, fails: int = 0) -> Run:
     return best
 
 
-def _most_rate(runs: _Runs, first: Run) -> Run:
+def _most_rate(runs: _Runs, first: ProofRun) -> ProofRun:
     """The largest rate at which the counts hold, from the planned one; the last run where none holds."""
     counts, step = first.counts, 1.0 + 2 * RATE_STEP
     held, failed = (first, None) if first.holds else (None, first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.planning.answer import RUNNERS_UP, Plan
 from disagg_sim.planning.design import Design
@@ -32,7 +32,7 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     """
     if plan.best is None:
         prove(plan)  # says why not
-    tried = {mode: _tried(plan, mode, seed) for mode in Mode}
+    tried = {mode: _tried(plan, mode, seed) for mode in ServingMode}
     every = [pair for pairs in tried.values() for pair in pairs]
     if not every:
         prove(plan, seed=seed)  # says why not
@@ -51,7 +51,7 @@ def proven(plan: Plan, *, seed: int = 0) -> tuple[Plan, Proof]:
     return told, best
 
 
-def _tried(plan: Plan, mode: Mode, seed: int) -> list[tuple[Design, Proof]]:
+def _tried(plan: Plan, mode: ServingMode, seed: int) -> list[tuple[Design, Proof]]:
     """Designs of a mode with their proofs, until none of the others could be cheaper."""
     designs = [each for each in (plan.best, plan.other, *plan.runners_up) if each is not None]
     if plan.size.rate is not None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.layouts import why_unserved
 
@@ -104,7 +104,7 @@ def ranked(designs: Iterable[Design], near: float = NEAR) -> list[Design]:
         return known[key]
 
     every = list(designs)
-    least: dict[Mode, float] = {}
+    least: dict[ServingMode, float] = {}
     for each in every:
         least[each.mode] = min(each.cost, least.get(each.mode, math.inf))
     close = [each for each in every if each.cost <= near * least[each.mode]]
@@ -132,14 +132,14 @@ def is_simpler(heads: Iterable[Design]) -> bool:
     return alone and len({pool.setup.system.name for pool in lasts}) == 1
 
 
-def first_mode(costs: Mapping[Mode, float], *, simpler: bool = True) -> Mode:
+def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> ServingMode:
     """Choose the mode that comes first: the cheaper one, or the simpler if it costs little more.
 
-    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 108.0}).value
+    >>> first_mode({ServingMode.DISAGGREGATED: 100.0, ServingMode.COLOCATED: 108.0}).value
     'colocated'
-    >>> first_mode({Mode.DISAGGREGATED: 100.0, Mode.COLOCATED: 100.0}, simpler=False).value
+    >>> first_mode({ServingMode.DISAGGREGATED: 100.0, ServingMode.COLOCATED: 100.0}, simpler=False).value
     'disaggregated'
     """
-    joint, split = (costs.get(mode, math.inf) for mode in (Mode.COLOCATED, Mode.DISAGGREGATED))
+    joint, split = (costs.get(mode, math.inf) for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED))
     first = joint <= SIMPLER * split if simpler else joint < split
-    return Mode.COLOCATED if first else Mode.DISAGGREGATED
+    return ServingMode.COLOCATED if first else ServingMode.DISAGGREGATED

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from disagg_sim.domain import Mode, Slo
+from disagg_sim.domain import ServingMode, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import Reuse, TrafficCase
 from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.kv_links import wire_of
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
@@ -60,7 +60,7 @@ def _link_of(design: Design, max_nic: float | None) -> LinkSpec:
 
 def policy_of(design: Design) -> Policy:
     """What serves the design; chunks of one prompt follow each other through a pipeline in a pass of their own."""
-    if design.mode == Mode.DISAGGREGATED:
+    if design.mode == ServingMode.DISAGGREGATED:
         return policy_named("disaggregated")
     return policy_named("vllm", chunked=not any(pool.mapping.chunk_tokens for pool in design.pools))
 
@@ -74,7 +74,7 @@ def requests_of(plan: Plan, design: Design, seed: int) -> tuple[Trace, float]:
     return drawn_requests(plan.work, plan.source, design.rate, seed)
 
 
-def drawn_requests(work: Work, source: TrafficCase | tuple[int, int], rate: float, seed: int) -> tuple[Trace, float]:
+def drawn_requests(work: Demand, source: TrafficCase | tuple[int, int], rate: float, seed: int) -> tuple[Trace, float]:
     """Poisson arrivals with lengths of a case or constants, and from when on they are judged. [s]
 
     As many come while requests are judged as the rate says: a run of 2,000 has 2 % more or fewer by chance (one s.d.).
@@ -90,7 +90,7 @@ def drawn_requests(work: Work, source: TrafficCase | tuple[int, int], rate: floa
     return trace, float(trace.arrival[first])
 
 
-def time_alone(work: Work) -> float:
+def time_alone(work: Demand) -> float:
     """Time of a mean request in the system at its limits. [s]"""
     return work.ttft.seconds + work.lengths.gaps * work.tpot.seconds
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
@@ -19,7 +19,7 @@ from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
-from disagg_sim.planning.limits import Work
+from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.long_prompt_choices import staged_choices
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
@@ -40,7 +40,7 @@ class Candidates:
 
     at: Setup
     prefill_at: Setup
-    work: Work
+    work: Demand
     grids: Grids
     colocated: Sequence[ColocatedChoice]
     inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
@@ -84,7 +84,7 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
 
 def candidates(
     setups: tuple[Setup, Setup],
-    work: Work,
+    work: Demand,
     mappings: tuple[Sharding, Sharding],
     costs: Mapping[str, float],
     max_nic: float | None,
@@ -97,7 +97,7 @@ def candidates(
 
 
 def candidates_of(
-    setups: tuple[Setup, Setup], work: Work, grids: Grids, costs: Mapping[str, float], max_nic: float | None
+    setups: tuple[Setup, Setup], work: Demand, grids: Grids, costs: Mapping[str, float], max_nic: float | None
 ) -> Candidates:
     """As ``candidates``, of grids that are scored."""
     at, prefill_at = setups
@@ -174,7 +174,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
     alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
         Design(
-            mode=Mode.COLOCATED,
+            mode=ServingMode.COLOCATED,
             pools=(PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate),),
             rate=rate,
             cost=cost,
@@ -257,7 +257,9 @@ def _disaggregated(case: Candidates, rate: float, cost: float, prefill: SizedPoo
         float(bandwidth_per_gpu(rate / pool.instances, size, unique_gpus(case.at.model, pool.mapping)))
         for pool, size in zip(pools, (taken + grids.prefill.stored_bytes_per_request, taken), strict=True)
     ]
-    return Design(mode=Mode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved)))
+    return Design(
+        mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=cost, work=case.work, kv_rate=float(max(moved))
+    )
 
 
 def cost_of(case: Candidates, design: Design) -> float:
@@ -267,7 +269,7 @@ def cost_of(case: Candidates, design: Design) -> float:
     return sum(pool.gpus * case.costs[pool.setup.system.name] for pool in design.pools)
 
 
-def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
+def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> float:
     """Cost of the cheapest deployment of one mode for a rate, in the unit of the objective.
 
     Takes ``rate`` [request/s]. The result is infinite where none serves.
@@ -275,7 +277,7 @@ def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
     if case.drawn or case.availability is not None:
         return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
     decode, prefill = (case.costs[each.system.name] for each in (case.at, case.prefill_at))
-    if mode == Mode.COLOCATED:
+    if mode == ServingMode.COLOCATED:
         return decode * _fewest(case.colocated, rate, most)
     for choices, limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
         sender, taker = (_fewest(each, rate, limit) for each in choices)
@@ -284,14 +286,14 @@ def fewest(case: Candidates, mode: Mode, rate: float, most: float) -> float:
     return math.inf
 
 
-def most_rate(case: Candidates, gpus: int, mode: Mode) -> float:
+def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
     """Find the highest rate that a deployment of one mode serves on some GPUs within the limits.
 
     Returns 0 where the smallest deployment is larger [request/s].
     """
 
     case = replace(case, drawn=False)  # which changes what is best, not what serves
-    sides = (case.colocated,) if mode == Mode.COLOCATED else case.inside
+    sides = (case.colocated,) if mode == ServingMode.COLOCATED else case.inside
     if not all(sides):
         return 0.0
     per_gpu = [best_rate(choices) for choices in sides]
@@ -306,7 +308,7 @@ def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     """
     layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
     first, last = layouts[0], layouts[-1]
-    both = _alike(case.colocated, first) if design.mode == Mode.COLOCATED else []
+    both = _alike(case.colocated, first) if design.mode == ServingMode.COLOCATED else []
     inside = _alike(case.inside[0], first), _alike(case.inside[1], last)
     across = _alike(case.across[0], first), _alike(case.across[1], last)
     own = replace(case, colocated=both, inside=inside, across=across)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.pools import AnyChoice
 from disagg_sim.planning.sizing import Candidates, cost_of, designs_at
@@ -30,7 +30,7 @@ def designs_of_users(case: Candidates, users: int) -> list[Design]:
     The result is of each mode some; none where nothing serves.
     """
     work = case.work
-    found: dict[Mode, list[Design]] = {Mode.DISAGGREGATED: [], Mode.COLOCATED: []}
+    found: dict[ServingMode, list[Design]] = {ServingMode.DISAGGREGATED: [], ServingMode.COLOCATED: []}
     rate = users / (work.ttft.seconds + work.lengths.gaps * work.tpot.seconds) / 2  # a mean may exceed a median's limit
     known: dict[tuple[tuple[AnyChoice, int], ...], float] = {}
     while math.isfinite(rate):

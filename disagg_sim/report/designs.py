@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from disagg_sim.certainty.extrapolation import tally_of
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.certainty.trust import MEANING, Trust
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.report.words import (
     MODE_TEXT,
     case_title,
@@ -32,7 +32,7 @@ from disagg_sim.serving.pool_frontier import GPUS
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
 from disagg_sim.sweep.results import CaseResult, ModeResult, SweepResult
-from disagg_sim.sweep.spec import Limits
+from disagg_sim.sweep.spec import PointLimits
 from disagg_sim.sweep.tally import ABOVE_NIC
 from disagg_sim.units import GB, MS
 
@@ -127,7 +127,7 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
         parts.append("Inherited fits: " + "; ".join(item.inherited_fits) + ".")
     parts += [f"No result{f' {MODE_TEXT[mode]}' if mode else ''}: {verdict}." for mode, verdict in item.verdicts]
     if math.isfinite(case.limits.nic_limit):
-        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == Mode.DISAGGREGATED]
+        parts += [_removed_by_nic(mode, case.limits) for mode in item.modes if mode.mode == ServingMode.DISAGGREGATED]
     if gain := _gain(item):
         parts.append(gain)
     if item.found:
@@ -138,12 +138,12 @@ def _section(item: CaseResult, fidelity: CaseFidelity | None, *, figures: bool) 
     if len(item.pools):
         parts.append(_pools_table(item.pools, item.plan.case))
     if figures and item.found:
-        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == Mode.DISAGGREGATED))
+        names = ("pareto", *("kv_bandwidth", "ctx_gen_ratio") * (item.found[0].mode == ServingMode.DISAGGREGATED))
         parts.append("\n".join(f"![{name} of {case.name}](figures/{case.name}/{name}.png)" for name in names))
     return "\n\n".join(parts)
 
 
-def _removed_by_nic(item: ModeResult, limits: Limits) -> str:
+def _removed_by_nic(item: ModeResult, limits: PointLimits) -> str:
     prefill, decode = (item.removed.get(phase, {}).get(ABOVE_NIC, 0) for phase in ("prefill", "decode"))
     return (
         f"The NIC limit of {limits.nic_limit / GB:g} GB/s per GPU removed {prefill:,} prefill and {decode:,} decode "
@@ -153,8 +153,8 @@ def _removed_by_nic(item: ModeResult, limits: Limits) -> str:
 
 def _gain(item: CaseResult) -> str:
     """Throughput of disaggregated serving over the best co-located one, at the interactivities that both reach."""
-    pools = [mode for mode in item.found if mode.mode == Mode.DISAGGREGATED]
-    shared = [mode for mode in item.found if mode.mode != Mode.DISAGGREGATED]
+    pools = [mode for mode in item.found if mode.mode == ServingMode.DISAGGREGATED]
+    shared = [mode for mode in item.found if mode.mode != ServingMode.DISAGGREGATED]
     if not pools or not shared:
         return ""
     column, told = item.plan.case.throughput, []
@@ -203,7 +203,9 @@ def _extrapolated(fidelity: CaseFidelity) -> str:
 def _mode_table(item: ModeResult, case: Case) -> str:
     points = [("best throughput", item.at(0.0)), *((f"≥ {x:g} tokens/s/user", item.at(x)) for x in SPEEDS)]
     points.append(("best interactivity", item.at(math.inf)))
-    own, cells = (POOL_COLUMNS, _pool_cells) if item.mode == Mode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
+    own, cells = (
+        (POOL_COLUMNS, _pool_cells) if item.mode == ServingMode.DISAGGREGATED else (SHARED_COLUMNS, _shared_cells)
+    )
     rows = [
         [name, "not reached", *[""] * (len(own) + 1)]
         if point is None
@@ -211,7 +213,7 @@ def _mode_table(item: ModeResult, case: Case) -> str:
         for name, point in points
     ]
     counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} matched"
-    if item.mode != Mode.DISAGGREGATED:
+    if item.mode != ServingMode.DISAGGREGATED:
         counted = f"{len(item.frontier)} points on the frontier, {item.points.rows:,} within the limits"
     text = MODE_TEXT[item.mode]
     table = markdown_table([text, "tokens/s/user", UNITS[case.per], *own], rows)

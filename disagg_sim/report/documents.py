@@ -13,8 +13,8 @@ from disagg_sim.certainty.breakdown import Breakdown
 from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import Shares, shares_of_text
-from disagg_sim.domain import Mode
-from disagg_sim.planning.prefill_delay_effect import HeldPrompts
+from disagg_sim.domain import ServingMode
+from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import trust_shares
 from disagg_sim.report.memory import held_of, too_full
@@ -67,7 +67,7 @@ def explain_json(
     energy: pd.DataFrame | None = None,
     tiers: Sequence[TierUse] = (),
     spares: Spares | None = None,
-    held: HeldPrompts | None = None,
+    held: PrefillDelayEffect | None = None,
     handed: HandedOver | None = None,
 ) -> ExplainJson:
     """Make the JSON of designs taken apart.
@@ -140,9 +140,9 @@ def _case(name: str, table: pd.DataFrame, verdict: str) -> CaseJson:
     gain = {}
     for at in (0.0, *AT):
         best = {mode: rows[rows[INTERACTIVITY] >= at][throughput].max() for mode, rows in modes.items()}
-        shared = [value for mode, value in best.items() if mode != Mode.DISAGGREGATED and value > 0]
-        if shared and best.get(Mode.DISAGGREGATED, 0.0) > 0:
-            gain[f"{at:g}"] = float(best[Mode.DISAGGREGATED] / max(shared))
+        shared = [value for mode, value in best.items() if mode != ServingMode.DISAGGREGATED and value > 0]
+        if shared and best.get(ServingMode.DISAGGREGATED, 0.0) > 0:
+            gain[f"{at:g}"] = float(best[ServingMode.DISAGGREGATED] / max(shared))
     return {
         "case": name,
         "verdict": verdict,

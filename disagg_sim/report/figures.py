@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.atomic import remove, written
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.report.drawing import Figure, FigureCanvasAgg, FuncFormatter, Line2D, mpl
 from disagg_sim.report.labels import place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
@@ -97,7 +97,7 @@ class CaseFigures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class CaseFrontiers:
     """The frontiers of a case in a picture that compares cases."""
 
     label: str
@@ -112,7 +112,7 @@ class Overview:
     title: str
     y: str  # column of the throughput
     y_label: str
-    panels: tuple[tuple[str, tuple[Curve, ...]], ...]  # (traffic, curves)
+    panels: tuple[tuple[str, tuple[CaseFrontiers, ...]], ...]  # (traffic, curves)
 
 
 def draw_figures(result: SweepResult, root: Path, *, jobs: int, bands: Mapping[str, pd.DataFrame] | None = None) -> int:
@@ -161,12 +161,12 @@ def _overviews(cases: Iterable[CaseFigures], root: Path) -> list[Overview]:
     ]
 
 
-def _panels(items: Sequence[CaseFigures]) -> tuple[tuple[str, tuple[Curve, ...]], ...]:
+def _panels(items: Sequence[CaseFigures]) -> tuple[tuple[str, tuple[CaseFrontiers, ...]], ...]:
     """Curves by traffic; what cannot be told apart is one curve with the labels of all."""
-    found: dict[str, list[Curve]] = {}
+    found: dict[str, list[CaseFrontiers]] = {}
     for item in items:
-        split = [front for mode, front in item.fronts if mode == Mode.DISAGGREGATED]
-        shared = [front for mode, front in item.fronts if mode != Mode.DISAGGREGATED]
+        split = [front for mode, front in item.fronts if mode == ServingMode.DISAGGREGATED]
+        shared = [front for mode, front in item.fronts if mode != ServingMode.DISAGGREGATED]
         modes = tuple((bool(mine is split), _best_of(mine, item.y)) for mine in (split, shared) if mine)
         curves, label = found.setdefault(str(item.case.traffic), []), _curve_label(item, items)
         for place, other in enumerate(curves):
@@ -174,7 +174,7 @@ def _panels(items: Sequence[CaseFigures]) -> tuple[tuple[str, tuple[Curve, ...]]
                 curves[place] = replace(other, label=f"{other.label} or {label}")
                 break
         else:
-            curves.append(Curve(label, modes))
+            curves.append(CaseFrontiers(label, modes))
     return tuple((traffic, tuple(curves)) for traffic, curves in found.items())
 
 
@@ -218,7 +218,7 @@ def _draw(task: CaseFigures | Overview) -> int:
         return 1
     _pareto(task)
     for mode, front in task.fronts:
-        if mode == Mode.DISAGGREGATED:
+        if mode == ServingMode.DISAGGREGATED:
             _kv_bandwidth(task, front)
             _ratio(task, front)
             return 3
@@ -309,7 +309,7 @@ def _mark_evidence(axes: Any, curves: Sequence[pd.DataFrame], y: str) -> None:
 
 
 def _label(point: Mapping[str, Any], mode: str) -> str:
-    if mode != Mode.DISAGGREGATED:
+    if mode != ServingMode.DISAGGREGATED:
         return f"{mapping_text(point, 'decode')}, batch {int(point['decode_batch'])}"
     chunk = f" chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
     return (

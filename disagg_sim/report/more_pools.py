@@ -14,8 +14,8 @@ from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.trust import Trust
 from disagg_sim.domain import MAPPING_COLUMNS, Sharding
 from disagg_sim.planning.pool_facts import PoolFacts
-from disagg_sim.planning.pools_plan import MorePools, Stage
-from disagg_sim.report.plan import Block, drawn_json, token_prices_json, write_answer
+from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
+from disagg_sim.report.plan import ScreenPart, drawn_json, token_prices_json, write_answer
 from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
@@ -24,7 +24,7 @@ from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.units import HOUR, MILLION
 
 if TYPE_CHECKING:
-    from disagg_sim.planning.prove import Run
+    from disagg_sim.planning.prove import ProofRun
 
 HEADER = ("pool", "instances", "GPUs", "precision", "batch", "rate", "load", "a request takes", "binds")
 #: Pools as people read them.
@@ -44,7 +44,7 @@ NO_FACTS = PoolFacts()
 SAME = 1e-6
 
 
-def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
+def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[ScreenPart]:
     """Write a plan of more pools for people.
 
     Returns the question, the answer, a row for each pool, what they give, other systems.
@@ -61,13 +61,16 @@ def pools_screen(found: MorePools, facts: PoolFacts = NO_FACTS) -> list[Block]:
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
     blocks = [_lines(_question(found)), _lines(f"{head}{plan.message}")]
     if plan.members:
-        blocks += [Block(tuple(_rows(found)), HEADER, (5, 6, 7)), Block((*_facts(found), *_more_facts(found, facts)))]
+        blocks += [
+            ScreenPart(tuple(_rows(found)), HEADER, (5, 6, 7)),
+            ScreenPart((*_facts(found), *_more_facts(found, facts))),
+        ]
     told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
     return [*blocks, _lines(*told)] if told else blocks
 
 
-def played_screen(found: MorePools, run: Run) -> Block:
+def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
     """Write what a simulation of the pools says, for people.
 
     >>> from types import SimpleNamespace
@@ -87,15 +90,15 @@ def played_screen(found: MorePools, run: Run) -> Block:
     return _lines(f"simulated, {run.requests:,} requests at {run.rate:.4g}/s: {said}{lost}: {holds}")
 
 
-def _lines(*lines: str) -> Block:
-    return Block(tuple((line,) for line in lines))
+def _lines(*lines: str) -> ScreenPart:
+    return ScreenPart(tuple((line,) for line in lines))
 
 
 def _told(plan: PoolsPlan) -> str:
     return f"{plan.total_gpus} GPUs, {plan.message}" if plan.members else plan.message
 
 
-def _question(found: MorePools) -> str:
+def _question(found: PlannedPools) -> str:
     asked, law = found.question, found.lengths
     images = ""
     if asked.images is not None:
@@ -113,7 +116,7 @@ def _question(found: MorePools) -> str:
     return f"{found.model.title} over {', '.join(asked.pools)}: {means}{images}, {limits}, {many}"
 
 
-def _rows(found: MorePools) -> Iterator[tuple[str, ...]]:
+def _rows(found: PlannedPools) -> Iterator[tuple[str, ...]]:
     """A row for each pool; what binds it names the busiest pool."""
     slowest = max(stage.load for stage in found.stages)
     for stage in found.stages:
@@ -132,7 +135,7 @@ def _rows(found: MorePools) -> Iterator[tuple[str, ...]]:
         )
 
 
-def _layout(stage: Stage) -> str:
+def _layout(stage: PoolInstances) -> str:
     """Degrees of the half of a layer that a pool runs: ``DP12``, ``EP6+2``, ``TP4 PP2``."""
     mapping = stage.mapping
     if mapping is None:
@@ -144,7 +147,7 @@ def _layout(stage: Stage) -> str:
     return text_of(mapping) + beside_text(int(mapping.chunk_tokens), int(mapping.draft_tokens))
 
 
-def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
+def _binds(stage: PoolInstances, slowest: bool) -> Iterator[str]:
     if slowest:
         yield "the busiest pool"
     if stage.held_by:
@@ -153,7 +156,7 @@ def _binds(stage: Stage, slowest: bool) -> Iterator[str]:
         yield f"waits {stage.idle:.0%} of a step"
 
 
-def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
+def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
     plan, asked, design = found.plan, found.question, found.design
     assert design is not None, "facts are of pools"
     tokens = plan.request_rate * found.lengths.mean_osl
@@ -180,13 +183,13 @@ def _facts(found: MorePools) -> Iterator[tuple[str, str, str]]:
     yield "energy", f"{tokens / watts:.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
 
 
-def _more_facts(found: MorePools, facts: PoolFacts) -> Iterator[tuple[str, str, str]]:
+def _more_facts(found: PlannedPools, facts: PoolFacts) -> Iterator[tuple[str, str, str]]:
     plan = found.plan
     yield from price_rows(facts.prices)
     yield from watts_rows(facts.drawn, plan.total_gpus, plan.request_rate, plan.request_rate * found.lengths.mean_osl)
 
 
-def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
+def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:
     """Make the versioned JSON of a plan of more pools: SI units.
 
     Returns ``schema``, ``status``, ``question``, ``pools`` ...
@@ -243,7 +246,7 @@ def pools_json(found: MorePools, run: Run | None = None, facts: PoolFacts = NO_F
     return made
 
 
-def _run_json(run: Run) -> PoolsRunJson:
+def _run_json(run: ProofRun) -> PoolsRunJson:
     return {
         "requests": run.requests,
         "ttft_s": {name: value if math.isfinite(value) else None for name, value in run.ttft.items()},
@@ -253,7 +256,7 @@ def _run_json(run: Run) -> PoolsRunJson:
     }
 
 
-def _stage_json(stage: Stage) -> StageJson:
+def _stage_json(stage: PoolInstances) -> StageJson:
     return {
         "pool": stage.pool,
         "instances": stage.instances,
@@ -277,7 +280,9 @@ def _degrees(mapping: Sharding) -> dict[str, int]:
     return {name: int(getattr(mapping, name)) for name in MAPPING_COLUMNS}
 
 
-def write_pools(found: MorePools, text: str, out: Path, run: Run | None = None, facts: PoolFacts = NO_FACTS) -> None:
+def write_pools(
+    found: PlannedPools, text: str, out: Path, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS
+) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``, a row a pool.
 
     >>> import tempfile

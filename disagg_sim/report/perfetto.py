@@ -14,7 +14,7 @@ from disagg_sim.atomic import write_text
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.simulation.wishes import Role
-from disagg_sim.sweep.store import State, Store
+from disagg_sim.sweep.store import BlockState, Store
 from disagg_sim.units import US
 
 CLUSTER = 0  # process of counters and decisions; an instance is the one of its number plus 1
@@ -30,11 +30,11 @@ def write_perfetto(result: ScenarioResult, root: Path) -> int:
 
     >>> from types import SimpleNamespace
     >>> stopped = SimpleNamespace(key=lambda table: table)
-    >>> store = SimpleNamespace(state=lambda key: State.MISSING)
+    >>> store = SimpleNamespace(state=lambda key: BlockState.MISSING)
     >>> write_perfetto(SimpleNamespace(plan=SimpleNamespace(runs=(stopped,)), store=store), Path("results"))
     0
     """
-    runs = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is State.STORED]
+    runs = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is BlockState.STORED]
     for run in runs:
         path = root / "perfetto" / f"{run.name}.json"
         lines = ",\n".join(json.dumps(event) for event in _events(result.store, run))

@@ -39,8 +39,8 @@ from disagg_sim.report.schemas import (
     PLAN,
     DesignJson,
     DrawnJson,
-    HeldJson,
     PlanJson,
+    PrefillDelayJson,
     ProofJson,
     QuestionJson,
     RunJson,
@@ -50,11 +50,11 @@ from disagg_sim.report.schemas import (
 )
 
 if TYPE_CHECKING:
-    from disagg_sim.planning.prove import Proof, Run
+    from disagg_sim.planning.prove import Proof, ProofRun
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ScreenPart:
     """A part of the screen: lines, or a table."""
 
     rows: tuple[tuple[str, ...], ...]  # of one cell each, lines
@@ -63,7 +63,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class PlanExtras:
     """What is told of a plan beside itself; None of what was not asked for."""
 
     sure: Assurance | None = None
@@ -73,40 +73,40 @@ class Told:
     prices: TokenPrices | None = None
 
 
-NOTHING = Told()
+NOTHING = PlanExtras()
 
 
-def screen(plan: Plan, told: Told = NOTHING) -> list[Block]:
+def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
     """Write a plan for people."""
     blocks = [_lines([question_line(plan)]), _lines(verdict(plan, told.sure))]
     best = plan.best
     if best is not None:
         blocks += [
-            Block(tuple(pool_rows(best)), POOL_HEADER, (5,)),
-            Block(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
-            Block((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
+            ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (5,)),
+            ScreenPart(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
+            ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
         ]
         if told.proof is not None:
             blocks.append(_lines(proof_lines(plan, told.proof)))
-        blocks.append(Block(tuple(why_rows(plan, best)), ("why", "")))
+        blocks.append(ScreenPart(tuple(why_rows(plan, best)), ("why", "")))
         if told.sure is not None:
-            blocks.append(Block(tuple(checked_rows(told.sure)), ("checked", "layout", "time rests on")))
+            blocks.append(ScreenPart(tuple(checked_rows(told.sure)), ("checked", "layout", "time rests on")))
         if plan.runners_up:
-            blocks.append(Block(tuple(runner_rows(plan)), RUNNER_HEADER, (3, 4, 5, 6)))
+            blocks.append(ScreenPart(tuple(runner_rows(plan)), RUNNER_HEADER, (3, 4, 5, 6)))
     return blocks + [_lines([f"left out: {line}" for line in plan.left_out])] * bool(plan.left_out)
 
 
-def changes(plan: Plan, told: Told) -> Block:
+def changes(plan: Plan, told: PlanExtras) -> ScreenPart:
     """Write what would change the answer, the last part of the screen."""
     lines = [] if told.changes is None else change_lines(plan, told.changes)
     return _lines(lines, "what would change the answer")
 
 
-def _lines(lines: list[str], title: str = "") -> Block:
-    return Block(tuple((line,) for line in ([title] if title else []) + lines))
+def _lines(lines: list[str], title: str = "") -> ScreenPart:
+    return ScreenPart(tuple((line,) for line in ([title] if title else []) + lines))
 
 
-def write_plan(plan: Plan, told: Told, text: str, out: Path) -> None:
+def write_plan(plan: Plan, told: PlanExtras, text: str, out: Path) -> None:
     """Write everything as files: ``plan.txt``, ``plan.json``, ``designs.csv``."""
     write_answer(out, text, plan_json(plan, told))
     designs = [plan.best, *plan.runners_up] if plan.best is not None else []
@@ -146,7 +146,7 @@ def _design_rows(plan: Plan, design: Design, place: int) -> list[dict[str, Any]]
     return rows if spares is None else [row | {"spares": n} for row, n in zip(rows, spares["counts"], strict=True)]
 
 
-def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
+def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
     """Make the versioned JSON of a plan: SI units, no text that a program would have to read.
 
     Returns ``schema``, ``status``, ``question``, ``best``, ``runners_up`` ...
@@ -198,7 +198,7 @@ def plan_json(plan: Plan, told: Told = NOTHING) -> PlanJson:
     return whole
 
 
-def _aside_json(plan: Plan, told: Told) -> DesignJson | None:
+def _aside_json(plan: Plan, told: PlanExtras) -> DesignJson | None:
     """The design that would cost less; None where none does, or nobody asked."""
     aside = None if told.changes is None else told.changes.aside
     return None if aside is None else design_json(plan, aside)
@@ -223,7 +223,7 @@ def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
     }
 
 
-def _said(plan: Plan, told: Told) -> dict[str, Any]:
+def _said(plan: Plan, told: PlanExtras) -> dict[str, Any]:
     """Sentences of the screen that no number of the JSON says, for people who read a page of it."""
     why = [] if plan.best is None else [list(row) for row in why_rows(plan, plan.best)]
     return {
@@ -284,14 +284,14 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
     return made
 
 
-def _held(pool: PlannedPool) -> HeldJson:
+def _held(pool: PlannedPool) -> PrefillDelayJson:
     """How long its prompts are held back; nothing where they are not."""
     steps = pool.replicas.hold_steps
     return {} if steps is None else {"hold_steps": steps}
 
 
 def _proof_json(proof: Proof) -> ProofJson:
-    def run(each: Run) -> RunJson:
+    def run(each: ProofRun) -> RunJson:
         made: RunJson = plain({**asdict(each), "holds": each.holds})
         return made
 

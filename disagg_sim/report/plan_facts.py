@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from disagg_sim.certainty.token_prices import TokenPrices
 from disagg_sim.certainty.trust import Trust, shares_text
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import Drawn
-from disagg_sim.planning.pools_plan import Stage
-from disagg_sim.planning.prefill_delay_effect import HeldPrompts
+from disagg_sim.planning.pools_plan import PoolInstances
+from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.tiers import TierUse, tier_uses
 from disagg_sim.report.plan_rows import role_text, seconds_text
 from disagg_sim.serving.availability import Spares
@@ -33,7 +33,7 @@ def price_of(plan: Plan, design: Design) -> tuple[float, float]:
     return hour, hour / HOUR / design.tokens_per_s * MILLION
 
 
-def price_of_pools(pools: Iterable[PlannedPool | Stage], prices: Mapping[str, float]) -> float:
+def price_of_pools(pools: Iterable[PlannedPool | PoolInstances], prices: Mapping[str, float]) -> float:
     """Add up the price of pools, given the price of some systems; NaN where that of one is not known. [USD/h]"""
 
     def each(system: SystemSpec) -> float:
@@ -58,7 +58,7 @@ def fact_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tu
         yield "capacity", f"{most:.3g} requests/s on these GPUs (80 % band: {low:.3g} to {high:.3g})", rests
     yield "hosts", "; ".join(_hosts(design)), f"{Trust.MEASURED}: GPUs of a host"
     yield "in flight", f"{design.in_flight:,.0f} requests on average", rests
-    if design.mode == Mode.DISAGGREGATED:
+    if design.mode == ServingMode.DISAGGREGATED:
         yield (
             "KV caches",
             f"{design.kv_rate / GB:.2g} GB/s in or out of a GPU",
@@ -106,11 +106,11 @@ def cached_rows(
     yield from tier_rows(uses, system)
 
 
-def held_rows(found: HeldPrompts | None) -> Iterator[tuple[str, str, str]]:
+def held_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, str, str]]:
     """Write how long prompts are held back, what that costs FTL and gains TTL.
 
     >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
-    >>> [row[1] for row in held_rows(HeldPrompts(**known, ftl=3.91, ftl_without=1.51))]
+    >>> [row[1] for row in held_rows(PrefillDelayEffect(**known, ftl=3.91, ftl_without=1.51))]
     ['up to 128 decode steps; a pass takes 6.4, every 120 steps: TTL 44 ms, not 83 ms; FTL and slot 3.91 s, not 1.51 s']
     """
     if found is not None:

@@ -12,7 +12,7 @@ from html import escape
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, assurance
 from disagg_sim.planning.flips import changes_of
-from disagg_sim.report.plan import Told
+from disagg_sim.report.plan import PlanExtras
 from disagg_sim.report.plan_facts import drawn_rows, fact_rows, price_rows
 from disagg_sim.report.plan_rows import (
     LATENCY_HEADER,
@@ -35,9 +35,9 @@ WIDTH, HEIGHT, AT_LIMIT = 150, 12, 0.75
 
 
 @lru_cache(maxsize=2)
-def told_of(plan: Plan) -> Told:
+def told_of(plan: Plan) -> PlanExtras:
     """How sure a plan is and what would change it; kept for the plan that is shown again."""
-    return Told() if plan.best is None else Told(sure=assurance(plan), changes=changes_of(plan))
+    return PlanExtras() if plan.best is None else PlanExtras(sure=assurance(plan), changes=changes_of(plan))
 
 
 def plan_html(plan: Plan) -> str:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from disagg_sim.certainty.trust import Trust, shares_text
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn
-from disagg_sim.planning.flips import LADDER, Changes, Flip
+from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.planning.ranking import standing
@@ -26,7 +26,7 @@ from disagg_sim.workload.lengths import Lengths
 if TYPE_CHECKING:
     from disagg_sim.planning.prove import Proof
 
-MODE_TEXT = {Mode.DISAGGREGATED: "disaggregated", Mode.COLOCATED: "co-located"}
+MODE_TEXT = {ServingMode.DISAGGREGATED: "disaggregated", ServingMode.COLOCATED: "co-located"}
 #: What binds a pass or step, in words.
 BOUND_TEXT = {
     "compute": "arithmetic",
@@ -89,7 +89,7 @@ def verdict(plan: Plan, sure: Assurance | None) -> list[str]:
     best = plan.best
     if best is None:
         return [f"INFEASIBLE: {plan.infeasible}"]
-    what, mode = "DISAGGREGATE" if best.mode == Mode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
+    what, mode = "DISAGGREGATE" if best.mode == ServingMode.DISAGGREGATED else "CO-LOCATE", MODE_TEXT[best.mode]
     head = f"{best.gpus} GPU{' serves' if best.gpus == 1 else 's serve'} {best.rate:.4g} requests/s"
     if plan.other is None:
         return [f"{what}: {head}; no {MODE_TEXT[_other(best.mode)]} deployment keeps the limits"]
@@ -136,7 +136,7 @@ def _percent(chance: float) -> str:
 
 def _why_first(plan: Plan, best: Design) -> str:
     """Why one of two modes that are as good is named first."""
-    if best.mode == Mode.COLOCATED and plan.gain < LEAST_GAIN:
+    if best.mode == ServingMode.COLOCATED and plan.gain < LEAST_GAIN:
         return "one pool, and no caches to move"
     if plan.gain < 1.0 + SAME:
         return "ranks of co-located attention DP wait for each other, which no measurement has judged"
@@ -162,8 +162,8 @@ def _instances(design: Design) -> str:
     return " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools)
 
 
-def _other(mode: Mode) -> Mode:
-    return Mode.COLOCATED if mode == Mode.DISAGGREGATED else Mode.DISAGGREGATED
+def _other(mode: ServingMode) -> ServingMode:
+    return ServingMode.COLOCATED if mode == ServingMode.DISAGGREGATED else ServingMode.DISAGGREGATED
 
 
 def _limit(limit: Limit) -> str:
@@ -321,7 +321,7 @@ def _why_aside(best: Design, design: Design) -> str:
     return "less than forecasts tell apart, and larger instances"
 
 
-def flip_lines(plan: Plan, changes: tuple[Flip, ...]) -> list[str]:
+def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
     """Write what would change the answer, nearest first."""
     if not changes:
         return [f"nothing within {LADDER[-1]:g} times the limits and lengths changes the answer"]

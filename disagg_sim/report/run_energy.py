@@ -14,7 +14,7 @@ from disagg_sim.planning.run_energy import instances_energy, several_models
 from disagg_sim.scenario.plan import RUNS, Run
 from disagg_sim.scenario.run import NAMES, ScenarioResult
 from disagg_sim.simulation.records import EncodeUse, Instances
-from disagg_sim.sweep.store import State
+from disagg_sim.sweep.store import BlockState
 from disagg_sim.units import HOUR
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.stream import in_memory
@@ -34,7 +34,7 @@ def write_run_energy(result: ScenarioResult, root: Path) -> list[tuple[str, ...]
     ...     write_run_energy(SimpleNamespace(plan=SimpleNamespace(runs=()), store=None, summary=None), Path(root))
     []
     """
-    whole = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is State.STORED]
+    whole = [run for run in result.plan.runs if result.store.state(run.key(RUNS)) is BlockState.STORED]
     tables = [_of_run(run, json.loads(result.store.note(run.key(RUNS)))) for run in whole]
     if not tables:
         return []

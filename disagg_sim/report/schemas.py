@@ -51,7 +51,7 @@ class QuestionJson(TypedDict):
     objective: str
 
 
-class HeldJson(TypedDict, total=False):
+class PrefillDelayJson(TypedDict, total=False):
     """What pools say that hold prompts back."""
 
     hold_steps: int
@@ -353,7 +353,7 @@ class LatencyTrustJson(TypedDict):
     rests_on: Shares
 
 
-class HeldPromptsJson(TypedDict):
+class PrefillDelayEffectJson(TypedDict):
     """A co-located design at its wait, and at none."""
 
     steps: Annotated[int, Field(description="decode steps that prompts are held back at most [1]")]
@@ -398,7 +398,7 @@ class ExplainJson(TypedDict):
     ]
     tiers: NotRequired[Annotated[list[TierJson], Field(description="where tiers are named: explain --tiers")]]
     spares: NotRequired[Annotated[SparesJson, Field(description="of the pools of the design: explain --availability")]]
-    held_prompts: NotRequired[Annotated[HeldPromptsJson, Field(description="where prompts are held back")]]
+    held_prompts: NotRequired[Annotated[PrefillDelayEffectJson, Field(description="where prompts are held back")]]
     hand_over: NotRequired[Annotated[HandOverJson, Field(description="rows of a sweep with kv_link")]]
 
 

@@ -19,7 +19,7 @@ from disagg_sim.report.labels import plain
 from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.store import State, Store
+from disagg_sim.sweep.store import BlockState, Store
 from disagg_sim.units import MS
 
 BINS = 90  # of the time axis [1]
@@ -79,7 +79,7 @@ def draw_simulation(result: ScenarioResult, root: Path, *, jobs: int) -> int:
 def _tasks(result: ScenarioResult, store: Store, root: Path) -> Iterator[OverTime | Spread | OverRate]:
 
     scenario = result.plan.scenario
-    stored = [run for run in result.plan.runs if store.state(run.key(RUNS)) is State.STORED]
+    stored = [run for run in result.plan.runs if store.state(run.key(RUNS)) is BlockState.STORED]
     for run in stored:
         title = f"{run.choice.label} on {run.deployment.name} under {run.source.name} x {run.rate_scale:g}"
         yield OverTime(root / f"{run.name}.png", title, store, run)

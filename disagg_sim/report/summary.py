@@ -10,9 +10,9 @@ from typing import Any
 
 from disagg_sim.atomic import write_text
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.report.designs import UNITS, designs_text
-from disagg_sim.report.verdicts import EITHER, LEAST_GAIN, LEAST_PROBABILITY, SHARED, SPLIT, Verdict, verdict_of
+from disagg_sim.report.verdicts import EITHER, LEAST_GAIN, LEAST_PROBABILITY, SHARED, SPLIT, ModeVerdict, verdict_of
 from disagg_sim.report.words import (
     MODE_TEXT,
     drafts_text,
@@ -28,7 +28,7 @@ from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity
 from disagg_sim.sweep.results import CaseResult, SweepResult
-from disagg_sim.sweep.spec import Limits, SweepSpec
+from disagg_sim.sweep.spec import PointLimits, SweepSpec
 from disagg_sim.units import GB, MS
 
 #: Columns of a table that name a case.
@@ -59,10 +59,10 @@ def summary(result: SweepResult, *, figures: bool, fidelity: Sequence[CaseFideli
 
 def _compared(result: SweepResult) -> bool:
     """Whether some case has disaggregated and co-located designs."""
-    return any(len({mode.mode == Mode.DISAGGREGATED for mode in item.found}) > 1 for item in result.cases)
+    return any(len({mode.mode == ServingMode.DISAGGREGATED for mode in item.found}) > 1 for item in result.cases)
 
 
-def _better(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> Iterable[str]:
+def _better(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) -> Iterable[str]:
     """The table that a reader decides by, and how it is read."""
     told = [each for item in result.cases for each in verdicts[item.plan.case.name] if each.leads]
     counts = Counter(each.better for each in told)
@@ -131,7 +131,13 @@ def _throughput(result: SweepResult) -> str:
     for item in result.cases:
         found = [verdict_of(item, None, speed) for speed in (0.0, *SPEEDS)]
         column = item.plan.case.throughput
-        kinds = (SPLIT, SHARED) if both else (SPLIT,) if result.plan.spec.modes[0] == Mode.DISAGGREGATED else (SHARED,)
+        kinds = (
+            (SPLIT, SHARED)
+            if both
+            else (SPLIT,)
+            if result.plan.spec.modes[0] == ServingMode.DISAGGREGATED
+            else (SHARED,)
+        )
         cells.append([" / ".join(throughput_text(each.points[kind], column) for kind in kinds) for each in found])
     spares = ", spares among the GPUs" * any(each.columns_of_spares for each in result.plan.spec.served)
     title = f"Throughput [{UNITS[result.plan.spec.per]}{spares}]"
@@ -142,7 +148,7 @@ def _throughput(result: SweepResult) -> str:
     return f"## Throughput\n\n{title}\n\n{table}{note}"
 
 
-def _deployments(result: SweepResult, verdicts: Mapping[str, Sequence[Verdict]]) -> Iterable[str]:
+def _deployments(result: SweepResult, verdicts: Mapping[str, Sequence[ModeVerdict]]) -> Iterable[str]:
     """What to deploy for each case and speed: the design of the better mode."""
     rows: dict[tuple[str, ...], None] = {}
     for item in result.cases:
@@ -167,7 +173,7 @@ def _cells(point: Mapping[str, Any]) -> list[str]:
     decode = f"{int(point['decode_instances'])} × {mapping_text(point, 'decode')}{drafts_text(point)}"
     decode += f", batch {int(point['decode_batch'])}"
     prefill, wire = prefill_text(point), "–"
-    if point["mode"] == Mode.DISAGGREGATED:
+    if point["mode"] == ServingMode.DISAGGREGATED:
         chunk = f", chunk {int(point['prefill_chunk_tokens'])}" if point["prefill_chunk_tokens"] else ""
         prefill = f"{int(point['prefill_instances'])} × {mapping_text(point, 'prefill')}{chunk}"
         prefill += f", batch {int(point['prefill_batch'])}"
@@ -208,7 +214,7 @@ def _limits(spec: SweepSpec) -> str:
     return _limits_text(spec.limits[0], " or ".join(f"{latency:g}" for latency in latencies))
 
 
-def _limits_text(limits: Limits, ftl: str) -> str:
+def _limits_text(limits: PointLimits, ftl: str) -> str:
     ttl = "" if math.isinf(limits.ttl_s) else f"TTL at most {limits.ttl_s / MS:g} ms, "
     rules = {"all": ", all layouts", "served": ", layouts that were served alone"}.get(limits.layouts, "")
     rules += ", TP over NICs, too" if limits.tp_over_nics else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.report.words import NOT_REACHED
 from disagg_sim.sweep.fidelity import CaseFidelity
 from disagg_sim.sweep.results import CaseResult
@@ -21,7 +21,7 @@ X = "tokens_per_s_per_user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ModeVerdict:
     """The better mode of a case at a speed, as a summary says it."""
 
     better: str  # ``SPLIT``, ``SHARED``, ``EITHER``, or "" where no mode is so fast
@@ -50,7 +50,7 @@ class Verdict:
         return chosen if chosen is not None or not self.leads else self.points[self.leads]
 
 
-def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) -> Verdict:
+def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) -> ModeVerdict:
     """Compare the modes of a case at a speed.
 
     Takes ``speed`` [token/s]. Returns one mode is the better one from ``LEAST_GAIN`` on, and, where there are error
@@ -59,7 +59,7 @@ def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) ->
     column = item.plan.case.throughput
 
     def best(*, split: bool) -> Mapping[str, Any] | None:
-        modes = [mode for mode in item.found if (mode.mode == Mode.DISAGGREGATED) == split]
+        modes = [mode for mode in item.found if (mode.mode == ServingMode.DISAGGREGATED) == split]
         there = [point for mode in modes if (point := mode.at(speed)) is not None]
         return max(there, key=lambda point: point[column], default=None)
 
@@ -67,7 +67,7 @@ def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) ->
     ours, theirs = ((0.0 if each is None else float(each[column])) for each in points.values())
     nothing = math.nan, math.nan, math.nan
     if not (ours or theirs):
-        return Verdict(
+        return ModeVerdict(
             better="", leads="", gain=math.nan, low=math.nan, high=math.nan, probability=math.nan, points=points
         )
     low, high, sure = _bars(fidelity, speed) or nothing
@@ -76,7 +76,7 @@ def verdict_of(item: CaseResult, fidelity: CaseFidelity | None, speed: float) ->
         low, high, sure = _ratio(1.0, high), _ratio(1.0, low), 1.0 - sure
     clear = gain >= LEAST_GAIN and not sure < LEAST_PROBABILITY
     better = leads if clear else EITHER
-    return Verdict(better=better, leads=leads, gain=gain, low=low, high=high, probability=sure, points=points)
+    return ModeVerdict(better=better, leads=leads, gain=gain, low=low, high=high, probability=sure, points=points)
 
 
 def _bars(fidelity: CaseFidelity | None, speed: float) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from disagg_sim.domain import SHARDING, UNSAID
 if TYPE_CHECKING:
     from disagg_sim.domain import Sharding as Shards
     from disagg_sim.sweep.cases import Case
-    from disagg_sim.sweep.spec import Pools
+    from disagg_sim.sweep.spec import PoolSystems
 
 
 def mapping_text(point: Mapping[str, Any], phase: str) -> str:
@@ -53,7 +53,7 @@ def degrees_text(
     return " ".join(parts) or "1 GPU"
 
 
-def pools_text(pools: Pools) -> str:
+def pools_text(pools: PoolSystems) -> str:
     """Systems and recipes: ``h100_sxm, fp8``, or ``prefill a100_sxm_80gb, bf16; decode h100_sxm, bf16``."""
     decode = f"{pools.system}, {pools.precision}"
     if pools.alike:

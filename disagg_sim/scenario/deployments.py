@@ -89,7 +89,7 @@ class _Ffn(Strict):
     precision: Annotated[str, load.spec_name("precision")] = ""
 
 
-class Group(NamedTuple):
+class InstanceGroup(NamedTuple):
     """Equal instances, and what they serve where that is not what the scenario says."""
 
     replicas: Replicas
@@ -123,7 +123,7 @@ class _Instances(Strict):
     ffn: _Ffn | None = None
 
 
-def _group(part: str, keys: _Instances) -> Group:
+def _group(part: str, keys: _Instances) -> InstanceGroup:
     stage, chunk = keys.tp * keys.dp * keys.pcp, keys.chunk_tokens
     faults: list[tuple[tuple[str, ...], str]] = []
     if stage % keys.ep:
@@ -151,12 +151,14 @@ def _group(part: str, keys: _Instances) -> Group:
     )
     limits = {name: getattr(keys, name) for name in LIMITS}
     replicas = expected(lambda: Replicas(mapping=mapping, instances=keys.instances, **limits))
-    return Group(replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens, keys.ffn)
+    return InstanceGroup(
+        replicas, {key: name for key in SERVES if (name := getattr(keys, key))}, keys.draft_tokens, keys.ffn
+    )
 
 
 def _part(name: str) -> Written:
     """``{tp: 2, instances: 2}``, or a list of these."""
-    return Written(Several[Annotated[Group, Written(_Instances, partial(_group, name))]], tuple)
+    return Written(Several[Annotated[InstanceGroup, Written(_Instances, partial(_group, name))]], tuple)
 
 
 class EncodeKeys(Strict):
@@ -176,10 +178,10 @@ class DeploymentKeys(Strict):
 
     gpus: Annotated[int | None, Range(1, 10**6)] = None
     encode: EncodeKeys | None = None
-    prefill: Annotated[tuple[Group, ...], _part("prefill")] = ()
-    decode: Annotated[tuple[Group, ...], _part("decode")] = ()
-    colocated: Annotated[tuple[Group, ...], _part("colocated")] = ()
-    pairs: Annotated[tuple[Group, ...], _part("pairs")] = ()
+    prefill: Annotated[tuple[InstanceGroup, ...], _part("prefill")] = ()
+    decode: Annotated[tuple[InstanceGroup, ...], _part("decode")] = ()
+    colocated: Annotated[tuple[InstanceGroup, ...], _part("colocated")] = ()
+    pairs: Annotated[tuple[InstanceGroup, ...], _part("pairs")] = ()
 
     def served(self, name: str, usual: Mapping[str, Any]) -> ServedDeployment:
         """The deployment of a name, with the GPUs of its largest choice of parts where none are given.
@@ -187,7 +189,7 @@ class DeploymentKeys(Strict):
         Instances serve the ``usual`` values of ``SERVES``, with its ``draft_tokens``, where they do not say something
         else.
         """
-        groups: dict[str, tuple[Group, ...]] = {part: getattr(self, part) for part in PARTS}
+        groups: dict[str, tuple[InstanceGroup, ...]] = {part: getattr(self, part) for part in PARTS}
         if not any(groups.values()):
             raise InputError(f"has no instances; allowed: {', '.join(PARTS)}")
         some = any(each.serves for entries in groups.values() for each in entries)
@@ -213,7 +215,7 @@ def _encoders(keys: EncodeKeys, usual: Mapping[str, Any]) -> Encoders:
     return Encoders(step=step, instances=keys.instances)
 
 
-def _placed(group: Group, usual: Mapping[str, Any], *, own: bool) -> Replicas:
+def _placed(group: InstanceGroup, usual: Mapping[str, Any], *, own: bool) -> Replicas:
     """Instances with their draft tokens and, where some say what they serve, a setup of their ``own``."""
     replicas, names = group.replicas, {**usual, **group.serves}
     drafts = group.draft_tokens

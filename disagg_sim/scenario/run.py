@@ -34,7 +34,7 @@ from disagg_sim.simulation.run import run as simulate
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
 from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.store import Listener, Own, State, Store, missing, opened
+from disagg_sim.sweep.store import BlockState, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
 from disagg_sim.workload.stream import in_memory
 
@@ -76,7 +76,7 @@ class RunTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FinishedRun:
     """A run that ended, well or by a fault of its policy."""
 
     name: str
@@ -108,7 +108,7 @@ class ScenarioResult:
         return self.store.read(run.key(SAMPLES))
 
 
-def compute_run(task: RunTask) -> Done:
+def compute_run(task: RunTask) -> FinishedRun:
     """Simulate one run, or one search for a capacity, and write it into the store."""
     run = task.run
     try:
@@ -132,12 +132,12 @@ def compute_run(task: RunTask) -> Done:
         if whole and isinstance(error, PolicyError) and isinstance(error.so_far, RunResult):
             _write_records(task, _named(error.so_far, run))
             kept = f"; its rows so far are in {task.store.path(run.key(REQUESTS))}"
-        return Done(run.name, run.requests, f"{run.name}: {error}{kept}")
-    return Done(run.name, run.requests)
+        return FinishedRun(run.name, run.requests, f"{run.name}: {error}{kept}")
+    return FinishedRun(run.name, run.requests)
 
 
 def run_scenario(
-    plan: ScenarioPlan, root: Path, *, jobs: int | Workers, listener: Listener, overwrite: bool = False
+    plan: ScenarioPlan, root: Path, *, jobs: int | Workers, listener: RunListener, overwrite: bool = False
 ) -> ScenarioResult:
     """Simulate every run missing in ``root``, then write ``summary.csv`` and the other tables.
 
@@ -256,12 +256,12 @@ def encode_use(result: ScenarioResult, run: Run) -> EncodeUse | None:
 
     >>> from types import SimpleNamespace
     >>> note = '{"encode": {"gpus": 2, "held_s": 9.0, "busy_s": 6.0, "flops": 1e12}}'
-    >>> store = SimpleNamespace(state=lambda key: State.STORED, note=lambda key: note)
+    >>> store = SimpleNamespace(state=lambda key: BlockState.STORED, note=lambda key: note)
     >>> use = encode_use(SimpleNamespace(store=store), SimpleNamespace(key=lambda table: table))
     >>> use.gpus, use.busy_s / use.gpu_s
     (2, 0.3333333333333333)
     """
-    if result.store.state(run.key(RUNS)) is not State.STORED:
+    if result.store.state(run.key(RUNS)) is not BlockState.STORED:
         return None
     found = json.loads(result.store.note(run.key(RUNS))).get("encode")
     return None if found is None else EncodeUse(**found)
@@ -284,9 +284,9 @@ def _require_own(plan: ScenarioPlan, planned: set[Key], store: Store) -> None:
 
 def _collect(plan: ScenarioPlan, store: Store, faults: tuple[str, ...]) -> ScenarioResult:
 
-    whole = [run for run in plan.runs if store.state(run.key(RUNS)) is State.STORED]
-    logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is State.STORED]
-    searches = [run for run in plan.searches if store.state(run.key(run.table)) is State.STORED]
+    whole = [run for run in plan.runs if store.state(run.key(RUNS)) is BlockState.STORED]
+    logged = [run for run in plan.runs if store.state(run.key(DECISIONS)) is BlockState.STORED]
+    searches = [run for run in plan.searches if store.state(run.key(run.table)) is BlockState.STORED]
     timings = read_timings(store.root)
     return ScenarioResult(
         plan=plan,
@@ -394,7 +394,7 @@ def _write_tables(result: ScenarioResult, root: Path) -> None:
         write_csv(root / "capacity_runs.csv", result.searched, digits=9)
 
 
-def warm_up(runs: Sequence[Run], listener: Listener) -> None:
+def warm_up(runs: Sequence[Run], listener: RunListener) -> None:
     """Serve a few requests under every policy of some runs, so that its code is compiled and kept.
 
     The time of the first run is then its own, and so is the time that is left. What is wrong with a policy is told by

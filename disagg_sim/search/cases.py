@@ -75,7 +75,7 @@ def stacked(tables: Sequence[Sharding]) -> Sharding:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class OfCases:
+class StackedCases:
     """Lengths of one case or of several, and how many rows each has."""
 
     cases: Sequence[Lengths]
@@ -88,7 +88,7 @@ class OfCases:
         of shape (rows, 1).
 
         >>> import disagg_sim as ds
-        >>> both = OfCases([ds.lengths(1024, 64), ds.lengths(2048, 64)], (1, 2))
+        >>> both = StackedCases([ds.lengths(1024, 64), ds.lengths(2048, 64)], (1, 2))
         >>> both.number(lambda each: each.mean_isl).tolist(), both.number(lambda each: each.mean_osl)
         ([[1024.0], [2048.0], [2048.0]], 64.0)
         """

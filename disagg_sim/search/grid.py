@@ -41,7 +41,7 @@ from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
 from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
-from disagg_sim.search.cases import OfCases, groups_of, is_plain, stacked
+from disagg_sim.search.cases import StackedCases, groups_of, is_plain, stacked
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
@@ -149,7 +149,7 @@ def decode_grids(
 def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: Any, mla_form: str) -> Drafted:
     """The points of all cases, one after the other: arrays of shape (cases x mappings, batches)."""
     rows_of_case = len(table)
-    several, shape = OfCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
+    several, shape = StackedCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
     table = stacked([table] * len(cases))
     cached, context = several.cached(lambda lengths: lengths.resident), several.number(lambda lengths: lengths.context)
     ttl, memory = np.empty(shape), np.empty(shape)
@@ -266,7 +266,7 @@ def prefill_grids(
     grids: dict[int, PhaseGrid] = {}
     for group in groups_of([size_of[some] for some in below], [axes[place] for place in scored], joins):
         places = [scored[number] for number in group]
-        several = OfCases([cases[place] for place in places], tuple(size_of[below[number]] for number in group))
+        several = StackedCases([cases[place] for place in places], tuple(size_of[below[number]] for number in group))
         laid = stacked([tables[below[number]] for number in group])
         axis = axes[places[0]][None, :].astype(float)
         found = prefill_points(at, several, laid, axis, mla_form, ftl_quantile)

@@ -18,7 +18,7 @@ from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, row_blocks
-from disagg_sim.search.cases import OfCases
+from disagg_sim.search.cases import StackedCases
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, one_of, uneven_passes
 from disagg_sim.workload.lengths import Lengths
@@ -41,7 +41,7 @@ class PrefillPoints(NamedTuple):
 
 
 def prefill_points(
-    at: Setup, several: OfCases, table: Sharding, axis: Any, mla_form: str, quantile: float | None
+    at: Setup, several: StackedCases, table: Sharding, axis: Any, mla_form: str, quantile: float | None
 ) -> PrefillPoints:
     """Time and size the points of one case, or of several plain ones, one after the other.
 
@@ -78,7 +78,7 @@ class _Block(NamedTuple):
     lengths: Lengths | None  # of all rows, which may have pasts and unequal ranks; None = of several plain cases
 
 
-def _timed_blocks(several: OfCases, quantile: float | None, chunks: Ints, columns: int) -> Iterator[_Block]:
+def _timed_blocks(several: StackedCases, quantile: float | None, chunks: Ints, columns: int) -> Iterator[_Block]:
     """Rows to score at once and the prompts to time them at: rows of one chunk size, of all where one prompt does."""
     if len(several.cases) > 1:
         for rows in (np.flatnonzero(chunks == 0), np.flatnonzero(chunks)):

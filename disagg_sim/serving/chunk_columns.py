@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.search.blocks import BLOCK_POINTS
-from disagg_sim.serving.colocation import Case, Group
+from disagg_sim.serving.colocation import ColocatedCase, Group
 from disagg_sim.serving.search_cache import Rows, of_one_depth
 
 #: Prefill tokens of one attention rank in a mixed step that are tried beside the balance. [token]
 RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))
 
 
-def _balance(case: Case, accepted: float, batch: Ints) -> Floats:
+def _balance(case: ColocatedCase, accepted: float, batch: Ints) -> Floats:
     """Tokens of prefill a step of every batch, on average. [token]"""
     tokens: Floats = accepted * batch.astype(float)  # that a step emits
     return tokens * (case.lengths.mean_new / case.lengths.gaps)
 
 
-def _rank_chunks(case: Case) -> Ints:
+def _rank_chunks(case: ColocatedCase) -> Ints:
     """Chunks of a rank to try beside the balance. [token]"""
     sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
     return sizes[:0] if case.options.every_step_mixed else sizes
 
 
-def worth_trying(case: Case, group: Group) -> NDArray[np.bool_]:
+def worth_trying(case: ColocatedCase, group: Group) -> NDArray[np.bool_]:
     """Say which chunks are tried of a group.
 
     The result has shape (batches, 1 + sizes): the balance, and sizes that exceed it.
@@ -51,7 +51,7 @@ class ChunkColumns:
     tried: NDArray[np.bool_]  # (rows, columns) which are of the row's group
 
     @classmethod
-    def of(cls, case: Case, groups: Sequence[Group], members: Sequence[tuple[int, slice]]) -> ChunkColumns:
+    def of(cls, case: ColocatedCase, groups: Sequence[Group], members: Sequence[tuple[int, slice]]) -> ChunkColumns:
         """Of some rows of groups."""
         rows = Rows.of(groups, members)
         worth = np.zeros((len(members), rows.batch.size, 1 + _rank_chunks(case).size), dtype=bool)
@@ -66,7 +66,7 @@ class ChunkColumns:
         return cls(rows, accepted, batch_index, chunk, balance / chunk, tried)
 
 
-def blocks(case: Case, groups: Sequence[Group]) -> Iterator[ChunkColumns]:
+def blocks(case: ColocatedCase, groups: Sequence[Group]) -> Iterator[ChunkColumns]:
     """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block."""
     for places in of_one_depth(groups):
         held: list[tuple[int, slice]] = []

@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
@@ -26,7 +26,17 @@ from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
+from disagg_sim.serving.colocation import (
+    Chosen,
+    ColocatedCase,
+    ColocatedPoints,
+    Colocation,
+    Group,
+    Options,
+    choose,
+    drafted_groups,
+    found,
+)
 from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
@@ -101,19 +111,19 @@ def colocated(
     >>> points["decode_batch"].tolist()
     [16, 64]
     """
-    case = Case(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
+    case = ColocatedCase(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
     return search_colocated(case, mappings).require().points
 
 
-def search_colocated(case: Case, mappings: Sharding | list[Sharding]) -> Found:
+def search_colocated(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> ColocatedPoints:
     """Find the points of ``colocated`` within the limits, none if so it is, and count what was looked at."""
     parts = searched(_search, case, mappings)
     if (sizes := case.options.prefill_batch) is not None and not parts:
         raise InputError(f"prefill_batch {list(sizes)} is above every batch; allowed: up to the requests of a batch")
-    return found(case, Mode.COLOCATED, parts)
+    return found(case, ServingMode.COLOCATED, parts)
 
 
-def count_colocated(case: Case, mappings: Sharding) -> int:
+def count_colocated(case: ColocatedCase, mappings: Sharding) -> int:
     """Count the design points that ``colocated`` scores: (mapping, batch, prompts of a pass, cut). [1]
 
     Of 64 residents with 256 tokens to go several end together in one step of nine that free a seat, so a pass may need
@@ -121,7 +131,7 @@ def count_colocated(case: Case, mappings: Sharding) -> int:
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
-    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(2, 64)))
+    >>> case = ColocatedCase(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=Colocation(batch=(2, 64)))
     >>> count_colocated(case, Sharding())
     3
     """
@@ -160,7 +170,7 @@ class _Cut:
         return form_code(at, self.form)
 
 
-def _cut_sizes(case: Case, group: Group) -> list[tuple[int, tuple[str, ...]]]:
+def _cut_sizes(case: ColocatedCase, group: Group) -> list[tuple[int, tuple[str, ...]]]:
     """Chunk tokens (0 = whole prompts) of the cuts of a group, and the forms of MLA of each."""
     chunks = [size for size in CHUNK_TOKENS if group.deep and size < case.lengths.longest_timed]
     whole = form_of_whole(case.options.mla_form, reused=case.lengths.cached is not None)
@@ -168,7 +178,7 @@ def _cut_sizes(case: Case, group: Group) -> list[tuple[int, tuple[str, ...]]]:
 
 
 def _cuts(
-    case: Case, mapping: Sharding, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
+    case: ColocatedCase, mapping: Sharding, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
 ) -> Lookups[list[_Cut]]:
     """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
     spread, lone = prompts
@@ -186,7 +196,7 @@ def _cuts(
 
 
 def _passes(
-    case: Case, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
+    case: ColocatedCase, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
 ) -> Lookups[list[tuple[Any, Any, Any]]]:
     """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts."""
     at, lengths = case.at, case.lengths
@@ -211,7 +221,7 @@ def _passes(
     return list(zip(means, longest, loads, strict=True))
 
 
-def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
     """Score every (batch, cut, pass size) of the rows of all groups, and keep the best."""
     passes = pass_columns(case, groups)
     depths = of_one_depth(groups)
@@ -225,7 +235,7 @@ def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
 
 
 def _timed(
-    case: Case, groups: Sequence[Group], passes: Sequence[PassColumns], places: Sequence[int]
+    case: ColocatedCase, groups: Sequence[Group], passes: Sequence[PassColumns], places: Sequence[int]
 ) -> Lookups[list[_Scored]]:
     """Time decode steps and passes of the rows of groups of one depth, together, each group at its own prompts."""
     rows = Rows.of(groups, [(place, slice(0, len(groups[place].table))) for place in places])
@@ -255,7 +265,7 @@ def _timed(
 class _Scored:
     """Passes and decode steps of a group, scored apart; columns are (batch, prompts that a pass may take)."""
 
-    case: Case
+    case: ColocatedCase
     group: Group
     place: int  # of the group in those of the search
     cuts: list[_Cut]

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import SHARDING, ByValue, Mode, Sharding
+from disagg_sim.domain import SHARDING, ByValue, ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, nearest
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
@@ -32,7 +32,7 @@ from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.prefixes import taken_up
-from disagg_sim.serving.points import Served, Side, names_of, points_table, slot_wait
+from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 
@@ -72,7 +72,7 @@ class Colocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ColocatedCase:
     """One co-located search: setup, lengths, limits and options, all checked."""
 
     at: Setup
@@ -120,7 +120,7 @@ class Group(ByValue):
         """Draft tokens of a sequence in a step, the same in all rows. [token]"""
         return int(np.max(self.table.draft_tokens))
 
-    def accepted(self, case: Case) -> float:
+    def accepted(self, case: ColocatedCase) -> float:
         """Tokens that a step emits for a sequence. [token]"""
         return float(np.max(accepted_length(case.at.speculation, self.table.draft_tokens)))
 
@@ -129,7 +129,7 @@ class Group(ByValue):
         return row_blocks(len(self.table), columns)
 
 
-def groups(case: Case, mappings: Sharding | list[Sharding]) -> Iterator[Group]:
+def groups(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> Iterator[Group]:
     """Mappings by DP degree and pipeline; batches up to the memory limit of each group unless given. [request]"""
     given = case.options.batch
     table = without_pcp(mappings_for(case.at, mappings))
@@ -142,7 +142,7 @@ def groups(case: Case, mappings: Sharding | list[Sharding]) -> Iterator[Group]:
         yield Group(table=table[kinds == number], batch=sizes, dp=number // 2, deep=bool(number % 2))
 
 
-def drafted_groups(case: Case, mappings: Sharding | list[Sharding]) -> Iterator[tuple[Case, Group]]:
+def drafted_groups(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> Iterator[tuple[ColocatedCase, Group]]:
     """Groups at every number of draft tokens that the search tries, each with the setup of its instances."""
     for group in groups(case, mappings):
         for drafts in draft_choices(case.at):
@@ -174,7 +174,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class SearchTally:
     """What a search looked at and what its limits left out."""
 
     design_points: int = 0  # (mapping, batch, option) scored [1]
@@ -185,18 +185,18 @@ class Tally:
     best_ftl_s: float = np.inf  # lowest of the feasible points, the wait for a slot included [s]
     best_ttl_s: float = np.inf  # lowest of the feasible points within the FTL limit [s]
 
-    def plus(self, other: Tally) -> Tally:
+    def plus(self, other: SearchTally) -> SearchTally:
         """Both together: counts add, bests are the lower ones."""
         joined = {
             f.name: (sum if f.type == "int" else min)((getattr(self, f.name), getattr(other, f.name)))
             for f in fields(self)
         }
-        return Tally(**joined)
+        return SearchTally(**joined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTallies:
-    """The tallies of rows, fields as in ``Tally``, of shape (rows,)."""
+    """The tallies of rows, fields as in ``SearchTally``, of shape (rows,)."""
 
     design_points: Ints
     feasible: Ints
@@ -220,13 +220,15 @@ class RowTallies:
         return RowTallies(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @property
-    def together(self) -> Tally:
+    def together(self) -> SearchTally:
         """That of all rows."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Tally(**{name: (np.sum if each.dtype == int else np.min)(each).item() for name, each in held.items()})
+        return SearchTally(
+            **{name: (np.sum if each.dtype == int else np.min)(each).item() for name, each in held.items()}
+        )
 
 
-def choose(case: Case, batch: Ints, options: Options) -> tuple[Ints, Ints, RowTallies]:
+def choose(case: ColocatedCase, batch: Ints, options: Options) -> tuple[Ints, Ints, RowTallies]:
     """Rows and columns of the options worth a row in the table, and the tally of every row.
 
     The FTL limit acts on the first token of a request that waits for a slot: ``ftl + b/(2*X)`` with the b prompts
@@ -319,14 +321,14 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Found:
+class ColocatedPoints:
     """The points of a co-located search and the options that it tried."""
 
-    case: Case
+    case: ColocatedCase
     points: pd.DataFrame  # columns as ``points.COLUMNS``
-    tally: Tally
+    tally: SearchTally
 
-    def require(self) -> Found:
+    def require(self) -> ColocatedPoints:
         """Itself; ``InfeasibleError`` with what binds where memory or the FTL limit leaves nothing."""
         case, tally = self.case, self.tally
         where = f"{case.at.model.name} on {case.at.system.name}"
@@ -354,13 +356,13 @@ def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: s
     return np.sort(order[first])
 
 
-def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
+def found(case: ColocatedCase, mode: ServingMode, parts: list[tuple[Chosen, SearchTally]]) -> ColocatedPoints:
     """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,
     section 8): the OSL tokens of B residents in the time in which all of them are replaced once.
     """
-    chosen, tally = [part for part, _ in parts], reduce(Tally.plus, (seen for _, seen in parts), Tally())
+    chosen, tally = [part for part, _ in parts], reduce(SearchTally.plus, (seen for _, seen in parts), SearchTally())
     columns: dict[str, Any] = {
         f.name: np.concatenate([getattr(c, f.name) for c in chosen]) for f in fields(Chosen) if f.name != "mapping"
     }
@@ -391,7 +393,7 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         instances=0,
         request_rate=columns["prefill_rate"],
     )
-    served = Served(
+    served = Delivered(
         mode=mode,
         model=at.model.name,
         matching="none",
@@ -413,4 +415,4 @@ def found(case: Case, mode: Mode, parts: list[tuple[Chosen, Tally]]) -> Found:
         mixed_share=columns["mixed_share"],
         hold_steps=columns["hold_steps"],
     )
-    return Found(case, points_table(served), tally)
+    return ColocatedPoints(case, points_table(served), tally)

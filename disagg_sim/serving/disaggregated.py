@@ -8,15 +8,15 @@ from fractions import Fraction
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, above_zero, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.blocks import row_blocks
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import PrefillCandidates, check_same_case, least, prefill_candidates
 from disagg_sim.serving.costs import Per, add_cost, check_per, costs_of_gpus, throughput_of
-from disagg_sim.serving.matching import Matcher, Pairs, Seen
-from disagg_sim.serving.points import Served, Side, names_of, pareto_front, points_table
+from disagg_sim.serving.matching import MatchedFront, Matcher, Pairs
+from disagg_sim.serving.points import Delivered, Side, names_of, pareto_front, points_table
 
 MATCHINGS = ("exact", "paper")
 KEEPS = ("points", "frontier")
@@ -194,7 +194,7 @@ def _matched(decode: PhaseGrid, matcher: Matcher, rules: Rules) -> tuple[Pairs, 
 
     Rows are matched in blocks, which stay in cache; no array but the pairs has the size of the grid.
     """
-    prefill, seen, counts = matcher.prefill, Seen(), _Counts()
+    prefill, seen, counts = matcher.prefill, MatchedFront(), _Counts()
     found = [Pairs(*np.empty((5, 0), dtype=np.int64))]
     ttl_limit = np.inf if rules.ttl_limit is None else rules.ttl_limit
     row_gpus, feasible = decode.gpus, decode.feasible
@@ -254,8 +254,8 @@ def _table(prefill: PrefillCandidates, decode: PhaseGrid, pairs: Pairs, matching
         kv_rate=bandwidth_per_gpu(r, decode.kv_bytes_per_request, decode.unique_gpus[rows]),
     )
     return points_table(
-        Served(
-            mode=Mode.DISAGGREGATED,
+        Delivered(
+            mode=ServingMode.DISAGGREGATED,
             model=decode.setup.model.name,
             matching=matching,
             lengths=decode.lengths,

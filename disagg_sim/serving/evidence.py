@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.domain import SHARDING, Mode, Sharding
+from disagg_sim.domain import SHARDING, ServingMode, Sharding
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.layouts import EVIDENCE, evidence
 from disagg_sim.serving.points import with_unsaid
@@ -49,7 +49,7 @@ def layout_evidence(points: pd.DataFrame, at: Setup, prefill_at: Setup | None = 
     """
     decode = evidence(at, _mapping(points, "decode"))
     prefill = evidence(prefill_at or at, _mapping(points, "prefill"), prefill=True)
-    split = (points["mode"] == Mode.DISAGGREGATED).to_numpy()
+    split = (points["mode"] == ServingMode.DISAGGREGATED).to_numpy()
     both = [_of_pools(*pair) for pair in zip(prefill, decode, strict=True)]
     return np.asarray(np.where(split, np.array(both, dtype=object), decode), dtype=object)
 

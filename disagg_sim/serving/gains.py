@@ -22,12 +22,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.search.front import AXES, area, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
-COLOCATED = (Mode.COLOCATED, Mode.PIGGYBACK)  # the best of both is what disaggregation must beat
+COLOCATED = (ServingMode.COLOCATED, ServingMode.PIGGYBACK)  # the best of both is what disaggregation must beat
 #: What a comparison of the modes has in common, where a table has the column.
 SAME = ("case", "model", "isl", "osl", "system", "precision", "profile", "engine")
 ROUNDING = 1e-12  # of a share that was added up from steps [1]
@@ -211,7 +211,7 @@ def where_it_pays(
     ----------
     frontier : DataFrame
         Frontiers (or all points) of several modes below one another, column ``mode`` as in ``COLOCATED``
-        and ``Mode.DISAGGREGATED``.
+        and ``ServingMode.DISAGGREGATED``.
     axis, low, high, worth
         As in ``gain``.
     by : sequence of str
@@ -238,7 +238,7 @@ def where_it_pays(
     >>> table[["largest", "share_above", "pays"]].values.tolist()
     [[2.0, 1.0, 'everywhere']]
     """
-    known = (Mode.DISAGGREGATED, *COLOCATED)
+    known = (ServingMode.DISAGGREGATED, *COLOCATED)
     for column in ("mode", INTERACTIVITY, THROUGHPUT):
         if column not in frontier:
             raise InputError(f"table of frontiers: missing column {column!r}")
@@ -249,7 +249,7 @@ def where_it_pays(
     read = frontier[list(dict.fromkeys([*names, "mode", INTERACTIVITY, THROUGHPUT]))]
     rows = []
     for _, points in read.groupby(names, sort=False, observed=True, dropna=False):
-        split = points["mode"] == Mode.DISAGGREGATED
+        split = points["mode"] == ServingMode.DISAGGREGATED
         setting = {name: points[name].iloc[0] for name in names}
         rows.append(setting | _row(points[split], points[~split], axis=axis, low=low, high=high, worth=worth))
     return pd.DataFrame(rows)
@@ -260,10 +260,10 @@ def _row(
 ) -> dict[str, Any]:
     reach = {
         f"{name}_reach": float(points[INTERACTIVITY].max()) if len(points) else 0.0
-        for name, points in ((Mode.DISAGGREGATED, ours), (COLOCATED[0], theirs))
+        for name, points in ((ServingMode.DISAGGREGATED, ours), (COLOCATED[0], theirs))
     }
     if not len(ours) or not len(theirs):
-        return reach | {"axis": axis, "pays": f"{Mode.DISAGGREGATED if len(ours) else COLOCATED[0]} only"}
+        return reach | {"axis": axis, "pays": f"{ServingMode.DISAGGREGATED if len(ours) else COLOCATED[0]} only"}
     found = gain(curve(ours), curve(theirs), axis=axis, low=low, high=high, worth=worth)
     values = {name: getattr(found, name) for name in found.__slots__}
     return values | reach | {"pays": _verdict(found.share_above)}

@@ -112,7 +112,7 @@ class Matcher:
         return np.full(r.size, j, dtype=np.int64), n_p.astype(np.int64), n_d.astype(np.int64)
 
 
-class Seen:
+class MatchedFront:
     """The front of the points matched so far, in TTL [s] and in rate over cost [request/s].
 
     Points come in parts; each leaves out what the front of the earlier ones beats for sure.

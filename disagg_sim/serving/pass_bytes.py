@@ -8,11 +8,11 @@ import numpy as np
 
 from disagg_sim.arrays import Floats
 from disagg_sim.physics.residents import prefilling_in_passes
-from disagg_sim.serving.colocation import Case, Group
+from disagg_sim.serving.colocation import ColocatedCase, Group
 from disagg_sim.serving.pass_columns import PassColumns
 
 
-def pass_bytes(case: Case, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
+def pass_bytes(case: ColocatedCase, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
     """Find the bytes on the fullest GPU under each cut; residents and prompts are the same under all.
 
     Takes ``cuts`` (0 = whole prompts). The result is of each cut (rows, sizes); ``passes.sized`` says which size a

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.serving.colocation import Case, Group
+from disagg_sim.serving.colocation import ColocatedCase, Group
 from disagg_sim.serving.slot_turnover import Refill, refill, worth_room
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class PassColumns(NamedTuple):
         return each, own
 
 
-def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
+def pass_sizes(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
     """Choose the prompts that a pass may take, those worth trying unless they are given.
 
     The result is of each group, (batches, options), 0 where an option is not tried [request].
@@ -67,7 +67,7 @@ def pass_sizes(case: Case, groups: Sequence[Group]) -> list[Ints]:
     return [sizes[: group.batch.size] for sizes, group in zip(found, groups, strict=True)]
 
 
-def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
+def pass_columns(case: ColocatedCase, groups: Sequence[Group]) -> list[PassColumns]:
     """Set up the columns of groups, and count their passes."""
     found = []
     filled = _of_longest(_kept_passes, case, groups, _refilled, Refill.then)
@@ -76,7 +76,7 @@ def pass_columns(case: Case, groups: Sequence[Group]) -> list[PassColumns]:
     return found
 
 
-def _worth_trying(case: Case, groups: Sequence[Group], starts: Sequence[int]) -> list[Ints]:
+def _worth_trying(case: ColocatedCase, groups: Sequence[Group], starts: Sequence[int]) -> list[Ints]:
     """Of the batches of each group from ``starts`` on."""
     batches = [group.batch[start:] for group, start in zip(groups, starts, strict=True)]
     batch, dp = _axes(batches, groups)
@@ -87,7 +87,7 @@ def _worth_trying(case: Case, groups: Sequence[Group], starts: Sequence[int]) ->
     return np.split(found, np.cumsum([each.size for each in batches])[:-1])
 
 
-def _refilled(case: Case, groups: Sequence[Group], starts: Sequence[int]) -> list[Refill]:
+def _refilled(case: ColocatedCase, groups: Sequence[Group], starts: Sequence[int]) -> list[Refill]:
     """Of the columns of the batches of each group from ``starts`` on."""
     columns = []
     for start, (rows, *options) in zip(starts, _tried(case, groups), strict=True):
@@ -108,9 +108,9 @@ def _joined_sizes(one: Ints, other: Ints) -> Ints:
 
 def _of_longest(
     kept: OrderedDict[_Key, tuple[Ints, T]],
-    case: Case,
+    case: ColocatedCase,
     groups: Sequence[Group],
-    made: Callable[[Case, Sequence[Group], Sequence[int]], list[T]],
+    made: Callable[[ColocatedCase, Sequence[Group], Sequence[int]], list[T]],
     joined: Callable[[T, T], T],
 ) -> list[T]:
     """Find what is kept of batch axes that begin as those of the groups; make it for the batches that are new.
@@ -143,7 +143,7 @@ def _begun(kept: OrderedDict[_Key, tuple[Ints, T]], key: _Key, batch: Ints) -> i
     return known.size if np.array_equal(known, batch[: known.size]) else 0
 
 
-def hold_steps(case: Case, groups: Sequence[Group]) -> list[Ints]:
+def hold_steps(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
     """Choose how long prompts may be held back, of each group: (batches, options), 0 where an option is not tried. [1]
 
     A rank of n seats has a free one every 1/(n*q) steps. Where that is more than one step, all ranks have a seat, and
@@ -160,7 +160,7 @@ def hold_steps(case: Case, groups: Sequence[Group]) -> list[Ints]:
     return found
 
 
-def _tried(case: Case, groups: Sequence[Group]) -> list[tuple[Ints, Ints, Ints]]:
+def _tried(case: ColocatedCase, groups: Sequence[Group]) -> list[tuple[Ints, Ints, Ints]]:
     """Columns of each group, in the order of its batches: place in the batch axis, prompts that a pass may take, and
     steps that they are held back at most."""
     found = []
@@ -202,7 +202,7 @@ def _of(batch_index: Ints, together: Ints, steps: Ints, filled: Refill) -> PassC
     )
 
 
-def _steps_given(case: Case) -> tuple[int, ...] | None:
+def _steps_given(case: ColocatedCase) -> tuple[int, ...] | None:
     """Steps that prompts may be held back; None = those worth trying."""
     given, engine = case.options.hold_steps, case.at.overheads
     return () if given is None and engine is not None and not engine.holds_prompts else given
@@ -213,6 +213,6 @@ def _axes(batches: Sequence[Ints], groups: Sequence[Group]) -> tuple[Ints, Ints]
     return np.concatenate(batches), np.repeat([group.dp for group in groups], [each.size for each in batches])
 
 
-def _ending(case: Case, groups: Sequence[Group]) -> float:
+def _ending(case: ColocatedCase, groups: Sequence[Group]) -> float:
     """Probability that a resident ends in a decode step. [1]"""
     return min(groups[0].accepted(case) / case.lengths.gaps, 1.0)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_lookups
 from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
@@ -21,7 +21,17 @@ from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
-from disagg_sim.serving.colocation import Case, Chosen, Colocation, Found, Group, Options, choose, drafted_groups, found
+from disagg_sim.serving.colocation import (
+    Chosen,
+    ColocatedCase,
+    ColocatedPoints,
+    Colocation,
+    Group,
+    Options,
+    choose,
+    drafted_groups,
+    found,
+)
 from disagg_sim.serving.search_cache import Best, searched
 from disagg_sim.serving.slot_turnover import mixed_steps
 from disagg_sim.workload.lengths import Lengths
@@ -92,11 +102,11 @@ def piggyback(
     >>> points["decode_batch"].tolist()
     [16, 64]
     """
-    case = Case(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
+    case = ColocatedCase(at=at, lengths=lengths, ftl_limit=ftl_limit, ttl_limit=ttl_limit, options=options)
     return search_piggyback(case, mappings).require().points
 
 
-def search_piggyback(case: Case, mappings: Sharding | list[Sharding]) -> Found:
+def search_piggyback(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> ColocatedPoints:
     """Find the points of ``piggyback`` within the limits, none if so it is, and count what was looked at.
 
     With the same number of prompt tokens in every step all steps are mixed:
@@ -105,14 +115,14 @@ def search_piggyback(case: Case, mappings: Sharding | list[Sharding]) -> Found:
     >>> from disagg_sim.serving.colocation import Colocation
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> options = Colocation(batch=(16, 64), every_step_mixed=True)
-    >>> case = Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options)
+    >>> case = ColocatedCase(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options)
     >>> search_piggyback(case, Sharding()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    return found(case, Mode.PIGGYBACK, searched(_search, case, mappings))
+    return found(case, ServingMode.PIGGYBACK, searched(_search, case, mappings))
 
 
-def count_piggyback(case: Case, mappings: Sharding) -> int:
+def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
     """Count the design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]
 
     Parameters
@@ -134,7 +144,8 @@ def count_piggyback(case: Case, mappings: Sharding) -> int:
     >>> from disagg_sim.serving.colocation import Colocation
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal")
     >>> options = Colocation(batch=(16,), rank_chunk_tokens=(64, 512))
-    >>> count_piggyback(Case(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options), Sharding())
+    >>> count_piggyback(ColocatedCase(at=at, lengths=ds.lengths(2048, 256), ftl_limit=10.0, options=options),
+    ...     Sharding())
     2
     """
     return sum(
@@ -143,7 +154,7 @@ def count_piggyback(case: Case, mappings: Sharding) -> int:
     )
 
 
-def _search(case: Case, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
     """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
     scored = yield from side_by_side([_block(case, columns) for columns in blocks(case, groups)])
     parts: list[list[Best]] = [[] for _ in groups]
@@ -162,7 +173,7 @@ class _Mixed(NamedTuple):
     load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
 
-def _mixed(case: Case, columns: ChunkColumns, mapping: Sharding, residents: Floats) -> Lookups[list[_Mixed]]:
+def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, residents: Floats) -> Lookups[list[_Mixed]]:
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths, dp, chunk = case.at, case.lengths, mapping.dp_attn, columns.chunk
     several = bool(np.any(dp > 1)) and bool(np.any(columns.share < 1.0))
@@ -242,7 +253,7 @@ def _seen(time: Floats, busy: Floats) -> Floats:
     return np.asarray(alone + busy * (full - alone))
 
 
-def _block(case: Case, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]:
+def _block(case: ColocatedCase, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]:
     """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
     at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
     batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk

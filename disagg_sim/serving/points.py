@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, Mode, Sharding
+from disagg_sim.domain import BOUNDS, MAPPING_COLUMNS, UNSAID, ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.drafting import accepted_length
@@ -177,10 +177,10 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Served:
+class Delivered:
     """What the rows of a table deliver; arrays of shape (rows,), or a number for all rows."""
 
-    mode: Mode
+    mode: ServingMode
     model: str
     matching: str
     lengths: Lengths
@@ -223,7 +223,7 @@ def names_of(at: Setup) -> tuple[str, str, str, str]:
     return at.system.name, at.precision.name, at.profile.name, at.engine
 
 
-def points_table(served: Served) -> pd.DataFrame:
+def points_table(served: Delivered) -> pd.DataFrame:
     """The table of ``COLUMNS`` of any mode: one row a point, what follows from the parts included."""
     prefill, decode, lengths = served.prefill, served.decode, served.lengths
     gpus_p, gpus_d = prefill.mapping.gpus, decode.mapping.gpus

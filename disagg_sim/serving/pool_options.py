@@ -16,7 +16,7 @@ from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import best_per_size, fastest_points, kv_rate_per_gpu, least
 from disagg_sim.serving.integer_program import Choices
-from disagg_sim.serving.pool_program import Filled
+from disagg_sim.serving.pool_program import PoolCounts
 
 
 def _served_rates(grid: PhaseGrid | SplitGrid, within_domain: bool) -> Floats:
@@ -68,26 +68,26 @@ class GridSide:
         self.rows, self.columns = rows[keep], columns[keep]
         self.choices = Choices(grid.phase, gpus[keep], rate[keep], grid.setup.system.name)
 
-    def refusal(self) -> Filled:
+    def refusal(self) -> PoolCounts:
         """The limit that leaves nothing, and the value of it that would leave something."""
         grid, phase, name = self.grid, self.grid.phase, "FTL" if self.grid.phase == "prefill" else "TTL"
         if not grid.feasible.any():
             lacking = least(grid.memory_bytes - grid.memory_limit, ~grid.feasible)
             text = f"no {phase} mapping fits in memory; the closest lacks {lacking:.4g} B per GPU"
-            return Filled(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
+            return PoolCounts(status="infeasible", message=text, binds="memory", nearest=grid.memory_limit + lacking)
         if not self.in_time.any():
             best = least(grid.latency, grid.feasible)
             text = (
                 f"no {phase} configuration meets the {name} limit of {self.latency_limit:g} s; "
                 f"the best {name} is {best:.4g} s"
             )
-            return Filled(status="infeasible", message=text, binds=name.lower(), nearest=best)
+            return PoolCounts(status="infeasible", message=text, binds=name.lower(), nearest=best)
         best = least(kv_rate_per_gpu(grid), self.in_time)
         text = (
             f"no {phase} configuration stays below the KV-link limit of {self.kv_link_limit:g} B/s per GPU; "
             f"the least bandwidth needed is {best:.4g} B/s"
         )
-        return Filled(status="infeasible", message=text, binds="kv_link", nearest=best)
+        return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
 
     def members(self, counts: Ints) -> Iterator[tuple[Instance, int]]:
         """The counts of ``choices`` as instances of a pool."""
@@ -130,7 +130,7 @@ class SplitSide:
         name = " and ".join(dict.fromkeys(systems))
         self.choices = Choices("attention-FFN", grid.gpus[self.rows], rate[keep], name)
 
-    def refusal(self) -> Filled:
+    def refusal(self) -> PoolCounts:
         """The limit that leaves nothing, and the value of it that would leave something."""
         grid = self.grid
         if not grid.feasible.any():
@@ -138,20 +138,22 @@ class SplitSide:
             over = np.maximum(*(held - at.memory_limit for held, at in sides))
             lacking = float(over.min())
             text = f"no split over attention and feed-forward GPUs fits in memory; the closest lacks {lacking:.4g} B"
-            return Filled(status="infeasible", message=text, binds="memory", nearest=grid.setup.memory_limit + lacking)
+            return PoolCounts(
+                status="infeasible", message=text, binds="memory", nearest=grid.setup.memory_limit + lacking
+            )
         if not self.in_time.any():
             best = least(grid.latency, grid.feasible)
             text = (
                 f"no split over attention and feed-forward GPUs meets the TTL limit of {self.latency_limit:g} s; "
                 f"the best TTL is {best:.4g} s"
             )
-            return Filled(status="infeasible", message=text, binds="ttl", nearest=best)
+            return PoolCounts(status="infeasible", message=text, binds="ttl", nearest=best)
         best = least(self.taken_in, self.in_time)
         text = (
             f"no split over attention and feed-forward GPUs stays below the KV-link limit of {self.kv_link_limit:g} "
             f"B/s per GPU; the least bandwidth needed is {best:.4g} B/s"
         )
-        return Filled(status="infeasible", message=text, binds="kv_link", nearest=best)
+        return PoolCounts(status="infeasible", message=text, binds="kv_link", nearest=best)
 
     def members(self, counts: Ints) -> Iterator[tuple[SplitInstance, int]]:
         """The counts of ``choices`` as instances of a pool."""
@@ -179,7 +181,7 @@ class EncodeSide:
         self.step = step
         self.choices = Choices("encode", np.array([1]), np.array([step.request_rate]), step.setup.system.name)
 
-    def refusal(self) -> Filled:
+    def refusal(self) -> PoolCounts:
         """There is always a choice."""
         raise InputError("an encode pool has a configuration")
 

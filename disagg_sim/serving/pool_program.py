@@ -67,7 +67,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class PoolCounts:
     """Counts of every choice of every pool with the solver's account of them, or the limit that forbids any."""
 
     status: str  # "optimal", "feasible" (time limit reached), "unsolved" (time limit, no answer) or "infeasible"
@@ -93,7 +93,7 @@ class Filled:
         return any(np.count_nonzero(counts) > 1 for counts in self.counts)
 
 
-def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USUAL) -> Filled:
+def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USUAL) -> PoolCounts:
     """Choose how many instances of each choice every pool gets, so that all pools keep up with one request rate.
 
     With a budget alone: the highest request rate, then the fewest GPUs. With a required rate: the fewest GPUs, or the
@@ -103,7 +103,7 @@ def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USU
     goal.check()
     deadline = time.monotonic() + options.time_limit
 
-    def solved(kinds: int | None) -> Filled:
+    def solved(kinds: int | None) -> PoolCounts:
         search = _Search(tuple(pools), goal, kinds, deadline)
         return search.most(goal.gpu_budget or 0) if goal.required_rate is None else search.cheapest(goal.required_rate)
 
@@ -112,7 +112,7 @@ def fill_pools(pools: Sequence[Choices], goal: Goal, options: MatchOptions = USU
     return _preferred(solved(1), solved(None), options.mixing_gain, of_rate=goal.required_rate is None)
 
 
-def _preferred(plain: Filled, mixed: Filled, least_gain: float, *, of_rate: bool) -> Filled:
+def _preferred(plain: PoolCounts, mixed: PoolCounts, least_gain: float, *, of_rate: bool) -> PoolCounts:
     """The answer of one configuration a pool, or the mixed one where it gains more than ``least_gain``."""
     if not plain.counts or not mixed.counts:
         return plain if plain.counts else mixed  # mixing can do whatever one configuration can
@@ -139,7 +139,7 @@ class _Search:
     kinds: int | None
     deadline: float  # of the monotonic clock [s]
 
-    def most(self, gpu_budget: int) -> Filled:
+    def most(self, gpu_budget: int) -> PoolCounts:
         """Highest request rate within the budget, then fewest GPUs."""
         refused = self._too_small()
         if refused is not None:
@@ -155,7 +155,7 @@ class _Search:
         proven = first.status == second.status == "optimal"
         return replace(fewer, status="optimal" if proven else "feasible", gap=first.gap, bound=first.bound)
 
-    def cheapest(self, required_rate: float) -> Filled:
+    def cheapest(self, required_rate: float) -> PoolCounts:
         """Fewest GPUs, or lowest cost where there are prices, for a required rate.
 
         Each pool must reach the rate by itself. Where all its GPUs cost the same, the cheapest answer has the fewest
@@ -180,21 +180,21 @@ class _Search:
                 return self._filled(self._least_cost(required_rate, prices, budget), goal=what)
         if found.status != "optimal":
             text = f"no deployment within {budget} GPUs was found within the time limit"
-            return Filled(status="unsolved", message=text, gap=found.gap, bound=found.bound)
+            return PoolCounts(status="unsolved", message=text, gap=found.gap, bound=found.bound)
         most = self._filled(self._most_rate(budget), goal="highest request rate")
         text = (
             f"{budget} GPUs do not reach {required_rate:g} requests/s; the most that fits is "
             f"{most.request_rate:.6g} requests/s, and the rate needs {found.total_gpus} GPUs"
         )
-        return Filled(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
+        return PoolCounts(status="infeasible", message=text, binds="required_rate", nearest=most.request_rate)
 
-    def _too_small(self) -> Filled | None:
+    def _too_small(self) -> PoolCounts | None:
         smallest, budget = sum(int(pool.gpus.min()) for pool in self.pools), self.goal.gpu_budget
         if budget is None or smallest <= budget:
             return None
         together = "pair of instances needs" if len(self.pools) == 2 else "instances of all pools need"
         text = f"a budget of {budget} GPUs is too small; the smallest {together} {smallest} GPUs"
-        return Filled(status="infeasible", message=text, binds="gpu_budget", nearest=smallest)
+        return PoolCounts(status="infeasible", message=text, binds="gpu_budget", nearest=smallest)
 
     def _most_rate(self, gpu_budget: int) -> Filling:
         return most_rate(self.pools, gpu_budget=gpu_budget, kinds=self.kinds, time_limit=self._time_left())
@@ -214,15 +214,15 @@ class _Search:
     def _time_left(self) -> float:
         return max(self.deadline - time.monotonic(), 0.0)
 
-    def _filled(self, filling: Filling, *, goal: str) -> Filled:
+    def _filled(self, filling: Filling, *, goal: str) -> PoolCounts:
         if filling.status == "unsolved":
             text = f"no deployment was found within the time limit while searching for the {goal}"
-            return Filled(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
+            return PoolCounts(status="unsolved", message=text, gap=filling.gap, bound=filling.bound)
         parts = tuple(zip(self.pools, filling.counts, strict=True))
         gpus = tuple(int((pool.gpus * counts).sum()) for pool, counts in parts)
         rate = min(sum(r * n for r, n in zip(p.rate.tolist(), c.tolist(), strict=True) if n) for p, c in parts)
         proof = "proven" if filling.status == "optimal" else "not proven, the time limit was reached"
-        return Filled(
+        return PoolCounts(
             status=filling.status,
             message=f"{goal}: {rate:.6g} requests/s on {self._split(gpus)} ({proof})",
             counts=filling.counts,

@@ -21,7 +21,7 @@ from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.integer_program import Choices
 from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.serving.pool_options import EncodeSide, GridSide, SplitSide
-from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
+from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Goal, MatchOptions, PoolCounts, fill_pools
 
 #: What a request passes: the pools of one of them do the same work.
 ROLES = ("encode", "prefill", "decode")
@@ -223,7 +223,9 @@ def _gpus_of(member: Member) -> dict[str, int]:
     return {"attention": int(member.attention.gpus), "ffn": int(member.ffn.gpus)}
 
 
-def _plan(sides: dict[str, list[_Side]], filled: Filled, candidates: Sequence[Candidates], added: float) -> PoolsPlan:
+def _plan(
+    sides: dict[str, list[_Side]], filled: PoolCounts, candidates: Sequence[Candidates], added: float
+) -> PoolsPlan:
     """The counts as instances."""
     members: list[tuple[Member, int]] = []
     held: list[str] = []

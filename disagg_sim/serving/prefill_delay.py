@@ -62,7 +62,7 @@ def asked_hold(text: str | int) -> tuple[int, ...] | None:
         raise InputError(f"hold_prompts: {error}") from None
 
 
-class Held(NamedTuple):
+class DelayedPasses(NamedTuple):
     """Passes of prompts that were held back, of shape (columns,); a rank takes at most one prompt into each."""
 
     prompts: Floats  # of a pass, on average [request]
@@ -71,7 +71,7 @@ class Held(NamedTuple):
     idle: Floats  # seats over those that decode, on average [1]
 
 
-def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Held:
+def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> DelayedPasses:
     r"""Count the prompts of passes that begin when every rank has a free seat, or ``steps`` steps after the first had.
 
     A rank of n = B/R seats has j free ones after a pass. Each of the others ends in a step with the probability q, so
@@ -97,7 +97,7 @@ def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Held:
 
     Returns
     -------
-    Held
+    DelayedPasses
         Of the mean pass.
 
     Examples
@@ -118,7 +118,7 @@ def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> Held:
         seats, often, most = keys[:, rows]
         found[:, rows] = _Waits.of(seats, often, most, size).solved(kinds.astype(float))
     prompts, between, left = found[:, which.ravel(), rank.ravel()]
-    return Held(prompts, between, left, np.maximum(batch * ending * between / prompts, 1.0))
+    return DelayedPasses(prompts, between, left, np.maximum(batch * ending * between / prompts, 1.0))
 
 
 class _Waits(NamedTuple):

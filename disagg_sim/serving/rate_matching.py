@@ -12,7 +12,7 @@ from disagg_sim.search.deployment import Deployment, Pool
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.pool_options import GridSide
-from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Filled, Goal, MatchOptions, fill_pools
+from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Goal, MatchOptions, PoolCounts, fill_pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _one_domain(prefill: PhaseGrid, decode: PhaseGrid, gpu_budget: int | None) -
     return system == decode.setup.system and (gpu_budget or MOST_GPUS) <= system.nvlink_domain
 
 
-def _plan(sides: tuple[GridSide, GridSide], filled: Filled) -> MatchPlan:
+def _plan(sides: tuple[GridSide, GridSide], filled: PoolCounts) -> MatchPlan:
     """The counts as a deployment."""
     rate, total, deployment = filled.request_rate, filled.total_gpus, None
     if filled.counts:

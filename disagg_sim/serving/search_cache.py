@@ -12,7 +12,7 @@ import numpy as np
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
-from disagg_sim.serving.colocation import Case, Chosen, Group, RowTallies, Tally, drafted_groups
+from disagg_sim.serving.colocation import Chosen, ColocatedCase, Group, RowTallies, SearchTally, drafted_groups
 
 #: Groups whose points are kept: those of the two modes of a case or two. [1]
 KEPT_GROUPS = 128
@@ -60,14 +60,14 @@ class Best:
 
 #: A mode asks for what it needs to score some groups, all with the same number of draft tokens; of each group it finds
 #: the best points of the mappings, or None where there is nothing to try.
-Search = Callable[[Case, Sequence[Group]], Lookups[list[Best | None]]]
+Search = Callable[[ColocatedCase, Sequence[Group]], Lookups[list[Best | None]]]
 
 
 class _Key(NamedTuple):
     """What the points of a mapping depend on beside its degrees."""
 
     search: Search
-    case: Case
+    case: ColocatedCase
     deep: bool
     batch: bytes
 
@@ -82,13 +82,15 @@ class _Kept(NamedTuple):
 _kept: OrderedDict[_Key, _Kept] = OrderedDict()
 
 
-def searched(search: Search, case: Case, mappings: Sharding | list[Sharding]) -> list[tuple[Chosen, Tally]]:
+def searched(
+    search: Search, case: ColocatedCase, mappings: Sharding | list[Sharding]
+) -> list[tuple[Chosen, SearchTally]]:
     """Search all groups of the mappings at once; a mapping that the same search met before is not searched again.
 
     Spaces that differ in the mappings alone, such as those with and without stages of one GPU, share most of them.
     """
     asked: list[tuple[_Key, list[tuple[int, ...]]]] = []
-    new: dict[tuple[Case, int], list[tuple[_Key, Group]]] = {}
+    new: dict[tuple[ColocatedCase, int], list[tuple[_Key, Group]]] = {}
     for own, group in drafted_groups(case, mappings):
         key, names = _Key(search, own, group.deep, group.batch.tobytes()), _names(group.table)
         known = _kept[key].number if key in _kept else {}

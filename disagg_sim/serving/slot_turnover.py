@@ -150,14 +150,14 @@ def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | 
     ranks, ending = np.broadcast_to(ranks, batch.shape), np.broadcast_to(ending, batch.shape)
     found = np.zeros((batch.size, together.size), dtype=bool)
     for rows in _alike(_reached(batch, ranks, ending)):
-        seats = _Seats.of(batch[rows], ranks[rows], ending[rows], 1)
+        seats = _FreeSlots.of(batch[rows], ranks[rows], ending[rows], 1)
         some = seats.more_than(0)
         for column, each in enumerate(together.tolist()):
             found[rows, column] = seats.more_than(each // 2) > _WORTH * some
     return found
 
 
-class MixedSteps(NamedTuple):
+class MixedShares(NamedTuple):
     """Shares of the steps of an instance whose ranks have pieces of prompts in some of them, each when it has one."""
 
     alone: Floats  # that count as mixed with a piece on one rank [1]
@@ -165,7 +165,7 @@ class MixedSteps(NamedTuple):
     plain: Floats  # without a piece [1]
 
 
-def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
+def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
     """Share out the steps of ranks that take pieces of prompts apart from each other.
 
     With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
@@ -175,7 +175,7 @@ def mixed_steps(busy: Any, ranks: Any) -> MixedSteps:
     full = np.where(np.asarray(ranks) > 1, (ranks * busy - some) / np.maximum(ranks - 1.0, 1.0), busy)
     full = np.clip(full, 0.0, some)
     alone = np.where(np.asarray(ranks) > 1, some - full, 0.0)  # of one rank the difference is rounding
-    return MixedSteps(alone, full, plain)
+    return MixedShares(alone, full, plain)
 
 
 def passes_in_gap(passes: Floats) -> Floats:
@@ -201,7 +201,7 @@ def _reached(batch: Ints, ranks: Ints, ending: Floats) -> Ints:
     return np.asarray(np.ceil(np.log2(np.minimum(mean + _DEVIATIONS * np.sqrt(mean) + _FEW, seats))), dtype=np.int64)
 
 
-class _Seats(NamedTuple):
+class _FreeSlots(NamedTuple):
     """Free seats of the ranks of some batches after a step: those with a seat more than the others come first.
 
     Arrays have shape (columns, kinds of ranks) or (columns, kinds of ranks, counts), counts from one on.
@@ -212,7 +212,7 @@ class _Seats(NamedTuple):
     reach: Floats  # of a count or more [1]
 
     @classmethod
-    def of(cls, batch: Ints, ranks: Ints, ending: Floats, whole: int) -> _Seats:
+    def of(cls, batch: Ints, ranks: Ints, ending: Floats, whole: int) -> _FreeSlots:
         """Counts up to a multiple of ``whole``."""
         seats = np.stack([batch // ranks + 1, batch // ranks], axis=1)
         counts = -(-(2 ** int(_reached(batch, ranks, ending).max())) // whole) * whole
@@ -239,7 +239,7 @@ def _none(reach: Floats, ranks: Ints) -> Floats:
 
 def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) -> Refill:
     """Passes with room for the same number of prompts of a rank, or of all ranks if they take turns."""
-    seats = _Seats.of(batch, ranks, ending, room)
+    seats = _FreeSlots.of(batch, ranks, ending, room)
     reach = seats.reach.reshape(batch.size, 2, -1, room)  # passes one after the other, prompts of a rank within
     passes, prompts, squares = _by_fullest(seats, reach)
     expected, most = prompts.sum(1), ranks
@@ -269,7 +269,7 @@ def _of_room(batch: Ints, ranks: Ints, ending: Floats, room: int, turns: int) ->
     )
 
 
-def _by_fullest(seats: _Seats, reach: Floats) -> tuple[Floats, Floats, Floats]:
+def _by_fullest(seats: _FreeSlots, reach: Floats) -> tuple[Floats, Floats, Floats]:
     """Passes, prompts in them and squares of these, by the prompts of the fullest rank, (columns, prompts). [1]"""
     count, on = np.arange(1, reach.shape[-1] + 1), seats.ranks
     more = np.zeros_like(reach)

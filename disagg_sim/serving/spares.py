@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
@@ -120,7 +120,7 @@ def with_spares(
     """
     names = ("prefill_gpus", "prefill_instances", "decode_gpus", "decode_instances")
     pools = np.stack([points[name].to_numpy(dtype=np.int64) for name in names], axis=1)
-    pools[points["mode"].astype(str).to_numpy() != Mode.DISAGGREGATED, :2] = 0
+    pools[points["mode"].astype(str).to_numpy() != ServingMode.DISAGGREGATED, :2] = 0
     copies = np.maximum(wanted.gpu_cap // points["total_gpus"].to_numpy(dtype=np.int64), 1)
     pools[:, [1, 3]] *= copies[:, None]
     found = np.zeros((len(points), 3))

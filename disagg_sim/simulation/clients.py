@@ -16,7 +16,7 @@ from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 
 
-class Coming(NamedTuple):
+class NextRequest(NamedTuple):
     """A request that comes because another has ended."""
 
     request: int
@@ -30,7 +30,7 @@ class Clients(Protocol):
     at_once: Sequence[int]  # requests that come at the start of the run
     hears: bool  # whether the end of a request may bring another
 
-    def following(self, request: int) -> Coming | None:
+    def following(self, request: int) -> NextRequest | None:
         """What comes because a request has ended, with its last token or without; asked once a request."""
         ...
 
@@ -47,7 +47,7 @@ class OpenLoop:
         self.at_once: Sequence[int] = ()
         self.hears = False
 
-    def following(self, request: int) -> Coming | None:  # noqa: ARG002 - nothing follows
+    def following(self, request: int) -> NextRequest | None:  # noqa: ARG002 - nothing follows
         """See ``Clients``."""
         return None
 
@@ -65,10 +65,10 @@ class ClosedLoop:
         self.hears = True
         self._rest = iter(range(len(self.at_once), requests))
 
-    def following(self, request: int) -> Coming | None:  # noqa: ARG002 - any end calls the next
+    def following(self, request: int) -> NextRequest | None:  # noqa: ARG002 - any end calls the next
         """See ``Clients``."""
         after = next(self._rest, None)
-        return None if after is None else Coming(after, 0.0)
+        return None if after is None else NextRequest(after, 0.0)
 
     def dropped(self, request: int) -> Sequence[int]:  # noqa: ARG002 - all come
         """See ``Clients``."""
@@ -91,13 +91,13 @@ class SessionLoop:
         self.hears = True
         self._rest = iter(first[concurrency:] if concurrency else ())
 
-    def following(self, request: int) -> Coming | None:
+    def following(self, request: int) -> NextRequest | None:
         """See ``Clients``."""
         turn = self._after[request]
         if turn >= 0:
-            return Coming(turn, self._think[turn])
+            return NextRequest(turn, self._think[turn])
         begins = next(self._rest, None)
-        return None if begins is None else Coming(begins, 0.0)
+        return None if begins is None else NextRequest(begins, 0.0)
 
     def dropped(self, request: int) -> Sequence[int]:
         """See ``Clients``."""
@@ -116,7 +116,7 @@ def clients_of(trace: Trace | TraceStream, concurrency: int = 0) -> Clients:
     >>> trace = Trace(arrival=[0.0, 1.0], input_tokens=[5, 9], output_tokens=[4, 4])
     >>> turns = Sessions(session=[7, 7], think_s=[0.0, 2.5])
     >>> clients_of(trace).following(0), clients_of(replace(trace, sessions=turns)).following(0)
-    (None, Coming(request=1, wait_s=2.5))
+    (None, NextRequest(request=1, wait_s=2.5))
     """
     if trace.sessions is not None:
         return SessionLoop(trace.sessions, concurrency)

@@ -18,7 +18,7 @@ from disagg_sim.simulation.clients import Clients
 from disagg_sim.simulation.engine import LAST, NORMAL
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Feed, Placing, Ranked, Route
+from disagg_sim.simulation.kernel.auto_routing import Chooser, Choosing, Placing, Ranked, Route, RoutingQueue
 from disagg_sim.simulation.kernel.entry import ARRIVES, COMES
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, CLOSES, HOLD, NOTIFY, Mode, SegmentStatus
 from disagg_sim.simulation.kernel.ranking import ranking
@@ -43,7 +43,7 @@ READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's me
 HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
 #: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],
 #: instance of the rest, or ``LATER``, and whether the request goes on after it. Plain tuples are made fastest.
-Going = tuple[int, int, int, int, bool]
+ActiveLeg = tuple[int, int, int, int, bool]
 
 
 class Cluster:
@@ -73,13 +73,13 @@ class Cluster:
         self.refused: list[int] = []  # requests
         self.lost: list[int] = []
         self.batches = Batches(parts.forming, state, self._submit_batch)
-        self.going: dict[int, Going] = {}
+        self.going: dict[int, ActiveLeg] = {}
         self._late: dict[int, int] = {}  # segments that are over, by requests that take their next leg later
         self._told = -1
         self._clients = clients
         self.outages: Outages | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
-        self._feed: Feed | None = None  # where the kernel places requests by itself
+        self._feed: RoutingQueue | None = None  # where the kernel places requests by itself
         self._due = len(clients.timed) + len(clients.at_once)  # requests that have come or are sure to come [request]
         self._looks = 0  # of the policy, so far
         self._period_s = max((each.period_s for each in (parts.roles, parts.scaling) if each is not None), default=0.0)
@@ -143,7 +143,7 @@ class Cluster:
         state, most = self.state, min(*self._tokens, self._largest)
         inputs, _ = state.lengths
         emits = self._emits_late
-        self._feed = Feed(times, inputs, state.tokens, route, most=most, emits_late=emits, supply=state.coming)
+        self._feed = RoutingQueue(times, inputs, state.tokens, route, most=most, emits_late=emits, supply=state.coming)
         state.feed = self._feed
         self._next, self._place_in_order = self._feed.skip, self.engine.reserve()
         self.fleet.take(self._feed)
@@ -204,7 +204,7 @@ class Cluster:
         else:
             self._finish(request, instance)
 
-    def go_on(self, segment: int, going: Going) -> None:
+    def go_on(self, segment: int, going: ActiveLeg) -> None:
         """A request has done its leg on an instance, and takes the next."""
         request, instance, until, then, _ = going
         if then != LATER and self.roster.state[then] == READY:
@@ -345,7 +345,7 @@ class Cluster:
         else:
             self.arrive(request)
 
-    def drop_ungiven(self, segment: int, going: Going) -> int:
+    def drop_ungiven(self, segment: int, going: ActiveLeg) -> int:
         """Tokens that exist for the next instance where a leg has ended; a first one that it emits is dropped here."""
         request, _, until, _, _ = going
         have = self._handed(request, until)
@@ -440,7 +440,7 @@ class Cluster:
         prefix.keep(instance, request, here)
         return here
 
-    def _continue_late(self, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+    def _continue_late(self, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
         segment = self._late.pop(going[0])
         if self.fleet.status_of(segment) == SegmentStatus.LOST:
             self.drop_ungiven(segment, going)
@@ -449,7 +449,7 @@ class Cluster:
             self._continue(segment, going, leg, pushed, ended)
         self.roster.came(leg.instance)
 
-    def _continue(self, segment: int, going: Going, leg: Leg, pushed: bool, ended: float) -> None:
+    def _continue(self, segment: int, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
         """Continue on the instance of the leg: this one, or another after a transfer; the segment ``ended`` then.
         [s]
         """

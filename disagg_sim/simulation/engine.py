@@ -25,7 +25,7 @@ from disagg_sim.errors import InputError, whole_number
 FIRST, NORMAL, LAST, OBSERVE = 0, 1, 2, 3
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """A part of the model that keeps its own events."""
 
     def advance(self, until: float) -> float:
@@ -44,13 +44,13 @@ class Source(Protocol):
 class SideBySide:
     """Several sources as one, none of which acts on another but through events."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[EventSource]) -> None:
         self._sources = sources
         self._told = [math.inf] * len(sources)  # what each has to tell, not yet handled [s]
         self._first = 0
 
     def advance(self, until: float) -> float:
-        """See ``Source``; a source that has something to tell waits until all others have come as far."""
+        """See ``EventSource``; a source that has something to tell waits until all others have come as far."""
         soonest = math.inf
         for place, source in enumerate(self._sources):
             if self._told[place] == math.inf:
@@ -60,7 +60,7 @@ class SideBySide:
         return soonest
 
     def deliver(self) -> None:
-        """See ``Source``."""
+        """See ``EventSource``."""
         self._told[self._first] = math.inf
         self._sources[self._first].deliver()
 
@@ -125,7 +125,7 @@ class Engine:
         self.seed = whole_number("seed", seed, 0, most=MOST_SEED)
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
-        self._sources: list[Source] = []
+        self._sources: list[EventSource] = []
         self.rng = Streams(self.seed)
 
     def at(self, time: float, priority: int, callback: Callable[..., None], *args: Any) -> None:
@@ -170,7 +170,7 @@ class Engine:
         else:
             callback(*args)
 
-    def attach(self, source: Source) -> None:
+    def attach(self, source: EventSource) -> None:
         """Let ``source`` advance between events, beside others that are there."""
         self._sources.append(source)
 

@@ -28,7 +28,7 @@ from disagg_sim.workload.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
+class LeastLatency:
     """Latencies of the shortest request of a trace, served alone."""
 
     ttft: float  # [s]
@@ -77,7 +77,7 @@ def least_step(at: Setup, mapping: Sharding, context: int) -> float:
     return float(np.min(split_step(at, ffn.setup or at, alone, sequences=1.0, context=float(context)).ttl))
 
 
-def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | TraceStream) -> Least:
+def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | TraceStream) -> LeastLatency:
     """What the fastest instance needs for the trace's shortest prompt, host included, and first decode step, alone.
 
     Of a step that verifies drafts all may be accepted.
@@ -89,7 +89,7 @@ def least_latencies(at: Setup, replicas: Iterable[Replicas], trace: Trace | Trac
     steps = [least_step(own, mapping, prompt) / (1 + mapping.draft_tokens) for own, mapping in pairs]
     single = output == 1
     ttft, tpot = request_host(at) + float(np.min(first)), 0.0 if single else float(np.min(steps))
-    return Least(ttft=ttft, tpot=tpot, prompt=prompt)
+    return LeastLatency(ttft=ttft, tpot=tpot, prompt=prompt)
 
 
 def require_possible(

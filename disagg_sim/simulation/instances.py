@@ -17,11 +17,11 @@ from disagg_sim.simulation.faults import place_of
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice
+from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
-from disagg_sim.simulation.service import Traffic, prefill_rate, seats
+from disagg_sim.simulation.service import ExpectedTraffic, prefill_rate, seats
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_fault
 from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
@@ -39,7 +39,7 @@ def spec_of(policy: str, site: Site, steps: StepLimits, mapping: Sharding, role:
         table=site.table(mapping, most),
         max_sequences=most,
         hold_steps=limits.hold_steps,
-        admission=Admission[scheduler.admission.upper()],
+        admission=AdmissionRule[scheduler.admission.upper()],
         watermark=scheduler.watermark,
         scheduling=site.scheduling,
         keeps_preempted=scheduler.keeps_preempted,
@@ -290,7 +290,7 @@ class Roster:
     def _serves_of(self, mapping: Sharding, role: Role) -> tuple[float, int]:
         """Prefill rate and seats of an instance, each in the role that it has for it; see ``service``."""
         shared, limits, site = role == Role.BOTH, self.steps.limits, self.site
-        traffic = Traffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
+        traffic = ExpectedTraffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
         prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
         spec = spec_of(self.policy, site, self.steps, mapping, role)
         held = seats(spec.table, decode, spec.blocks, traffic, shared=shared)

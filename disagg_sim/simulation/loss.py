@@ -37,7 +37,7 @@ Replay = Callable[[Trace, int], RunResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MatchedDeployment:
     """What a matched deployment promises."""
 
     lengths: Lengths
@@ -65,13 +65,13 @@ class Plan:
         return decode + prefill + math.ceil(rate * host)
 
 
-def plan_of(deployment: Deployment) -> Plan | None:
+def plan_of(deployment: Deployment) -> MatchedDeployment | None:
     """What a deployment was matched for; None when no grid scored its decode instances."""
     lengths = deployment.lengths
-    return Plan(lengths=lengths, deployment=deployment) if lengths is not None else None
+    return MatchedDeployment(lengths=lengths, deployment=deployment) if lengths is not None else None
 
 
-def loss(plan: Plan, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
+def loss(plan: MatchedDeployment, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
     """Tabulate the steps from planned to simulated throughput; simulates two closed loops.
 
     Returns ``step``, ``tokens_per_s_per_gpu``, ``share_of_plan``, ``change`` against the step before, ``because``.
@@ -108,7 +108,7 @@ def _spread(trace: Trace) -> str:
     return f"mean lengths {isl:.0f}/{osl:.0f}, inputs with a coefficient of variation of {spread:.2f}"
 
 
-def _saturated(plan: Plan, lengths: Trace, replay: Replay) -> float:
+def _saturated(plan: MatchedDeployment, lengths: Trace, replay: Replay) -> float:
     """Output tokens per second and GPU of a closed loop with the lengths of a trace, taken in turn. [token/s]"""
     held = plan.in_flight
     rows = np.arange(GENERATIONS * held) % len(lengths)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from disagg_sim.simulation.engine import NORMAL
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.cluster import Cluster, Going
+    from disagg_sim.simulation.cluster import ActiveLeg, Cluster
 
 
 class Recovery:
@@ -22,7 +22,7 @@ class Recovery:
     def __init__(self, cluster: Cluster, migration_limit: int) -> None:
         self._cluster, self._limit = cluster, migration_limit
         self.closed = False  # whether a phase has no instance
-        self.held: dict[int, Going] = {}  # by segment: those that wait for one to go on
+        self.held: dict[int, ActiveLeg] = {}  # by segment: those that wait for one to go on
         self.parked: list[int] = []  # requests that wait for one to begin
         self._begun_again: dict[int, int] = {}  # how often, by the first number of a request [1]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.simulation.sparse_column import Column
+from disagg_sim.simulation.sparse_column import SparseColumn
 from disagg_sim.workload.stream import TraceStream
 
 
-class Coming:
+class RequestWindow:
     """Requests of a stream.
 
     Takes ``arrival_s``, ``placed_s``, ``input_tokens``, ``output_tokens`` and ``tokens`` (columns of all requests;
@@ -24,7 +24,7 @@ class Coming:
         self._count, self._host, self._windows = len(stream), host_s, stream.windows()
         self.high = 0
         kinds = (np.float64, np.float64, np.int64, np.int64, np.int64)
-        self._columns = [Column(self._count, kind) for kind in kinds]
+        self._columns = [SparseColumn(self._count, kind) for kind in kinds]
         columns = tuple(column.values for column in self._columns)
         self.arrival_s: Floats = columns[0]
         self.placed_s: Floats = columns[1]

@@ -269,9 +269,9 @@ def run(
 def require_windows(trace: Trace | TraceStream, options: RunOptions) -> None:
     """Raise where a run needs all requests at once, and its trace is a stream.
 
-    >>> from disagg_sim.workload.stream import Held
+    >>> from disagg_sim.workload.stream import InMemoryStream
     >>> one = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
-    >>> require_windows(TraceStream(name="one", window=1, source=Held(one)), RunOptions())
+    >>> require_windows(TraceStream(name="one", window=1, source=InMemoryStream(one)), RunOptions())
     Traceback (most recent call last):
     disagg_sim.errors.InputError: trace one comes in windows, with records 'full'; allowed: records 'stream', 'none'
     """

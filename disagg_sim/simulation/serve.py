@@ -39,7 +39,7 @@ from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix
 from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, RunResult
 from disagg_sim.simulation.records_of_run import Sampler, instance_records, last_moment, request_records, tier_records
-from disagg_sim.simulation.request_window import Coming
+from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.stated_pasts import StatedPasts
@@ -63,7 +63,7 @@ class Served(NamedTuple):
     rows: Sequence[int]  # of the trace of the run, which has requests for others; none = all
     trace: Trace | TraceStream  # of these rows
     site: Site
-    coming: Coming | None = None  # holds what is needed of a stream
+    coming: RequestWindow | None = None  # holds what is needed of a stream
 
 
 def serve_models(
@@ -108,7 +108,7 @@ def serve_models(
             f"concurrency {options.concurrency} with {len(models)} models; allowed: 0, the arrivals of the trace"
         )
     faults = partial(own_faults, f"policy {name!r}", type(policy).__module__, lambda: engine.now)
-    coming = Coming(trace, models[0].site.request_host_s) if isinstance(trace, TraceStream) else None
+    coming = RequestWindow(trace, models[0].site.request_host_s) if isinstance(trace, TraceStream) else None
     models = [each._replace(coming=coming) for each in models]
     budget, clusters = GpuBudget(deployment), []
     with faults():
@@ -255,7 +255,7 @@ def _opened(
     )
 
 
-def _columns(trace: Trace | TraceStream, clients: Clients, coming: Coming | None) -> tuple[Floats, Ints, Ints]:
+def _columns(trace: Trace | TraceStream, clients: Clients, coming: RequestWindow | None) -> tuple[Floats, Ints, Ints]:
     """Arrivals, NaN where they are not known yet, and lengths of all requests. [s], [token]"""
     if isinstance(trace, TraceStream):
         assert coming is not None

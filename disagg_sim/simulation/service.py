@@ -16,7 +16,7 @@ from disagg_sim.simulation.wishes import Limits
 MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)
 
 
-class Traffic(NamedTuple):
+class ExpectedTraffic(NamedTuple):
     """Mean lengths of the traffic that is expected, and the limit that its tokens should keep."""
 
     prompt: float  # [token]
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
         return self.prompt + self.output / 2
 
 
-def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
+def prefill_rate(table: StepTable, limits: Limits, traffic: ExpectedTraffic) -> float:
     """Compute the prompts of mean length that an instance prefills when its queue is full. [request/s]
 
     Whole prompts: those of a full pass over the time after which the next pass may start. Chunks: the token budget
@@ -48,7 +48,7 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: Traffic) -> float:
     return prompts / table.pass_time(prompt, prompts=prompts)[1]
 
 
-def seats(table: StepTable, limits: Limits, blocks: int, traffic: Traffic, *, shared: bool) -> int:
+def seats(table: StepTable, limits: Limits, blocks: int, traffic: ExpectedTraffic, *, shared: bool) -> int:
     """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]"""
     beside = 1.0 / (prefill_rate(table, limits, traffic) * max(traffic.output, 1.0)) if shared else 0.0
     held = int(blocks * BLOCK_TOKENS / traffic.context)

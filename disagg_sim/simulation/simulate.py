@@ -17,7 +17,7 @@ from disagg_sim.simulation.classes import by_class, by_model, limits_of, with_cl
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
-from disagg_sim.simulation.loss import Plan, loss, plan_of
+from disagg_sim.simulation.loss import MatchedDeployment, loss, plan_of
 from disagg_sim.simulation.metrics import Summary, summary, tier_use
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
@@ -45,7 +45,7 @@ class SimulationResult(Shown):
     deployment: ServedDeployment
     setup: Setup
     policy: Policy
-    plan: Plan | None  # None of a deployment that was not matched
+    plan: MatchedDeployment | None  # None of a deployment that was not matched
     options: RunOptions
 
     def _repr_html_(self) -> str:

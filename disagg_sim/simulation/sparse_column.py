@@ -14,7 +14,7 @@ WIDTH = 8
 BLOCK = 2**20
 
 
-class Column:
+class SparseColumn:
     """Numbers of all requests, of which some are held; 0 where they are not.
 
     Takes ``count`` [request].
@@ -39,9 +39,9 @@ class Column:
             self._memory.madvise(mmap.MADV_DONTNEED, self._begin, end - self._begin)
             self._begin = end
 
-    def longer(self, count: int) -> Column:
+    def longer(self, count: int) -> SparseColumn:
         """A column of so many numbers that begins with these."""
-        first, found = self._begin // WIDTH, Column(count, self._kind)
+        first, found = self._begin // WIDTH, SparseColumn(count, self._kind)
         found.values[first : self.values.size] = self.values[first:]
         found._begin = self._begin
         return found

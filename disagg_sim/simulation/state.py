@@ -14,11 +14,11 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Roster
-from disagg_sim.simulation.kernel.auto_routing import Feed
+from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.prefix_cache import PrefixMemory
-from disagg_sim.simulation.request_window import Coming
+from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.view import ClusterView, Window, locked
@@ -56,7 +56,7 @@ class ClusterState:
         output_tokens: Ints,
         prefix: PrefixMemory | None,
         stated: StatedPasts | None = None,
-        coming: Coming | None = None,
+        coming: RequestWindow | None = None,
     ) -> None:
         self.engine, self.fleet, self.roster, self.prefix, self.stated = engine, fleet, roster, prefix, stated
         self.site = roster.site
@@ -65,7 +65,7 @@ class ClusterState:
         self.prompts = _looked_up(input_tokens, coming)
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
         self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
-        self.feed: Feed | None = None  # requests that the kernel places by itself
+        self.feed: RoutingQueue | None = None  # requests that the kernel places by itself
         #: Requests that have come so far, where no feed has them.
         self.asked: array[int] | InOrder = array("q") if coming is None else InOrder()
         self.shared = SharedQueue()
@@ -239,7 +239,7 @@ class InOrder:
         self.count += 1
 
 
-def _looked_up(tokens: Ints, coming: Coming | None) -> Any:
+def _looked_up(tokens: Ints, coming: RequestWindow | None) -> Any:
     """Whole numbers for one look at a time: a third of a list, and as fast; of a stream as they are."""
     if coming is not None:
         return memoryview(tokens)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def latencies(records: Requests) -> Latencies:
     )
 
 
-class Ranked(Protocol):
+class PercentileSource(Protocol):
     """Values of which percentiles are asked."""
 
     def percentile(self, share: float) -> float:
@@ -61,7 +61,7 @@ class Values:
     values: Floats
 
     def percentile(self, share: float) -> float:
-        """See ``Ranked``; in proportion between two ranks."""
+        """See ``PercentileSource``; in proportion between two ranks."""
         return float(np.quantile(self.values, share)) if len(self.values) else math.nan
 
 
@@ -84,8 +84,8 @@ class Totals:
     transfers: int = 0  # that were transferred [request]
     transfer_s: float = 0.0  # of these, in all [s]
     exposed_transfer_s: float = 0.0  # of that, what delayed them [s]
-    ttft: Ranked = field(default_factory=Sketch)  # of those that were completed [s]
-    tpot: Ranked = field(default_factory=Sketch)  # [s]
+    ttft: PercentileSource = field(default_factory=Sketch)  # of those that were completed [s]
+    tpot: PercentileSource = field(default_factory=Sketch)  # [s]
 
 
 def totals_of(records: Requests, slo: Slo, limits: RequestLimits | None = None) -> Totals:

@@ -16,20 +16,20 @@ from typing import Any
 
 from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.certainty.rows import ASSUMED, Origin
-from disagg_sim.domain import MAX_PIPELINE_GPUS, Mode
+from disagg_sim.domain import MAX_PIPELINE_GPUS, ServingMode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.facts.profile import profile_and_skew, skewed_profile
 from disagg_sim.physics.blocks import forms_of
 from disagg_sim.physics.setup import Setup, engine_name, setup
-from disagg_sim.serving.colocation import Case as SharedCase
+from disagg_sim.serving.colocation import ColocatedCase as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
 from disagg_sim.serving.pool_names import TWO, Images
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
-from disagg_sim.sweep.serving_options import NOTHING, AsServed
-from disagg_sim.sweep.spec import ColocatedOptions, Limits, Pools, SweepSpec, same_system
+from disagg_sim.sweep.serving_options import NOTHING, ServingOptions
+from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
@@ -44,12 +44,12 @@ class Case:
 
     tags: tuple[str, ...]  # ``ftl1``, ``cap16``: axes that vary in the sweep or are not at their default
     model: str
-    pools: Pools
+    pools: PoolSystems
     profile: str
     engine: str
     matching: str
     traffic: Traffic
-    limits: Limits
+    limits: PointLimits
     ctx_gen_ratio: Fraction | None  # prefill over decode GPUs; None = the best [1]
     nvlink_domain: int | None  # None = the system's own [1]
     mla_form: str
@@ -61,7 +61,7 @@ class Case:
     speculation: str = ""  # curve, or method and acceptance; "" = none
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
-    served: AsServed = NOTHING  # what counts beside steps and passes
+    served: ServingOptions = NOTHING  # what counts beside steps and passes
 
     @property
     def name(self) -> str:
@@ -180,7 +180,7 @@ def _lengths(traffic: Traffic) -> Lengths:
 
 def modes_of(case: Case, modes: Iterable[str]) -> tuple[str, ...]:
     """The modes that can serve the case."""
-    return tuple(mode for mode in modes if mode == Mode.DISAGGREGATED or not why_not_shared(case))
+    return tuple(mode for mode in modes if mode == ServingMode.DISAGGREGATED or not why_not_shared(case))
 
 
 def why_not_shared(case: Case) -> str:
@@ -329,7 +329,7 @@ _DEFAULTS = Case(
     engine="",
     matching="exact",
     traffic=Traffic(isl=1, osl=2),
-    limits=Limits(),
+    limits=PointLimits(),
     ctx_gen_ratio=None,
     nvlink_domain=None,
     mla_form="auto",
@@ -343,7 +343,7 @@ def kin(case: Case) -> Case:
     """The case without what none of its setups depends on; equal of cases whose setups are."""
     traffic = case.traffic if case.traffic.turns else _ANY
     apart: dict[str, Any] = {"tags": (), "matching": "", "ctx_gen_ratio": None, "per": "", "prices": ()}
-    return replace(case, **apart, traffic=traffic, limits=Limits(), served=NOTHING)
+    return replace(case, **apart, traffic=traffic, limits=PointLimits(), served=NOTHING)
 
 
 def origin_of(case: Case) -> Origin:

@@ -11,13 +11,13 @@ from disagg_sim.sweep.index import read_index
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
-from disagg_sim.sweep.store import State, Store
+from disagg_sim.sweep.store import BlockState, Store
 
 _SAID = {
-    State.MISSING: "missing",
-    State.STALE: "stale: written for other inputs, or by another version",
-    State.CORRUPT: "damaged: changed after it was written",
-    State.UNSEALED: "without a checksum: not written by this program",
+    BlockState.MISSING: "missing",
+    BlockState.STALE: "stale: written for other inputs, or by another version",
+    BlockState.CORRUPT: "damaged: changed after it was written",
+    BlockState.UNSEALED: "without a checksum: not written by this program",
 }
 
 
@@ -58,9 +58,9 @@ def check_store(root: Path) -> StoreReport:
     return StoreReport(index.holds, len(index.blocks), len(files), size, tuple(dict.fromkeys(faults)))
 
 
-def _states(store: Store, keys: tuple[Key, ...]) -> list[tuple[Key, State]]:
+def _states(store: Store, keys: tuple[Key, ...]) -> list[tuple[Key, BlockState]]:
     """Blocks that cannot be used."""
-    return [(key, state) for key in keys if (state := store.state(key)) is not State.STORED]
+    return [(key, state) for key in keys if (state := store.state(key)) is not BlockState.STORED]
 
 
 def _tables(root: Path) -> list[Fault]:
@@ -75,7 +75,7 @@ def _tables(root: Path) -> list[Fault]:
     for name, sealed in manifest.tables.items():
         path = root / name
         if not path.is_file():
-            faults.append(Fault(Path(name), _SAID[State.MISSING]))
+            faults.append(Fault(Path(name), _SAID[BlockState.MISSING]))
         elif checksum(path.read_bytes()) != sealed:
-            faults.append(Fault(Path(name), _SAID[State.CORRUPT]))
+            faults.append(Fault(Path(name), _SAID[BlockState.CORRUPT]))
     return faults

@@ -32,7 +32,7 @@ RTOL = 1e-6  # relative change of a value below which it has not moved [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roles:
+class ColumnRoles:
     """What the columns of a table of fronts are; all others are values that must stay."""
 
     group: tuple[str, ...]  # part the table into fronts
@@ -50,7 +50,7 @@ class Roles:
 #: The frontiers of a sweep. A configuration is its mappings, chunk and batches. How many instances of it are
 #: deployed follows from the match of rates: of many counts with nearly the same throughput one wins by a hair,
 #: so a small move of a rate turns 5 : 4 into 19 : 15, and the throughput tells whether that matters.
-FRONTIER = Roles(
+FRONTIER = ColumnRoles(
     group=("case", "mode"),
     key=(
         *(f"prefill_{name}" for name in (*MAPPING_COLUMNS, "batch")),
@@ -66,7 +66,7 @@ FRONTIER = Roles(
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ValueChange:
     """A value of a point that changed."""
 
     column: str
@@ -88,7 +88,7 @@ class PointChange:
     key: tuple[tuple[str, Any], ...]  # (column, value), what identifies the point
     old: tuple[float, float] | None  # (x, y) before; None = not on the old front
     new: tuple[float, float] | None  # (x, y) now; None = not on the new front
-    moves: tuple[Move, ...] = ()  # values beyond the tolerance, in order of the columns
+    moves: tuple[ValueChange, ...] = ()  # values beyond the tolerance, in order of the columns
     reached: bool = False  # lost or new: the other front has a point as good in x and y, within the tolerance
 
     @property
@@ -113,7 +113,7 @@ class FrontChange:
     @property
     def area_change(self) -> float:
         """Relative change of the area. [1]"""
-        return Move("area", *self.areas).relative if self.areas[0] != self.areas[1] else 0.0
+        return ValueChange("area", *self.areas).relative if self.areas[0] != self.areas[1] else 0.0
 
     @property
     def same_points(self) -> bool:
@@ -246,7 +246,7 @@ def _names(names: Sequence[str]) -> str:
     return f": {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "") if shown else ""
 
 
-def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: Roles, rtol: float = RTOL) -> Comparison:
+def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: ColumnRoles, rtol: float = RTOL) -> Comparison:
     """Pair the points of two tables of fronts by key, front by front.
 
     Points of one front with the same key (there should be none) are paired in order of x. Returns fronts in order of
@@ -263,7 +263,7 @@ def compare_fronts(old: pd.DataFrame, new: pd.DataFrame, *, roles: Roles, rtol: 
     )
 
 
-def _groups(table: pd.DataFrame, roles: Roles) -> dict[tuple[str, ...], pd.DataFrame]:
+def _groups(table: pd.DataFrame, roles: ColumnRoles) -> dict[tuple[str, ...], pd.DataFrame]:
     if not len(table):
         return {}
     parts = table.groupby(list(roles.group), sort=False, observed=True)
@@ -271,7 +271,7 @@ def _groups(table: pd.DataFrame, roles: Roles) -> dict[tuple[str, ...], pd.DataF
 
 
 def _compare_front(
-    group: tuple[str, ...], old: pd.DataFrame, new: pd.DataFrame, roles: Roles, rtol: float
+    group: tuple[str, ...], old: pd.DataFrame, new: pd.DataFrame, roles: ColumnRoles, rtol: float
 ) -> FrontChange:
     was, now = _places(old, roles), _places(new, roles)
     held, gained = _reached(was, now, rtol), _reached(now, was, rtol)
@@ -294,7 +294,7 @@ def _compare_front(
     )
 
 
-def _places(table: pd.DataFrame, roles: Roles) -> tuple[Floats, Floats]:
+def _places(table: pd.DataFrame, roles: ColumnRoles) -> tuple[Floats, Floats]:
     """x and y of the points, shape (n,) each."""
     return table[roles.x].to_numpy(dtype=float), table[roles.y].to_numpy(dtype=float)
 
@@ -305,7 +305,7 @@ def _reached(points: tuple[Floats, Floats], front: tuple[Floats, Floats], rtol: 
     return np.asarray(best_from(*front, at=x * (1 - rtol)) >= y * (1 - rtol))
 
 
-def _rows(table: pd.DataFrame, roles: Roles) -> dict[tuple[Any, ...], tuple[int, dict[str, Any]]]:
+def _rows(table: pd.DataFrame, roles: ColumnRoles) -> dict[tuple[Any, ...], tuple[int, dict[str, Any]]]:
     """Key, with its number among equals -> (place in the table, the row)."""
     rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
     found: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
@@ -319,11 +319,11 @@ def _rows(table: pd.DataFrame, roles: Roles) -> dict[tuple[Any, ...], tuple[int,
 
 def _point(
     key: tuple[Any, ...],
-    roles: Roles,
+    roles: ColumnRoles,
     *,
     old: dict[str, Any] | None = None,
     new: dict[str, Any] | None = None,
-    moves: Iterable[Move] = (),
+    moves: Iterable[ValueChange] = (),
     reached: bool = False,
 ) -> PointChange:
     places = [None if row is None else (float(row[roles.x]), float(row[roles.y])) for row in (old, new)]
@@ -331,16 +331,16 @@ def _point(
     return PointChange(key=named, old=places[0], new=places[1], moves=tuple(moves), reached=reached)
 
 
-def _moves(old: dict[str, Any], new: dict[str, Any], roles: Roles, rtol: float) -> list[Move]:
+def _moves(old: dict[str, Any], new: dict[str, Any], roles: ColumnRoles, rtol: float) -> list[ValueChange]:
     moves = []
     fixed = {*roles.group, *roles.key, *roles.derived}
     for name in (name for name in old if name not in fixed):
         before, now = old[name], new[name]
         if isinstance(before, str) or isinstance(now, str):
             if _text(before) != _text(now):
-                moves.append(Move(name, _text(before), _text(now)))
+                moves.append(ValueChange(name, _text(before), _text(now)))
         elif not np.isclose(now, before, rtol=rtol, atol=0.0, equal_nan=True):
-            moves.append(Move(name, float(before), float(now)))
+            moves.append(ValueChange(name, float(before), float(now)))
     return moves
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
-from disagg_sim.domain import BOUNDS, Mode, Sharding
+from disagg_sim.domain import BOUNDS, ServingMode, Sharding
 from disagg_sim.errors import StoreError
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
@@ -30,7 +30,7 @@ from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category,
 from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.grid_cache import score_together, scored
-from disagg_sim.sweep.inputs import Source
+from disagg_sim.sweep.inputs import SpecFile
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.kv_links import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
@@ -64,12 +64,12 @@ class BlockTask:
 
     stores: tuple[Store, ...]
     blocks: tuple[Block, ...]  # whose grids are scored together
-    sources: tuple[Source, ...]  # spec files, as they were when the blocks were planned
+    sources: tuple[SpecFile, ...]  # spec files, as they were when the blocks were planned
     keep: str  # of ``plan.KEEP``
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class BlockResult:
     """What the tables of a sweep need of a block."""
 
     tally: Tally
@@ -77,16 +77,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Done:
+class StoredBlock:
     """A block that is now in the store."""
 
     key: Key
     points: int  # design points [1]
     seconds: float  # spent on it by one process [s]
-    found: Found
+    found: BlockResult
 
 
-def compute_blocks(task: BlockTask) -> list[Done]:
+def compute_blocks(task: BlockTask) -> list[StoredBlock]:
     """Compute blocks and write each, with its tally, into its stores."""
     begun = time.perf_counter()
     score_together(task.blocks)
@@ -94,12 +94,12 @@ def compute_blocks(task: BlockTask) -> list[Done]:
     for block in task.blocks:
         found = _compute(task, block)
         ended = time.perf_counter()
-        done.append(Done(block.key, block.points, ended - begun, found))
+        done.append(StoredBlock(block.key, block.points, ended - begun, found))
         begun = ended
     return done
 
 
-def _compute(task: BlockTask, block: Block) -> Found:
+def _compute(task: BlockTask, block: Block) -> BlockResult:
     store, *others = task.stores
     header = ""
     if block.key.table == PREFILL:
@@ -107,7 +107,7 @@ def _compute(task: BlockTask, block: Block) -> Found:
     elif block.key.table == POOLS:
         frame, points = pools_of_case(block)
         tally = Tally(computed=points, rows=len(frame))
-    elif block.mode == Mode.DISAGGREGATED:
+    elif block.mode == ServingMode.DISAGGREGATED:
         frame, tally = _decode(store, block)
     else:
         frame, tally = _shared(block)
@@ -115,7 +115,7 @@ def _compute(task: BlockTask, block: Block) -> Found:
         if not source.is_as_it_was:
             said = "changed while the sweep ran; start the same command again, with one version of it on all machines"
             raise StoreError(f"{shown(source.path)}: {said} (seen on {platform.node()})")
-    found = Found(tally, _front(block, frame))
+    found = BlockResult(tally, _front(block, frame))
     if task.keep == FRONTIER and block.key.table == POINTS:
         frame = within_reach(frame, throughput=block.case.throughput)
     store.write(block.key, frame, tally.to_json(), header)
@@ -124,11 +124,11 @@ def _compute(task: BlockTask, block: Block) -> Found:
     return found
 
 
-def stored_block(store: Store, block: Block) -> Found:
+def stored_block(store: Store, block: Block) -> BlockResult:
     """What ``compute_blocks`` found of a block that is in the store."""
     tally = Tally.from_json(store.note(block.key))
     frame = pd.DataFrame() if block.key.table == PREFILL else store.read(block.key)
-    return Found(tally, _front(block, frame))
+    return BlockResult(tally, _front(block, frame))
 
 
 def _front(block: Block, frame: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +227,7 @@ def _decode(store: Store, block: Block) -> tuple[pd.DataFrame, Tally]:
 def _shared(block: Block) -> tuple[pd.DataFrame, Tally]:
     """Points of a co-located mode."""
     case, limits = block.case, block.case.limits
-    search = search_colocated if block.mode == Mode.COLOCATED else search_piggyback
+    search = search_colocated if block.mode == ServingMode.COLOCATED else search_piggyback
     found = search(case.shared, block.mappings)
     seen, frame = found.tally, found.points
     lost = (
@@ -321,7 +321,7 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
         "profile": case.profile,
         "engine": decode_engine,
         "mode": block.mode,
-        "matching": case.matching if block.mode == Mode.DISAGGREGATED else "none",
+        "matching": case.matching if block.mode == ServingMode.DISAGGREGATED else "none",
         "prefill_system": pools.prefill_system,
         "prefill_precision": pools.prefill_precision,
         "prefill_profile": case.profile,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.certainty.elasticity import sensitivity
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.serving.colocated import search_colocated
@@ -80,7 +80,7 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
     limits, lengths = case.limits, case.lengths
     at = case.setup_of(systems[case.decode_system.name], case.pools.precision)
     table = limits.mappings(at)
-    if mode == Mode.DISAGGREGATED:
+    if mode == ServingMode.DISAGGREGATED:
         prefill_at = case.setup_of(systems[case.prefill_system.name], case.pools.prefill_precision)
         first = limits.mappings(prefill_at, prefill=True)
         return disaggregated(
@@ -92,5 +92,5 @@ def _points(case: Case, mode: str, systems: Mapping[str, SystemSpec]) -> pd.Data
             matching=case.ctx_gen_ratio or case.matching,
             nic_limit=None if limits.nic_limit == float("inf") else limits.nic_limit,
         )
-    search = search_colocated if mode == Mode.COLOCATED else search_piggyback
+    search = search_colocated if mode == ServingMode.COLOCATED else search_piggyback
     return search(replace(case.shared, at=at), table[table.gpus <= limits.gpu_cap]).require().points

@@ -17,7 +17,7 @@ KINDS = (TOKEN_PRICES, ENERGY) = ("token_prices", "energy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ExtraColumns:
     """What the rows of a frontier say beside their own columns."""
 
     columns: tuple[str, ...] = ()  # of ``KINDS``
@@ -38,4 +38,4 @@ class Told:
 
 
 #: Nothing.
-OWN_COLUMNS = Told()
+OWN_COLUMNS = ExtraColumns()

@@ -15,7 +15,7 @@ import pandas as pd
 
 from disagg_sim.atomic import remove, write_csv
 from disagg_sim.certainty.error_bars import QUANTILES, near_frontier, uncertainty
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.load import load_profile
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.run import run_tasks
@@ -44,7 +44,7 @@ class CaseFidelity:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Told:
+class _CaseEvidence:
     """A case with frontiers, and what their points rest on."""
 
     item: CaseResult
@@ -63,7 +63,7 @@ def fidelity_of(
     """
     fitted = [case for case in result.cases if case.found and load_profile(case.plan.case.profile).fitted]
     told = [
-        _Told(
+        _CaseEvidence(
             item=case,
             words=pd.concat([mode.outside for mode in case.found], ignore_index=True),
             store=Store(root.absolute()),
@@ -96,7 +96,7 @@ def write_fidelity(found: Sequence[CaseFidelity], root: Path) -> None:
             remove(path)
 
 
-def _of_case(told: _Told) -> CaseFidelity:
+def _of_case(told: _CaseEvidence) -> CaseFidelity:
     """What the frontiers of a case, one below another, rest on; and their error bars."""
     item, case = told.item, told.item.plan.case
     column = case.throughput
@@ -113,7 +113,7 @@ def _of_case(told: _Told) -> CaseFidelity:
     bands = bands[[*keys, *bands.columns[list(bands.columns).index(f"{column}_p10") :]]]
     joined = front.astype({"mode": str}).merge(bands.astype({"mode": str}), on=keys)
     joined = joined.merge(envelope.drop(columns=column), on=keys)
-    both = len(item.found) > 1 and item.found[0].mode == Mode.DISAGGREGATED
+    both = len(item.found) > 1 and item.found[0].mode == ServingMode.DISAGGREGATED
     return CaseFidelity(
         case=case.name, outside=outside, bands=joined, gain=found.gain(GAIN_AT).dropna() if both else _NOTHING
     )

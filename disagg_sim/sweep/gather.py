@@ -13,7 +13,7 @@ import pandas as pd
 
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY
-from disagg_sim.sweep.compute import Found
+from disagg_sim.sweep.compute import BlockResult
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.plan import POINTS, Block, SweepPlan
 from disagg_sim.sweep.tally import Tally, add_up
@@ -22,7 +22,7 @@ from disagg_sim.sweep.tally import Tally, add_up
 WAITING = 64
 
 
-class Front:
+class GatheredFront:
     """The frontier of the blocks of a mode that have arrived.
 
     Of equal points that of the first block of the plan stays, whatever the order of arrival.
@@ -67,14 +67,14 @@ class Gathered:
 
     def __init__(self, plan: SweepPlan) -> None:
         self._tallies: dict[Key, Tally] = {}
-        self._fronts: dict[Key, tuple[int, Front]] = {}
+        self._fronts: dict[Key, tuple[int, GatheredFront]] = {}
         self._tables: dict[Key, pd.DataFrame] = {}
         for case in plan.cases:
             for mode in case.modes:
-                front = Front(case.case.throughput)
+                front = GatheredFront(case.case.throughput)
                 self._fronts |= {block.key: (number, front) for number, block in enumerate(mode.points)}
 
-    def add(self, key: Key, found: Found) -> None:
+    def add(self, key: Key, found: BlockResult) -> None:
         """Take what was found of a block."""
         self._tallies[key] = found.tally
         if key.table == POINTS:

@@ -35,7 +35,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SpecFile:
     """A spec file as it was when a sweep was planned."""
 
     path: Path
@@ -53,10 +53,10 @@ class Source:
         return _digest(path, _stamp(path)) == self.digest
 
 
-def inputs_of(specs: Iterable[str]) -> tuple[dict[str, dict[str, Any]], tuple[Source, ...]]:
+def inputs_of(specs: Iterable[str]) -> tuple[dict[str, dict[str, Any]], tuple[SpecFile, ...]]:
     """Content and files of the specs, given as ``kind/name``, and of those that their fits are inherited from."""
     found: dict[str, dict[str, Any]] = {}
-    sources: list[Source] = []
+    sources: list[SpecFile] = []
     for spec in specs:
         kind, _, name = spec.partition("/")
         _add(found, sources, kind, name)
@@ -82,13 +82,13 @@ def _stamp(path: Path) -> tuple[int, int]:
     return held.st_mtime_ns, held.st_size
 
 
-def _add(found: dict[str, dict[str, Any]], sources: list[Source], kind: str, name: str) -> None:
+def _add(found: dict[str, dict[str, Any]], sources: list[SpecFile], kind: str, name: str) -> None:
     path = find_file(kind, name)
     place = f"{DIRECTORIES[kind]}/{path.name}"
     if place in found:
         return
     stamp = _stamp(path)
-    sources.append(Source(path, stamp, _digest(path, stamp), (kind, name)))
+    sources.append(SpecFile(path, stamp, _digest(path, stamp), (kind, name)))
     found[place] = content = _content(path, stamp)
     if kind in ("efficiency", "power"):
         parents = [content["inherits"]] if "inherits" in content else []

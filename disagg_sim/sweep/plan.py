@@ -13,7 +13,7 @@ from functools import cache, partial
 from importlib.metadata import version
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.serving.colocated import count_colocated
@@ -21,7 +21,7 @@ from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.serving.pool_names import TWO
 from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
 from disagg_sim.sweep.digests import code_digest, digest_of
-from disagg_sim.sweep.inputs import Inputs, Source, inputs_of
+from disagg_sim.sweep.inputs import Inputs, SpecFile, inputs_of
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.setup_cache import Common
 from disagg_sim.sweep.spec import SweepSpec
@@ -91,7 +91,7 @@ class SweepPlan:
     spec: SweepSpec
     cases: tuple[CasePlan, ...]
     inputs: Inputs  # content of every spec file that a case depends on
-    sources: tuple[Source, ...]  # these files
+    sources: tuple[SpecFile, ...]  # these files
     keep: str = EVERYTHING  # of ``KEEP``
 
     @property
@@ -152,7 +152,7 @@ def _plan_case(case: Case, spec: SweepSpec, keep: str, common: Common) -> CasePl
     served, size = modes_of(case, spec.modes), spec.block_points
 
     def planned(mode: str) -> ModePlan:
-        if mode == Mode.DISAGGREGATED:
+        if mode == ServingMode.DISAGGREGATED:
             return _plan_pools(case, digest, of_points, size, common)
         return _plan_shared(case, mode, of_points, size, common)
 
@@ -173,7 +173,7 @@ def _plan_many(case: Case, digest: str, common: Common) -> Block:
     return Block(
         key=Key(POOLS, case.name, "frontier", digest_of((digest, POOLS))),
         case=case,
-        mode=Mode.DISAGGREGATED,
+        mode=ServingMode.DISAGGREGATED,
         mappings=table,
         batch=None,
         points=batches * len(table),
@@ -191,7 +191,7 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
     chunked = sum(size < case.lengths.longest_timed for size in CHUNK_TOKENS)
     prefill = _blocks(
         case,
-        Mode.DISAGGREGATED,
+        ServingMode.DISAGGREGATED,
         prefill_table,
         prefill_batch,
         block_points,
@@ -202,7 +202,7 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
     )
     decode = _blocks(
         case,
-        Mode.DISAGGREGATED,
+        ServingMode.DISAGGREGATED,
         table,
         batch,
         block_points,
@@ -211,7 +211,9 @@ def _plan_pools(case: Case, digest: str, of_points: str, block_points: int, comm
         candidates=tuple(block.key for block in prefill),
         scored_as=scored_as,
     )
-    return ModePlan(mode=Mode.DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused)
+    return ModePlan(
+        mode=ServingMode.DISAGGREGATED, prefill=prefill, points=decode, mappings=len(table), refused=table.refused
+    )
 
 
 def _plan_shared(case: Case, mode: str, digest: str, block_points: int, common: Common) -> ModePlan:
@@ -220,7 +222,7 @@ def _plan_shared(case: Case, mode: str, digest: str, block_points: int, common: 
     within = table.gpus <= case.limits.gpu_cap
     refused = table.refused + ((("more GPUs than gpu_cap", int((~within).sum())),) if not within.all() else ())
     table = table[within]
-    count = partial(count_colocated if mode == Mode.COLOCATED else count_piggyback, case.shared)
+    count = partial(count_colocated if mode == ServingMode.COLOCATED else count_piggyback, case.shared)
     whole = common.batch(case) if within.all() else batch_axis(case.decode_setup, table, case.lengths, phase="decode")
     batches = whole.size
     blocks = _blocks(case, mode, table, None, block_points, digest, points=[batches] * len(table), count=count)

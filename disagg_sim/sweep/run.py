@@ -21,7 +21,7 @@ from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.manifest import held_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import SweepResult, collect
-from disagg_sim.sweep.store import Listener, Own, Store, missing, opened
+from disagg_sim.sweep.store import Own, RunListener, Store, missing, opened
 from disagg_sim.sweep.written import Effort, write_tables
 
 #: Tasks that each worker has at least, before blocks are joined to fewer. [1]
@@ -33,7 +33,7 @@ def run_sweep(
     root: Path,
     *,
     jobs: int | Workers,
-    listener: Listener,
+    listener: RunListener,
     overwrite: bool = False,
     outside: bool = False,
 ) -> SweepResult:
@@ -51,7 +51,7 @@ def run_sweeps(
     sweeps: Sequence[tuple[SweepPlan, Path]],
     *,
     jobs: int | Workers,
-    listener: Listener,
+    listener: RunListener,
     overwrite: bool = False,
     outside: bool = False,
 ) -> tuple[SweepResult, ...]:
@@ -103,7 +103,7 @@ class _Run:
                 self.gathered.add(block.key, stored_block(self.store, block))
 
 
-def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: Listener, *, overwrite: bool) -> _Run:
+def _opened(held: ExitStack, plan: SweepPlan, root: Path, listener: RunListener, *, overwrite: bool) -> _Run:
     planned = {block.key for block in plan.blocks}
     own = Own((PREFILL, POINTS, POOLS), planned, partial(_require_own, plan))
     store = held.enter_context(opened(root, listener, overwrite=overwrite, noun="sweep", own=own))
@@ -137,7 +137,7 @@ def _tabled(runs: Sequence[_Run], *, outside: bool, begun: float, jobs: int | Wo
     return results
 
 
-def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Listener) -> None:
+def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: RunListener) -> None:
     """Compute the blocks of a table that runs lack."""
     takers: dict[Key, list[_Run]] = {}
     blocks: dict[Key, Block] = {}

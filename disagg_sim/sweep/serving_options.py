@@ -13,7 +13,7 @@ from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
-from disagg_sim.sweep.extra_columns import KINDS, Told
+from disagg_sim.sweep.extra_columns import KINDS, ExtraColumns
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
 
 #: Least and largest share of time at full capacity that is asked for. [1]
@@ -21,7 +21,7 @@ LEAST_SHARE, MOST_SHARE = 1e-3, 0.999_999_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsServed:
+class ServingOptions:
     """What a case counts beside steps and passes."""
 
     availability: float | None = None  # share of time at full capacity, for which spares are added; 0 = none [1]
@@ -61,7 +61,7 @@ class AsServed:
 
 
 #: All off.
-NOTHING = AsServed()
+NOTHING = ServingOptions()
 
 
 class ServedKeys(Strict):
@@ -74,20 +74,20 @@ class ServedKeys(Strict):
     utilisation: Annotated[float, Range(1e-3, 1.0)] = 1.0
 
     @property
-    def served(self) -> tuple[AsServed, ...]:
+    def served(self) -> tuple[ServingOptions, ...]:
         """Every combination of what is counted; without a target failures have nothing to act on."""
         shares: tuple[float | None, ...] = self.availability if any(self.availability) else (None,)
         links: tuple[KvWire | None, ...] = self.kv_link if any(each.counts for each in self.kv_link) else (None,)
         found = [
-            AsServed(availability=share, failures=name if share else FAILURES, kv_link=link)
+            ServingOptions(availability=share, failures=name if share else FAILURES, kv_link=link)
             for share, name, link in product(shares, self.failures, links)
         ]
         return tuple(dict.fromkeys(found))
 
     @property
-    def told(self) -> Told:
+    def told(self) -> ExtraColumns:
         """What frontiers tell beside their own columns."""
-        return Told(columns=self.columns, utilisation=self.utilisation)
+        return ExtraColumns(columns=self.columns, utilisation=self.utilisation)
 
     def faults(self, per: str, gpu_cap: int) -> Iterator[str]:
         """What the keys say that does not go together, and with other keys."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import DisaggSimError, SpecError
 from disagg_sim.facts import load
@@ -54,16 +54,16 @@ from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.serving.prefill_delay import held_back
 from disagg_sim.sweep.entries import ratio
-from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, Told
+from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, ExtraColumns
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
-from disagg_sim.sweep.serving_options import NOTHING, AsServed, ServedKeys
+from disagg_sim.sweep.serving_options import NOTHING, ServedKeys, ServingOptions
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 
 #: The first has two pools; in the others every instance does both phases.
-MODES = tuple(mode.value for mode in Mode)
+MODES = tuple(mode.value for mode in ServingMode)
 #: Largest length of a request. [token]
 MOST_TOKENS = 10**9
 #: Design points of a block that a file does not set: most cases are one, whose rows share what they are timed by. A
@@ -72,7 +72,7 @@ BLOCK_POINTS = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PointLimits:
     """What a point must respect."""
 
     ftl_s: float = 10.0  # first-token latency, no queue [s]
@@ -87,7 +87,7 @@ class Limits:
     max_pcp: int = 1  # attention ranks that share a prompt, of prefill pools [1]
     max_redundant_experts: int = 0  # slots for copies of experts, over all EP ranks [1]
 
-    def of(self, traffic: Traffic) -> Limits:
+    def of(self, traffic: Traffic) -> PointLimits:
         """These limits with the first-token latency of a traffic that has its own."""
         return self if traffic.ftl_s is None else replace(self, ftl_s=traffic.ftl_s)
 
@@ -116,7 +116,7 @@ class ColocatedOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pools:
+class PoolSystems:
     """Systems of the pools and their precision recipes."""
 
     system: str  # of decode, and of co-located instances
@@ -124,7 +124,7 @@ class Pools:
     prefill_system: str
     prefill_precision: str
 
-    def in_recipes(self, recipes: Mapping[str, str]) -> Pools:
+    def in_recipes(self, recipes: Mapping[str, str]) -> PoolSystems:
         """These pools with the recipe of each system that has one here."""
         return replace(
             self,
@@ -150,11 +150,11 @@ class SweepSpec:
     source: str  # file that it was read from
     name: str
     models: tuple[str, ...]
-    pools: tuple[Pools, ...]
+    pools: tuple[PoolSystems, ...]
     traffic: tuple[Traffic, ...]
     recipes: tuple[tuple[str, str, str], ...] = ()  # (model, system, its recipe there in place of the pools')
     modes: tuple[str, ...] = MODES[:1]
-    limits: tuple[Limits, ...] = (Limits(),)
+    limits: tuple[PointLimits, ...] = (PointLimits(),)
     ctx_gen_ratios: tuple[Fraction | None, ...] = (None,)  # prefill over decode GPUs; None = the best [1]
     nvlink_domains: tuple[int | None, ...] = (None,)  # None = the system's own [1]
     mla_forms: tuple[str, ...] = ("auto",)  # of prefill; decode works in latent space
@@ -171,23 +171,23 @@ class SweepSpec:
     speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]
     kv_tiers: tuple[tuple[str, KvTier], ...] = ()  # in place of those of the systems
-    served: tuple[AsServed, ...] = (NOTHING,)  # what counts beside steps and passes
-    told: Told = OWN_COLUMNS  # what frontiers say beside their own columns
+    served: tuple[ServingOptions, ...] = (NOTHING,)  # what counts beside steps and passes
+    told: ExtraColumns = OWN_COLUMNS  # what frontiers say beside their own columns
     uncertainty: bool = False  # whether ``disagg-sim sweep`` adds error bars, as with ``--uncertainty``
 
     def recipes_of(self, model: str) -> dict[str, str]:
         """System -> recipe, where a model has its own."""
         return {system: recipe for name, system, recipe in self.recipes if name == model}
 
-    def pools_of(self, model: str) -> tuple[Pools, ...]:
+    def pools_of(self, model: str) -> tuple[PoolSystems, ...]:
         """The pools with the recipes of a model; none twice."""
         own = self.recipes_of(model)
         return tuple(dict.fromkeys(pools.in_recipes(own) for pools in self.pools))
 
 
-def same_system(system: str, precision: str) -> Pools:
+def same_system(system: str, precision: str) -> PoolSystems:
     """Pools of both phases on one system. [-]"""
-    return Pools(system=system, precision=precision, prefill_system=system, prefill_precision=precision)
+    return PoolSystems(system=system, precision=precision, prefill_system=system, prefill_precision=precision)
 
 
 _USUAL: dict[str, Any] = {each.name: each.default for each in fields(SweepSpec)}
@@ -210,9 +210,9 @@ def _pairs(recipes: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     return [(system, recipe) for system, several in recipes.items() for recipe in several]
 
 
-def _unlike(sides: _Sides) -> list[Pools]:
+def _unlike(sides: _Sides) -> list[PoolSystems]:
     return [
-        Pools(system=system, precision=recipe, prefill_system=first[0], prefill_precision=first[1])
+        PoolSystems(system=system, precision=recipe, prefill_system=first[0], prefill_precision=first[1])
         for first, (system, recipe) in product(_pairs(sides.prefill), _pairs(sides.decode))
     ]
 
@@ -242,27 +242,27 @@ def _own_recipes(given: Mapping[str, Mapping[str, str]]) -> tuple[tuple[str, str
 class _Limits(Strict):
     """Limits of a sweep, each of which may be a list."""
 
-    ftl_s: Axis[Seconds] = (Limits().ftl_s,)
+    ftl_s: Axis[Seconds] = (PointLimits().ftl_s,)
     ttl_s: Axis[Annotated[Seconds, Unless("none", math.inf)]] = (math.inf,)
-    gpu_cap: Axis[Annotated[int, Range(2, 10**6)]] = (Limits().gpu_cap,)
+    gpu_cap: Axis[Annotated[int, Range(2, 10**6)]] = (PointLimits().gpu_cap,)
     max_gpus: Axis[Annotated[int | None, Range(1, 10**4), Unless("own", None)]] = (None,)
     nic_gb_per_s: Axis[Annotated[float, Range(1e-6, 1e6, "GB/s"), Unless("none", math.inf)]] = (math.inf,)
-    layouts: Axis[Annotated[str, OneOf(tuple(Layouts))]] = (Limits().layouts,)
-    tp_over_nics: Axis[bool] = (Limits().tp_over_nics,)
-    one_gpu_stages: Axis[bool] = (Limits().one_gpu_stages,)
-    max_dcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_dcp,)
-    max_pcp: Axis[Annotated[int, Range(1, 64)]] = (Limits().max_pcp,)
-    max_redundant_experts: Axis[Annotated[int, Range(0, 1024)]] = (Limits().max_redundant_experts,)
+    layouts: Axis[Annotated[str, OneOf(tuple(Layouts))]] = (PointLimits().layouts,)
+    tp_over_nics: Axis[bool] = (PointLimits().tp_over_nics,)
+    one_gpu_stages: Axis[bool] = (PointLimits().one_gpu_stages,)
+    max_dcp: Axis[Annotated[int, Range(1, 64)]] = (PointLimits().max_dcp,)
+    max_pcp: Axis[Annotated[int, Range(1, 64)]] = (PointLimits().max_pcp,)
+    max_redundant_experts: Axis[Annotated[int, Range(0, 1024)]] = (PointLimits().max_redundant_experts,)
 
 
-def _combined(limits: _Limits) -> tuple[Limits, ...]:
+def _combined(limits: _Limits) -> tuple[PointLimits, ...]:
     latency = (limits.ftl_s, limits.ttl_s)
     axes = (*latency, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
     kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages)
     most_of = (limits.max_dcp, limits.max_pcp, limits.max_redundant_experts)
     require_few("", *map(len, (*axes, *kinds, *most_of)))
     return tuple(
-        Limits(
+        PointLimits(
             ftl_s=ftl,
             ttl_s=ttl,
             gpu_cap=cap,
@@ -301,11 +301,11 @@ class _File(ServedKeys):
 
     name: Title
     models: Axis[_Model]
-    systems: Annotated[tuple[Pools, ...], Written(Several[_Pools], lambda each: distinct(tuple(chain(*each))))]
+    systems: Annotated[tuple[PoolSystems, ...], Written(Several[_Pools], lambda each: distinct(tuple(chain(*each))))]
     traffic: Annotated[tuple[Traffic, ...], Written(Several[Entry], with_constant)]
     recipes: Annotated[tuple[tuple[str, str, str], ...], Written(_OwnRecipes, _own_recipes)] = ()
     modes: Axis[Annotated[str, OneOf(MODES)]] = MODES[:1]
-    limits: Annotated[tuple[Limits, ...], Written(_Limits, _combined)] = (Limits(),)
+    limits: Annotated[tuple[PointLimits, ...], Written(_Limits, _combined)] = (PointLimits(),)
     profile: Annotated[str, OneOf(partial(load.list_specs, "profile"))] = _USUAL["profile"]
     expert_skew: Axis[Annotated[float, Range(0.0, MOST_SKEW)]] = (0.0,)
     engine: Annotated[str, OneOf(engine_names)] = ""
@@ -526,7 +526,7 @@ def _idle_recipes(spec: SweepSpec) -> Iterator[str]:
         yield "traffic: ftl_s is a limit of its own, and limits.ftl_s has several; the case would run twice"
 
 
-def _pool_conflicts(spec: SweepSpec, pools: Pools) -> Iterator[str]:
+def _pool_conflicts(spec: SweepSpec, pools: PoolSystems) -> Iterator[str]:
     """Whether both sides run their recipes, hand over the cache, suit the modes and have a price."""
     shared = f"systems.{pools.system}" if pools.alike else "systems"
     for model in (load.load_model(name) for name in spec.models):

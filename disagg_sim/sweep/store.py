@@ -39,7 +39,7 @@ _PARTS, _SEVERAL = "disagg_sim.parts", re.compile(r".+-\d+-\d+")
 _PARQUET = b"PAR1"
 
 
-class State(Enum):
+class BlockState(Enum):
     """What the store holds under a key."""
 
     MISSING = "missing"
@@ -49,7 +49,7 @@ class State(Enum):
     STORED = "stored"
 
 
-class Listener(Protocol):
+class RunListener(Protocol):
     """Told what a run does; the command line prints it."""
 
     def note(self, text: str) -> None:
@@ -106,17 +106,17 @@ class Store:
             join_parquet(parts, handle.name, own, by=by)
             handle.write(sealed(Path(handle.name).read_bytes()))
 
-    def state(self, key: Key) -> State:
+    def state(self, key: Key) -> BlockState:
         """Whether the block can be used; reads every byte of it."""
         try:
             data = bytes_of(self.path(key))
         except OSError as error:
-            return State.MISSING if isinstance(error, FileNotFoundError) else State.CORRUPT
+            return BlockState.MISSING if isinstance(error, FileNotFoundError) else BlockState.CORRUPT
         if not is_sealed(data):
             whole = len(data) > len(_PARQUET) and data.startswith(_PARQUET) and data.endswith(_PARQUET)
-            return State.UNSEALED if whole and checksum_at(data) is None else State.CORRUPT
+            return BlockState.UNSEALED if whole and checksum_at(data) is None else BlockState.CORRUPT
         digest = parquet_metadata(self.path(key)).get(_DIGEST, "")
-        return State.STORED if digest == key.digest else State.STALE
+        return BlockState.STORED if digest == key.digest else BlockState.STALE
 
     def read(self, key: Key, columns: list[str] | None = None) -> pd.DataFrame:
         """The table of a stored block, or some columns of it; ``StoreError`` when it is not as it was written."""
@@ -179,7 +179,7 @@ class Own:
 
 
 @contextmanager
-def opened(root: Path, listener: Listener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
+def opened(root: Path, listener: RunListener, *, overwrite: bool, noun: str, own: Own) -> Iterator[Store]:
     """Open the store of a directory, locked, without the blocks that are not planned.
 
     Takes ``noun`` (what is run, "sweep" or "scenario").
@@ -211,7 +211,7 @@ def _require_no_others(store: Store, tables: tuple[str, ...]) -> None:
 
 
 def missing(
-    items: Sequence[Item], keys: Callable[[Item], Sequence[Key]], store: Store, listener: Listener, *, noun: str
+    items: Sequence[Item], keys: Callable[[Item], Sequence[Key]], store: Store, listener: RunListener, *, noun: str
 ) -> list[Item]:
     """List the items with a block that is missing, stale or corrupt; the listener hears why.
 
@@ -220,16 +220,16 @@ def missing(
     """
     states = {item: {key: store.state(key) for key in keys(item)} for item in items}
     for key, state in (pair for blocks in states.values() for pair in blocks.items()):
-        if state is State.CORRUPT:
+        if state is BlockState.CORRUPT:
             listener.warn(f"{store.path(key)}: corrupt block, computing it again")
     unsealed, stale = (
-        sum(state in blocks.values() for blocks in states.values()) for state in (State.UNSEALED, State.STALE)
+        sum(state in blocks.values() for blocks in states.values()) for state in (BlockState.UNSEALED, BlockState.STALE)
     )
     if unsealed:
         listener.warn(f"{unsealed} stored {noun} have no checksum: computing them again")
     if stale:
         listener.note(f"{stale} stored {noun} are stale (their inputs changed): computing them again")
-    lacking = [item for item, blocks in states.items() if {*blocks.values()} != {State.STORED}]
+    lacking = [item for item, blocks in states.items() if {*blocks.values()} != {BlockState.STORED}]
     listener.note(f"{len(items) - len(lacking)} of {len(items)} {noun} already stored")
     return lacking
 

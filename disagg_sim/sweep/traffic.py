@@ -75,7 +75,7 @@ def _decodes(value: object) -> object:
     return value
 
 
-class _Found(Strict):
+class _CachedShare(Strict):
     """What caches hold of prompts."""
 
     share: Annotated[float, Range(0.0, 1.0)]
@@ -84,7 +84,7 @@ class _Found(Strict):
     tiers: TierShares = ()
 
 
-def _reuse(found: _Found) -> Reuse | None:
+def _reuse(found: _CachedShare) -> Reuse | None:
     if not found.share:
         return None
     share = ConstantShare(share=found.share)
@@ -95,7 +95,9 @@ def _reuse(found: _Found) -> Reuse | None:
 _Cached: Any = Annotated[
     Reuse | None,
     Written(
-        Annotated[_Found, BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"share": value})],
+        Annotated[
+            _CachedShare, BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"share": value})
+        ],
         _reuse,
     ),
 ]

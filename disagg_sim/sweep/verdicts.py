@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.sweep.cases import Case
 from disagg_sim.sweep.plan import ModePlan
-from disagg_sim.sweep.spec import Limits
+from disagg_sim.sweep.spec import PointLimits
 from disagg_sim.sweep.tally import ABOVE_FTL, ABOVE_NIC, ABOVE_TTL, OUT_OF_MEMORY, SHARED, Removal, Tally
 from disagg_sim.units import GB
 
 
 def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
     """One clause that names what binds, for a mode of a case whose frontier is empty."""
-    if plan.mode != Mode.DISAGGREGATED:
+    if plan.mode != ServingMode.DISAGGREGATED:
         return _of_instances(case, plan, points)
     for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
         if not tally.computed:
@@ -31,7 +31,7 @@ def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
     return f"no decode point has a match; decode points removed: {reasons}; gpu_cap is {case.limits.gpu_cap}"
 
 
-def detail(item: Removal, limits: Limits) -> str:
+def detail(item: Removal, limits: PointLimits) -> str:
     """By how much the closest of the removed points misses; its shortfall is finite."""
     if item.reason == OUT_OF_MEMORY:
         return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"

@@ -1,7 +1,7 @@
 """A trace that is not held: drawn or read anew, window by window, whenever its requests are needed.
 
 >>> rows = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
->>> stream = TraceStream(name="three", window=2, source=Held(rows))
+>>> stream = TraceStream(name="three", window=2, source=InMemoryStream(rows))
 >>> [window.arrival.tolist() for window in stream.windows()], len(stream), stream.duration
 ([[0.0, 1.5], [3.0]], 3, 3.0)
 """
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     output_tokens: Tokens  # (requests,) [token]
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Where the requests of a stream come from."""
 
     def pieces(self, most: int) -> Iterator[Piece]:
@@ -44,13 +44,13 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class InMemoryStream:
     """The requests of a trace in memory."""
 
     trace: Trace
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``Source``."""
+        """See ``RequestSource``."""
         trace = self.trace
         for begin in range(0, len(trace), most):
             rows = slice(begin, begin + most)
@@ -82,7 +82,7 @@ class TraceStream:
 
     name: str
     window: int  # most requests that come at once, from 1 on [request]
-    source: Source
+    source: RequestSource
     scales: tuple[float, ...] = ()  # by which time stamps are divided, one after another [1]
     notes: tuple[str, ...] = ()
 
@@ -193,7 +193,7 @@ def in_memory(trace: Trace | TraceStream) -> Trace:
     """Hold all requests of a stream; a trace is held as it is.
 
     >>> rows = Trace(arrival=[0.0, 1.5, 3.0], input_tokens=[512, 64, 900], output_tokens=[10, 20, 30])
-    >>> in_memory(TraceStream(name="three", window=2, source=Held(rows))).arrival.tolist()
+    >>> in_memory(TraceStream(name="three", window=2, source=InMemoryStream(rows))).arrival.tolist()
     [0.0, 1.5, 3.0]
     """
     return trace.whole() if isinstance(trace, TraceStream) else trace
@@ -203,12 +203,12 @@ def in_memory(trace: Trace | TraceStream) -> Trace:
 class _Every:
     """Some of the requests of a source, evenly."""
 
-    source: Source
+    source: RequestSource
     first: int
     step: int
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``Source``."""
+        """See ``RequestSource``."""
         skip = self.first  # before the next one
         for piece in self.source.pieces(most):
             size = piece.arrival.size

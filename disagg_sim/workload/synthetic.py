@@ -146,7 +146,7 @@ class _Drawn:
     seed: int
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``stream.Source``."""
+        """See ``stream.RequestSource``."""
         draw = _drawer(self.lengths, self.seed)
         rng = named_rng(self.seed, "arrivals")
         for times in arrivals_in_pieces(self.process, rng, self.rate, **self.end, most=most):

@@ -19,7 +19,7 @@ from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Admission
+from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, AdmissionRule
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.run import RunOptions
@@ -111,7 +111,7 @@ def uneven_ranks() -> str:
     ranks = StepTable.build(at, mapping, max_sequences=most)
     head = ranks.head.copy()
     head["ranks"] = 1  # the rows of the table are those of even ranks
-    rules = {"admission": Admission.PROMPT_FITS, "watermark": 0.0, "keeps_preempted": True}
+    rules = {"admission": AdmissionRule.PROMPT_FITS, "watermark": 0.0, "keeps_preempted": True}
     blocks = kv_blocks(at, mapping, max_sequences=most, max_tokens=most)
     rows = []
     for clients in (512, 1024, 1536, 2048):

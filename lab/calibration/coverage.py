@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import Fit
 from disagg_sim.facts.hardware import SystemSpec
-from lab.calibration.kernels.registry import Operator
+from lab.calibration.kernels.registry import FittedOperator
 
 #: Part of the range by which a size may pass its end and still count as inside: rounding. [1]
 _ROUNDING = 1e-9
 
 
-def units_of(operator: Operator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit]]:
+def units_of(operator: FittedOperator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit]]:
     """Group the fits that predict together, in order of first appearance."""
     units: dict[Hashable, list[Fit]] = {}
     for fit in fits:
@@ -25,7 +25,11 @@ def units_of(operator: Operator, fits: Sequence[Fit]) -> dict[Hashable, list[Fit
 
 
 def assign(
-    operator: Operator, rows: pd.DataFrame, system: SystemSpec, fits: Sequence[Fit], predicted: NDArray[np.float64]
+    operator: FittedOperator,
+    rows: pd.DataFrame,
+    system: SystemSpec,
+    fits: Sequence[Fit],
+    predicted: NDArray[np.float64],
 ) -> NDArray[np.int64]:
     """Return the index of the fit group that predicts each row, -1 if none does.
 

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from disagg_sim.cli.lazy import Entry, LazyGroup
+from disagg_sim.cli.lazy import CommandEntry, LazyGroup
 
 
-class Calibrate(LazyGroup):
+class CalibrateCommands(LazyGroup):
     """Fit efficiencies, power, error spreads and engine overheads to measurements."""
 
     table: ClassVar = {
-        "kernels": Entry(
+        "kernels": CommandEntry(
             "lab/calibrate_kernels:kernels",
             "Fit the efficiencies of kernels.",
             "calibrate kernels gemm.csv --system h200_sxm --out h200_sxm.yaml",
         ),
-        "power": Entry(
+        "power": CommandEntry(
             "lab/calibrate_power:power",
             "Fit the power of kernels.",
             "calibrate power kernel_power.csv --system h200_sxm --out h200_sxm.yaml",
         ),
-        "uncertainty": Entry(
+        "uncertainty": CommandEntry(
             "lab/calibrate_uncertainty:uncertainty",
             "Fit the spreads behind error bars.",
             "calibrate uncertainty gemm.csv --out uncertainty.yaml",
         ),
-        "engine": Entry(
+        "engine": CommandEntry(
             "lab/calibrate_engine:engine",
             "Fit the overheads of an engine.",
             "calibrate engine served.csv --engine vllm --out vllm.yaml",
         ),
-        "layouts": Entry(
+        "layouts": CommandEntry(
             "lab/calibrate_layouts:layouts",
             "Count the runs behind each kind of layout.",
             "calibrate layouts served.csv --out measured.yaml",
@@ -39,36 +39,36 @@ class Calibrate(LazyGroup):
     }
 
 
-class Validate(LazyGroup):
+class ValidateCommands(LazyGroup):
     """Compare predictions with measurements: every row, errors by group, and figures."""
 
     table: ClassVar = {
-        "kernels": Entry(
+        "kernels": CommandEntry(
             "lab/validate_kernels:kernels",
             "Predict every row of kernel tables.",
             "validate kernels gemm.csv --out reports/kernels",
         ),
-        "passes": Entry(
+        "passes": CommandEntry(
             "lab/validate_passes:passes",
             "Predict prefills on a cached past.",
             "validate passes forward_pass.parquet --out reports/passes",
         ),
-        "serving": Entry(
+        "serving": CommandEntry(
             "lab/validate_serving:validate_serving",
             "Predict every row of served runs.",
             "validate serving served.csv --out reports/serving",
         ),
-        "requests": Entry(
+        "requests": CommandEntry(
             "lab/validate_requests:requests",
             "Replay runs of a real server request by request.",
             "validate requests run.csv --system h100_sxm --out reports/requests",
         ),
-        "memory": Entry(
+        "memory": CommandEntry(
             "lab/validate_memory:memory",
             "Predict the memory of servers.",
             "validate memory vllm_memory.csv --out reports/memory",
         ),
-        "ranking": Entry(
+        "ranking": CommandEntry(
             "lab/validate_ranking:validate_ranking",
             "Judge the configurations that a forecast picks.",
             "validate ranking served.csv --out reports/ranking",

@@ -32,7 +32,7 @@ class Place(NamedTuple):
     recipes: Mapping[str, str]  # precision by model
 
 
-class Case(NamedTuple):
+class StudyCase(NamedTuple):
     """A serving policy on a deployment of a model."""
 
     label: str
@@ -55,13 +55,13 @@ class Workload(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class RunMeasures:
     """What one run showed."""
 
     summary: Summary
 
 
-AnySeen = TypeVar("AnySeen", bound=Seen)
+AnyMeasures = TypeVar("AnyMeasures", bound=RunMeasures)
 
 
 class Bench(Keeping):
@@ -77,7 +77,7 @@ class Bench(Keeping):
         system, profile, recipes = self.place
         return self.once(("setting", model), lambda: setup(model, system, recipes[model], profile))
 
-    def run(self, trace: Trace, case: Case, *, slo: Slo, options: RunOptions) -> RunResult:
+    def run(self, trace: Trace, case: StudyCase, *, slo: Slo, options: RunOptions) -> RunResult:
         """Run a trace under a case.
 
         The papers count TTFT to the token that the prefill emits. In Arrow (arXiv 2505.11916) the wait for memory and
@@ -88,25 +88,25 @@ class Bench(Keeping):
         return run(trace, case.deployment, case.policy, at=self.setting(case.model), slo=slo, options=own)
 
 
-class RatedBench(Bench, ABC, Generic[AnySeen]):
+class RatedBench(Bench, ABC, Generic[AnyMeasures]):
     """A bench whose workloads run under cases at many rates, in search of capacities."""
 
     def __init__(
-        self, workloads: Mapping[str, Workload], cases: Mapping[str, Case], place: Place, *, quick: bool
+        self, workloads: Mapping[str, Workload], cases: Mapping[str, StudyCase], place: Place, *, quick: bool
     ) -> None:
         super().__init__(place, quick=quick)
         self.workloads, self.cases = workloads, cases
-        self._seen: dict[tuple[str, str, float], AnySeen] = {}
+        self._seen: dict[tuple[str, str, float], AnyMeasures] = {}
 
     @abstractmethod
-    def look(self, workload: str, case: str, scale: float) -> AnySeen:
+    def look(self, workload: str, case: str, scale: float) -> AnyMeasures:
         """Run a workload under a case at a rate scale, and extract the numbers that claims use. [1]"""
 
     @abstractmethod
     def rate(self, workload: str, case: str) -> float:
         """Serving capacity. [request/s]"""
 
-    def seen(self, workload: str, case: str, scale: float) -> AnySeen:
+    def seen(self, workload: str, case: str, scale: float) -> AnyMeasures:
         """What a run at a rate scale showed. [1]"""
         key = (workload, case, scale)
         if key not in self._seen:
@@ -118,11 +118,11 @@ class RatedBench(Bench, ABC, Generic[AnySeen]):
         least = self.rate(workload, over)
         return self.rate(workload, case) / least if least else float("nan")
 
-    def runs_seen(self) -> list[tuple[str, str, AnySeen]]:
+    def runs_seen(self) -> list[tuple[str, str, AnyMeasures]]:
         """Every run at a rate so far: workload, case, results."""
         return [(workload, case, seen) for (workload, case, _), seen in self._seen.items()]
 
-    def table(self, more: Callable[[AnySeen], dict[str, float]]) -> pd.DataFrame:
+    def table(self, more: Callable[[AnyMeasures], dict[str, float]]) -> pd.DataFrame:
         """Every run at a rate so far with some columns ``more``, then those of a simulation's summary."""
         rows = [
             {"workload": workload, "case": case} | more(seen) | asdict(seen.summary)

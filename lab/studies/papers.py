@@ -17,11 +17,11 @@ import pandas as pd
 from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
 from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
-from disagg_sim.sweep.store import Listener, Store
+from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import Claim, evaluate
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
-    from lab.studies.bench import AnySeen, Bench, RatedBench
+    from lab.studies.bench import AnyMeasures, Bench, RatedBench
 
 #: Module of this room by paper.
 HOMES = {name: f"lab.studies.{name}.experiments" for name in ("arrow", "dopd", "dynaserve")}
@@ -54,7 +54,7 @@ class Paper(Generic[AnyBench]):
     tables: Mapping[str, Callable[[AnyBench], pd.DataFrame]] = field(default_factory=dict)
     pictures: Mapping[str, Callable[[AnyBench], Picture | Cells]] = field(default_factory=dict)
 
-    def reproduce(self, out: Path, *, traces: Path | None, listener: Listener, quick: bool) -> PaperResults:
+    def reproduce(self, out: Path, *, traces: Path | None, listener: RunListener, quick: bool) -> PaperResults:
         """Run the experiments; write figures with their data, tables and ``claims.csv`` below ``out``."""
         Store(out).prepare()
         bench, searches = self.bench(traces, quick), self.searches()
@@ -100,7 +100,7 @@ def draw(picture: Picture | Cells, path: Path) -> Path:
     return path
 
 
-def capacity_cells(bench: RatedBench[AnySeen], cases: tuple[str, ...], workloads: tuple[str, ...]) -> Cells:
+def capacity_cells(bench: RatedBench[AnyMeasures], cases: tuple[str, ...], workloads: tuple[str, ...]) -> Cells:
     """Capacity of the first case over that of each other one, by workload."""
     name = bench.cases[cases[0]].label.split(",")[0]
     values = [[bench.ratio(workload, cases[0], other) for workload in workloads] for other in cases[1:]]

@@ -17,7 +17,7 @@ from disagg_sim.cli import mcp_tools, plan_pools
 from disagg_sim.cli import plan as plan_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.plan import plan
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.planning.limits import limit_of
 from disagg_sim.units import GB
@@ -339,6 +339,6 @@ def test_a_plan_is_written_and_printed_as_it_is_told(tmp_path: Path, capsys: pyt
     assert json.loads(file.read_text()) == answer
     assert run(["plan", *words(RATE)]) == 0
     text = capsys.readouterr().out
-    assert Mode(answer["best"]["mode"]) == Mode.COLOCATED
+    assert ServingMode(answer["best"]["mode"]) == ServingMode.COLOCATED
     assert "CO-LOCATE: 1 GPU serves 40 requests/s" in text
     assert math.isclose(answer["question"]["rate_per_s"], 40.0)

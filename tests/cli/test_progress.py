@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from disagg_sim.cli.progress import Bar, Lines, listener
+from disagg_sim.cli.progress import Lines, ProgressBar, listener
 
 
 def test_off_a_terminal_there_are_plain_lines() -> None:
@@ -50,7 +50,7 @@ def test_nothing_to_compute_says_nothing(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_bar_shows_notes_and_the_total(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Bar()
+    bar = ProgressBar()
     bar.note("3 of 9 blocks already stored")
     bar.start(500)
     bar.advance(500)

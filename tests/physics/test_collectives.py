@@ -11,7 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import CollectiveFit
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.collectives import (
-    Transfer,
+    MessageTime,
     all_reduce_bytes,
     copies_per_pick,
     copies_per_rank,
@@ -67,7 +67,7 @@ def test_only_switches_that_reduce_do():
 
 def test_hierarchical_all_reduce_by_hand():
     """16 ranks over two domains of 8: inside 14e6/400e9 + 10 us; across 2*(1/2)*(8e6/8)/40e9 = 25 us, two hops."""
-    inside = Transfer(10e-6, 14e6 / 400e9)
+    inside = MessageTime(10e-6, 14e6 / 400e9)
     done = hierarchical_all_reduce(MESSAGE, 16.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6)
     assert done.wire == pytest.approx(35e-6 + 25e-6, rel=1e-12)
     assert done.latency == pytest.approx(10e-6 + 2 * 7e-6, rel=1e-12)
@@ -77,7 +77,7 @@ def test_hierarchical_all_reduce_by_hand():
 
 
 def test_hierarchical_all_reduce_inside_one_domain_adds_nothing():
-    inside = Transfer(10e-6, 35e-6)
+    inside = MessageTime(10e-6, 35e-6)
     assert hierarchical_all_reduce(MESSAGE, 8.0, 8.0, inside=inside, nic_bandwidth=40e9, nic_latency=7e-6) == inside
 
 

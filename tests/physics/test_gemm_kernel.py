@@ -12,7 +12,7 @@ from disagg_sim.facts.efficiency import ANY_REGIME, GemmFit, MoeFit
 from disagg_sim.facts.load import load_efficiency, load_profile, load_system
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.cost import expert_cost, kernel_cost
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.experts import MoeRate, moe_cost
 from disagg_sim.physics.gemm import GemmRate, gemm_cost
 from disagg_sim.physics.rates import gemm_rate, moe_rate, resolve_rates
@@ -217,7 +217,7 @@ def test_one_fit_serves_every_regime_and_the_faster_kernel_counts():
     kernels = rates.moe["tp"]
     assert kernels == (moe_rate(fits[0], H100), moe_rate(fits[1], H100))
     experts = layer_of(GLM.model.layers[-1]).ffn
-    op = experts.routed(GLM.model, GLM.precision, Sharding(ep=8.0), np.array([1.0, 4.0, 4096.0]), Routing(1.0))
+    op = experts.routed(GLM.model, GLM.precision, Sharding(ep=8.0), np.array([1.0, 4.0, 4096.0]), ExpertRouting(1.0))
     times = [moe_cost(op.experts, op.work, kernel).time for kernel in kernels]
     together = expert_cost(op, np.float64(8.0), np.float64(1.0), replace(GLM, rates=rates)).time
     assert np.array_equal(together, np.minimum(*times))

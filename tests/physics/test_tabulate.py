@@ -12,7 +12,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.decode import decode_lookups, decode_step
 from disagg_sim.physics.roofline import GridSums, Sums, chosen_sums, sums_at
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.tabulate import Counts, Levels, evaluate, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, evaluate, look_up, side_by_side
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def test_grids_side_by_side_find_what_each_would_find_alone_in_one_call(grids):
     asked = []
     for degrees, batches in grids:
         tokens = np.ceil(np.array([batches]) / column(degrees))
-        asked.append(look_up(function, (column(degrees),), Levels(tokens)))
+        asked.append(look_up(function, (column(degrees),), DistinctCounts(tokens)))
     found = evaluate(side_by_side(asked))
     assert len(function.calls) == 1
     for (degrees, batches), (time, sums) in zip(grids, found, strict=True):
@@ -57,7 +57,7 @@ def test_grids_side_by_side_find_what_each_would_find_alone_in_one_call(grids):
 
 def test_the_same_table_asked_for_twice_is_computed_once():
     function, tokens = Counted(), np.array([[1.0, 2.0, 2.0], [1.0, 2.0, 2.0]])
-    asked = [look_up(function, (column([1, 2]),), Levels(tokens)) for _ in range(2)]
+    asked = [look_up(function, (column([1, 2]),), DistinctCounts(tokens)) for _ in range(2)]
     (one, _), (other, _) = evaluate(side_by_side(asked))
     assert function.calls == [4]  # two degrees x two distinct counts
     np.testing.assert_array_equal(one, other)
@@ -71,14 +71,14 @@ def test_pairs_of_counts_are_looked_up_once_each():
         return (10 * first + second,)
 
     first, second = np.array([[1, 1, 2]]), np.array([[3, 3, 4], [3, 4, 4]])
-    (found,) = evaluate(look_up(both, (), Counts(first, second)))
+    (found,) = evaluate(look_up(both, (), DistinctPairs(first, second)))
     assert found.tolist() == [[13, 13, 24], [13, 14, 24]]
     assert calls == [3]
 
 
 def test_sums_at_points_are_those_of_the_whole_grid():
     function, tokens = Counted(), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    _, sums = evaluate(look_up(function, (column([1, 2]),), Levels(tokens)))
+    _, sums = evaluate(look_up(function, (column([1, 2]),), DistinctCounts(tokens)))
     more = chosen_sums(tokens > 2, Sums(latency=1.0).plus(sums, column([1, 3])), sums)
     assert isinstance(more, GridSums)
     rows, columns = np.array([0, 1, 1]), np.array([2, 0, 2])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import MissingExtraError
 from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import DRAWS, checked, prove, resized
@@ -18,7 +18,7 @@ def found():
 
 
 def flattered(plan):
-    return next(each for each in plan.runners_up if each.mode == Mode.COLOCATED)
+    return next(each for each in plan.runners_up if each.mode == ServingMode.COLOCATED)
 
 
 def test_attention_dp_holds_under_every_draw_and_not_with_one_instance_fewer(found):

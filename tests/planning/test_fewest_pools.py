@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.counts import SizedPool, best_rate, least, pools
 from disagg_sim.planning.flips import _winner
 from disagg_sim.planning.limits import Limit
@@ -77,7 +77,7 @@ def test_pools_are_those_of_all_choices_in_their_order(plan, rate):
 
 @pytest.mark.parametrize("rate", [0.1, 3.0, 40.0])
 def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
-    modes = (Mode.DISAGGREGATED, Mode.COLOCATED)
+    modes = (ServingMode.DISAGGREGATED, ServingMode.COLOCATED)
     costs = {(mode, case.at.system.name): fewest(case, mode, rate, 100_000) for case in plan.cases for mode in modes}
     for now in costs:
         _, system = min(costs, key=lambda key: (costs[key], key != now))
@@ -87,7 +87,7 @@ def test_the_cheapest_mode_is_that_of_both_counted_to_the_end(plan, rate):
 
 def test_few_highest_rates_are_computed(choice):
     case = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(4096, 512), rate=1).cases[0]
-    assert math.isfinite(fewest(case, Mode.COLOCATED, 20.0, 100_000))
+    assert math.isfinite(fewest(case, ServingMode.COLOCATED, 20.0, 100_000))
     known = sum("most" in vars(each) for each in case.colocated)
     assert 0 < known < len(case.colocated) / 2
 

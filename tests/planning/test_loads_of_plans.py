@@ -11,7 +11,7 @@ from disagg_sim.physics.kv_path import KvLoad, hand_over
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.planning.choices import decode_choices, prefill_choices
 from disagg_sim.planning.kv_links import cache_of, linked
-from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.prove import prove
 from disagg_sim.serving.candidates import kv_rate_per_gpu, prefill_candidates
@@ -76,7 +76,7 @@ def test_what_goes_to_a_shared_tier_leaves_by_the_port_of_hand_overs():
     assert kept.item() == pytest.approx(8192 * 65_536)
     assert stored.item() == pytest.approx((8192 + 832) * 65_536)
     assert (kv_rate_per_gpu(decode) * 2 / decode.request_rate).item() == pytest.approx(8192 * 65_536)
-    work = Work(lengths=law, ttft=Limit(2.0), tpot=Limit(0.05))
+    work = Demand(lengths=law, ttft=Limit(2.0), tpot=Limit(0.05))
     sender, taker = prefill_choices(grids[0], work), decode_choices(decode, work)
     for inside, bytes_out in ((False, (8192 + 832) * 65_536), (True, 8192 * 65_536)):
         wire = Wire(1e9, 0.0, 0.0, inside)

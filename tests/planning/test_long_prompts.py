@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.planning.long_prompts import OneByOne
@@ -23,7 +23,7 @@ def long_prompts():
 
 
 def alone(plan):
-    found = [design for design in designs_at(plan.cases[0], RATE) if design.mode == Mode.COLOCATED]
+    found = [design for design in designs_at(plan.cases[0], RATE) if design.mode == ServingMode.COLOCATED]
     return next(design for design in found if isinstance(design.pools[0].choice, OneByOne))
 
 
@@ -79,7 +79,7 @@ def test_one_prompt_goes_through_a_pipeline_in_chunks_and_its_tokens_pass_all_st
 
 def test_a_second_pool_saves_less_than_half_of_the_gpus_at_a_million_tokens(million):
     """Both modes prefill by chunks through pipelines; the second pool saves what decode keeps the arithmetic idle."""
-    assert million.best.mode == Mode.DISAGGREGATED
+    assert million.best.mode == ServingMode.DISAGGREGATED
     assert 1.2 < million.gain < 2.0
 
 

@@ -7,7 +7,7 @@ import pytest
 from plain_planner import Decode, Prefill, Question, holds, most_rate, plan
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.counts import NARROW
 from disagg_sim.planning.limits import limit_of
 from disagg_sim.planning.sizing import designs_at, fewest
@@ -95,7 +95,7 @@ def test_plans_are_those_of_every_count_tried(cases):
         case, asked, rate, budget = drawn(seed, cases)
         expected = plan(asked, rate, budget)
         answered += expected is not None
-        cost = fewest(case, Mode.DISAGGREGATED, rate, budget)
+        cost = fewest(case, ServingMode.DISAGGREGATED, rate, budget)
         if planned(case, rate, budget) != expected or cost != (expected[0] if expected else np.inf):
             different.append((seed, expected, planned(case, rate, budget), cost))
     assert different == []
@@ -123,7 +123,7 @@ def test_the_most_rate_is_that_of_every_count_tried(cases):
     different, served = [], 0
     for seed in range(1000, 1050):
         case, asked, _, budget = drawn(seed, cases)
-        expected, found = most_rate(asked, budget), planned_rate(case, budget, Mode.DISAGGREGATED)
+        expected, found = most_rate(asked, budget), planned_rate(case, budget, ServingMode.DISAGGREGATED)
         served += expected > 0
         if found != pytest.approx(expected, rel=NARROW):
             different.append((seed, expected, found))

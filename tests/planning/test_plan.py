@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import disagg_sim as ds
 from disagg_sim.cli.main import app, run
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _kept, flips
@@ -51,7 +51,10 @@ def test_a_limit_that_every_design_keeps_has_error_bars_too():
 def test_no_runner_up_is_better(twenty):
     assert twenty.runners_up
     assert all(each.cost >= twenty.best.cost for each in twenty.runners_up)
-    assert {each.mode for each in twenty.runners_up} | {twenty.best.mode} == {Mode.DISAGGREGATED, Mode.COLOCATED}
+    assert {each.mode for each in twenty.runners_up} | {twenty.best.mode} == {
+        ServingMode.DISAGGREGATED,
+        ServingMode.COLOCATED,
+    }
     assert twenty.gain == twenty.other.gpus / twenty.best.gpus
 
 
@@ -95,7 +98,7 @@ def test_users_are_in_flight_by_little():
 def test_narrow_nics_bound_the_rate_of_an_instance(twenty):
     kv = twenty.best.kv_rate / 4
     found = asked(rate=20, options=PlanOptions(max_nic=kv))
-    best = next(each for each in (found.best, *found.runners_up) if each.mode == Mode.DISAGGREGATED)
+    best = next(each for each in (found.best, *found.runners_up) if each.mode == ServingMode.DISAGGREGATED)
     assert best.gpus > twenty.best.gpus
     assert best.kv_rate <= kv * (1 + 1e-9)
 
@@ -375,7 +378,7 @@ def test_chances_count_what_simulations_found(error, ahead):
 def test_co_located_attention_ranks_come_first_only_where_they_are_cheaper():
     """Mixtral on H100 at 120 requests/s: 12 GPUs in both modes, and the co-located ones have attention DP."""
     found = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(2048, 256), rate=120)
-    joint = next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
+    joint = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
     assert joint.pools[0].mapping.dp_attn > 1
     assert joint.cost >= min(found.best.cost, found.other.cost)
     assert (found.best is joint) == (joint.cost < found.cheapest.cost or found.gain > 1.0)

@@ -11,7 +11,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.cli.main import app
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.facts.load import load_power
 from disagg_sim.planning.energy import decode_design, drawn, prefill_design
 from disagg_sim.planning.prices import planned_prices
@@ -20,7 +20,7 @@ from disagg_sim.planning.proven import proven
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options
 from disagg_sim.planning.sizing import cost_of, designs_at, fewest
-from disagg_sim.report.plan import Told, design_json, plan_json, screen
+from disagg_sim.report.plan import PlanExtras, design_json, plan_json, screen
 
 #: Cache of a token: layers, K and V of all heads, width; of MLA one latent with its rope. One byte each. [B]
 KV = {
@@ -72,7 +72,7 @@ def with_parts_of_their_own(pool, model):
 )
 def test_the_promised_nic_rate_is_that_of_the_mapping(model, system, isl, rate):
     found = ds.plan(model, system, ds.lengths(isl, 256), rate=rate)
-    designs = [each for each in shown(found) if each.mode == Mode.DISAGGREGATED]
+    designs = [each for each in shown(found) if each.mode == ServingMode.DISAGGREGATED]
     assert designs
     for design in designs:
         moved = rate * isl * KV[model]
@@ -140,7 +140,7 @@ def test_two_prices_swapped_are_another_answer():
     assert [name for name, _ in costs] == ["h100_sxm", "h200_sxm"]
 
 
-@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+@pytest.mark.parametrize("mode", [ServingMode.DISAGGREGATED, ServingMode.COLOCATED])
 def test_the_fewest_of_a_mode_is_the_cheapest_that_is_listed(priced, mode):
     """Both walk the same choices in ways of their own."""
     prices, found = priced
@@ -174,8 +174,8 @@ def test_the_better_mode_is_the_one_that_is_told(model, system, isl, osl, limits
         assert max(gpus.values()) <= 24
     else:
         each = {mode: 40 / count for mode, count in gpus.items()}
-    split, joint = each[Mode.DISAGGREGATED], each[Mode.COLOCATED]
-    simpler = Mode.COLOCATED if split <= 1.1 * joint * (1 + 1e-9) else Mode.DISAGGREGATED
+    split, joint = each[ServingMode.DISAGGREGATED], each[ServingMode.COLOCATED]
+    simpler = ServingMode.COLOCATED if split <= 1.1 * joint * (1 + 1e-9) else ServingMode.DISAGGREGATED
     assert found.best.mode == simpler  # co-located serving comes first up to 1.1 times the cost
     assert found.gain == pytest.approx(each[found.best.mode] / each[found.other.mode], rel=1e-9)
     assert plan_json(found)["best"]["mode"] == found.best.mode.value
@@ -185,8 +185,8 @@ def test_modes_win_by_the_question():
     """Long prompts beside a tight TPOT split the phases; short ones with time do not."""
     split = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(8192, 256), tpot="20 ms", rate=10)
     joint = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(256, 512), tpot="50 ms", rate=40)
-    assert split.best.mode == Mode.DISAGGREGATED
-    assert joint.best.mode == Mode.COLOCATED
+    assert split.best.mode == ServingMode.DISAGGREGATED
+    assert joint.best.mode == ServingMode.COLOCATED
 
 
 def test_a_proof_of_both_modes_keeps_the_better_one():
@@ -207,7 +207,7 @@ def at_work():
     return ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=60)
 
 
-@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+@pytest.mark.parametrize("mode", [ServingMode.DISAGGREGATED, ServingMode.COLOCATED])
 def test_the_energy_of_a_plan_is_that_of_its_simulated_pools(at_work, mode):
     """Every instance of the run is counted by what it did, at the same rate."""
     design = of_mode(at_work, mode)
@@ -219,7 +219,7 @@ def test_the_energy_of_a_plan_is_that_of_its_simulated_pools(at_work, mode):
     assert drawn(design).watts == pytest.approx(spent["joules"].sum() / spent["held_s"].max(), rel=0.06)
 
 
-@pytest.mark.parametrize("mode", [Mode.DISAGGREGATED, Mode.COLOCATED])
+@pytest.mark.parametrize("mode", [ServingMode.DISAGGREGATED, ServingMode.COLOCATED])
 def test_every_joule_of_a_plan_is_counted_once(at_work, mode):
     """Waiting GPUs, prompts at the rate, and steps while there are sequences; pools add up."""
     design, idle = of_mode(at_work, mode), 700 * load_power("h200_sxm").idle
@@ -230,12 +230,12 @@ def test_every_joule_of_a_plan_is_counted_once(at_work, mode):
     prompts, width = float(fill.prefill_batch[0]), int(first.mapping.gpus)
     busy = 60 / prompts * float(passed.seconds[0])  # instances' worth of passes
     total += first.gpus * idle + width * busy * (float(passed.joules[0] / passed.seconds[0]) - idle)
-    left = 1.0 - busy / last.instances if mode == Mode.COLOCATED else 1.0
+    left = 1.0 - busy / last.instances if mode == ServingMode.COLOCATED else 1.0
     awake = (1.0 - math.exp(-last.sequences)) * left
-    total += last.gpus * idle * (mode == Mode.DISAGGREGATED)
+    total += last.gpus * idle * (mode == ServingMode.DISAGGREGATED)
     total += last.gpus * awake * (float(stepped.joules[0] / stepped.seconds[0]) - idle)
     assert drawn(design).watts == pytest.approx(total, rel=1e-9)
-    told = plan_json(at_work, Told(drawn=drawn(design)))["drawn"]
+    told = plan_json(at_work, PlanExtras(drawn=drawn(design)))["drawn"]
     assert told["watts"] == pytest.approx(total)
     assert told["joules_per_request"] * 60 == pytest.approx(total)
 
@@ -272,5 +272,5 @@ def test_no_pass_or_step_draws_more_than_the_gpus_may(batch):
 
 def test_the_screen_says_the_power_that_was_counted(at_work):
     found = drawn(at_work.best)
-    rows = {row[0]: row[1] for block in screen(at_work, Told(drawn=found)) for row in block.rows if len(row) > 1}
+    rows = {row[0]: row[1] for block in screen(at_work, PlanExtras(drawn=found)) for row in block.rows if len(row) > 1}
     assert f"{found.watts:,.0f} W" in " ".join([*rows, *rows.values()])

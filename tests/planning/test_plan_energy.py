@@ -10,7 +10,7 @@ import disagg_sim as ds
 from disagg_sim.facts.load import load_power
 from disagg_sim.physics import power
 from disagg_sim.planning.energy import added_up, drawn
-from disagg_sim.report.plan import Told, plan_json, screen
+from disagg_sim.report.plan import PlanExtras, plan_json, screen
 
 LENGTHS = ds.lengths(2048, 256)
 
@@ -46,18 +46,18 @@ def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
     found = drawn(plan.best)
     plain, told = (
         "\n".join(" ".join(row) for block in screen(plan, each) for row in block.rows)
-        for each in (Told(), Told(drawn=found))
+        for each in (PlanExtras(), PlanExtras(drawn=found))
     )
     assert "drawn" not in plain
     assert f"drawn {found.watts:,.0f} W of all GPUs" in told
     assert "fitted: power of kernels" in told
     assert "drawn" not in plan_json(plan)
-    answer = plan_json(plan, Told(drawn=found))["drawn"]
+    answer = plan_json(plan, PlanExtras(drawn=found))["drawn"]
     assert answer["rests_on"] == "fitted"
     assert answer["joules_per_request"] == pytest.approx(found.watts / 40)
     assert answer["facility_watts"] > answer["watts"]
     assert answer["output_tokens_per_drawn_joule"] == pytest.approx(40 * 256 / found.watts)
-    at_tdp = plan_json(plan, Told(drawn=found))["best"]["output_tokens_per_joule"]
+    at_tdp = plan_json(plan, PlanExtras(drawn=found))["best"]["output_tokens_per_joule"]
     assert at_tdp == pytest.approx(40 * 256 / (700 * plan.best.gpus))
     assert not answer.keys() & plan_json(plan)["best"].keys()  # one name, one number
 

@@ -9,7 +9,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.plan import Told, plan_json
+from disagg_sim.report.plan import PlanExtras, plan_json
 from disagg_sim.report.plan_rows import proof_lines
 
 ASKED = {"ttft": "1 s", "tpot": "20 ms", "rate": 40}
@@ -41,7 +41,7 @@ def test_requests_of_failed_instances_begin_again_and_are_told(plan):
     assert 0.3 * share * in_flight < proof.failing.moved < 1.2 * share * in_flight
     said = proof_lines(plan, proof)[-1]
     assert said.startswith("with 8 instances failed at once, as many as there are spares: holds the limits")
-    told = plan_json(plan, Told(proof=proof))["simulated"]["failing"]
+    told = plan_json(plan, PlanExtras(proof=proof))["simulated"]["failing"]
     assert (told["failed"], told["moved"], told["run"]["holds"]) == ([8], proof.failing.moved, True)
 
 
@@ -49,7 +49,7 @@ def test_without_spares_nothing_fails(plan):
     bare = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), **ASKED)
     proof = prove(bare, adapt=False)
     assert proof.failing is None
-    assert "failing" not in plan_json(bare, Told(proof=proof))["simulated"]
+    assert "failing" not in plan_json(bare, PlanExtras(proof=proof))["simulated"]
     assert len(proof_lines(bare, proof)) == 1
 
 

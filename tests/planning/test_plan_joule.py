@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_power
 from disagg_sim.planning.counts import least
@@ -45,7 +45,7 @@ def designs_of(case):
     )
     near = [pair for pair in inside if sum(pool.gpus for pool in pair) <= case.at.system.nvlink_domain]
     for pools in (*alone, *near, *across):
-        mode = Mode.COLOCATED if len(pools) == 1 else Mode.DISAGGREGATED
+        mode = ServingMode.COLOCATED if len(pools) == 1 else ServingMode.DISAGGREGATED
         yield Design(mode=mode, pools=pools, rate=RATE, cost=0.0, work=case.work)
 
 

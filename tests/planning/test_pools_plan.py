@@ -13,7 +13,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import watts_of_pools
-from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.play_pools import deployed_pools, play_pools
 from disagg_sim.planning.pool_facts import drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pool_queues import EncodeChoice
@@ -72,7 +72,7 @@ def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths):
 def test_the_queue_of_encoders_is_that_of_the_simulation():
     at = ds.setup(MODEL, SYSTEM, "nvfp4_fp8kv")
     step = ds.encode_step(at, images=2, height=1120, width=1120)
-    work = Work(lengths=LENGTHS, ttft=Limit(2.0), tpot=Limit(0.05))
+    work = Demand(lengths=LENGTHS, ttft=Limit(2.0), tpot=Limit(0.05))
     for gpus, used in ((1, 0.7), (3, 0.85), (8, 0.9)):
         rate = used * gpus / step.time
         arrival = np.cumsum(np.random.default_rng(gpus).exponential(1 / rate, 200_000))

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.planning import proven as module
-from disagg_sim.planning.prove import Proof, Run
+from disagg_sim.planning.prove import Proof, ProofRun
 
-SPLIT, JOINT = Mode.DISAGGREGATED, Mode.COLOCATED
+SPLIT, JOINT = ServingMode.DISAGGREGATED, ServingMode.COLOCATED
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def answered(planned, monkeypatch, needs):
         if need is None:
             raise InfeasibleError("no request can keep its limits")
         fine = {"p50": 0.0, "p90": 0.0, "p99": 0.0}
-        run = Run(
+        run = ProofRun(
             counts=(1,), rate=40.0, requests=1, ttft=fine, tpot=fine, hand_over=0.0, lost=0, holds_ttft=True,
             holds_tpot=True,
         )  # fmt: skip

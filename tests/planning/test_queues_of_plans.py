@@ -5,7 +5,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.planning.choices import prompts_of_ranks
-from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.prove import prove
 from disagg_sim.planning.replayed import drawn_requests
 
@@ -13,7 +13,7 @@ from disagg_sim.planning.replayed import drawn_requests
 @pytest.mark.parametrize("rate", [1.85, 40.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_as_many_requests_are_judged_as_the_rate_says(rate, seed):
-    work = Work(lengths=ds.lengths(2048, 256), ttft=Limit(1.0), tpot=Limit(0.05))
+    work = Demand(lengths=ds.lengths(2048, 256), ttft=Limit(1.0), tpot=Limit(0.05))
     trace, begin = drawn_requests(work, (2048, 256), rate, seed)
     judged = trace.arrival[trace.arrival >= begin]
     assert len(judged) >= 2_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.pools import ColocatedChoice
 from disagg_sim.planning.prove import prove, resized
 
@@ -19,7 +19,7 @@ def found():
 
 @pytest.fixture(scope="module")
 def design(found):
-    return next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
+    return next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
 
 
 def test_the_rank_whose_prompt_has_come_furthest_sets_the_time_of_a_step(design):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions, Size
@@ -64,7 +64,7 @@ def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl,
 
 
 @pytest.mark.parametrize("osl", [2, 4, 16, 256])
-@pytest.mark.parametrize("mode", [Mode.COLOCATED, Mode.DISAGGREGATED])
+@pytest.mark.parametrize("mode", [ServingMode.COLOCATED, ServingMode.DISAGGREGATED])
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl, mode):
     """TPOT of three gaps beside prefill steps spreads further than its normal law: 4 tokens are judged by TTFT."""
     design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500), mode)
@@ -87,6 +87,6 @@ def test_a_slower_design_is_asked_less_often():
 
 
 def test_the_kv_rate_is_that_of_the_own_rate():
-    design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500), Mode.DISAGGREGATED)
+    design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500), ServingMode.DISAGGREGATED)
     kv = 32 * 2 * 8 * 128 * 2048  # layers, K and V, heads, width, tokens; one byte each
     assert design.kv_rate == pytest.approx(design.rate * kv / min(pool.gpus for pool in design.pools), rel=1e-6)

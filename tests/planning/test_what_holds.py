@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.planning.kv_links import Cache, linked
-from disagg_sim.planning.limits import Limit, Work
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
 from disagg_sim.planning.prove import deployed, judged, prove
@@ -34,7 +34,7 @@ TEN["prefill_end_s"] = TEN["first_token_s"] - 0.01
 
 
 def judge(ttft, tpot, table=TEN, begin=-1.0):
-    work = Work(lengths=ds.lengths(100, 100), ttft=ttft, tpot=tpot)
+    work = Demand(lengths=ds.lengths(100, 100), ttft=ttft, tpot=tpot)
     design = SimpleNamespace(work=work, rate=1.0, pools=(SimpleNamespace(instances=1),))
     return judged(design, SimpleNamespace(frame=lambda: table), begin)
 
@@ -110,7 +110,7 @@ def test_a_proof_checks_the_percentiles_of_the_question(which, ttft, tpot):
 
 
 def work_of(ttft, tpot=None, **more):
-    return Work(lengths=ds.lengths(1024, 101), ttft=ttft, tpot=tpot or Limit(0.05), **more)
+    return Demand(lengths=ds.lengths(1024, 101), ttft=ttft, tpot=tpot or Limit(0.05), **more)
 
 
 def prefill_of(work, *, time=0.1, hand_over=0.02, link_rate=math.inf):
@@ -225,7 +225,7 @@ def played_sequences(rate, seats, rng, until=400_000):
 def test_a_surge_at_a_rate_is_no_surge_at_so_many_times_the_rate(kind, surge):
     if kind == "colocated":
         found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="30 ms", rate=30)
-        calm = next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED).pools[0].choice
+        calm = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED).pools[0].choice
     else:
         calm = {"prefill": prefill_of, "decode": decode_of}[kind](work_of(Limit(0.5), Limit(0.03)))
     surging = replace(calm, work=replace(calm.work, surge=surge))
@@ -282,7 +282,7 @@ def joint():
     At 2,048 and 4,096 mean TTFT is planned 13 to 15 % too short at two thirds of the load (docs/plan.md).
     """
     found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 64), tpot="50 ms", rate=30)
-    design = next(each for each in (found.best, found.other) if each.mode == Mode.COLOCATED)
+    design = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
     small = next(each for each in found.cases[0].colocated if each.mapping.gpus == 1 and each.budget == 512)
     return replace(design, pools=(replace(design.pools[0], choice=small, instances=1),))
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import elementwise, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost, kernel_cost
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.setup import Setup
 
@@ -27,7 +27,7 @@ def seconds_by_operator(
         operators += layer.ffn.local(at.model, precision, tp, tokens.linear)
         operators += layer.ffn.beside(at.model, precision, tp, tokens.linear)
         if layer.ffn.picks:
-            routed = layer.ffn.routed(at.model, precision, mapping, stage_tokens, Routing(imbalance))
+            routed = layer.ffn.routed(at.model, precision, mapping, stage_tokens, ExpertRouting(imbalance))
             found["routed experts"] += count * float(expert_cost(routed, mapping.ep, mapping.tp_ffn, at).time)
             dispatch, combine = exchange_cost(tokens.linear / tp, mapping, layer.ffn.picks, phase, at)
             found["dispatch"] += count * float(dispatch.time)

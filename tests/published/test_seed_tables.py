@@ -14,8 +14,8 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.simulation.policies.dopd.sizes import decode_concurrency, prefill_decode_ratio
 from lab.calibration.served.steady_state import (
-    Pool,
     RowLengths,
+    WorkerPool,
     at_rate,
     capacity,
     colocated,
@@ -110,7 +110,7 @@ def request_rates(shape: tuple[int, int]) -> tuple[float, float]:
     """Of one GPU for prefill and one for decode, and of two co-located ones, with more in flight than fits. [1/s]"""
     lengths = RowLengths(shape[0] * ONE, shape[1] * ONE)
     many = 4 * capacity(QWEN, SINGLE, lengths)
-    apart = disaggregated(QWEN, Pool(SINGLE, ONE), Pool(SINGLE, ONE), lengths, many).request_rate[0]
+    apart = disaggregated(QWEN, WorkerPool(SINGLE, ONE), WorkerPool(SINGLE, ONE), lengths, many).request_rate[0]
     return float(apart), float(2 * colocated(QWEN, SINGLE, lengths, many).request_rate[0])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
 #: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.
@@ -26,15 +26,15 @@ def number(line: dict[str, str], key: str, blank: float = float("nan")) -> float
     return float(line[key]) if line[key] else blank
 
 
-def workers(line: dict[str, str], side: str = "") -> Workers | None:
+def workers(line: dict[str, str], side: str = "") -> WorkerGroup | None:
     if not line[f"{side}gpus"]:
         return None
     gpus, ep, groups = (int(line[side + key]) for key in ("gpus", "ep", "groups"))
-    return Workers(count=int(line[f"{side}workers"]), mapping=instance(gpus, ep=ep, dp=groups))
+    return WorkerGroup(count=int(line[f"{side}workers"]), mapping=instance(gpus, ep=ep, dp=groups))
 
 
 def row_of(line: dict[str, str]) -> ServingRow:
-    quantity = Quantity(
+    quantity = Measurement(
         name=line["quantity"],
         basis=line["basis"],
         gpus=number(line, "per_gpus", 1.0),

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec, same_system
+from disagg_sim.sweep.spec import PointLimits, SweepSpec, same_system
 from disagg_sim.sweep.traffic import Traffic
 
 #: A name that would be a script, were it ever taken as HTML.
@@ -25,7 +25,7 @@ def small_sweep(root: Path) -> Path:
         pools=(same_system("h100_sxm", "fp8"), same_system("a100_sxm_80gb", "bf16")),
         traffic=(Traffic(isl=1024, osl=128),),
         modes=("disaggregated", "colocated"),
-        limits=(Limits(max_gpus=2),),
+        limits=(PointLimits(max_gpus=2),),
     )
     result = run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock(), outside=True)
     write_fidelity(fidelity_of(result, root, error_bars=True), root)

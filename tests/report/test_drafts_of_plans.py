@@ -12,7 +12,7 @@ from disagg_sim.cli.tables import blocks_text
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.report.page.plan import plan_content
 from disagg_sim.report.page.write import content_of, page_html
-from disagg_sim.report.plan import Told, screen, write_plan
+from disagg_sim.report.plan import PlanExtras, screen, write_plan
 from disagg_sim.report.plan_rows import question_line
 
 ASKED = {"ttft": "2 s", "tpot": "15 ms", "rate": 5}
@@ -28,7 +28,7 @@ def plan(request):
 def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path: Path):
     """Pools that decode say their draft tokens, prefill none; the question names drafter and acceptance."""
     drafter, found = plan
-    write_plan(found, Told(), blocks_text(screen(found, Told())), tmp_path)
+    write_plan(found, PlanExtras(), blocks_text(screen(found, PlanExtras())), tmp_path)
     shown = plan_content(tmp_path).facts["plan"]
     for design in (shown["best"], *shown["runners_up"]):
         for pool in design["pools"]:
@@ -42,16 +42,16 @@ def test_the_page_of_a_plan_shows_its_drafts(plan, tmp_path: Path):
 
 def test_the_screen_and_the_files_of_a_plan_say_its_drafts(plan, tmp_path: Path):
     _, found = plan
-    text = blocks_text(screen(found, Told()))
+    text = blocks_text(screen(found, PlanExtras()))
     assert "draft tokens 2" in text
-    write_plan(found, Told(), text, tmp_path)
+    write_plan(found, PlanExtras(), text, tmp_path)
     pools = json.loads((tmp_path / "plan.json").read_text())["best"]["pools"]
     assert {pool["draft_tokens"] for pool in pools if pool["role"] != "prefill"} == {2}
 
 
 def test_a_plan_without_drafts_says_none(tmp_path: Path):
     found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(1024, 256), **ASKED)
-    write_plan(found, Told(), blocks_text(screen(found, Told())), tmp_path)
+    write_plan(found, PlanExtras(), blocks_text(screen(found, PlanExtras())), tmp_path)
     assert "draft" not in json.dumps(plan_content(tmp_path).facts["plan"]["best"]["pools"][0]["mapping"])
     assert "speculation" not in plan_content(tmp_path).facts["plan"]["question"]
     assert "drafts" not in question_line(found)

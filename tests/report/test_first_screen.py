@@ -19,7 +19,7 @@ from disagg_sim.sweep.fidelity import SPEEDS, CaseFidelity, fidelity_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, Limits, SweepSpec, load_sweep, same_system
+from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, load_sweep, same_system
 from disagg_sim.sweep.traffic import Traffic
 
 Y = "tokens_per_s_per_gpu"
@@ -92,7 +92,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
         pools=(same_system("h100_sxm", "fp8"), same_system("a100_sxm_80gb", "bf16")),
         traffic=(Traffic(isl=2048, osl=256),),
         modes=MODES,
-        limits=(Limits(max_gpus=2, gpu_cap=64), Limits(max_gpus=2, gpu_cap=64, nic_limit=1e13)),
+        limits=(PointLimits(max_gpus=2, gpu_cap=64), PointLimits(max_gpus=2, gpu_cap=64, nic_limit=1e13)),
     )
     return run_sweep(plan_sweep(spec), root, jobs=1, listener=Silent(), outside=True), root
 

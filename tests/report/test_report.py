@@ -23,8 +23,8 @@ from disagg_sim.report.words import mapping_text, ratio_text
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, Limits, SweepSpec, same_system
-from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, same_system
+from disagg_sim.sweep.store import RunListener
 from disagg_sim.sweep.traffic import Traffic
 
 
@@ -68,7 +68,7 @@ def test_a_ratio_shows_instances_and_their_size() -> None:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
-    listener: Listener = Silent()
+    listener: RunListener = Silent()
     spec = SweepSpec(
         source="trial.yaml",
         name="trial",
@@ -76,7 +76,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
         pools=(same_system("h800_sxm", "fp8"),),
         traffic=(Traffic(isl=1024, osl=128),),
         modes=MODES,
-        limits=(Limits(max_gpus=2),),
+        limits=(PointLimits(max_gpus=2),),
     )
     return run_sweep(plan_sweep(spec), tmp_path_factory.mktemp("out"), jobs=1, listener=listener)
 
@@ -164,7 +164,7 @@ def test_no_point_no_label() -> None:
 
 def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepResult) -> None:
     """Two cases: one picture each of the co-located modes alone, and one that compares them."""
-    limits = (Limits(max_gpus=2), Limits(max_gpus=2, ftl_s=0.5))
+    limits = (PointLimits(max_gpus=2), PointLimits(max_gpus=2, ftl_s=0.5))
     spec = replace(result.plan.spec, models=("llama_3_1_8b",), modes=MODES[1:], limits=limits)
     both = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Silent())
     assert draw_figures(both, tmp_path, jobs=1) == 3

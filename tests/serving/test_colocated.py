@@ -25,7 +25,7 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving import colocated as colocated_module
 from disagg_sim.serving import search_cache as searched_module
 from disagg_sim.serving.colocated import colocated, search_colocated
-from disagg_sim.serving.colocation import Case, Colocation
+from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
@@ -456,7 +456,7 @@ def test_limits_act_on_the_latencies_they_name():
     assert (tight.ttl_s <= 0.02).all()
     assert (free.ftl_s > 0.2).any()
     at, options = setup(LLAMA, SYSTEM, RECIPE), Colocation(ttl_measure="p99")
-    case = Case(at=at, lengths=lengths(4096, 512), ftl_limit=0.2, ttl_limit=0.02, options=options)
+    case = ColocatedCase(at=at, lengths=lengths(4096, 512), ftl_limit=0.2, ttl_limit=0.02, options=options)
     seen = search_colocated(case, mappings()).tally
     assert seen.feasible <= seen.design_points
     assert 0 < seen.above_ftl_limit + seen.above_ttl_limit <= seen.feasible
@@ -566,7 +566,7 @@ def test_each_mapping_has_the_points_that_it_has_alone(mode):
 
 
 def test_a_search_that_was_made_before_is_taken_from_there_unless_something_differs():
-    case = Case(at=setup(LLAMA, SYSTEM, RECIPE), lengths=lengths(4096, 512), ftl_limit=10.0)
+    case = ColocatedCase(at=setup(LLAMA, SYSTEM, RECIPE), lengths=lengths(4096, 512), ftl_limit=10.0)
     first, again = (search_colocated(case, TP4).points for _ in range(2))
     pd.testing.assert_frame_equal(first, again, check_exact=True)
     assert search_colocated(replace(case, ftl_limit=0.05), TP4).tally.above_ftl_limit > 0

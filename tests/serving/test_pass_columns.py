@@ -8,7 +8,7 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.setup import setup
 from disagg_sim.serving import pass_columns
-from disagg_sim.serving.colocation import Case, Colocation, groups
+from disagg_sim.serving.colocation import ColocatedCase, Colocation, groups
 from disagg_sim.serving.slot_turnover import refill
 from disagg_sim.workload.lengths import lengths
 
@@ -17,7 +17,7 @@ RANKS = [Sharding(tp_attn=8, tp_ffn=8), Sharding(dp_attn=8, ep=8)]
 
 def columns(isl: int, osl: int, **options):
     at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
-    case = Case(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=Colocation(**options))
+    case = ColocatedCase(at=at, lengths=lengths(isl, osl), ftl_limit=10.0, options=Colocation(**options))
     found = list(groups(case, RANKS))
     return case, found, pass_columns.pass_columns(case, found)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode, Scheduling
+from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, Scheduling
 
 BLOCK = 16  # tokens of a KV block [token]
 MIXED = (Mode.CHUNKED, Mode.SLO_AWARE)  # decodes and pieces of prompts share a step
@@ -212,10 +212,10 @@ class Rank:
             tokens += self.verified  # a reservation holds those of the next step, too
         whole = blocks_of(tokens)
         need = whole
-        if rule != Admission.PROMPT and not decodes_only and not turn.context_elsewhere:  # chunk by chunk
+        if rule != AdmissionRule.PROMPT and not decodes_only and not turn.context_elsewhere:  # chunk by chunk
             need = blocks_of(min(turn.cached + len(found) * BLOCK + piece, tokens))
-        asked = need if rule == Admission.FIRST_CHUNK else whole
-        if rule == Admission.OUTPUT_FITS:
+        asked = need if rule == AdmissionRule.FIRST_CHUNK else whole
+        if rule == AdmissionRule.OUTPUT_FITS:
             asked = turn.most_blocks + sum(
                 each.most_blocks - len(each.blocks) for each in self.holding if each.finish_s is None
             )
@@ -346,7 +346,7 @@ class Rank:
 
     def may_begin(self, turn: Turn, piece: int, now: float) -> bool:
         """Admit the first waiting prompt, if nothing speaks against it."""
-        chunkwise = self.spec.admission != Admission.PROMPT
+        chunkwise = self.spec.admission != AdmissionRule.PROMPT
         if self.full() or (self.preempted and chunkwise):
             return False
         first = self.coming[0] if self.coming else None  # what could come now goes before prompts

@@ -6,12 +6,12 @@ import pytest
 
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission
+from disagg_sim.simulation.kernel.layout import AdmissionRule
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: 10 ms a step and 1 ms a token of prefill; blocks hold 16 tokens.
 TABLE = StepTable.affine(step=0.010, per_token=0.001)
-EVERY = pytest.mark.parametrize("admission", list(Admission))
+EVERY = pytest.mark.parametrize("admission", list(AdmissionRule))
 
 
 def fleet_of(admission, *, blocks=10, budget=64, **options):
@@ -25,7 +25,7 @@ def test_a_prompt_takes_the_blocks_of_its_first_chunk_or_all(admission):
     fleet = fleet_of(admission)
     fleet.submit(0, 0, (0, 96, 5), 0.0)
     fleet.run_until(0.05)
-    assert fleet.views.free_blocks[0] == (4 if admission == Admission.PROMPT else 6)
+    assert fleet.views.free_blocks[0] == (4 if admission == AdmissionRule.PROMPT else 6)
     fleet.run_until(0.1)
     assert fleet.views.free_blocks[0] == 4
 
@@ -38,7 +38,7 @@ def test_who_waits_for_memory(admission):
     fleet.submit(0, 1, (0, 80, 20), 0.0)
     fleet.run_until(math.inf)
     first_is_done = fleet.segments.finish_s[0]
-    started = 0.074 if admission == Admission.FIRST_CHUNK else first_is_done
+    started = 0.074 if admission == AdmissionRule.FIRST_CHUNK else first_is_done
     assert fleet.segments.start_s[1] == pytest.approx(started)
     assert fleet.segments.finish_s[1] > first_is_done
 
@@ -50,7 +50,7 @@ def test_only_room_for_the_outputs_rules_out_preemption(admission):
     for request in range(2):
         fleet.submit(0, request, (0, 64, 40), 0.0)
     fleet.run_until(math.inf)
-    counts_outputs = admission == Admission.OUTPUT_FITS
+    counts_outputs = admission == AdmissionRule.OUTPUT_FITS
     assert fleet.views.preemptions[0] == (0 if counts_outputs else 1)
     assert (fleet.segments.start_s[1] == 0.0) != counts_outputs
 
@@ -61,7 +61,7 @@ def test_a_preempted_segment_finds_the_blocks_that_nobody_took(keeps, computed_a
 
     The first takes 2 of the 5, the last of them first, until its end: 3 blocks, 48 tokens, are left of 81.
     """
-    fleet = fleet_of(Admission.PROMPT_FITS, budget=128, keeps_preempted=keeps)
+    fleet = fleet_of(AdmissionRule.PROMPT_FITS, budget=128, keeps_preempted=keeps)
     for request in range(2):
         fleet.submit(0, request, (0, 64, 40), 0.0)
     fleet.run_until(math.inf)
@@ -71,7 +71,7 @@ def test_a_preempted_segment_finds_the_blocks_that_nobody_took(keeps, computed_a
 
 def test_blocks_that_were_free_before_are_taken_first():
     """As above with a block more: it is free when both need one, so the first takes it, and then one of the 5."""
-    fleet = fleet_of(Admission.PROMPT_FITS, blocks=11, budget=128, keeps_preempted=True)
+    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=11, budget=128, keeps_preempted=True)
     for request in range(2):
         fleet.submit(0, request, (0, 64, 40), 0.0)
     fleet.run_until(math.inf)
@@ -84,7 +84,7 @@ def test_the_block_that_is_not_full_is_taken_first():
 
     It takes 2 until its end, the one that is not full and a full one: 4 blocks, 64 tokens, are left of 89.
     """
-    fleet = fleet_of(Admission.PROMPT_FITS, blocks=11, budget=160, keeps_preempted=True)
+    fleet = fleet_of(AdmissionRule.PROMPT_FITS, blocks=11, budget=160, keeps_preempted=True)
     fleet.submit(0, 0, (0, 64, 40), 0.0)
     fleet.submit(0, 1, (0, 72, 40), 0.0)
     fleet.run_until(math.inf)
@@ -94,7 +94,7 @@ def test_the_block_that_is_not_full_is_taken_first():
 
 def test_a_prompt_that_grows_chunk_by_chunk_preempts_itself_last():
     """Both are admitted by their first chunks of 32; the newer one, a prompt, gives way to the older one."""
-    fleet = fleet_of(Admission.FIRST_CHUNK, blocks=10, budget=64)
+    fleet = fleet_of(AdmissionRule.FIRST_CHUNK, blocks=10, budget=64)
     fleet.submit(0, 0, (0, 112, 30), 0.0)
     fleet.submit(0, 1, (0, 112, 30), 0.0)
     fleet.run_until(math.inf)

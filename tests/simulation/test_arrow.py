@@ -10,7 +10,7 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.addresses import home_of
-from disagg_sim.simulation.kernel.layout import Instance, dtype_of
+from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_tokens, prompt_time
@@ -45,7 +45,7 @@ class View(SimpleNamespace):
             arrival_s=[0.0] * 20,
             remembers=False,
             waiting={},
-            inst=np.zeros(count, dtype_of(Instance)),
+            inst=np.zeros(count, dtype_of(InstanceRecord)),
         )
         self.arrays = arrays_of(self.inst)
         self.home = home_of(self.arrays)

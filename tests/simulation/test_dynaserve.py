@@ -47,7 +47,7 @@ def kept_of(fleet, entries=None, promised=()):
 def ask(fleet, prompt, expected, *, entries=None, promised=(), now=0.0, rounds=0, tolerance=0.0, watch=True):
     """Split and times of a new request on instances 0 and 1."""
     search = predictor.Search(rounds, tolerance, 0.0, watch)
-    wanted = predictor.Wanted(prompt, expected, 0, 1)
+    wanted = predictor.SplitRequest(prompt, expected, 0, 1)
     kept = kept_of(fleet, entries, promised)
     return predictor.finish_times(fleet.home, kept.home, wanted, now, search)
 

@@ -23,7 +23,7 @@ from disagg_sim.simulation.kernel.layout import (
     CLOSES,
     HOLD,
     NOTIFY,
-    Admission,
+    AdmissionRule,
     Mode,
     RankChoice,
     SegmentStatus,
@@ -59,7 +59,7 @@ def instances(draw):
         max_sequences=draw(st.sampled_from([1, 4, 16])),
         max_prompts=draw(st.sampled_from([1, 3, 100])),
         step_limit_s=draw(st.sampled_from([1.2e-3, 5e-3, math.inf])),
-        admission=draw(st.sampled_from(Admission)),
+        admission=draw(st.sampled_from(AdmissionRule)),
         watermark=draw(st.sampled_from([0.0, 0.01, 0.1])),
         keeps_preempted=draw(st.booleans()),
         rank_choice=draw(st.sampled_from(RankChoice)),
@@ -160,7 +160,7 @@ def test_tokens_blocks_and_segments_are_conserved(given_work, step_by_step):
         assert views.prefill_tokens[instance] >= segments.prompt[mine].sum()
         if not views.preemptions[instance]:
             assert views.prefill_tokens[instance] == segments.prompt[mine].sum()
-        assert not views.preemptions[instance] or specs[instance].admission != Admission.OUTPUT_FITS
+        assert not views.preemptions[instance] or specs[instance].admission != AdmissionRule.OUTPUT_FITS
     begun_elsewhere = segments.context > 0
     assert fleet.itl_counts.sum() == segments.generate.sum() - np.count_nonzero(~begun_elsewhere)
     assert (segments.start_s >= segments.submit_s).all()

@@ -7,7 +7,7 @@ import pytest
 from sites import arrays_of
 
 from disagg_sim.simulation.kernel.addresses import home_of
-from disagg_sim.simulation.kernel.layout import Instance, dtype_of
+from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue
 
@@ -16,7 +16,7 @@ AMONG = np.array([1, 3, 4])
 
 def view(**columns):
     """Instances with these columns, idle but for them."""
-    inst = np.zeros(5, dtype_of(Instance))
+    inst = np.zeros(5, dtype_of(InstanceRecord))
     served = {name: np.array(columns.pop(name, [7] * 5)) for name in ("prefill_rate", "seats")}
     for name, values in columns.items():
         inst[name] = values

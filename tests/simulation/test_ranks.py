@@ -11,7 +11,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Admission, Mode, RankChoice
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, AdmissionRule, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 #: A step of 1 ms, and 0.1 ms a token of the fullest rank, of prefill or decode.
@@ -194,7 +194,7 @@ def test_memory_of_another_rank_does_not_help():
     """
     preempted = {}
     for name, table in (("ranks", TWO), ("one", StepTable.affine(step=1e-3, per_token=1e-4, max_sequences=16))):
-        fleet = fleet_of(table, blocks=8, admission=Admission.PROMPT, rank_choice=RankChoice.IN_TURN)
+        fleet = fleet_of(table, blocks=8, admission=AdmissionRule.PROMPT, rank_choice=RankChoice.IN_TURN)
         for request, output in enumerate((10, 1, 10)):
             fleet.submit(0, request, (0, 32, output), 0.0)
         fleet.run_until(math.inf)

@@ -22,7 +22,7 @@ from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
-from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice, Scheduling
+from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
 from disagg_sim.simulation.policy import Parts
@@ -173,7 +173,7 @@ def case(seed, most, drafts):
     draw = Draw(seed)
     count = draw.randint(1, most)
     rules = {
-        "admission": draw.choice([*Admission]),
+        "admission": draw.choice([*AdmissionRule]),
         "watermark": draw.choice([0.0, 0.01, 0.1]),
         "keeps_preempted": draw.choice([False, True]),
         "finds_computed": draw.choice([False, True]),
@@ -294,7 +294,7 @@ def test_a_memory_beside_the_caches_holds_the_states_that_it_saves():
 
 def test_a_cache_from_another_instance_is_found_when_it_has_landed():
     """Instance 1 gets the cache of the first prompt, then two prompts that are alike: one before it has landed."""
-    rules = {"admission": Admission.PROMPT_FITS, "max_sequences": 16, "token_budget": 512}
+    rules = {"admission": AdmissionRule.PROMPT_FITS, "max_sequences": 16, "token_budget": 512}
     specs = [InstanceSpec(table=table(number, "formula"), blocks=200, **rules) for number in range(2)]
     routes = [[Leg(0, 161), Leg(1)], [Leg(1)], [Leg(1)]]
     requests = [(0.0, 160, 20), (0.003, 160, 1), (0.2, 160, 1)]
@@ -313,7 +313,7 @@ def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_n
 
     The block goes back to the front of those that are free, and nothing that is cached behind it is lost.
     """
-    rules = {"admission": Admission.PROMPT_FITS, "watermark": 0.1, "keeps_preempted": True, "max_sequences": 4}
+    rules = {"admission": AdmissionRule.PROMPT_FITS, "watermark": 0.1, "keeps_preempted": True, "max_sequences": 4}
     limits = {"step_limit_s": 1.2e-3, "least_prefill": 16}
     specs = [
         InstanceSpec(table=table(0, "formula"), blocks=53, mode=Mode.ONE_PROMPT, max_prompts=1, **limits, **rules),
@@ -332,7 +332,7 @@ def test_a_cache_without_a_token_gives_back_the_block_that_it_reserved_for_the_n
 
 def test_what_waits_begins_at_once_where_the_only_prompt_of_a_step_was_preempted():
     """It gave its sequence and its blocks away: a cache that has landed begins to decode, and nobody waits for ever."""
-    rules = {"admission": Admission.FIRST_CHUNK, "watermark": 0.1}
+    rules = {"admission": AdmissionRule.FIRST_CHUNK, "watermark": 0.1}
     limits = {"token_budget": 8, "max_sequences": 1, "max_prompts": 1, "least_prefill": 16}
     several = {"mode": Mode.PREFILL_FIRST, "max_sequences": 16}
     specs = [
@@ -364,7 +364,7 @@ def test_a_prompt_that_preempts_itself_for_ever_breaks_a_circle_as_an_idle_insta
     It is admitted, computed, and gives its blocks up for want of the next ones, again and again: without the notice of
     a stall the run would not end.
     """
-    rules = {"admission": Admission.FIRST_CHUNK, "token_budget": 64}
+    rules = {"admission": AdmissionRule.FIRST_CHUNK, "token_budget": 64}
     limits = {"max_sequences": 4, "max_prompts": 1, "step_limit_s": 5e-3}
     specs = [
         InstanceSpec(table=table(0, "formula"), blocks=59, mode=Mode.SLO_AWARE, **limits, **rules),

@@ -12,7 +12,7 @@ from sites import SIMPLE, deployment, served
 from disagg_sim.simulation.kernel.fleet import INSTANCE
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policies.router_costs import Scores
+from disagg_sim.simulation.policies.router_costs import ScorerWeights
 from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD
 from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.readers.load import load_trace
@@ -61,7 +61,7 @@ def dynamo(**options):
 
 
 def llm_d():
-    return LlmD(here(), whole=Scores(3.0, 2.0, 2.0), split=Scores(2.0, 1.0, 0.0))
+    return LlmD(here(), whole=ScorerWeights(3.0, 2.0, 2.0), split=ScorerWeights(2.0, 1.0, 0.0))
 
 
 def test_prefix_goes_where_least_is_left_to_compute():

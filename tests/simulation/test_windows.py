@@ -19,17 +19,17 @@ from disagg_sim.simulation import pieces
 from disagg_sim.simulation.admission import PredictedTtft
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.records import Requests, RunResult
-from disagg_sim.simulation.request_window import Coming
+from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.run import RunOptions, run
-from disagg_sim.simulation.sparse_column import WIDTH, Column
+from disagg_sim.simulation.sparse_column import WIDTH, SparseColumn
 from disagg_sim.workload.arrivals import Mmpp
-from disagg_sim.workload.stream import Held, TraceStream
+from disagg_sim.workload.stream import InMemoryStream, TraceStream
 
 STREAM = RunOptions(records="stream", sample_s=0.5)
 
 
 def windows_of(trace: ds.Trace, window: int) -> TraceStream:
-    return TraceStream(name=trace.name, window=window, source=Held(trace))
+    return TraceStream(name=trace.name, window=window, source=InMemoryStream(trace))
 
 
 def served(trace: ds.Trace | TraceStream, policy: str, options: RunOptions = STREAM) -> tuple[bytes, RunResult]:
@@ -105,7 +105,7 @@ def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
     """Where a request no longer is, its columns read 0: at the end of 5,000 all but the last few."""
     monkeypatch.setattr(pieces, "PIECE", 300)
     monkeypatch.setattr(mmap, "PAGESIZE", 64)
-    monkeypatch.setattr(Column, "release", lambda self, before: self.values[:before].fill(0))
+    monkeypatch.setattr(SparseColumn, "release", lambda self, before: self.values[:before].fill(0))
     seen, arrow = [], []
     monkeypatch.setattr(pieces.Pieces, "close", lambda self: seen.append(self._cluster.state.coming))
     begun = GlobalScheduler.forget_before
@@ -118,7 +118,7 @@ def test_requests_that_have_left_are_held_no_more(monkeypatch, policy):
 
 def test_columns_give_their_pages_back():
     """2 million numbers of 8 bytes are 16 MB; of these only what is behind the mark takes memory."""
-    column = Column(2_000_000, np.int64)
+    column = SparseColumn(2_000_000, np.int64)
     column.values[:] = 1
     column.release(1_999_000)
     page = mmap.PAGESIZE // WIDTH
@@ -146,10 +146,10 @@ def test_what_has_to_know_all_requests_says_so():
 def test_requests_out_of_order_are_refused():
     """Two windows, each in order, and not one after the other."""
 
-    class Twice(Held):
+    class Twice(InMemoryStream):
         def pieces(self, most):
             yield from [*super().pieces(most), *super().pieces(most)]
 
     stream = TraceStream(name="twice", window=9, source=Twice(requests(9)))
     with pytest.raises(InputError, match=r"request 10 arrives at .* allowed: in the order of arrival"):
-        Coming(stream, 0.0)
+        RequestWindow(stream, 0.0)

@@ -23,8 +23,8 @@ from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import MODES, ColocatedOptions, Limits, Pools, SweepSpec, same_system
-from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.spec import MODES, ColocatedOptions, PointLimits, PoolSystems, SweepSpec, same_system
+from disagg_sim.sweep.store import RunListener
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.workload.lengths import lengths
 
@@ -35,7 +35,7 @@ SMALL = SweepSpec(
     models=("llama_3_1_8b",),
     pools=(same_system("h100_sxm", "bf16"),),
     traffic=(Traffic(isl=2048, osl=256),),
-    limits=(Limits(max_gpus=8),),
+    limits=(PointLimits(max_gpus=8),),
 )
 
 
@@ -57,7 +57,7 @@ class Noted:
     def finish(self) -> None: ...
 
 
-def run(spec: SweepSpec, root: Path, listener: Listener | None = None) -> SweepResult:
+def run(spec: SweepSpec, root: Path, listener: RunListener | None = None) -> SweepResult:
     return run_sweep(plan_sweep(spec), root, jobs=1, listener=listener or Noted())
 
 
@@ -91,7 +91,7 @@ def test_names_tell_every_case_apart_and_show_what_varies() -> None:
         SMALL,
         models=("llama_3_1_8b", "deepseek_r1"),
         traffic=(Traffic(isl=2048, osl=256), Traffic(isl=6654, osl=740, law="log_normal_4096_512")),
-        limits=tuple(Limits(ftl_s=ftl, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (inf, 50e9)),
+        limits=tuple(PointLimits(ftl_s=ftl, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (inf, 50e9)),
         ctx_gen_ratios=(None, Fraction(1, 2), Fraction(1, 3)),
         nvlink_domains=(None, 72),
         mla_forms=("auto", "naive"),
@@ -106,13 +106,15 @@ def test_names_tell_every_case_apart_and_show_what_varies() -> None:
         "deepseek_r1-h100_sxm-bf16-measured-log_normal_4096_512-ftl10-nic50-ratio1to3-domain72-mla_naive"
         "-ttl_p99-overlap0.25"
     )
-    assert [case.name for case in cases_of(replace(SMALL, limits=(Limits(),)))] == [
+    assert [case.name for case in cases_of(replace(SMALL, limits=(PointLimits(),)))] == [
         "llama_3_1_8b-h100_sxm-bf16-measured-2048-256"
     ]
 
 
 def test_each_mode_says_what_stands_in_its_way(tmp_path: Path) -> None:
-    spec = replace(SMALL, modes=MODES, limits=(Limits(max_gpus=8, ftl_s=1e-4), Limits(max_gpus=8, ttl_s=1e-6)))
+    spec = replace(
+        SMALL, modes=MODES, limits=(PointLimits(max_gpus=8, ftl_s=1e-4), PointLimits(max_gpus=8, ttl_s=1e-6))
+    )
     slow_first, slow_steps = run(spec, tmp_path).cases
     for case, latency in ((slow_first, "FTL"), (slow_steps, "TTL")):
         told = dict(case.verdicts)
@@ -143,7 +145,7 @@ def test_another_mode_leaves_the_stored_blocks_of_a_case_alone(tmp_path: Path) -
 
 def test_limits_never_help_and_stand_in_the_frontier(tmp_path: Path) -> None:
     """A cap of 4 GPUs, a tight first token: fronts of every mode lie below the free ones, somewhere strictly."""
-    limits = tuple(Limits(max_gpus=8, ftl_s=ftl, gpu_cap=cap) for ftl in (0.1, 10.0) for cap in (4, 64))
+    limits = tuple(PointLimits(max_gpus=8, ftl_s=ftl, gpu_cap=cap) for ftl in (0.1, 10.0) for cap in (4, 64))
     result = run(replace(SMALL, modes=MODES, limits=limits), tmp_path)
     table = pd.read_csv(tmp_path / "frontier.csv")
     for mode in MODES:
@@ -191,7 +193,7 @@ def test_mappings_inside_eight_gpus_keep_their_times_in_a_larger_domain(model: s
 
 
 def test_a_larger_domain_is_never_worse(tmp_path: Path) -> None:
-    spec = replace(SMALL, nvlink_domains=(2, None), limits=(Limits(max_gpus=8),))
+    spec = replace(SMALL, nvlink_domains=(2, None), limits=(PointLimits(max_gpus=8),))
     narrow, own = fronts(run(spec, tmp_path))
     assert (set(narrow["nvlink_domain"]), set(own["nvlink_domain"])) == ({2}, {8})
     assert narrow["decode_tp_attn"].max() <= 2
@@ -248,7 +250,7 @@ def test_a_law_of_lengths_stands_beside_its_constant_lengths(tmp_path: Path) -> 
 
 
 def test_pools_on_different_systems_per_usd(tmp_path: Path) -> None:
-    mixed = Pools(system="h100_sxm", precision="bf16", prefill_system="a100_sxm_80gb", prefill_precision="bf16")
+    mixed = PoolSystems(system="h100_sxm", precision="bf16", prefill_system="a100_sxm_80gb", prefill_precision="bf16")
     spec = replace(
         SMALL, pools=(*SMALL.pools, mixed), modes=MODES, per="usd", prices=(("a100_sxm_80gb", 0.1), ("h100_sxm", 3.0))
     )
@@ -295,7 +297,7 @@ def test_each_limit_on_layouts_is_a_case_with_evidence_of_its_designs(tmp_path: 
 @pytest.mark.long
 def test_caches_and_prompts_are_shared_where_a_limit_asks_for_it(tmp_path: Path) -> None:
     """Qwen3 30B has four KV heads, so two of eight GPUs would hold copies; a frontier read back gives its own times."""
-    both = (Limits(max_gpus=8), Limits(max_gpus=8, max_dcp=8, max_pcp=2))
+    both = (PointLimits(max_gpus=8), PointLimits(max_gpus=8, max_dcp=8, max_pcp=2))
     spec = replace(SMALL, models=("qwen3_30b_a3b",), limits=both, traffic=(Traffic(isl=32_768, osl=2048),))
     at = setup("qwen3_30b_a3b", "h100_sxm", "bf16")
     decode, prefill = both[1].mappings(at), both[1].mappings(at, prefill=True)

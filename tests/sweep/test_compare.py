@@ -16,15 +16,15 @@ from disagg_sim.errors import InputError
 from disagg_sim.serving.points import COLUMNS
 from disagg_sim.sweep.compare import (
     FRONTIER,
+    ColumnRoles,
     FrontChange,
-    Roles,
     compare_frontiers,
     compare_fronts,
     read_frontier,
     require_same_cases,
 )
 
-TOY = Roles(group=("farm",), key=("crop", "row"), x="sugar", y="yield", derived=("baskets",))
+TOY = ColumnRoles(group=("farm",), key=("crop", "row"), x="sugar", y="yield", derived=("baskets",))
 BASE = pd.DataFrame(
     {
         "farm": ["hill"] * 3,

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from disagg_sim.errors import UnknownNameError
 from disagg_sim.sweep.fidelity import candidates
-from disagg_sim.sweep.gather import Front
+from disagg_sim.sweep.gather import GatheredFront
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep
+from disagg_sim.sweep.spec import PointLimits, SweepSpec, load_sweep
 from disagg_sim.sweep.store import Store
 
 X, Y = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
@@ -34,7 +34,7 @@ def test_blocks_may_arrive_in_any_order(blocks: list[list[tuple[int, int]]], dic
         for point in held
         if not any(o[:2] != point[:2] and o[0] >= point[0] and o[1] >= point[1] for o in held)
     }
-    front = Front(Y)
+    front = GatheredFront(Y)
     order = list(enumerate(blocks))
     dice.shuffle(order)
     for number, block in order:
@@ -49,7 +49,7 @@ def test_blocks_may_arrive_in_any_order(blocks: list[list[tuple[int, int]]], dic
 def spec() -> SweepSpec:
     smoke = load_sweep("smoke")
     return replace(
-        smoke, pools=smoke.pools[:1], modes=("disaggregated",), block_points=4096, limits=(Limits(max_gpus=8),)
+        smoke, pools=smoke.pools[:1], modes=("disaggregated",), block_points=4096, limits=(PointLimits(max_gpus=8),)
     )
 
 

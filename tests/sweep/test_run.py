@@ -24,10 +24,10 @@ from disagg_sim.report.designs import designs_text
 from disagg_sim.report.summary import summary
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.sweep.cases import axis_columns, cases_of
-from disagg_sim.sweep.compute import BlockTask, Done, compute_blocks
+from disagg_sim.sweep.compute import BlockTask, StoredBlock, compute_blocks
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
-from disagg_sim.sweep.spec import Limits, SweepSpec, load_sweep, same_system
+from disagg_sim.sweep.spec import PointLimits, SweepSpec, load_sweep, same_system
 from disagg_sim.sweep.tally import ABOVE_FTL, ABOVE_NIC, Removal
 from disagg_sim.sweep.traffic import Traffic
 from disagg_sim.sweep.verdicts import detail
@@ -82,7 +82,7 @@ def reference(smoke: SweepPlan, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def small(spec: SweepSpec, **limits: float) -> SweepPlan:
     """The first system of the smoke sweep, in few blocks, under other limits."""
     return plan_sweep(
-        replace(spec, pools=spec.pools[:1], block_points=4096, limits=(replace(Limits(max_gpus=8), **limits),))
+        replace(spec, pools=spec.pools[:1], block_points=4096, limits=(replace(PointLimits(max_gpus=8), **limits),))
     )
 
 
@@ -129,7 +129,7 @@ def test_the_limit_of_an_instance_is_the_one_in_force(
         models=("deepseek_r1",),
         pools=(same_system(system, "fp8"),),
         nvlink_domains=(domain,),
-        limits=(Limits(max_gpus=max_gpus),),
+        limits=(PointLimits(max_gpus=max_gpus),),
     )
     case = cases_of(spec)[0]
     mappings = enumerate_mappings(case.decode_setup, max_gpus=max_gpus)
@@ -314,7 +314,7 @@ def test_a_block_that_fails_thrice_is_a_row_with_its_reason_and_the_same_command
     run_sweep(plan, whole, jobs=1, listener=Log())
     lost, tries = next(block.key for block in plan.blocks if block.key.name == "colocated-0000"), []
 
-    def stumbling(task: BlockTask) -> list[Done]:
+    def stumbling(task: BlockTask) -> list[StoredBlock]:
         if lost in (block.key for block in task.blocks):
             tries.append(lost)
             raise MemoryError("no room")
@@ -398,10 +398,10 @@ def test_workers_never_see_ctrl_c() -> None:
     program = """
 import signal
 from disagg_sim.sweep.backends.local import in_processes
-from disagg_sim.sweep.backends.workers import Outcome
+from disagg_sim.sweep.backends.workers import TaskOutcome
 
 def held(task):
-    return Outcome(value=signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    return TaskOutcome(value=signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 with in_processes(2) as engine:
     print(all(outcome.value for _, outcome in engine(held, dict.fromkeys(range(4)))))
@@ -478,8 +478,11 @@ def test_a_nic_limit_counts_what_it_removes(smoke: SweepPlan, tmp_path: Path) ->
     ],
 )
 def test_a_miss_is_told_with_the_digits_that_show_it(excess: float, said: str) -> None:
-    item, late = Removal(phase="decode", reason=ABOVE_NIC, count=1, shortfall=excess, unit="B/s"), Limits(ftl_s=9.9994)
-    assert said in detail(item, Limits(nic_limit=3.3e9))
+    item, late = (
+        Removal(phase="decode", reason=ABOVE_NIC, count=1, shortfall=excess, unit="B/s"),
+        PointLimits(ftl_s=9.9994),
+    )
+    assert said in detail(item, PointLimits(nic_limit=3.3e9))
     assert "takes 9.99944 s, limit 9.9994 s" in detail(replace(item, reason=ABOVE_FTL, shortfall=4e-5), late)
 
 
@@ -490,7 +493,7 @@ def test_a_model_that_fits_nowhere_says_by_how_much(smoke: SweepPlan, tmp_path: 
         models=("llama_3_1_405b",),
         pools=(same_system("a100_sxm_80gb", "bf16"),),
         modes=("disaggregated",),
-        limits=(Limits(max_gpus=8),),
+        limits=(PointLimits(max_gpus=8),),
     )
     with pytest.raises(InfeasibleError, match=r"fits on no allowed mapping .*lacks \d+\.\d GB") as caught:
         run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Log()).require()

@@ -16,7 +16,7 @@ from disagg_sim.facts.yaml_files import PATH_VARIABLE, list_specs, spec_files
 from disagg_sim.physics.passes.mixed import Interference
 from disagg_sim.sweep.cases import cases_of
 from disagg_sim.sweep.plan import plan_sweep
-from disagg_sim.sweep.spec import ColocatedOptions, Limits, load_sweep, same_system
+from disagg_sim.sweep.spec import ColocatedOptions, PointLimits, load_sweep, same_system
 from disagg_sim.sweep.traffic import Traffic
 
 GOOD = """
@@ -210,7 +210,7 @@ def write(tmp_path: Path, text: str | bytes) -> str:
 def test_a_good_file_is_read(tmp_path: Path) -> None:
     spec = load_sweep(write(tmp_path, GOOD))
     assert (spec.models, spec.pools) == (("llama_3_1_8b",), (same_system("h100_sxm", "fp8"),))
-    assert (spec.traffic, spec.limits) == ((Traffic(isl=1024, osl=128),), (Limits(ftl_s=10.0),))
+    assert (spec.traffic, spec.limits) == ((Traffic(isl=1024, osl=128),), (PointLimits(ftl_s=10.0),))
     assert math.isinf(spec.limits[0].ttl_s)
 
 
@@ -341,7 +341,7 @@ def test_axes_are_lists_or_single_values(tmp_path: Path) -> None:
     )
     spec = load_sweep(write(tmp_path, text))
     assert spec.limits == tuple(
-        Limits(ftl_s=ftl, gpu_cap=16, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (math.inf, 50e9)
+        PointLimits(ftl_s=ftl, gpu_cap=16, nic_limit=nic) for ftl in (1.0, 10.0) for nic in (math.inf, 50e9)
     )
     assert spec.ctx_gen_ratios == (None, Fraction(1, 2), Fraction(1, 3))
     assert (spec.nvlink_domains, spec.mla_forms, spec.modes) == ((None, 72), ("naive",), ("piggyback", "disaggregated"))
@@ -404,5 +404,5 @@ def test_limits_and_shipped_traffic_are_read(tmp_path: Path) -> None:
     text = GOOD.replace("{ftl_s: 10.0}", "{nic_gb_per_s: 50, ttl_s: 0.05, gpu_cap: 64, max_gpus: 16}")
     name = next(name for name in list_specs("traffic") if load_traffic(name).shapes)
     spec = load_sweep(write(tmp_path, text.replace("  - {isl: 1024, osl: 128}", f"  - {name}") + LONG))
-    assert spec.limits == (Limits(nic_limit=50e9, ttl_s=0.05, gpu_cap=64, max_gpus=16),)
+    assert spec.limits == (PointLimits(nic_limit=50e9, ttl_s=0.05, gpu_cap=64, max_gpus=16),)
     assert tuple((traffic.isl, traffic.osl) for traffic in spec.traffic) == load_traffic(name).shapes

@@ -17,7 +17,7 @@ from disagg_sim.errors import StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.store import Own, State, Store, opened
+from disagg_sim.sweep.store import BlockState, Own, Store, opened
 
 KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
@@ -38,7 +38,7 @@ def by_another_program(frame: pd.DataFrame, path: Path) -> None:
 def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
     store.write(KEY, FRAME, '{"count": 3}', '{"limit": 8}')
     assert store.header(KEY) == '{"limit": 8}'
-    assert store.state(KEY) is State.STORED
+    assert store.state(KEY) is BlockState.STORED
     assert store.note(KEY) == '{"count": 3}'
     pd.testing.assert_frame_equal(store.read(KEY), FRAME)
     assert store.read(KEY, columns=["weight"]).columns.tolist() == ["weight"]
@@ -46,8 +46,8 @@ def test_a_block_comes_back_with_its_note_and_its_header(store: Store) -> None:
 
 def test_another_digest_makes_a_block_stale(store: Store) -> None:
     store.write(KEY, FRAME, "{}")
-    assert store.state(Key("points", "apples", "3", "digest-2")) is State.STALE
-    assert store.state(Key("points", "apples", "4", "digest-1")) is State.MISSING
+    assert store.state(Key("points", "apples", "3", "digest-2")) is BlockState.STALE
+    assert store.state(Key("points", "apples", "4", "digest-1")) is BlockState.MISSING
 
 
 def test_every_truncation_is_seen(store: Store) -> None:
@@ -56,7 +56,7 @@ def test_every_truncation_is_seen(store: Store) -> None:
     whole = path.read_bytes()
     for length in range(0, len(whole), 97):
         path.write_bytes(whole[:length])
-        assert store.state(KEY) is State.CORRUPT, length
+        assert store.state(KEY) is BlockState.CORRUPT, length
 
 
 def stored_table(store: Store) -> tuple[bytearray, range]:
@@ -77,12 +77,12 @@ def test_no_flipped_bit_is_read_and_none_is_a_traceback(store: Store, inside_the
         hurt = whole.copy()
         hurt[at] ^= 1 << bit
         path.write_bytes(hurt)
-        assert store.state(KEY) in (State.CORRUPT, State.UNSEALED), (at, bit)
+        assert store.state(KEY) in (BlockState.CORRUPT, BlockState.UNSEALED), (at, bit)
         for read in (store.read, store.note):
             with pytest.raises(StoreError, match="was changed after it was written"):
                 read(KEY)
     path.write_bytes(whole)
-    assert store.state(KEY) is State.STORED
+    assert store.state(KEY) is BlockState.STORED
 
 
 def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> None:
@@ -91,18 +91,18 @@ def test_a_rewritten_block_with_all_its_metadata_is_corrupt(store: Store) -> Non
     table, metadata = read_parquet(path), parquet_metadata(path)
     write_parquet(table.assign(y=2.0 * table["y"]), path, metadata)
     assert parquet_metadata(path) == metadata
-    assert store.state(KEY) is State.CORRUPT
+    assert store.state(KEY) is BlockState.CORRUPT
 
 
 def test_a_block_without_a_checksum_is_told_from_one_that_is_damaged(store: Store) -> None:
     store.write(KEY, FRAME, "{}")
     kept = {name: value for name, value in parquet_metadata(store.path(KEY)).items() if name != "disagg_sim.seal"}
     write_parquet(store.read(KEY), store.path(KEY), kept)  # as an older version wrote it
-    assert store.state(KEY) is State.UNSEALED
+    assert store.state(KEY) is BlockState.UNSEALED
     by_another_program(FRAME, store.path(KEY))
-    assert store.state(KEY) is State.UNSEALED
+    assert store.state(KEY) is BlockState.UNSEALED
     store.path(KEY).write_bytes(b"PAR1")
-    assert store.state(KEY) is State.CORRUPT
+    assert store.state(KEY) is BlockState.CORRUPT
 
 
 def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(store: Store) -> None:
@@ -114,7 +114,7 @@ def test_two_writes_of_a_table_are_the_same_bytes_and_any_reader_reads_them(stor
 
 def test_a_block_that_cannot_be_read_is_corrupt(store: Store) -> None:
     store.path(KEY).mkdir(parents=True)  # a directory in its place
-    assert store.state(KEY) is State.CORRUPT
+    assert store.state(KEY) is BlockState.CORRUPT
     with pytest.raises(StoreError, match="cannot read the block"):
         store.read(KEY)
 
@@ -129,8 +129,8 @@ def test_clean_removes_halves_and_our_own_unplanned_blocks_only(store: Store) ->
     foreign.parent.mkdir()
     by_another_program(FRAME, foreign)
     assert store.clean(("points",), {KEY}) == 1
-    assert store.state(KEY) is State.STORED
-    assert store.state(other) is State.MISSING
+    assert store.state(KEY) is BlockState.STORED
+    assert store.state(other) is BlockState.MISSING
     assert not half.exists()
     assert not store.path(other).parent.exists()
     assert foreign.exists()

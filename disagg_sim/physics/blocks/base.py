@@ -17,11 +17,11 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import HEADS
-from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, Store
+from disagg_sim.facts.kinds import AttentionSpec, FfnSpec, LayerCache
 from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.work import AttentionShape, Numeric, Work
 
@@ -114,7 +114,7 @@ class AttentionBlock(ABC, Generic[A]):
         outward = self.outward_params(hidden) * (dcp - 1.0) / tp
         return (all_of_it - outward) * precision.projection(self.spec.kind).bytes
 
-    def stores(self, element_bytes: float, tp: Numeric, dcp: Numeric = 1.0) -> list[tuple[Store, Numeric]]:
+    def stores(self, element_bytes: float, tp: Numeric, dcp: Numeric = 1.0) -> list[tuple[LayerCache, Numeric]]:
         """What the layer caches of a token, and the bytes of each on the fullest GPU, ``dcp`` sharing tokens. [B]"""
         found = []
         for store in self.spec.stores(element_bytes):
@@ -221,7 +221,7 @@ class FfnBlock(ABC, Generic[F]):
         return []
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: Routing
+        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: ExpertRouting
     ) -> Operator:
         """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
         raise NotImplementedError(f"{self.spec.kind} routes no tokens")

@@ -9,7 +9,7 @@ from disagg_sim.facts.layers import MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
-from disagg_sim.physics.expert_load import Routing, fullest_load
+from disagg_sim.physics.expert_load import ExpertRouting, fullest_load
 from disagg_sim.physics.operators import Operator, all_reduce, gemm
 from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, Numeric, expert_rows, expert_work, fullest_rank
 
@@ -64,7 +64,7 @@ class Moe(FfnBlock[MoeFfn]):
         return found
 
     def routed(
-        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: Routing
+        self, model: ModelSpec, precision: Precision, mapping: Sharding, tokens: Numeric, routing: ExpertRouting
     ) -> Operator:
         experts, width = self.spec.experts, self.spec.width / mapping.tp_ffn
         hidden = self.spec.expert_hidden(model.hidden)

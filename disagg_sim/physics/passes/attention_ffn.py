@@ -34,7 +34,7 @@ from disagg_sim.physics.passes.experts import routed_time
 from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, tabulate
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -147,7 +147,7 @@ def halves(
 
     The result is of the broadcast shape of split and ``sequences`` [s].
     """
-    rank, total = Levels(sequences), Levels(sequences * split.attention.dp_attn)
+    rank, total = DistinctCounts(sequences), DistinctCounts(sequences * split.attention.dp_attn)
 
     def attention(tp: Numeric, tokens: Numeric) -> tuple[tuple[Numeric, ...], Numeric]:
         return _attention_half(at, tp, Tokens(decodes=tokens, context=context, emitted=tokens), mla_form)

@@ -28,7 +28,15 @@ from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, is_column, look_up, side_by_side
+from disagg_sim.physics.tabulate import (
+    DistinctCounts,
+    DistinctPairs,
+    Lookups,
+    evaluate,
+    is_column,
+    look_up,
+    side_by_side,
+)
 from disagg_sim.physics.work import Numeric
 
 
@@ -138,7 +146,7 @@ def chunked_lookups(
     prompts = np.ceil(batch / mapping.dp_attn)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
     alike = None if slowest is not None else alike_rows((mapping.dp_attn, pcp, chunk_tokens, new), batch)
-    levels = Levels(prompts, alike=None if slowest is not None else alike_rows((mapping.dp_attn,), batch))
+    levels = DistinctCounts(prompts, alike=None if slowest is not None else alike_rows((mapping.dp_attn,), batch))
     if slowest is not None:
         prompts = slowest.prompts
         plan = ChunkPlan(slowest.chunks, slowest.size, slowest.last)
@@ -148,9 +156,9 @@ def chunked_lookups(
             side = yield from look_up(_Side(of), (mapping.tp_attn, pcp, size), levels)
             total = np.minimum(prompts * mapping.dp_attn, batch) * size
         else:
-            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp), Counts(size, prompts))
+            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp), DistinctPairs(size, prompts))
             total = batch * new * (size / slowest.new)
-        rank, every = Levels(prompts * size / pcp, alike=alike), Levels(total, alike=alike)
+        rank, every = DistinctCounts(prompts * size / pcp, alike=alike), DistinctCounts(total, alike=alike)
         return (yield from expert_lookups(of, mapping, side, phase="prefill", rank=rank, total=every))
 
     cut = plan.chunks if slowest is None else np.ceil(slowest.scored.new / chunk_tokens)
@@ -164,7 +172,7 @@ def chunked_lookups(
         if slowest is None:
             return (yield from look_up(ChunkAttention(of, new, past, form, most), shards, levels))
         some, length, held = slowest.scored
-        counts = Counts(some, length, past if held is None else held)
+        counts = DistinctPairs(some, length, past if held is None else held)
         return (yield from look_up(RestChunkAttention(of, form, most), shards, counts))
 
     uneven = bool(np.any(plan.last != plan.size))

@@ -22,7 +22,7 @@ from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, all_stages, attention_side, slowest_stage, with_ends
 from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up_at
+from disagg_sim.physics.tabulate import DistinctCounts, Lookups, evaluate, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -116,11 +116,11 @@ def decode_lookups(
     micro = np.ceil(batch / microbatches)
     alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
     even = np.ceil(micro / mapping.dp_attn)  # which a micro-batch has on some rank, however requests are routed
-    rank = Levels(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
+    rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
     dcp, _ = mapping.shares
     verified = yield from look_up_at(_Side(at, mla_form), (mapping.tp_attn, dcp, queries), rank, context)
     rows = rank.times(queries)
-    total = Levels(micro * queries, alike=alike)
+    total = DistinctCounts(micro * queries, alike=alike)
     times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=total)
     if np.ndim(drafts) or drafts:
         times = yield from draft_lookups(

@@ -14,7 +14,7 @@ from disagg_sim.physics.passes.experts import expert_lookups
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, look_up_at
+from disagg_sim.physics.tabulate import DistinctCounts, Lookups, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -24,7 +24,7 @@ def draft_lookups(
     times: LayerTimes,
     *,
     context: Numeric,
-    rank: Levels,
+    rank: DistinctCounts,
     micro: Numeric,
     drafts: Numeric,
     form: str,
@@ -77,7 +77,7 @@ def _pass(
     at: Setup,
     mapping: Sharding,
     context: Numeric,
-    rank: Levels,
+    rank: DistinctCounts,
     micro: Numeric,
     new: Numeric,
     form: str,
@@ -89,6 +89,6 @@ def _pass(
     side = _Side(at, own, form, first)
     layers, joined, sums = yield from look_up_at(side, (mapping.tp_attn, new), rank, context)
     times = yield from expert_lookups(
-        own, mapping, layers, phase="decode", rank=rank.times(new), total=Levels(micro * new, alike=rank.alike)
+        own, mapping, layers, phase="decode", rank=rank.times(new), total=DistinctCounts(micro * new, alike=rank.alike)
     )
     return all_stages(own.model, times) + joined, times.sums.plus(sums)

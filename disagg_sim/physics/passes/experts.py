@@ -10,16 +10,16 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import FfnBlock, layers_of
 from disagg_sim.physics.cost import exchange_cost, expert_cost
-from disagg_sim.physics.expert_load import Routing
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels, Lookups, evaluate, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, Lookups, evaluate, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
 def join_experts(
-    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: DistinctCounts, total: DistinctCounts
 ) -> LayerTimes:
     """Add routed experts and their exchange to the attention side.
 
@@ -50,7 +50,7 @@ def join_experts(
     >>> from disagg_sim.physics.setup import setup
     >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=16, ep=16)
     >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
-    >>> times = join_experts(at, wide, side, phase="decode", rank=Levels(64.0), total=Levels(1024.0))
+    >>> times = join_experts(at, wide, side, phase="decode", rank=DistinctCounts(64.0), total=DistinctCounts(1024.0))
     >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
     [False, True]
     """
@@ -58,7 +58,7 @@ def join_experts(
 
 
 def expert_lookups(
-    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: Levels, total: Levels
+    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: DistinctCounts, total: DistinctCounts
 ) -> Lookups[LayerTimes]:
     """Ask for what ``join_experts`` adds."""
     layers, sums = list(side.layers), side.sums
@@ -79,7 +79,7 @@ def expert_lookups(
 
 
 def routed_time(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: DistinctCounts
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
     return evaluate(_routed(at, ffn, layers, mapping, phase, total))
@@ -92,7 +92,7 @@ class _Experts:
     at: Setup
     ffn: FfnBlock[Any]
     layers: int
-    routing: Routing
+    routing: ExpertRouting
 
     def __call__(self, tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
@@ -102,12 +102,12 @@ class _Experts:
 
 
 def _routed(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: DistinctCounts
 ) -> Lookups[tuple[Numeric, Sums]]:
     profile = at.profile
-    routing = Routing(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
+    routing = ExpertRouting(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
     if profile.random_routing:
-        routing = Routing(skew=profile.expert_skew)
+        routing = ExpertRouting(skew=profile.expert_skew)
     experts = _Experts(at, ffn, layers, routing)
     return look_up(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
 
@@ -132,7 +132,7 @@ class _Exchanged:
 
 
 def _exchange(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, rank: Levels
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, rank: DistinctCounts
 ) -> Lookups[tuple[Numeric, Numeric, Sums]]:
     if np.all(np.asarray(mapping.token_ranks) == 1):
         return 0.0, 0.0, Sums()

@@ -23,7 +23,7 @@ from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stag
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Counts, Given, Levels, Lookups, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, Lookups, Partial, look_up, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -298,7 +298,7 @@ def _layers(
     """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
-    pairs, new, prefills = Counts(load.sequences, load.share, row=load.row), prompts.new, load.prefills
+    pairs, new, prefills = DistinctPairs(load.sequences, load.share, row=load.row), prompts.new, load.prefills
     # phases differ in the all-reduces that they hide alone
     hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
     sides = list(dict.fromkeys(hides.values()))
@@ -307,10 +307,13 @@ def _layers(
         cores = _Cores(at, new, prompts.past, forms if prefills else ("auto",), prefills)
         counts = pairs
         if load.uneven is not None:
-            counts = Counts(load.sequences, load.share, load.uneven, row=load.row)
-        asked.append(look_up(Given(cores, context) if load.uneven is None else cores, degrees, counts))
+            counts = DistinctPairs(load.sequences, load.share, load.uneven, row=load.row)
+        asked.append(look_up(Partial(cores, context) if load.uneven is None else cores, degrees, counts))
     found = yield from side_by_side(asked)
-    rank, total = Levels(load.tokens, load.row), Levels(load.decodes * load.queries + load.chunk, load.row)
+    rank, total = (
+        DistinctCounts(load.tokens, load.row),
+        DistinctCounts(load.decodes * load.queries + load.chunk, load.row),
+    )
     of_phases = yield from side_by_side(
         [
             expert_lookups(at, mapping, found[sides.index(each)], phase=phase, rank=rank, total=total)

@@ -32,7 +32,7 @@ from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefil
 from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Counts, Levels, Lookups, evaluate, look_up, look_up_at
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, Lookups, evaluate, look_up, look_up_at
 from disagg_sim.physics.work import Numeric
 
 
@@ -149,7 +149,7 @@ def prefill_lookups(
     prompts = np.ceil(per_rank / microbatches)
     dcp, pcp = mapping.shares
     alike, alike_prompts = (alike_rows((pp, mapping.dp_attn, *more), batch) for more in ((pcp, new), ()))
-    total = Levels(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
+    total = DistinctCounts(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
     each: Numeric = new
     if slowest is not None:
         prompts, each, alike, alike_prompts = slowest.prompts / microbatches, slowest.new, None, None
@@ -157,11 +157,11 @@ def prefill_lookups(
     def layers(of: Setup) -> Lookups[LayerTimes]:
         shards = mapping.tp_attn, dcp, pcp
         if slowest is None or slowest.past is None:
-            counts = Levels(prompts, alike=alike_prompts)
+            counts = DistinctCounts(prompts, alike=alike_prompts)
             attention = yield from look_up_at(_Side(of, past, mla_form), shards, counts, each)
         else:
-            attention = yield from look_up(_Rest(of, mla_form), shards, Counts(prompts, each, slowest.past))
-        rank = Levels(prompts * each / pcp, alike=alike)
+            attention = yield from look_up(_Rest(of, mla_form), shards, DistinctPairs(prompts, each, slowest.past))
+        rank = DistinctCounts(prompts * each / pcp, alike=alike)
         found = yield from expert_lookups(of, mapping, attention, phase="prefill", rank=rank, total=total)
         return stretched(found, prefill_stretch(of))
 

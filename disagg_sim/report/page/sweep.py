@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.certainty.trust import MEANING
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
@@ -159,7 +159,7 @@ def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
     bars = {(row["case"], row[INTERACTIVITY]): row for row in told.to_dict("records")}
     rows = []
     for case, points in front.groupby("case", sort=False, observed=True):
-        split = points["mode"].astype(str) == Mode.DISAGGREGATED
+        split = points["mode"].astype(str) == ServingMode.DISAGGREGATED
         if split.all() or not split.any():
             continue
         found = pointwise_gain(curve(points[split]), curve(points[~split]), GAIN_AT)
@@ -171,7 +171,7 @@ def _gains(root: Path, front: pd.DataFrame) -> pd.DataFrame:
 
 def _pays(front: pd.DataFrame) -> list[dict[str, Any]]:
     """Where disaggregation pays, a row a case that has both kinds of modes."""
-    split = front["mode"].astype(str) == Mode.DISAGGREGATED
+    split = front["mode"].astype(str) == ServingMode.DISAGGREGATED
     both = set(front["case"][split]) & set(front["case"][~split])
     table = front[front["case"].isin(both)]
     if not len(table):

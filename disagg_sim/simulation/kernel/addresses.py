@@ -18,16 +18,16 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.extras import extra
 from disagg_sim.simulation.kernel.compiled import inner
 from disagg_sim.simulation.kernel.layout import (
+    BlockRun,
     Feed,
-    Instance,
+    FleetState,
+    InstanceRecord,
     Network,
     Port,
     Queues,
-    Run,
     Segment,
     Shared,
-    State,
-    Transfer,
+    TransferRecord,
     World,
     dtype_of,
 )
@@ -37,9 +37,11 @@ with extra("simulate"):
     from numba.core import cgutils, types
     from numba.extending import intrinsic
 
-INSTANCE, SEGMENT, WORLD, FEED = (dtype_of(record) for record in (Instance, Segment, World, Feed))
-ARRAYS = len(State._fields)
-TRANSFER, PORT, NETWORK, RUN, SHARED = (dtype_of(record) for record in (Transfer, Port, Network, Run, Shared))
+INSTANCE, SEGMENT, WORLD, FEED = (dtype_of(record) for record in (InstanceRecord, Segment, World, Feed))
+ARRAYS = len(FleetState._fields)
+TRANSFER, PORT, NETWORK, RUN, SHARED = (
+    dtype_of(record) for record in (TransferRecord, Port, Network, BlockRun, Shared)
+)
 _ir: Any = cast(Any, cgutils).ir
 _numba: Any = numba  # its stubs know neither ``carray`` nor that the first argument of an intrinsic is not passed
 carray = _numba.carray
@@ -83,9 +85,9 @@ def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
 
 
 @inner
-def state_at(home: Ints) -> State:
+def state_at(home: Ints) -> FleetState:
     """All arrays of a fleet."""
-    return State(
+    return FleetState(
         carray(pointer(home[0, 0]), home[0, 1], INSTANCE),
         carray(pointer(home[1, 0]), home[1, 1], SEGMENT),
         carray(pointer(home[2, 0]), (home[2, 1], home[2, 2], home[2, 3]), np.int64),

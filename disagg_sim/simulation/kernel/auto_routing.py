@@ -83,7 +83,7 @@ class Supply(Protocol):
         ...
 
 
-class Feed:
+class RoutingQueue:
     """Requests by the times at which they come, for the kernel.
 
     Takes ``times`` [s] of shape (requests,), ``prompts`` and ``totals`` [token] of shape (requests,) and
@@ -96,7 +96,7 @@ class Feed:
     >>> fleet = Fleet([InstanceSpec(table=StepTable.affine(step=1.0), blocks=100)] * 2)
     >>> fewest = Ranked(REQUESTS, False, ranking(np.arange(2), np.ones(2)))
     >>> columns = np.array([0.0, 0.5, 9.0]), np.full(3, 10), np.full(3, 12)
-    >>> feed = Feed(*columns, Route(whole=True, first=fewest), most=1600, emits_late=False)
+    >>> feed = RoutingQueue(*columns, Route(whole=True, first=fewest), most=1600, emits_late=False)
     >>> fleet.take(feed)
     >>> fleet.run_until(8.0), feed.come, fleet.segments.instance.tolist(), fleet.segments.finish_s.tolist()
     ((-1, 8.0), 2, [0, 1], [2.0, 2.5])

@@ -146,7 +146,7 @@ def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
     Takes ``tell`` (takes nothing; such as a line to the user that the first run takes longer).
     """
 
-    class Told(event.Listener):
+    class CompileListener(event.Listener):
         """Hears of every compilation."""
 
         told = False
@@ -160,7 +160,7 @@ def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
         def on_end(self, event: object) -> None:
             """Nothing to tell."""
 
-    with event.install_listener("numba:compile", Told()):
+    with event.install_listener("numba:compile", CompileListener()):
         yield
 
 

@@ -10,10 +10,10 @@ and the steps that a segment takes are known when it joins.
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Admission, Instance, Segment, State
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, AdmissionRule, FleetState, InstanceRecord, Segment
 from disagg_sim.simulation.kernel.sharing import take_free
 
-OUTPUT_FITS = int(Admission.OUTPUT_FITS)
+OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
 #: 32 bits, and the step of a Weyl sequence of them: the odd number next to 2**32 over the golden ratio.
 BITS, WEYL = 0xFFFFFFFF, 0x9E3779B9
@@ -35,7 +35,7 @@ def drawn(stream: int, request: int, place: int) -> float:
 
 
 @inner
-def step_tokens(st: State, i: int, seg: Segment, cached: int) -> int:
+def step_tokens(st: FleetState, i: int, seg: Segment, cached: int) -> int:
     """Tokens that a step finds for a segment with so many in the cache: those accepted, and one of the model."""
     head = st.inst[i].table
     draw = drawn(st.world[0].stream, seg.request, cached)
@@ -46,7 +46,7 @@ def step_tokens(st: State, i: int, seg: Segment, cached: int) -> int:
 
 
 @inner
-def steps_to_end(st: State, i: int, s: int) -> int:
+def steps_to_end(st: FleetState, i: int, s: int) -> int:
     """Steps in which a segment that joins emits all its tokens."""
     seg = st.seg[s]
     left, cached, steps = seg.generate - seg.emitted, seg.cached, 0
@@ -59,13 +59,13 @@ def steps_to_end(st: State, i: int, s: int) -> int:
 
 
 @inner
-def own_growth(inst: Instance, seg: Segment) -> int:
+def own_growth(inst: InstanceRecord, seg: Segment) -> int:
     """Blocks that a running segment takes for its next step: one token and all drafts may enter the cache."""
     return max(-(-(seg.cached + 1 + inst.table.drafts) // BLOCK_TOKENS) - seg.blocks, 0)
 
 
 @inner
-def count_drafted(st: State, i: int, duration: float) -> None:
+def count_drafted(st: FleetState, i: int, duration: float) -> None:
     """Let a step of the running set have happened; tokens beyond the end of a segment are dropped."""
     inst = st.inst[i]
     grown, growing, emitted = 0, 0, 0

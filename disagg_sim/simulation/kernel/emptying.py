@@ -9,7 +9,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.layout import IDLE
-from disagg_sim.simulation.kernel.step_table import Work
+from disagg_sim.simulation.kernel.step_table import PassFlops
 
 #: What an instance has and does: nothing of it is left when it dies.
 HELD_AT_WORK = (
@@ -60,7 +60,7 @@ def given(seg: Any, requests: Ints) -> tuple[Ints, Floats]:
     return tokens, np.where(tokens > 0, last, np.nan)
 
 
-def done_flops(inst: Any, works: Sequence[Work]) -> Floats:
+def done_flops(inst: Any, works: Sequence[PassFlops]) -> Floats:
     """See ``Fleet.flops``; the work of a token, of a pair and of an emitted token of each instance."""
     work = np.array([[each.per_token, each.per_pair, each.per_emitted] for each in works])
     emitted = inst["decode_tokens"] + inst["first_tokens"]

@@ -22,10 +22,10 @@ from disagg_sim.simulation.kernel.layout import (
     NOT_HANDED,
     OUT,
     PROMPTS,
+    FleetState,
     Queues,
     SegmentStatus,
-    State,
-    Table,
+    TableRecord,
 )
 from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
@@ -98,7 +98,7 @@ def _told(st: Queues, links: Links) -> int:
 
 
 @inner
-def _step(st: State, i: int, now: float) -> None:
+def _step(st: FleetState, i: int, now: float) -> None:
     """An instance ends what it does, and begins what comes next."""
     st.world[0].now_s = now
     if st.inst[i].ranks > 1:
@@ -297,7 +297,7 @@ def waiting(home: Ints, i: int, found: Ints) -> int:
 
 @entry
 def look_up(
-    table: Sequence[Table], values: Floats, action: int, step: tuple[int, float, int, int, float, float]
+    table: Sequence[TableRecord], values: Floats, action: int, step: tuple[int, float, int, int, float, float]
 ) -> tuple[float, float]:
     """Look up a value in a step table, by the number of the question.
 

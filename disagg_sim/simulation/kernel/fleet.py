@@ -19,7 +19,7 @@ from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, home_of
-from disagg_sim.simulation.kernel.auto_routing import Feed
+from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
 from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
@@ -30,9 +30,9 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
     RESERVE,
+    FleetState,
     Mode,
     SegmentStatus,
-    State,
 )
 from disagg_sim.simulation.kernel.min_tree import least_tree
 from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
@@ -68,7 +68,7 @@ class Fleet:
     ) -> None:
         self._specs: list[InstanceSpec] = []
         self._count = 0
-        self._feed: Feed | None = None
+        self._feed: RoutingQueue | None = None
         self.shared: SharedBlocks | None = None
         self._ranks: list[int] = []  # of each instance [1]
         self._inst: Columns = np.zeros(0, INSTANCE)
@@ -79,7 +79,7 @@ class Fleet:
         self._world["soonest_s"] = -np.inf
         self._world["step_by_step"], self._world["stream"] = step_by_step, stream
         self.wires = Wires()
-        self.home: Ints = np.zeros((len(State._fields), 4), dtype=np.int64)
+        self.home: Ints = np.zeros((len(FleetState._fields), 4), dtype=np.int64)
         edges = ITL_LEAST_S * 2.0 ** (np.arange(ITL_BINS - 1) / ITL_PER_OCTAVE)
         self.itl_edges: Floats = np.concatenate([[0.0], edges, [np.inf]])
         self._priority: Ints = np.array(() if priority is None else priority, dtype=np.int64)
@@ -227,7 +227,7 @@ class Fleet:
             if self.wires.full:
                 self.wires.grow()
 
-    def take(self, feed: Feed) -> None:
+    def take(self, feed: RoutingQueue) -> None:
         """Place the requests of a feed as they come, besides those that are submitted."""
         self._feed = feed
         self._world["feed"] = feed.row.ctypes.data

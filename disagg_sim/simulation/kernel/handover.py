@@ -9,7 +9,15 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import COMING, LANDED, PROMPTS, Admission, Queues, SegmentStatus, State
+from disagg_sim.simulation.kernel.layout import (
+    COMING,
+    LANDED,
+    PROMPTS,
+    AdmissionRule,
+    FleetState,
+    Queues,
+    SegmentStatus,
+)
 from disagg_sim.simulation.kernel.preemption import insert
 from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, release, report, unlink
 from disagg_sim.simulation.kernel.sharing import add_free, enlist, memory_of
@@ -17,11 +25,11 @@ from disagg_sim.simulation.kernel.sharing import add_free, enlist, memory_of
 QUEUED, WITHDRAWN, RESERVED = (
     int(status) for status in (SegmentStatus.QUEUED, SegmentStatus.WITHDRAWN, SegmentStatus.RESERVED)
 )
-OUTPUT_FITS = int(Admission.OUTPUT_FITS)
+OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
 
 @inner
-def count(st: State | Queues, i: int, s: int, sign: int) -> None:
+def count(st: FleetState | Queues, i: int, s: int, sign: int) -> None:
     """Count a segment among those that wait on its instance (1), or no longer (-1)."""
     inst, seg = st.inst[i], st.seg[s]
     inst.queued_requests += sign
@@ -30,7 +38,7 @@ def count(st: State | Queues, i: int, s: int, sign: int) -> None:
 
 
 @inner
-def put_back(st: State, i: int, s: int, keep: int) -> None:
+def put_back(st: FleetState, i: int, s: int, keep: int) -> None:
     """Free the blocks of a segment that has just joined down to ``keep``: it takes them again with its first step."""
     inst, seg = st.inst[i], st.seg[s]
     over = seg.blocks - keep
@@ -44,7 +52,7 @@ def put_back(st: State, i: int, s: int, keep: int) -> None:
 
 
 @inner
-def reserved(st: State, i: int, s: int) -> None:
+def reserved(st: FleetState, i: int, s: int) -> None:
     """A segment, out of its queue, has the blocks for its cache: Python hears of it."""
     seg = st.seg[s]
     seg.status = RESERVED
@@ -64,7 +72,7 @@ def land(st: Queues, i: int, s: int) -> None:
 
 
 @inner
-def admit_landed(st: State, i: int, now: float) -> None:
+def admit_landed(st: FleetState, i: int, now: float) -> None:
     """Let segments whose cache has landed decode, or prefill the rest of their prompt; in their order."""
     inst = st.inst[i]
     s = inst.first[LANDED]

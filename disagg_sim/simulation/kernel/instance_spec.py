@@ -9,7 +9,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.errors import InputError, whole_number
-from disagg_sim.simulation.kernel.layout import Admission, Mode, RankChoice, Scheduling
+from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 
 
@@ -26,7 +26,7 @@ class InstanceSpec:
     hold_steps: int = 0  # most decode steps that prompts wait until every attention rank can take one; 0 = none [1]
     step_limit_s: float = np.inf  # of a SLO_AWARE step [s]
     least_prefill: int = 1  # of a SLO_AWARE step after a past so long that it exceeds the limit by itself [token]
-    admission: Admission = Admission.PROMPT
+    admission: AdmissionRule = AdmissionRule.PROMPT
     watermark: float = 0.01  # share of the blocks that an admission leaves free for the growth of what runs [1]
     scheduling: Scheduling = Scheduling.FCFS  # the order of what waits, and what gives way where blocks lack
     keeps_preempted: bool = False  # blocks of a preempted segment stay cached until others take them
@@ -51,7 +51,7 @@ Columns = Any
 
 
 class Arrays(NamedTuple):
-    """The kernel's own arrays, not copies: those of ``layout.State`` that a predictor looks at."""
+    """The kernel's own arrays, not copies: those of ``layout.FleetState`` that a predictor looks at."""
 
     inst: Columns
     seg: Columns

@@ -33,7 +33,7 @@ class Mode(IntEnum):
     SLO_AWARE = 4  # all decodes, and the most prefill that keeps the step within its limit (DynaServe)
 
 
-class Admission(IntEnum):
+class AdmissionRule(IntEnum):
     """What an engine asks for before it admits a prompt, and what it takes then."""
 
     PROMPT = 0  # the blocks of the whole prompt, taken at once (vLLM V0)
@@ -87,7 +87,7 @@ PROMPTS, COMING, AWAY, LANDED = range(4)
 IDLE, DECODING, MIXED, PASS = range(4)
 
 
-class Table:
+class TableRecord:
     """A step table: its sizes, and where (``_at``) its parts begin in ``values``; see ``step_table``."""
 
     sequences: int  # largest number of decodes
@@ -117,7 +117,7 @@ class Table:
     accepted_at: int  # (drafts) marginal acceptance: share of steps in which the first drafts are all accepted [1]
 
 
-class Instance:
+class InstanceRecord:
     """One instance, or one of several attention ranks of an instance; its columns are current up to its last event.
 
     An instance of several ranks has its run and its counters of time in its own row, queues and memory in theirs
@@ -134,7 +134,7 @@ class Instance:
     draining: int  # 1 = reports when empty, 2 = to be reported
     stalled: int  # 1 = to be reported: work waits for memory, and nothing runs that would free some
     mode: int
-    table: Table
+    table: TableRecord
     token_budget: int  # tokens of a step: decodes and prefill [token]
     max_sequences: int  # running and in prefill together [1]
     max_prompts: int  # prompts of one pass [1]
@@ -146,7 +146,7 @@ class Instance:
     total_blocks: int
     free_blocks: int
     watermark: int  # blocks that an admission leaves free, unless the instance is empty
-    admission: int  # what a prompt needs to be admitted, see ``Admission``
+    admission: int  # what a prompt needs to be admitted, see ``AdmissionRule``
     scheduling: int  # the order of its queues, and what gives way, see ``Scheduling``
     keeps: int  # 1 = blocks of a preempted segment stay cached until others take them
     late: int  # 1 = others find the blocks of a prompt when they are computed, 0 = when they are taken
@@ -228,7 +228,7 @@ class Segment:
     piece: int  # tokens of it in the current step [token]
     kept: int  # tokens whose blocks were cached when it was preempted; those before ``tail`` where it shares [token]
     lost_from: int  # blocks taken (``taken``) from which on those that it gave back are overwritten, the last first
-    handed: int  # its place among ``Transfer`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
+    handed: int  # its place among ``TransferRecord`` while it waits for its cache; else ``NOT_HANDED`` or ``FED``
     moved: int  # what left for the next instance when it had ended [token]
     submit_s: float
     start_s: float  # start of the first step or pass that worked on it; nan = never [s]
@@ -303,7 +303,7 @@ class Feed:
     post_at: int  # (kinds, kinds) time of a descriptor from one kind to another [s]
 
 
-class Transfer:
+class TransferRecord:
     """A cache that leaves one instance for another; before that, a hand-over that waits for blocks of the receiver."""
 
     state: int  # FREE, WAITS, MOVES
@@ -362,7 +362,7 @@ class Network:
     last_changed: Annotated[MutableSequence[int], 2]
 
 
-class Run:
+class BlockRun:
     """KV blocks that go together, see ``sharing``."""
 
     memory: int  # of a rank of an instance
@@ -398,10 +398,10 @@ class Shared:
     begun: int  # [1]
 
 
-class State(NamedTuple):
+class FleetState(NamedTuple):
     """The arrays of a fleet."""
 
-    inst: Sequence[Instance]
+    inst: Sequence[InstanceRecord]
     seg: Sequence[Segment]
     sets: NDArray[np.int64]  # (2, instances, sequences): heaps of running segments; those that joined
     values: NDArray[np.float64]  # of all step tables, end to end
@@ -414,9 +414,9 @@ class State(NamedTuple):
 
 
 class Queues(NamedTuple):
-    """Those of ``State`` that change when something comes from outside: no step is formed."""
+    """Those of ``FleetState`` that change when something comes from outside: no step is formed."""
 
-    inst: Sequence[Instance]
+    inst: Sequence[InstanceRecord]
     seg: Sequence[Segment]
     values: NDArray[np.float64]
     world: Sequence[World]

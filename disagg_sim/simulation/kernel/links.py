@@ -13,14 +13,14 @@ from typing import NamedTuple
 from disagg_sim.arrays import Ints
 from disagg_sim.simulation.kernel.addresses import NETWORK, PORT, TRANSFER, carray, pointer, whole_numbers
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import DOWN, FREE, IN, MOVES, OUT, UP, Network, Port, Transfer
+from disagg_sim.simulation.kernel.layout import DOWN, FREE, IN, MOVES, OUT, UP, Network, Port, TransferRecord
 
 
 class Links(NamedTuple):
     """The arrays of a network."""
 
     head: Sequence[Network]  # one row
-    transfers: Sequence[Transfer]
+    transfers: Sequence[TransferRecord]
     heap: Ints  # of transfers that move, by their ends
     ports: Sequence[Port]
 

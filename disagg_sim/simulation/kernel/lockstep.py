@@ -14,7 +14,17 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import AWAY, DECODING, IDLE, MIXED, PASS, PROMPTS, Admission, Mode, State
+from disagg_sim.simulation.kernel.layout import (
+    AWAY,
+    DECODING,
+    IDLE,
+    MIXED,
+    PASS,
+    PROMPTS,
+    AdmissionRule,
+    FleetState,
+    Mode,
+)
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
 from disagg_sim.simulation.kernel.queue import (
     blocks_to_begin,
@@ -49,12 +59,12 @@ from disagg_sim.simulation.kernel.times import (
     sheet_of,
 )
 
-WHOLE_PROMPT = int(Admission.PROMPT)
+WHOLE_PROMPT = int(AdmissionRule.PROMPT)
 CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
 
 
 @inner
-def step_together(st: State, i: int, decodes: bool) -> float:
+def step_together(st: FleetState, i: int, decodes: bool) -> float:
     """A step of the pieces of prompts of all ranks and, unless they wait, of what runs there. [s]"""
     inst = st.inst[i]
     head, values, ranks = inst.table, st.values, inst.ranks
@@ -86,7 +96,7 @@ def step_together(st: State, i: int, decodes: bool) -> float:
 
 
 @inner
-def pass_times(st: State, i: int) -> tuple[float, float]:
+def pass_times(st: FleetState, i: int) -> tuple[float, float]:
     """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
@@ -100,7 +110,7 @@ def pass_times(st: State, i: int) -> tuple[float, float]:
 
 
 @inner
-def part_of_pass(st: State, row: int, first: int, together: int) -> tuple[int, int, float]:
+def part_of_pass(st: FleetState, row: int, first: int, together: int) -> tuple[int, int, float]:
     """Tokens of the prompts of a rank in the micro-batch from prompt ``first`` on, cached ones, query-key pairs."""
     count = min(together, st.inst[row].pieces - first)
     tokens, past, pairs = 0, 0, 0.0
@@ -115,7 +125,7 @@ def part_of_pass(st: State, row: int, first: int, together: int) -> tuple[int, i
 
 
 @inner
-def pass_together(st: State, i: int) -> tuple[float, float]:
+def pass_together(st: FleetState, i: int) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
     The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
@@ -146,7 +156,7 @@ def pass_together(st: State, i: int) -> tuple[float, float]:
 
 
 @inner
-def even_budget(st: State, i: int) -> int:
+def even_budget(st: FleetState, i: int) -> int:
     """Tokens of prefill that every rank of a SLO_AWARE instance may take beside its decodes. [token]
 
     As if all had as many decodes, of as long a context, and as long a past of their next prompt, as any of them.
@@ -173,7 +183,7 @@ def even_budget(st: State, i: int) -> int:
 
 
 @inner
-def can_take(st: State, row: int) -> bool:
+def can_take(st: FleetState, row: int) -> bool:
     """Whether a rank could take a prompt into the next step."""
     s = st.inst[row].first[PROMPTS]
     if s < 0 or not may_admit(st, row, s):
@@ -183,7 +193,7 @@ def can_take(st: State, row: int) -> bool:
 
 
 @inner
-def hold_prompts(st: State, i: int) -> int:
+def hold_prompts(st: FleetState, i: int) -> int:
     """For how many decode steps prompts wait, because a rank could take one and another could not; 0 = they do not.
 
     Prompts in progress go on, and others join them; where nothing decodes, nothing waits.
@@ -206,7 +216,7 @@ def hold_prompts(st: State, i: int) -> int:
 
 
 @inner
-def take_together(st: State, i: int, now: float) -> int:
+def take_together(st: FleetState, i: int, now: float) -> int:
     """Prompts, or pieces of them, of all ranks for the next step; how many.
 
     Where an instance has a most number of prompts a step, each rank takes its share, rounded up, until there are so
@@ -235,7 +245,7 @@ def take_together(st: State, i: int, now: float) -> int:
 
 
 @inner
-def decode_steps_left(st: State, i: int) -> int:
+def decode_steps_left(st: FleetState, i: int) -> int:
     """Decode steps of all ranks before one of them ends a request or lacks a block."""
     inst = st.inst[i]
     steps = 2**62
@@ -248,7 +258,7 @@ def decode_steps_left(st: State, i: int) -> int:
 
 
 @inner
-def was_preempted(st: State, i: int) -> bool:
+def was_preempted(st: FleetState, i: int) -> bool:
     """Whether a rank has preempted in this step and admits no prompt for it: it may do so after one more."""
     inst = st.inst[i]
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
@@ -258,7 +268,7 @@ def was_preempted(st: State, i: int) -> bool:
 
 
 @inner
-def form_together(st: State, i: int, now: float) -> None:
+def form_together(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
     inst = st.inst[i]
     rows = range(inst.rank_at, inst.rank_at + inst.ranks)
@@ -298,7 +308,7 @@ def form_together(st: State, i: int, now: float) -> None:
 
 
 @inner
-def end_together(st: State, i: int, now: float) -> None:
+def end_together(st: FleetState, i: int, now: float) -> None:
     """Settle the run of an instance that ends on all its ranks."""
     inst = st.inst[i]
     kind, start = inst.run_kind, inst.run_start_s
@@ -328,7 +338,7 @@ def end_together(st: State, i: int, now: float) -> None:
 
 
 @inner
-def next_away(st: State, i: int) -> None:
+def next_away(st: FleetState, i: int) -> None:
     """Note when the next segment leaves the last stage of a pipeline, on any rank."""
     inst = st.inst[i]
     inst.leave_s = math.inf
@@ -339,7 +349,7 @@ def next_away(st: State, i: int) -> None:
 
 
 @inner
-def settle_together(st: State, i: int, now: float) -> bool:
+def settle_together(st: FleetState, i: int, now: float) -> bool:
     """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
     inst = st.inst[i]
     if inst.leave_s > now:

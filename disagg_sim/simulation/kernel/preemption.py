@@ -8,7 +8,7 @@ blocks that nobody has taken until then, where the engine keeps them.
 from __future__ import annotations
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, PROMPTS, Admission, SegmentStatus, State
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, PROMPTS, AdmissionRule, FleetState, SegmentStatus
 from disagg_sim.simulation.kernel.queue import (
     blocks_of,
     by_priority,
@@ -22,11 +22,11 @@ from disagg_sim.simulation.kernel.queue import (
 from disagg_sim.simulation.kernel.runs import growth_of
 from disagg_sim.simulation.kernel.sharing import give_shared, take_free
 
-QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(Admission.OUTPUT_FITS)
+QUEUED, OUTPUT_FITS = int(SegmentStatus.QUEUED), int(AdmissionRule.OUTPUT_FITS)
 
 
 @inner
-def insert(st: State, i: int, s: int) -> None:
+def insert(st: FleetState, i: int, s: int) -> None:
     """Put a segment into the prompts' queue behind those that hold blocks: none of them may wait for it."""
     inst = st.inst[i]
     link(st, i, s, inst.last_admitted if inst.admitted > 0 else -1, PROMPTS)
@@ -34,7 +34,7 @@ def insert(st: State, i: int, s: int) -> None:
 
 
 @inner
-def _give_back(st: State, i: int, s: int, kept: int) -> None:
+def _give_back(st: FleetState, i: int, s: int, kept: int) -> None:
     """Free the blocks of a segment that is in no queue; all that was cached has to be computed again.
 
     Unless ``kept`` tokens stay cached: blocks are taken in the order in which they became free, the last of a
@@ -61,7 +61,7 @@ def _give_back(st: State, i: int, s: int, kept: int) -> None:
 
 
 @inner
-def _wait_again(st: State, i: int, s: int) -> None:
+def _wait_again(st: FleetState, i: int, s: int) -> None:
     """Let a preempted segment wait: before all that have not begun, or at the place of its priority."""
     if by_priority(st.inst[i]):
         enqueue(st, i, s, PROMPTS)
@@ -71,7 +71,7 @@ def _wait_again(st: State, i: int, s: int) -> None:
 
 
 @inner
-def _preempt_prompt(st: State, i: int, s: int, before: int) -> None:
+def _preempt_prompt(st: FleetState, i: int, s: int, before: int) -> None:
     """Take the blocks of a prompt that is partly computed; ``before`` is the one before it in the queue."""
     inst, seg = st.inst[i], st.seg[s]
     unlink(st, i, s, before, PROMPTS)
@@ -84,7 +84,7 @@ def _preempt_prompt(st: State, i: int, s: int, before: int) -> None:
 
 
 @inner
-def _preempt_decode(st: State, i: int, place: int, last_step: float) -> None:
+def _preempt_decode(st: FleetState, i: int, place: int, last_step: float) -> None:
     """Take the blocks of the segment at a place of the running set, whose last token came at ``last_step``. [s]"""
     inst = st.inst[i]
     s = st.sets[0, i, place] & 0xFFFFFFFF
@@ -110,7 +110,7 @@ def _preempt_decode(st: State, i: int, place: int, last_step: float) -> None:
 
 
 @inner
-def preempt(st: State, i: int, last_step: float) -> None:
+def preempt(st: FleetState, i: int, last_step: float) -> None:
     """Take the blocks of the segment that gives way: the newest, or that of the lowest priority."""
     if by_priority(st.inst[i]):
         _preempt_lowest(st, i, last_step)
@@ -119,7 +119,7 @@ def preempt(st: State, i: int, last_step: float) -> None:
 
 
 @inner
-def _preempt_newest(st: State, i: int, last_step: float) -> None:
+def _preempt_newest(st: FleetState, i: int, last_step: float) -> None:
     """Take the blocks of the segment that came last: one in prefill, else of the running set."""
     inst = st.inst[i]
     if inst.admitted > 0:
@@ -137,7 +137,7 @@ def _preempt_newest(st: State, i: int, last_step: float) -> None:
 
 
 @inner
-def _preempt_lowest(st: State, i: int, last_step: float) -> None:
+def _preempt_lowest(st: FleetState, i: int, last_step: float) -> None:
     """Take the blocks of the segment that is served last by priority, one in prefill or of the running set.
 
     No piece of it is in the step that is formed: only the first prompt asks for blocks of a further piece, since one is
@@ -161,7 +161,7 @@ def _preempt_lowest(st: State, i: int, last_step: float) -> None:
 
 
 @inner
-def extend_blocks(st: State, i: int, s: int, piece: int) -> bool:
+def extend_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
     """Take the blocks of the next piece of an admitted prompt; whether it was not preempted for want of them.
 
     Others give way, or this one itself, the last that does.

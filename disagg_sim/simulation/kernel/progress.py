@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, Mode, Queues, State
+from disagg_sim.simulation.kernel.layout import COMING, DECODING, IDLE, PROMPTS, FleetState, Mode, Queues
 from disagg_sim.simulation.kernel.ranks import run_time, run_within
 from disagg_sim.simulation.kernel.runs import steps_time, steps_within
 from disagg_sim.simulation.kernel.times import decode_time
@@ -20,7 +20,7 @@ ROUNDING = 1e-12
 
 
 @inner
-def _context(st: State | Queues, i: int) -> float:
+def _context(st: FleetState | Queues, i: int) -> float:
     """Mean context of the next decode step. [token]"""
     inst = st.inst[i]
     context: float = (inst.running_tokens + inst.running_requests) / inst.running_requests
@@ -28,7 +28,7 @@ def _context(st: State | Queues, i: int) -> float:
 
 
 @inner
-def steps_to(st: State | Queues, i: int, now: float) -> int:
+def steps_to(st: FleetState | Queues, i: int, now: float) -> int:
     """Steps of a decode run that are not counted yet and end by ``now``, without its last one."""
     inst = st.inst[i]
     head = inst.table
@@ -43,13 +43,13 @@ def steps_to(st: State | Queues, i: int, now: float) -> int:
 
 
 @inner
-def uncounted(st: State | Queues, i: int, now: float) -> int:
+def uncounted(st: FleetState | Queues, i: int, now: float) -> int:
     """Decode steps of an instance that have ended and are not in its columns yet."""
     return steps_to(st, i, now) if st.inst[i].run_kind == DECODING else 0
 
 
 @inner
-def end_after(st: State | Queues, i: int, steps: int) -> float:
+def end_after(st: FleetState | Queues, i: int, steps: int) -> float:
     """End of the first ``steps`` uncounted steps of a decode run. [s]"""
     inst = st.inst[i]
     end: float = inst.run_end_s
@@ -62,7 +62,7 @@ def end_after(st: State | Queues, i: int, steps: int) -> float:
 
 
 @inner
-def due_s(st: State | Queues, i: int) -> float:
+def due_s(st: FleetState | Queues, i: int) -> float:
     """A time before which no step of a decode run ends that is not counted yet and is not its last one. [s]"""
     inst = st.inst[i]
     if inst.run_kind != DECODING or inst.run_steps <= 1:
@@ -75,7 +75,7 @@ def due_s(st: State | Queues, i: int) -> float:
 
 
 @inner
-def wake(st: State | Queues, i: int, now: float) -> None:
+def wake(st: FleetState | Queues, i: int, now: float) -> None:
     """Let an instance notice a change at ``now``: at once if idle, else at the end of the decode step in progress."""
     inst = st.inst[i]
     st.world[0].now_s = now
@@ -93,7 +93,7 @@ def wake(st: State | Queues, i: int, now: float) -> None:
 
 
 @inner
-def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
+def begin(st: FleetState, i: int, now: float, kind: int, duration: float) -> None:
     """Start a run of an instance."""
     inst = st.inst[i]
     inst.run_kind = kind
@@ -103,7 +103,7 @@ def begin(st: State, i: int, now: float, kind: int, duration: float) -> None:
 
 
 @inner
-def waits(st: State, i: int) -> bool:
+def waits(st: FleetState, i: int) -> bool:
     """Whether work waits that would be done if there were room."""
     inst = st.inst[i]
     return bool((inst.first[PROMPTS] >= 0 and (inst.mode != MANUAL or inst.closed > 0)) or inst.first[COMING] >= 0)

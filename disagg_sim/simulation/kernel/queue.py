@@ -16,13 +16,13 @@ from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
     COMING,
     PROMPTS,
-    Admission,
-    Instance,
+    AdmissionRule,
+    FleetState,
+    InstanceRecord,
     Mode,
     Queues,
     Scheduling,
     SegmentStatus,
-    State,
 )
 from disagg_sim.simulation.kernel.runs import growth_of, itl_bin
 from disagg_sim.simulation.kernel.sharing import begin_shared, found_of, give_shared, held_of
@@ -30,11 +30,11 @@ from disagg_sim.simulation.kernel.sharing import begin_shared, found_of, give_sh
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
 
 MANUAL, PRIORITY = int(Mode.MANUAL), int(Scheduling.PRIORITY)
-PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in Admission)
+PROMPT, FIRST_CHUNK, PROMPT_FITS, OUTPUT_FITS = (int(admission) for admission in AdmissionRule)
 
 
 @inner
-def link(st: State | Queues, i: int, s: int, before: int, queue: int) -> None:
+def link(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
     """Put a segment into a queue of an instance behind ``before``; -1 = it is the first."""
     inst = st.inst[i]
     after = inst.first[queue] if before < 0 else st.seg[before].next
@@ -48,26 +48,26 @@ def link(st: State | Queues, i: int, s: int, before: int, queue: int) -> None:
 
 
 @inner
-def append(st: State | Queues, i: int, s: int, queue: int) -> None:
+def append(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
     """Put a segment last in a queue of an instance."""
     link(st, i, s, st.inst[i].last[queue], queue)
 
 
 @inner
-def by_priority(inst: Instance) -> bool:
+def by_priority(inst: InstanceRecord) -> bool:
     """Whether an instance serves what waits by priority; batches of a policy keep their order."""
     return inst.scheduling == PRIORITY and inst.mode != MANUAL
 
 
 @inner
-def precedes(st: State | Queues, s: int, other: int) -> bool:
+def precedes(st: FleetState | Queues, s: int, other: int) -> bool:
     """Whether a segment is served before another by priority; of equal ones the first that came."""
     own, its = st.seg[s].priority, st.seg[other].priority
     return own > its or (own == its and s < other)
 
 
 @inner
-def enqueue(st: State | Queues, i: int, s: int, queue: int) -> None:
+def enqueue(st: FleetState | Queues, i: int, s: int, queue: int) -> None:
     """Let a segment wait in a queue: last, or at the place of its priority, behind the prompts that hold blocks."""
     inst = st.inst[i]
     before = inst.last[queue]
@@ -81,7 +81,7 @@ def enqueue(st: State | Queues, i: int, s: int, queue: int) -> None:
 
 
 @inner
-def unlink(st: State | Queues, i: int, s: int, before: int, queue: int) -> None:
+def unlink(st: FleetState | Queues, i: int, s: int, before: int, queue: int) -> None:
     """Take a segment out of a queue; ``before`` is the one before it, -1 = it is the first."""
     seg = st.seg[s]
     inst, after = st.inst[i], seg.next
@@ -95,7 +95,7 @@ def unlink(st: State | Queues, i: int, s: int, before: int, queue: int) -> None:
 
 
 @inner
-def push(st: State, i: int, key: int) -> None:
+def push(st: FleetState, i: int, key: int) -> None:
     """Add a key to the running set, which holds RUNNING keys so far."""
     inst = st.inst[i]
     place = inst.running_requests
@@ -110,7 +110,7 @@ def push(st: State, i: int, key: int) -> None:
 
 
 @inner
-def remove(st: State, i: int, place: int) -> None:
+def remove(st: FleetState, i: int, place: int) -> None:
     """Take the key at a place out of the running set."""
     inst = st.inst[i]
     count = inst.running_requests - 1
@@ -133,7 +133,7 @@ def remove(st: State, i: int, place: int) -> None:
 
 
 @inner
-def report(st: State, s: int) -> None:
+def report(st: FleetState, s: int) -> None:
     """Queue a segment for ``run_until`` to return."""
     st.seg[s].next = -1
     if st.world[0].pending_head < 0:
@@ -144,7 +144,7 @@ def report(st: State, s: int) -> None:
 
 
 @inner
-def check_drained(st: State | Queues, i: int) -> None:
+def check_drained(st: FleetState | Queues, i: int) -> None:
     """Mark a draining instance that holds nothing any more for ``run_until`` to report."""
     inst = st.inst[i]
     if inst.draining != 1:
@@ -171,7 +171,7 @@ def blocks_of(tokens: int) -> int:
 
 
 @inner
-def at_most(st: State | Queues, s: int) -> int:
+def at_most(st: FleetState | Queues, s: int) -> int:
     """Blocks that a segment holds with its last token. [block]"""
     seg = st.seg[s]
     drafts = st.inst[seg.instance].table.drafts
@@ -187,7 +187,7 @@ def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
 
 
 @inner
-def still_cached(st: State, i: int, s: int) -> int:
+def still_cached(st: FleetState, i: int, s: int) -> int:
     """Tokens of a preempted segment whose blocks nobody has taken since; one is computed at least. [token]"""
     seg = st.seg[s]
     if seg.kept == 0:
@@ -197,7 +197,7 @@ def still_cached(st: State, i: int, s: int) -> int:
 
 
 @inner
-def _close_up(st: State, i: int, s: int, blocks: int) -> None:
+def _close_up(st: FleetState, i: int, s: int, blocks: int) -> None:
     """A preempted segment takes so many of its blocks again: those of others that became free later are next sooner."""
     at = st.inst[i].first[PROMPTS]
     while at >= 0:
@@ -208,7 +208,7 @@ def _close_up(st: State, i: int, s: int, blocks: int) -> None:
 
 
 @inner
-def to_find(st: State, i: int, s: int) -> tuple[int, int]:
+def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
     """Tokens of a segment that waits which need no prefill if it begins now; of them those in blocks that it shares.
 
     [token], [token]
@@ -217,7 +217,7 @@ def to_find(st: State, i: int, s: int) -> tuple[int, int]:
 
 
 @inner
-def past_of(st: State, s: int) -> int:
+def past_of(st: FleetState, s: int) -> int:
     """Tokens before the next piece of a prompt, which may wait and share some of them. [token]"""
     seg = st.seg[s]
     past: int = seg.cached
@@ -225,7 +225,7 @@ def past_of(st: State, s: int) -> int:
 
 
 @inner
-def left_of(st: State, s: int) -> int:
+def left_of(st: FleetState, s: int) -> int:
     """Tokens of a prompt that a step computes if it takes all of it. [token]"""
     seg = st.seg[s]
     left: int = seg.left
@@ -233,7 +233,7 @@ def left_of(st: State, s: int) -> int:
 
 
 @inner
-def blocks_to_begin(st: State, i: int, s: int, piece: int, found: tuple[int, int]) -> int:
+def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int, int]) -> int:
     """Blocks that a segment takes to begin, where ``to_find`` says what is there; -1 where there is no room.
 
     ``piece``: most tokens of it in the next step. The watermark stays free unless the instance holds nothing else, so
@@ -264,7 +264,7 @@ def blocks_to_begin(st: State, i: int, s: int, piece: int, found: tuple[int, int
 
 
 @inner
-def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
+def take_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
     """Take the blocks that a segment needs to begin, see ``blocks_to_begin``; whether it was admitted."""
     inst, seg = st.inst[i], st.seg[s]
     admission = inst.admission
@@ -292,14 +292,14 @@ def take_blocks(st: State, i: int, s: int, piece: int) -> bool:
 
 
 @inner
-def gone(st: State | Queues, i: int, s: int) -> None:
+def gone(st: FleetState | Queues, i: int, s: int) -> None:
     """Count a segment no longer among those that were given to a rank."""
     st.inst[i].requests -= 1
     st.inst[i].request_tokens -= st.seg[s].context + st.seg[s].prompt
 
 
 @inner
-def release(st: State | Queues, i: int, s: int) -> None:
+def release(st: FleetState | Queues, i: int, s: int) -> None:
     """Free all blocks of a segment: they are taken last."""
     if st.world[0].shared != 0:
         give_shared(st, i, s, 0)
@@ -309,7 +309,7 @@ def release(st: State | Queues, i: int, s: int) -> None:
 
 
 @inner
-def finish(st: State, i: int, s: int, time: float) -> None:
+def finish(st: FleetState, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     seg = st.seg[s]
     seg.finish_s = time
@@ -326,7 +326,7 @@ def finish(st: State, i: int, s: int, time: float) -> None:
 
 
 @inner
-def join(st: State, i: int, s: int) -> None:
+def join(st: FleetState, i: int, s: int) -> None:
     """Let a segment with a full cache decode from the next step on."""
     inst, seg = st.inst[i], st.seg[s]
     counter = inst.counter
@@ -344,7 +344,7 @@ def join(st: State, i: int, s: int) -> None:
 
 
 @inner
-def leave_running(st: State, i: int, s: int) -> None:
+def leave_running(st: FleetState, i: int, s: int) -> None:
     """Settle cache and blocks of a segment that was just taken out of the running set."""
     inst, seg = st.inst[i], st.seg[s]
     if inst.table.drafts > 0:
@@ -361,7 +361,7 @@ def leave_running(st: State, i: int, s: int) -> None:
 
 
 @inner
-def finish_complete(st: State, i: int, time: float) -> None:
+def finish_complete(st: FleetState, i: int, time: float) -> None:
     """End all running segments that have emitted their last token."""
     inst = st.inst[i]
     while inst.running_requests > 0 and st.sets[0, i, 0] >> 32 == inst.counter:
@@ -372,7 +372,7 @@ def finish_complete(st: State, i: int, time: float) -> None:
 
 
 @inner
-def complete_prompt(st: State, i: int, s: int, time: float) -> None:
+def complete_prompt(st: FleetState, i: int, s: int, time: float) -> None:
     """The prompt of a segment is in the cache: it emits a token, and ends or decodes."""
     seg = st.seg[s]
     if seg.generate > seg.emitted:

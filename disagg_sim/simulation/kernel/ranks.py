@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import AWAY, Queues, RankChoice, State
+from disagg_sim.simulation.kernel.layout import AWAY, FleetState, Queues, RankChoice
 from disagg_sim.simulation.kernel.runs import add_linear_gaps, count_gaps, count_steps, steps_in_cell, steps_of_line
 from disagg_sim.simulation.kernel.times import decode_line, expert_time, knot_of
 
@@ -19,7 +19,7 @@ WAITING_WEIGHT = 4
 
 
 @inner
-def choose_rank(st: State | Queues, i: int) -> int:
+def choose_rank(st: FleetState | Queues, i: int) -> int:
     """The rank of an instance that takes the next request, of those that may run one; the first of equals."""
     inst = st.inst[i]
     at, ranks = inst.rank_at, inst.ranks
@@ -49,7 +49,7 @@ def choose_rank(st: State | Queues, i: int) -> int:
 
 
 @inner
-def leaving(st: State | Queues, row: int) -> int:
+def leaving(st: FleetState | Queues, row: int) -> int:
     """Prompts of a rank that are in the later stages of its pipeline. [1]"""
     count = 0
     s = st.inst[row].first[AWAY]
@@ -60,7 +60,7 @@ def leaving(st: State | Queues, row: int) -> int:
 
 
 @inner
-def gather(st: State | Queues, i: int) -> None:
+def gather(st: FleetState | Queues, i: int) -> None:
     """Bring the sums of an instance over its ranks to the present."""
     inst = st.inst[i]
     inst.running_requests = inst.running_tokens = inst.queued_requests = inst.queued_prompt_tokens = 0
@@ -84,7 +84,7 @@ def gather(st: State | Queues, i: int) -> None:
 
 
 @inner
-def fullest_running(st: State | Queues, i: int) -> tuple[int, int]:
+def fullest_running(st: FleetState | Queues, i: int) -> tuple[int, int]:
     """Sequences of an instance whose ranks all run as many as the one with the most, and those that do run."""
     inst = st.inst[i]
     most, total = 0, 0
@@ -95,7 +95,7 @@ def fullest_running(st: State | Queues, i: int) -> tuple[int, int]:
 
 
 @inner
-def decode_piece(st: State | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
+def decode_piece(st: FleetState | Queues, i: int, done: int, most: int) -> tuple[float, float, int]:
     """The decode step after ``done`` further ones: its time [s], by how much each after it takes longer [s], and for
     how many steps, up to ``most``, that holds.
 
@@ -135,7 +135,7 @@ def decode_piece(st: State | Queues, i: int, done: int, most: int) -> tuple[floa
 
 
 @inner
-def run_time(st: State | Queues, i: int, steps: int) -> float:
+def run_time(st: FleetState | Queues, i: int, steps: int) -> float:
     """Time of ``steps`` decode steps of all ranks from now on. [s]"""
     total, done = 0.0, 0
     while done < steps:
@@ -146,7 +146,7 @@ def run_time(st: State | Queues, i: int, steps: int) -> float:
 
 
 @inner
-def run_within(st: State | Queues, i: int, elapsed: float, most: int) -> int:
+def run_within(st: FleetState | Queues, i: int, elapsed: float, most: int) -> int:
     """Most decode steps of all ranks, up to ``most``, that end within ``elapsed`` [s]."""
     before, done = 0.0, 0
     while done < most:
@@ -160,7 +160,7 @@ def run_within(st: State | Queues, i: int, elapsed: float, most: int) -> int:
 
 
 @inner
-def count_together(st: State, i: int, steps: int) -> None:
+def count_together(st: FleetState, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance on all its ranks."""
     inst = st.inst[i]
     start = inst.run_start_s

@@ -17,15 +17,15 @@ from disagg_sim.simulation.kernel.layout import (
     ITL_BINS,
     ITL_LEAST_S,
     ITL_PER_OCTAVE,
-    Admission,
-    Instance,
-    State,
-    Table,
+    AdmissionRule,
+    FleetState,
+    InstanceRecord,
+    TableRecord,
 )
 from disagg_sim.simulation.kernel.sharing import take_free
 from disagg_sim.simulation.kernel.times import decode_line, decode_time, knot_of
 
-OUTPUT_FITS = int(Admission.OUTPUT_FITS)
+OUTPUT_FITS = int(AdmissionRule.OUTPUT_FITS)
 
 
 @inner
@@ -37,7 +37,7 @@ def itl_bin(gap: float) -> int:
 
 
 @inner
-def add_linear_gaps(st: State, first: float, slope: float, steps: int, weight: int) -> None:
+def add_linear_gaps(st: FleetState, first: float, slope: float, steps: int, weight: int) -> None:
     """Count gaps ``first + j*slope`` for j below ``steps``, ``weight`` tokens each."""
     done = 0
     while done < steps:
@@ -52,7 +52,7 @@ def add_linear_gaps(st: State, first: float, slope: float, steps: int, weight: i
 
 
 @inner
-def steps_in_cell(head: Table, values: Floats, cell: int, context: float, most: int) -> int:
+def steps_in_cell(head: TableRecord, values: Floats, cell: int, context: float, most: int) -> int:
     """Steps, up to ``most``, that start in a cell, the first of them at a mean ``context``; at least one."""
     if cell >= head.knots - 2:
         return most
@@ -61,7 +61,7 @@ def steps_in_cell(head: Table, values: Floats, cell: int, context: float, most: 
 
 
 @inner
-def steps_time(head: Table, values: Floats, decodes: int, context: float, steps: int) -> float:
+def steps_time(head: TableRecord, values: Floats, decodes: int, context: float, steps: int) -> float:
     """Time of ``steps`` decode steps that start at a mean ``context``. [s]"""
     cell = knot_of(head, values, context)
     total = 0.0
@@ -94,7 +94,7 @@ def steps_of_line(first: float, slope: float, count: int, before: float, elapsed
 
 
 @inner
-def steps_within(head: Table, values: Floats, decodes: int, context: float, elapsed: float, most: int) -> int:
+def steps_within(head: TableRecord, values: Floats, decodes: int, context: float, elapsed: float, most: int) -> int:
     """Most steps, up to ``most``, that end within ``elapsed`` [s]."""
     cell = knot_of(head, values, context)
     done = 0
@@ -113,7 +113,7 @@ def steps_within(head: Table, values: Floats, decodes: int, context: float, elap
 
 
 @inner
-def growth_of(inst: Instance) -> int:
+def growth_of(inst: InstanceRecord) -> int:
     """KV blocks that the running set takes for its next step."""
     if inst.table.drafts > 0:
         return inst.growing
@@ -122,7 +122,7 @@ def growth_of(inst: Instance) -> int:
 
 
 @inner
-def blocks_for(st: State, i: int, steps: int) -> int:
+def blocks_for(st: FleetState, i: int, steps: int) -> int:
     """KV blocks that the running set takes during its next ``steps`` steps: one for each segment every 16."""
     inst = st.inst[i]
     cycles = steps // BLOCK_TOKENS
@@ -134,7 +134,7 @@ def blocks_for(st: State, i: int, steps: int) -> int:
 
 
 @inner
-def steps_in_memory(st: State, i: int, most: int) -> int:
+def steps_in_memory(st: FleetState, i: int, most: int) -> int:
     """Decode steps, up to ``most``, for which the free blocks suffice."""
     inst = st.inst[i]
     running, free = inst.running_requests, inst.free_blocks
@@ -153,7 +153,7 @@ def steps_in_memory(st: State, i: int, most: int) -> int:
 
 
 @inner
-def count_gaps(st: State, i: int, start: float, duration: float) -> None:
+def count_gaps(st: FleetState, i: int, start: float, duration: float) -> None:
     """Gaps that one decode step ends: of those that joined since the last one, and of all the others."""
     inst = st.inst[i]
     joined = inst.groups
@@ -171,7 +171,7 @@ def count_gaps(st: State, i: int, start: float, duration: float) -> None:
 
 
 @inner
-def count_steps(st: State, i: int, steps: int, duration: float) -> None:
+def count_steps(st: FleetState, i: int, steps: int, duration: float) -> None:
     """Let ``steps`` decode steps of the running set have happened: tokens, blocks, counters. With drafts it is one."""
     inst = st.inst[i]
     if inst.table.drafts > 0:
@@ -195,7 +195,7 @@ def count_steps(st: State, i: int, steps: int, duration: float) -> None:
 
 
 @inner
-def count_run(st: State, i: int, steps: int) -> None:
+def count_run(st: FleetState, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance."""
     inst = st.inst[i]
     running = inst.running_requests

@@ -28,7 +28,7 @@ from disagg_sim.physics.passes.layers import (
 from disagg_sim.physics.passes.overlap import in_halves, of_halves, overlaps
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Levels
+from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric
 
 
@@ -206,8 +206,8 @@ class StepPhysics:
             pcp=self._pcp,
         )
         side = attention_side(at, self._mapping.tp_attn, tokens, self._form, phase, core=False)
-        rank = Levels(sequences * queries + share / self._pcp)
-        total = Levels(totals[0] * queries + totals[1])
+        rank = DistinctCounts(sequences * queries + share / self._pcp)
+        total = DistinctCounts(totals[0] * queries + totals[1])
         return join_experts(at, self._mapping, side, phase=phase, rank=rank, total=total)
 
     def _through(self, times: LayerTimes, micro: Numeric) -> Floats:

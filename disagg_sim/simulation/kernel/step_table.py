@@ -32,7 +32,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
-from disagg_sim.simulation.kernel.layout import Table, dtype_of
+from disagg_sim.simulation.kernel.layout import TableRecord, dtype_of
 from disagg_sim.simulation.kernel.split_physics import SplitPhysics
 from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
 from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
@@ -47,7 +47,7 @@ PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassFlops:
     """FLOP of a model's passes: linear in tokens, in query-key pairs and in emitted tokens. [FLOP]"""
 
     per_token: float
@@ -62,7 +62,7 @@ class StepTable:
     Parameters
     ----------
     head
-        One row of sizes and places, see ``layout.Table``.
+        One row of sizes and places, see ``layout.TableRecord``.
     values
         The numbers themselves, end to end. [s]
     work
@@ -71,7 +71,7 @@ class StepTable:
 
     head: Any
     values: Floats
-    work: Work
+    work: PassFlops
 
     @classmethod
     def build(
@@ -187,7 +187,7 @@ class StepTable:
             experts=np.stack([per_routed * tokens] * len(PHASES)),
             accepted=np.array(accepted, dtype=float),
             ranks=ranks,
-        ).table(Work(0.0, 0.0, 0.0))
+        ).table(PassFlops(0.0, 0.0, 0.0))
 
     @property
     def max_sequences(self) -> int:
@@ -274,7 +274,7 @@ def pack_tables(tables: Sequence[StepTable]) -> tuple[Any, Floats]:
     return heads[[number[id(table)] for table in tables]], np.concatenate([each.values for each in distinct.values()])
 
 
-TABLE = dtype_of(Table)
+TABLE = dtype_of(TableRecord)
 #: Fields of a header that are places in ``values``.
 PLACES = tuple(name for name in TABLE.names or () if name.endswith("_at"))
 
@@ -302,7 +302,7 @@ class _Parts:
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)  # of a pass, of each part of it; launches of a stage [s]
     floor: Floats | None = None  # least time of a step with prefill, (decodes from 0) [s]; None = 0
 
-    def table(self, work: Work) -> StepTable:
+    def table(self, work: PassFlops) -> StepTable:
         """Pack the table into one array of numbers and a header with offsets."""
         none, sequences = np.zeros((1, self.knots.size)), self.whole.shape[0]
         parts = {
@@ -368,9 +368,9 @@ def _accepted(at: Setup, mapping: Sharding) -> Floats:
     return np.array(at.speculation.acceptance[:drafts] if at.speculation else (), dtype=float)
 
 
-def _work(at: Setup) -> Work:
+def _work(at: Setup) -> PassFlops:
     """Solve ``a*S + b*S*(S+1)/2 + h`` for the FLOP of three prompts, short enough to lie inside any window."""
     lengths = np.array([32.0, 64.0, 96.0])
     flops = [prefill_work(at.model, isl=int(each), precision=at.precision).flops for each in lengths]
     columns = np.stack([lengths, lengths * (lengths + 1) / 2, np.ones(3)], axis=1)
-    return Work(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))
+    return PassFlops(*(float(x) for x in np.linalg.solve(columns, np.array(flops))))

@@ -20,11 +20,11 @@ from disagg_sim.simulation.kernel.layout import (
     MIXED,
     PASS,
     PROMPTS,
-    Admission,
+    AdmissionRule,
+    FleetState,
     Mode,
     SegmentStatus,
-    State,
-    Table,
+    TableRecord,
 )
 from disagg_sim.simulation.kernel.preemption import extend_blocks, preempt
 from disagg_sim.simulation.kernel.progress import begin, waits, wake
@@ -42,13 +42,13 @@ from disagg_sim.simulation.kernel.runs import count_gaps, count_run, count_steps
 from disagg_sim.simulation.kernel.sharing import enlist, note_begun
 from disagg_sim.simulation.kernel.times import aware_prefill, equal_prompts, mixed_time, pass_part, piece_time
 
-WHOLE_PROMPT = int(Admission.PROMPT)
+WHOLE_PROMPT = int(AdmissionRule.PROMPT)
 CHUNKED, PREFILL_FIRST, ONE_PROMPT, MANUAL, SLO_AWARE = (int(mode) for mode in Mode)
 LEAVING = int(SegmentStatus.LEAVING)
 
 
 @inner
-def admit_coming(st: State, i: int, now: float) -> None:
+def admit_coming(st: FleetState, i: int, now: float) -> None:
     """Give blocks to segments that only decode or whose context is elsewhere, in their order."""
     inst = st.inst[i]
     s = inst.first[COMING]
@@ -70,7 +70,7 @@ def admit_coming(st: State, i: int, now: float) -> None:
 
 
 @inner
-def may_admit(st: State, i: int, s: int) -> bool:
+def may_admit(st: FleetState, i: int, s: int) -> bool:
     """Whether a sequence is free for a waiting prompt, and nothing goes before it."""
     inst = st.inst[i]
     if inst.running_requests + inst.admitted >= inst.max_sequences:
@@ -83,7 +83,7 @@ def may_admit(st: State, i: int, s: int) -> bool:
 
 
 @inner
-def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
+def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool:
     """Take the next waiting prompt into prefill, of at most ``piece`` tokens now, if a sequence and blocks are free."""
     inst, seg = st.inst[i], st.seg[s]
     if not may_admit(st, i, s) or not take_blocks(st, i, s, piece):
@@ -98,7 +98,7 @@ def admit_prompt(st: State, i: int, s: int, now: float, piece: int) -> bool:
 
 
 @inner
-def set_piece(st: State, i: int, s: int, piece: int) -> None:
+def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
     """A step takes so many tokens of a prompt, which has blocks for them."""
     seg = st.seg[s]
     seg.piece = piece
@@ -107,7 +107,7 @@ def set_piece(st: State, i: int, s: int, piece: int) -> None:
 
 
 @inner
-def chunk_budget(st: State, i: int, head: Table) -> int:
+def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
     """Tokens of prefill that a step takes beside all decodes: the rest of the budget, or up to the step limit."""
     inst = st.inst[i]
     running = inst.running_requests
@@ -122,7 +122,7 @@ def chunk_budget(st: State, i: int, head: Table) -> int:
 
 
 @inner
-def take_chunks(st: State, i: int, now: float, budget: int) -> int:
+def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
     """Take pieces of prompts, of ``budget`` tokens together, into a step with all decodes; how many."""
     inst = st.inst[i]
     s = inst.first[PROMPTS]
@@ -142,7 +142,7 @@ def take_chunks(st: State, i: int, now: float, budget: int) -> int:
 
 
 @inner
-def take_prompts(st: State, i: int, now: float) -> int:
+def take_prompts(st: FleetState, i: int, now: float) -> int:
     """Whole prompts of one pass; how many."""
     inst = st.inst[i]
     mode = inst.mode
@@ -172,7 +172,7 @@ def take_prompts(st: State, i: int, now: float) -> int:
 
 
 @inner
-def sums_of_pieces(st: State, i: int, pieces: int) -> tuple[int, int, float]:
+def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float]:
     """Tokens of the first pieces of the queue, of the longest of them, and query-key pairs."""
     tokens, longest, pairs = 0, 0, 0.0
     s = st.inst[i].first[PROMPTS]
@@ -186,7 +186,7 @@ def sums_of_pieces(st: State, i: int, pieces: int) -> tuple[int, int, float]:
 
 
 @inner
-def pieces_time(st: State, i: int, pieces: int, micro: int, pairs: float) -> float:
+def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -> float:
     """Scores and values of the first pieces of the queue, each with its own length and past. [s]
 
     A piece takes its share of a batch of its kind with as many query-key pairs as all of them have, ``pairs``: equal
@@ -210,7 +210,7 @@ def pieces_time(st: State, i: int, pieces: int, micro: int, pairs: float) -> flo
 
 
 @inner
-def pieces_step(st: State, i: int, pieces: int, running: int, context: float) -> float:
+def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: float) -> float:
     """A step of the running segments at a mean context and of the first pieces of the queue. [s]"""
     head = st.inst[i].table
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
@@ -220,7 +220,7 @@ def pieces_step(st: State, i: int, pieces: int, running: int, context: float) ->
 
 
 @inner
-def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, float]:
+def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tuple[float, float]:
     """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
 
     The prompts go through in as many micro-batches as there are stages, or, cut into chunks, all together; those that
@@ -248,7 +248,7 @@ def pipelined_pass(st: State, i: int, pieces: int, head: Table) -> tuple[float, 
 
 
 @inner
-def only_prefill(st: State, i: int, pieces: int) -> bool:
+def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
     """Whether nothing decodes here now, nor after the pass."""
     inst = st.inst[i]
     if inst.running_requests > 0:
@@ -262,7 +262,7 @@ def only_prefill(st: State, i: int, pieces: int) -> bool:
 
 
 @inner
-def make_room(st: State, i: int, now: float) -> None:
+def make_room(st: FleetState, i: int, now: float) -> None:
     """Let what runs have a block where it needs one, then what has come with its context join."""
     inst = st.inst[i]
     while inst.running_requests > 0 and growth_of(inst) > inst.free_blocks:
@@ -272,7 +272,7 @@ def make_room(st: State, i: int, now: float) -> None:
 
 
 @inner
-def form(st: State, i: int, now: float) -> None:
+def form(st: FleetState, i: int, now: float) -> None:
     """Form the next step of an instance, or let it idle."""
     inst = st.inst[i]
     head = inst.table
@@ -319,7 +319,7 @@ def form(st: State, i: int, now: float) -> None:
 
 
 @inner
-def end_pieces(st: State, i: int, now: float, emitted: float) -> None:
+def end_pieces(st: FleetState, i: int, now: float, emitted: float) -> None:
     """Settle the pieces of a step: prompts that are complete emit their token at ``emitted``, maybe later."""
     inst = st.inst[i]
     pieces = inst.pieces
@@ -357,7 +357,7 @@ def end_pieces(st: State, i: int, now: float, emitted: float) -> None:
 
 
 @inner
-def next_leaving(st: State, i: int) -> None:
+def next_leaving(st: FleetState, i: int) -> None:
     """Note when the first segment of the pipeline's last stage leaves."""
     inst = st.inst[i]
     s = inst.first[AWAY]
@@ -365,7 +365,7 @@ def next_leaving(st: State, i: int) -> None:
 
 
 @inner
-def end_run(st: State, i: int, now: float) -> None:
+def end_run(st: FleetState, i: int, now: float) -> None:
     """Settle the run of an instance that ends."""
     inst = st.inst[i]
     kind = inst.run_kind
@@ -390,7 +390,7 @@ def end_run(st: State, i: int, now: float) -> None:
 
 
 @inner
-def settle(st: State, i: int, now: float) -> bool:
+def settle(st: FleetState, i: int, now: float) -> bool:
     """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
     inst = st.inst[i]
     if inst.leave_s > now:

@@ -19,11 +19,11 @@ from disagg_sim.simulation.kernel.layout import (
     PROMPTS,
     RESERVE,
     Feed,
+    FleetState,
     Mode,
     Queues,
     Scheduling,
     SegmentStatus,
-    State,
 )
 from disagg_sim.simulation.kernel.min_tree import set_key
 from disagg_sim.simulation.kernel.progress import due_s, wake
@@ -38,14 +38,14 @@ IMPOSSIBLE, LATE = 1, 2
 
 
 @inner
-def row_of(st: State | Queues, s: int) -> int:
+def row_of(st: FleetState | Queues, s: int) -> int:
     """Where the rank of a segment has its queues and its memory."""
     row: int = st.inst[st.seg[s].instance].rank_at + st.seg[s].rank
     return row
 
 
 @inner
-def changed(st: State | Queues, i: int) -> None:
+def changed(st: FleetState | Queues, i: int) -> None:
     """Bring trees, log and sums over ranks up to date with an instance that may have changed."""
     if st.inst[i].ranks > 1:
         gather(st, i)

@@ -9,7 +9,7 @@ import math
 
 from disagg_sim.arrays import Floats
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Instance, Table
+from disagg_sim.simulation.kernel.layout import InstanceRecord, TableRecord
 
 # --- the token axis: every number up to EXACT, both ends of every tile, and a far point -------------------------
 EXACT = 512
@@ -52,13 +52,13 @@ def cell_of(values: Floats, first: int, points: int, value: float) -> int:
 
 
 @inner
-def knot_of(head: Table, values: Floats, context: float) -> int:
+def knot_of(head: TableRecord, values: Floats, context: float) -> int:
     """Cell of the decode axis that holds a mean context."""
     return cell_of(values, head.knots_at, head.knots, context)
 
 
 @inner
-def decode_line(head: Table, values: Floats, base: int, decodes: int, cell: int) -> tuple[float, float, float]:
+def decode_line(head: TableRecord, values: Floats, base: int, decodes: int, cell: int) -> tuple[float, float, float]:
     """Knot, value there and slope of one cell for one number of decodes: [token], [s], [s/token]."""
     at = head.knots_at + cell
     row = base + decodes * head.knots + cell
@@ -67,14 +67,14 @@ def decode_line(head: Table, values: Floats, base: int, decodes: int, cell: int)
 
 
 @inner
-def decode_time(head: Table, values: Floats, decodes: int, context: float) -> float:
+def decode_time(head: TableRecord, values: Floats, decodes: int, context: float) -> float:
     """A decode step of so many sequences at a mean context. [s]"""
     left, value, slope = decode_line(head, values, head.decode_at, decodes, knot_of(head, values, context))
     return value + (context - left) * slope
 
 
 @inner
-def attention_time(head: Table, values: Floats, row: int, prompts: float, length: float, past: float) -> float:
+def attention_time(head: TableRecord, values: Floats, row: int, prompts: float, length: float, past: float) -> float:
     """Scores and values of ``prompts`` equal pieces of ``length`` tokens after ``past`` cached ones. [s]"""
     k_count, p_count, q_count = head.prompts, head.lengths, head.pasts
     lengths = head.lengths_at
@@ -97,7 +97,7 @@ def attention_time(head: Table, values: Floats, row: int, prompts: float, length
 
 
 @inner
-def linear_time(head: Table, values: Floats, sheet: int, decodes: int, tokens: int) -> float:
+def linear_time(head: TableRecord, values: Floats, sheet: int, decodes: int, tokens: int) -> float:
     """Everything but scores and values of a step of ``decodes`` and, together, ``tokens``, on even ranks. [s]
 
     ``sheet``: 0 = in the kernels of prefill, 1 = in those of decode, see ``sheet_of``.
@@ -123,7 +123,7 @@ def sheet_of(decode: int, prefill: int) -> int:
 
 
 @inner
-def expert_time(head: Table, values: Floats, sheet: int, tokens: int) -> float:
+def expert_time(head: TableRecord, values: Floats, sheet: int, tokens: int) -> float:
     """Routed experts on the tokens of several ranks, but for a constant: only differences mean something. [s]"""
     if head.ranks == 1:
         return 0.0
@@ -134,7 +134,7 @@ def expert_time(head: Table, values: Floats, sheet: int, tokens: int) -> float:
 
 
 @inner
-def piece_time(head: Table, values: Floats, micro: int, alike: float, length: float, past: float) -> float:
+def piece_time(head: TableRecord, values: Floats, micro: int, alike: float, length: float, past: float) -> float:
     """Scores and values of one piece of prefill, as its share of a batch of ``alike`` equal ones. [s]
 
     Micro-batches of a pipeline take whole pieces, or parts of one.
@@ -146,7 +146,7 @@ def piece_time(head: Table, values: Floats, micro: int, alike: float, length: fl
 
 @inner
 def mixed_time(
-    head: Table, values: Floats, decodes: int, context: float, prefill: int, fullest: int, attention: float
+    head: TableRecord, values: Floats, decodes: int, context: float, prefill: int, fullest: int, attention: float
 ) -> float:
     """A step of decodes and of ``prefill`` tokens, of which the fullest DP rank has ``fullest``. [s]
 
@@ -165,14 +165,21 @@ def mixed_time(
 
 
 @inner
-def fullest_rank(head: Table, prefill: int, longest: int) -> int:
+def fullest_rank(head: TableRecord, prefill: int, longest: int) -> int:
     """Tokens of the fullest DP rank, where pieces are spread as evenly as whole ones allow. [token]"""
     return prefill if head.ranks == 1 else max(longest, -(-prefill // head.ranks))
 
 
 @inner
 def step_time(
-    head: Table, values: Floats, decodes: int, context: float, pieces: int, prefill: int, longest: int, pairs: float
+    head: TableRecord,
+    values: Floats,
+    decodes: int,
+    context: float,
+    pieces: int,
+    prefill: int,
+    longest: int,
+    pairs: float,
 ) -> float:
     """A step of decodes at a mean context and of equal pieces of prefill. [s]
 
@@ -191,7 +198,7 @@ def step_time(
 
 
 @inner
-def passed_time(head: Table, values: Floats, whole: int, tokens: int, filled: float) -> float:
+def passed_time(head: TableRecord, values: Floats, whole: int, tokens: int, filled: float) -> float:
     """What experts take less in a part of a pass whose ranks hold ``filled`` of ``tokens``; see ``passed_at``. [s]"""
     if head.ranks == 1 or filled == 1.0:
         return 0.0
@@ -212,7 +219,7 @@ def equal_prompts(tokens: int, pairs: float, past: int) -> tuple[float, int, int
 
 @inner
 def pass_part(
-    head: Table, values: Floats, prompts: float, length: int, past: int, filled: float
+    head: TableRecord, values: Floats, prompts: float, length: int, past: int, filled: float
 ) -> tuple[float, float]:
     """One micro-batch of a pipeline, ``prompts`` on a rank: time of the slowest stage, and of all others. [s]
 
@@ -246,7 +253,7 @@ def pass_part(
 
 @inner
 def aware_prefill(
-    head: Table, values: Floats, inst: Instance, decodes: int, context: float, past: int, most: int
+    head: TableRecord, values: Floats, inst: InstanceRecord, decodes: int, context: float, past: int, most: int
 ) -> int:
     """Tokens of prefill that a step of a SLO_AWARE instance takes beside its decodes, ``most`` at most. [token]
 
@@ -265,7 +272,7 @@ def aware_prefill(
 
 @inner
 def largest_prefill(
-    head: Table, values: Floats, decodes: int, context: float, past: int, limit: float, most: int
+    head: TableRecord, values: Floats, decodes: int, context: float, past: int, limit: float, most: int
 ) -> int:
     """Most tokens, one equal piece a rank, that keep a step within ``limit`` [s], by bisection; one each at least."""
     ranks = head.ranks
@@ -281,6 +288,6 @@ def largest_prefill(
 
 
 @inner
-def pairs_of(head: Table, piece: int, past: int) -> float:
+def pairs_of(head: TableRecord, piece: int, past: int) -> float:
     """Query-key pairs of a piece of so many tokens on every rank. [1]"""
     return head.ranks * (piece * (past + 0.5 * piece))

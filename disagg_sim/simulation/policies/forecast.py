@@ -34,7 +34,7 @@ class Forecast(Protocol):
         ...
 
 
-class Constant:
+class LastValue:
     """The last value again."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Arima:
 
 
 #: Forecasts by name.
-FORECASTS: dict[str, Callable[[], Forecast]] = {"constant": Constant, "arima": Arima}
+FORECASTS: dict[str, Callable[[], Forecast]] = {"constant": LastValue, "arima": Arima}
 
 
 def forecast_option() -> str:

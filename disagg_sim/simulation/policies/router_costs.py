@@ -13,7 +13,7 @@ from disagg_sim.simulation.site import Site
 DRAWS = 1024
 
 
-class Weights(NamedTuple):
+class CostWeights(NamedTuple):
     """Of a cost of ``dynamo_kv``. [1]"""
 
     prefill: float
@@ -22,7 +22,7 @@ class Weights(NamedTuple):
     temperature: float
 
 
-class Scores(NamedTuple):
+class ScorerWeights(NamedTuple):
     """Weights of the scorers of ``llm_d``. [1]"""
 
     prefix: float

@@ -45,7 +45,7 @@ from disagg_sim.simulation.policies.loads import (
     least_decode,
     shortest_queue,
 )
-from disagg_sim.simulation.policies.router_costs import Draws, Scores, Weights, dynamo, least_new, llm_d
+from disagg_sim.simulation.policies.router_costs import CostWeights, Draws, ScorerWeights, dynamo, least_new, llm_d
 from disagg_sim.simulation.policy import Routing
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.view import ClusterView
@@ -147,9 +147,9 @@ class DynamoKv:
 
     def __init__(self, options: Routed, site: Site) -> None:
         temperature = options.router_temperature
-        self._whole = Weights(1.0, 1.0, options.overlap_credit, temperature)
-        self._prefill = Weights(1.0, 0.0, options.overlap_credit, temperature)
-        self._decode = Weights(0.0, 1.0, 0.0, temperature)
+        self._whole = CostWeights(1.0, 1.0, options.overlap_credit, temperature)
+        self._prefill = CostWeights(1.0, 0.0, options.overlap_credit, temperature)
+        self._decode = CostWeights(0.0, 1.0, 0.0, temperature)
         self._draws = Draws(site)
 
     def whole(self, view: ClusterView, request: int) -> int:
@@ -166,7 +166,7 @@ class DynamoKv:
         view.refresh()
         return self._least(view, view.decode, request, self._decode)
 
-    def _least(self, view: ClusterView, among: Index, request: int, weights: Weights) -> int:
+    def _least(self, view: ClusterView, among: Index, request: int, weights: CostWeights) -> int:
         cached = view.cached_everywhere(request)
         instance: int = dynamo(view.inst, among, cached, view.input_tokens[request], weights, self._draws())
         return instance
@@ -175,7 +175,7 @@ class DynamoKv:
 class LlmD:
     """Router of llm-d, the endpoint picker."""
 
-    def __init__(self, site: Site, *, whole: Scores, split: Scores) -> None:
+    def __init__(self, site: Site, *, whole: ScorerWeights, split: ScorerWeights) -> None:
         self._whole, self._split = whole, split
         self._draws = Draws(site)
         self._until, self._seen = -np.inf, 0
@@ -197,7 +197,7 @@ class LlmD:
         instance = self._chosen.pop(request, NOBODY)
         return instance if instance in view.decode else self._best(view, view.decode, request, self._split)
 
-    def _best(self, view: ClusterView, among: Index, request: int, scores: Scores) -> int:
+    def _best(self, view: ClusterView, among: Index, request: int, scores: ScorerWeights) -> int:
         if view.now >= self._until or self._seen < len(view.states):
             self._look(view)
         cached, prompt = view.cached_everywhere(request), view.input_tokens[request]
@@ -274,4 +274,4 @@ def _router(options: Routed, site: Site) -> Router:
     if options.router == "dynamo_kv":
         return DynamoKv(options, site)
     weight = options.prefix_weight
-    return LlmD(site, whole=Scores(weight, 2.0, 2.0), split=Scores(weight, 1.0, 0.0))
+    return LlmD(site, whole=ScorerWeights(weight, 2.0, 2.0), split=ScorerWeights(weight, 1.0, 0.0))

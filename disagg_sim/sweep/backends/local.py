@@ -17,7 +17,7 @@ from joblib import Parallel, delayed
 from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
 from disagg_sim.extras import safe_path
-from disagg_sim.sweep.backends.workers import Call, Engine, Outcome
+from disagg_sim.sweep.backends.workers import Call, Engine, TaskOutcome
 
 #: How often a worker looks whether its parent lives. [s]
 WATCH_INTERVAL = 0.5
@@ -33,7 +33,7 @@ def in_processes(jobs: int) -> Iterator[Engine]:
     """
     wary = False
 
-    def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+    def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
         nonlocal wary
         size = jobs if wary else len(tasks)
         numbers = list(tasks)
@@ -54,14 +54,14 @@ def in_processes(jobs: int) -> Iterator[Engine]:
         yield engine
 
 
-def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, Outcome]]:
+def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
     try:
         yield from _together(call, {number: task}, jobs)
     except BrokenProcessPool:
-        yield number, Outcome(lost=KILLED)
+        yield number, TaskOutcome(lost=KILLED)
 
 
-def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, Outcome]]:
+def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
     """Outcomes of tasks that share a pool of processes."""
     watching: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}  # those without a task, too
     parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1, **watching)
@@ -74,7 +74,7 @@ def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple
     yield from found
 
 
-def _work(call: Call, number: int, task: Any) -> tuple[int, Outcome]:
+def _work(call: Call, number: int, task: Any) -> tuple[int, TaskOutcome]:
     """Attempt a task in a worker process."""
     return number, call(task)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from disagg_sim.errors import DisaggSimError, InputError, quoted
 from disagg_sim.extras import extra
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, Outcome, Workers
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, TaskOutcome, Workers
 
 #: How long a scheduler may take to answer. [s]
 ANSWER_WITHIN = 10.0
@@ -38,15 +38,15 @@ def on_dask(where: Workers) -> Iterator[Engine]:
         def called(data: bytes) -> Any:  # names nothing of this package: a scheduler without it passes it on
             from distributed.protocol.pickle import loads
 
-            from disagg_sim.sweep.backends.workers import Outcome, unlike
+            from disagg_sim.sweep.backends.workers import TaskOutcome, unlike
 
             try:
                 call, task = loads(data)
             except Exception:  # no such class or function
-                return Outcome(error=unlike())
+                return TaskOutcome(error=unlike())
             return call(task)
 
-        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
             sent = ((number, dumps((call, task))) for number, task in tasks.items())
             numbers = {client.submit(called, data, pure=False): number for number, data in sent}
             try:
@@ -59,7 +59,7 @@ def on_dask(where: Workers) -> Iterator[Engine]:
                     if isinstance(died, ImportError):
                         raise DisaggSimError(f"a worker of Dask: {died}; install disagg-sim[dask] on all machines")
                     said = str(died).partition("\n")[0]
-                    yield number, Outcome(lost=f"the workers of Dask that ran it died ({said})", final=True)
+                    yield number, TaskOutcome(lost=f"the workers of Dask that ran it died ({said})", final=True)
             finally:
                 client.cancel(list(numbers))
 

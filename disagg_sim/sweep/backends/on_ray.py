@@ -11,7 +11,7 @@ from typing import Any
 
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.extras import extra
-from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, Outcome, Workers
+from disagg_sim.sweep.backends.workers import ATTEMPTS, Call, Engine, TaskOutcome, Workers
 
 #: How long a cluster may take to answer. [s]
 ANSWER_WITHIN = 10.0
@@ -43,7 +43,7 @@ def on_ray(where: Workers) -> Iterator[Engine]:
         remote = ray.remote(max_retries=ATTEMPTS - 1)(_called)
         room = max(1, int(ray.cluster_resources().get("CPU", 1))) * IN_FLIGHT
 
-        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
             waiting, numbers = iter(tasks.items()), dict[Any, int]()
             while True:
                 for number, task in islice(waiting, room - len(numbers)):
@@ -56,7 +56,7 @@ def on_ray(where: Workers) -> Iterator[Engine]:
                         outcome = ray.get(done)
                     except ray.exceptions.RayError as error:
                         said = str(error).partition("\n")[0]
-                        outcome = Outcome(lost=f"the workers of Ray that ran it died ({said})", final=True)
+                        outcome = TaskOutcome(lost=f"the workers of Ray that ran it died ({said})", final=True)
                     yield number, outcome
 
         yield engine
@@ -70,5 +70,5 @@ def _require_answer(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=ANSWER_WITHIN).close()
 
 
-def _called(call: Call, task: Any) -> Outcome:
+def _called(call: Call, task: Any) -> TaskOutcome:
     return call(task)

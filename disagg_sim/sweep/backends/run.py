@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from disagg_sim.errors import DisaggSimError
-from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Call, Engine, Outcome, Workers, attempt, own_code
+from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Call, Engine, TaskOutcome, Workers, attempt, own_code
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -69,7 +69,7 @@ def staying(jobs: int | Workers) -> Iterator[Workers]:
         def cluster() -> Engine:
             return held.enter_context(_engine(where, tasks=2))
 
-        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+        def engine(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
             return cluster()(call, tasks)
 
         yield replace(where, engine=engine)
@@ -93,6 +93,6 @@ def _engine(where: Workers, tasks: int) -> AbstractContextManager[Engine]:
     return in_processes(where.jobs)
 
 
-def _in_this_process(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, Outcome]]:
+def _in_this_process(call: Call, tasks: Mapping[int, Any]) -> Iterator[tuple[int, TaskOutcome]]:
     """Attempt tasks here, in order."""
     return ((number, call(task)) for number, task in tasks.items())

@@ -22,7 +22,7 @@ ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """What came of one attempt at a task."""
 
     value: Any = None
@@ -43,9 +43,9 @@ class Outcome:
 
 
 #: One attempt at a task.
-Call = Callable[[Any], Outcome]
+Call = Callable[[Any], TaskOutcome]
 #: Attempts at tasks by number, each once, in any order. A task that it gives no outcome of is left.
-Engine = Callable[[Call, Mapping[int, Any]], Iterator[tuple[int, Outcome]]]
+Engine = Callable[[Call, Mapping[int, Any]], Iterator[tuple[int, TaskOutcome]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ class Workers:
             raise InputError(f"backend {self.backend}: needs the --address of a cluster that runs; {here}")
 
 
-def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> Outcome:
+def attempt(function: Callable[[Any], Any], task: Any, code: str = "") -> TaskOutcome:
     """Call a function in a worker, and bring back what it returns or raises."""
     try:
         if code and code != own_code():
-            return Outcome(error=unlike())
-        return Outcome(value=function(task))
+            return TaskOutcome(error=unlike())
+        return TaskOutcome(value=function(task))
     except Exception as error:
-        return Outcome(error=error)
+        return TaskOutcome(error=error)
 
 
 def unlike() -> DisaggSimError:

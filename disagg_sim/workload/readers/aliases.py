@@ -40,7 +40,7 @@ USAGE = ("usage", "usage_details", "usageDetails")
 _UNIT = re.compile(r"(.+?)(?:[ _.(\[-]+(s|ms|us|ns)[)\]]?|(?<=[a-z])(Ms|Us|Ns))")
 
 
-class Found(NamedTuple):
+class MatchedColumns(NamedTuple):
     """Columns of a table by what they are for; "" where there is none."""
 
     columns: Mapping[str, str]  # of the roles of ``NAMES``
@@ -53,7 +53,7 @@ class Found(NamedTuple):
         return f"columns: {said}{f' in {self.unit}' if self.unit else ''}"
 
 
-def columns_by_alias(header: Sequence[str]) -> Found | None:
+def columns_by_alias(header: Sequence[str]) -> MatchedColumns | None:
     """Find the columns of a table that are meant.
 
     Returns None where one of both lengths is missing.
@@ -77,7 +77,7 @@ def columns_by_alias(header: Sequence[str]) -> Found | None:
                 break
         else:
             columns[role] = ""
-    return Found(columns, unit) if columns["input_tokens"] and columns["output_tokens"] else None
+    return MatchedColumns(columns, unit) if columns["input_tokens"] and columns["output_tokens"] else None
 
 
 def _plain(name: str) -> str:

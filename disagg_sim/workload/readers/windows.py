@@ -31,13 +31,13 @@ PARQUET, LINES, TABLE = ".parquet", ".jsonl", ".csv"
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The first ``requests`` rows of a file, or all; ``stream.Source``."""
+    """The first ``requests`` rows of a file, or all; ``stream.RequestSource``."""
 
     path: Path
     requests: int | None = None
 
     def pieces(self, most: int) -> Iterator[Piece]:
-        """See ``stream.Source``; the first request arrives at 0."""
+        """See ``stream.RequestSource``; the first request arrives at 0."""
         count, start = 0, math.nan
         left = math.inf if self.requests is None else self.requests
         for rows in self._frames(most):

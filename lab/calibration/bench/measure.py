@@ -1,7 +1,7 @@
 """Run micro-benchmarks on the user's own GPU and write them as rows of kernel tables.
 
 What is measured, at which sizes, and how the times become rows of ``lab.calibration.kernels.forms``. How a call is
-timed is the business of a ``Bench``: ``lab.calibration.bench.torch_bench`` runs PyTorch's own kernels.
+timed is the business of a ``KernelTimer``: ``lab.calibration.bench.torch_bench`` runs PyTorch's own kernels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY
 Row = dict[str, str | int]
 
 
-class Bench(Protocol):
+class KernelTimer(Protocol):
     """Times one call of a kernel. [s]; ``None`` where the device has no such kernel or lacks the memory."""
 
     @property
@@ -50,7 +50,7 @@ class Bench(Protocol):
         """Times of (op, message bytes) over ``ranks`` devices; bytes as in the table of collectives."""
 
 
-class Progress(Protocol):
+class MeasurementProgress(Protocol):
     """Told how far a measurement is."""
 
     def start(self, points: int) -> None:
@@ -64,7 +64,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MeasurementPlan:
     """Sizes to measure; every list is crossed with the others of its kernel."""
 
     dtypes: tuple[str, ...] = ("bfloat16", "fp8", "nvfp4")
@@ -98,7 +98,7 @@ class Plan:
 
 
 #: A minute's work: enough to see whether a device runs as its data sheet says.
-QUICK = Plan(
+QUICK = MeasurementPlan(
     m=(1, 16, 64, 256, 1024, 4096),
     weights=((4096, 4096), (28672, 4096), (8192, 8192), (7168, 2048)),
     heads=((8, 1, 128), (32, 8, 128)),
@@ -110,7 +110,7 @@ QUICK = Plan(
 
 
 #: Seconds on a CPU: shows the form of the table, says nothing of a GPU.
-TRIAL = Plan(
+TRIAL = MeasurementPlan(
     m=(1, 64),
     weights=((512, 512),),
     heads=((8, 2, 64),),
@@ -120,7 +120,7 @@ TRIAL = Plan(
 )
 
 
-def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.DataFrame:
+def measure(bench: KernelTimer, system: str, plan: MeasurementPlan, progress: MeasurementProgress) -> pd.DataFrame:
     """Measure the rows of all tables: ``form``, the words of every form, the sizes of all forms, ``latency_us``.
 
     Takes ``bench`` (times a call on the device [s]). Returns one row a call that could run; columns that a form lacks
@@ -154,7 +154,7 @@ def measure(bench: Bench, system: str, plan: Plan, progress: Progress) -> pd.Dat
     return table.astype(dict.fromkeys(sizes, "Int64"))
 
 
-def _calls(bench: Bench, plan: Plan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
+def _calls(bench: KernelTimer, plan: MeasurementPlan) -> Iterator[tuple[Row, Callable[[], float | None]]]:
     """Every planned call with the row that it fills."""
     yield from (_launch(bench, graph) for graph in (True, False))
     yield from (_copy(bench, size) for size in plan.copies)
@@ -168,11 +168,11 @@ def _groups(ranks: int) -> Sequence[int]:
     return [2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks]
 
 
-def _launch(bench: Bench, graph: bool) -> tuple[Row, Callable[[], float | None]]:
+def _launch(bench: KernelTimer, graph: bool) -> tuple[Row, Callable[[], float | None]]:
     return _activations("launch_graph" if graph else "launch_eager", 1), lambda: bench.launch(graph)
 
 
-def _copy(bench: Bench, elements: int) -> tuple[Row, Callable[[], float | None]]:
+def _copy(bench: KernelTimer, elements: int) -> tuple[Row, Callable[[], float | None]]:
     return _activations("copy", elements), lambda: bench.copy(elements)
 
 
@@ -180,7 +180,7 @@ def _activations(op: str, elements: int) -> Row:
     return {FORM: "quantize_ops", "kernel_source": "torch", "op": op, "dtype": "bfloat16", "m": 1, "k": elements}
 
 
-def _gemm(bench: Bench, dtype: str, m: int, n: int, k: int) -> tuple[Row, Callable[[], float | None]]:
+def _gemm(bench: KernelTimer, dtype: str, m: int, n: int, k: int) -> tuple[Row, Callable[[], float | None]]:
     row: Row = {FORM: "gemm", "kernel_source": "mm", "dtype": dtype, "m": m, "n": n, "k": k}
     return row, lambda: bench.gemm(dtype, m, n, k)
 
@@ -191,11 +191,11 @@ def _attention(form: str, length: str, batch: int, tokens: int, q_heads: int, kv
     return {FORM: form, **types, "batch": batch, length: tokens, **heads}
 
 
-def _prefill(bench: Bench, *shape: int) -> tuple[Row, Callable[[], float | None]]:
+def _prefill(bench: KernelTimer, *shape: int) -> tuple[Row, Callable[[], float | None]]:
     return _attention("context_attention", "seq_len", *shape), lambda: bench.prefill_attention(*shape)
 
 
-def _decode(bench: Bench, *shape: int) -> tuple[Row, Callable[[], float | None]]:
+def _decode(bench: KernelTimer, *shape: int) -> tuple[Row, Callable[[], float | None]]:
     return _attention("generation_attention", "kv_len", *shape), lambda: bench.decode_attention(*shape)
 
 

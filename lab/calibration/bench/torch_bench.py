@@ -72,20 +72,20 @@ class TorchBench:
         return int(self._torch.cuda.device_count()) if self._gpu else 1
 
     def gemm(self, dtype: str, m: int, n: int, k: int) -> float | None:
-        """See ``Bench``; fp8 with one scale a tensor, NVFP4 with a scale for every 16 elements."""
+        """See ``KernelTimer``; fp8 with one scale a tensor, NVFP4 with a scale for every 16 elements."""
         makers = {"bfloat16": self._bf16, "fp8": self._fp8, "nvfp4": self._fp4}
         return self._seconds(lambda: makers[dtype](m, n, k))
 
     def prefill_attention(self, batch: int, tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """See ``Bench``."""
+        """See ``KernelTimer``."""
         return self._attention(batch, tokens, tokens, q_heads, kv_heads, head_dim)
 
     def decode_attention(self, batch: int, context: int, q_heads: int, kv_heads: int, head_dim: int) -> float | None:
-        """See ``Bench``."""
+        """See ``KernelTimer``."""
         return self._attention(batch, 1, context, q_heads, kv_heads, head_dim)
 
     def copy(self, elements: int) -> float | None:
-        """See ``Bench``."""
+        """See ``KernelTimer``."""
         size = 2 * elements
 
         def calls() -> Sequence[Callable[[], Any]]:
@@ -95,7 +95,7 @@ class TorchBench:
         return self._seconds(calls)
 
     def launch(self, graph: bool) -> float | None:
-        """See ``Bench``."""
+        """See ``KernelTimer``."""
 
         def calls() -> Sequence[Callable[[], Any]]:
             one = self._torch.zeros(1, device=self._device)
@@ -104,7 +104,7 @@ class TorchBench:
         return self._seconds(calls, graph=graph)
 
     def collectives(self, ranks: int, wanted: Sequence[tuple[str, int]]) -> Sequence[float]:
-        """See ``Bench``; NCCL over ``ranks`` processes of this machine."""
+        """See ``KernelTimer``; NCCL over ``ranks`` processes of this machine."""
         return collective_times(ranks, wanted, "nccl" if self._gpu else "gloo")
 
     def _bytes(self, size: int) -> Any:

@@ -20,7 +20,7 @@ from disagg_sim.facts.yaml_files import is_path, shown
 from disagg_sim.units import US
 from lab.calibration.coverage import assign, units_of
 from lab.calibration.kernels.limits import least_time
-from lab.calibration.kernels.registry import OPERATORS, Operator
+from lab.calibration.kernels.registry import OPERATORS, FittedOperator
 from lab.calibration.kernels.selection import LeftOut
 from lab.calibration.kernels.tables import (
     LISTED_FAULTS,
@@ -151,7 +151,7 @@ def _rounded(fit: Fit) -> Fit:
 
 
 def _judged(
-    operator: Operator, fits: list[Fit], rows: pd.DataFrame, system: SystemSpec, *, split: bool
+    operator: FittedOperator, fits: list[Fit], rows: pd.DataFrame, system: SystemSpec, *, split: bool
 ) -> tuple[Fit, ...]:
     """The fits with their errors on the rows that they saw and on those that they did not."""
     predicted = operator.predict(rows, system, fits)

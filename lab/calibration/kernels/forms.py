@@ -49,7 +49,7 @@ ROW_ID = "row_id"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TableForm:
     """Columns of one kind of table."""
 
     name: str
@@ -71,36 +71,36 @@ _SPARSE = ("heads", "tp_size", "shared_index", "batch", "new_tokens", "past_toke
 _EXCHANGE = ("node_num", "ep_size", "hidden", "topk", "num_experts", "num_tokens")
 
 
-def _attention(name: str, length: str, heads: tuple[str, ...]) -> Form:
+def _attention(name: str, length: str, heads: tuple[str, ...]) -> TableForm:
     sizes = ("batch", length, *heads)
-    return Form(name, _ATTENTION_WORDS, sizes, sizes)
+    return TableForm(name, _ATTENTION_WORDS, sizes, sizes)
 
 
 _ALL = (
-    Form("gemm", ("dtype",), GEMM_SIZES, ("n", "k")),
+    TableForm("gemm", ("dtype",), GEMM_SIZES, ("n", "k")),
     _attention("context_attention", PROMPT_LENGTH, HEADS),
     _attention("generation_attention", CACHE_LENGTH, HEADS),
     _attention("mla_context", PROMPT_LENGTH, LATENT_HEADS),
     _attention("mla_generation", CACHE_LENGTH, LATENT_HEADS),
-    Form(
+    TableForm(
         "mla_module",
         ("phase", *_ATTENTION_WORDS, "gemm_dtype"),
         ("batch", "q_len", "past_len", "heads"),
         ("phase", "batch", "q_len", "past_len", "heads"),
     ),
-    Form("mla_bmm", ("op", "dtype"), ("num_tokens", "heads"), ("op", "num_tokens", "heads")),
-    Form("moe", ("dtype", "distribution"), _EXPERTS, _EXPERTS),
-    Form(
+    TableForm("mla_bmm", ("op", "dtype"), ("num_tokens", "heads"), ("op", "num_tokens", "heads")),
+    TableForm("moe", ("dtype", "distribution"), _EXPERTS, _EXPERTS),
+    TableForm(
         "moe_ep_compute",
         ("op", "dtype", "distribution"),
         (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:], "rank0_num_tokens"),
         (*_EXPERTS[:4], "num_slots", *_EXPERTS[4:]),
     ),
-    Form("collectives", ("op", "dtype"), COLLECTIVE_SIZES, ("op", *COLLECTIVE_SIZES)),
-    Form("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
-    Form("linear_attention", ("kind", "phase"), _LINEAR, ("kind", "phase", *_LINEAR)),
-    Form("sparse_attention", _SPARSE_WORDS, _SPARSE, ("kind", "phase", *_SPARSE)),
-    Form("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
+    TableForm("collectives", ("op", "dtype"), COLLECTIVE_SIZES, ("op", *COLLECTIVE_SIZES)),
+    TableForm("moe_alltoall", ("comm_backend", "phase", "dtype"), (*_EXCHANGE, "sms"), ("phase", *_EXCHANGE)),
+    TableForm("linear_attention", ("kind", "phase"), _LINEAR, ("kind", "phase", *_LINEAR)),
+    TableForm("sparse_attention", _SPARSE_WORDS, _SPARSE, ("kind", "phase", *_SPARSE)),
+    TableForm("quantize_ops", ("op", "dtype"), ("m", "k"), ("op", "m", "k")),
 )
 #: Name -> form.
 FORMS = {form.name: form for form in _ALL}
@@ -108,11 +108,11 @@ FORMS = {form.name: form for form in _ALL}
 MAY_BE_ZERO = frozenset({"sms", "past_len", "rank0_num_tokens", "past_tokens", "shared_index"})
 
 
-def form_of(columns: Iterable[str]) -> Form | None:
+def form_of(columns: Iterable[str]) -> TableForm | None:
     """The form that shares most columns with a table; None when it has less than half of every form's own."""
     present = set(columns) - {*IDENTITY, LATENCY}
 
-    def likeness(form: Form) -> float:
+    def likeness(form: TableForm) -> float:
         own = {*form.words, *form.sizes}
         return len(own & present) / len(own | present)
 

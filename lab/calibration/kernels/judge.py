@@ -16,7 +16,7 @@ from disagg_sim.facts.uncertainty import spread_of
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.units import US
 from lab.calibration.coverage import assign, inside, units_of
-from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, Form
+from lab.calibration.kernels.forms import IDENTITY, LATENCY, ROW_ID, TableForm
 from lab.calibration.kernels.limits import least_time
 from lab.calibration.kernels.registry import OPERATORS
 from lab.calibration.kernels.residuals import band, error_table, part_of
@@ -139,7 +139,7 @@ def _fits_of(system: str, directory: Path | None) -> EfficiencySpec | None:
     return load_efficiency(system if path is None else path) if path is None or path.is_file() else None
 
 
-def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:
+def _predict(form: TableForm, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any, Any, Any]:
     """Predicted times [s], whether each row lies in the range of the fit that it needs, s.d. of log time by it."""
     operator, system = OPERATORS[form.name], load_system(spec.system)
     fits = operator.fits_of(spec)
@@ -157,11 +157,11 @@ def _predict(form: Form, rows: pd.DataFrame, spec: EfficiencySpec) -> tuple[Any,
     return predicted, within, sigma
 
 
-def _shapes(form: Form, rows: pd.DataFrame) -> list[str]:
+def _shapes(form: TableForm, rows: pd.DataFrame) -> list[str]:
     columns = (*form.words, *form.sizes)
     return [" ".join(f"{c}={v}" for c, v in zip(columns, row, strict=True)) for row in rows[list(columns)].to_numpy()]
 
 
-def _words(form: Form, row: dict[str, Any]) -> str:
+def _words(form: TableForm, row: dict[str, Any]) -> str:
     """What a fit would have to be of: library, kernel and words of a row."""
     return " ".join(str(row[column]) for column in (*IDENTITY[1:], *form.words) if column not in (LATENCY, "version"))

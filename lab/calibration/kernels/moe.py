@@ -17,8 +17,8 @@ row:
 
 Tables of large expert groups (``moe_ep_compute``) are not fitted: the fits of the same kernel predict them. The rank
 that they time is handed all T tokens of the layer and writes a row of output for each, where a served rank gets the
-tokens that reach it. So what is summed is counted in tokens there, beside the picks (``RankLoad.summed``), at the
-bandwidth of the fit.
+tokens that reach it. So what is summed is counted in tokens there, beside the picks (``MeasuredRankLoad.summed``), at
+the bandwidth of the fit.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     tables = {key: table for key, table in _by_kernel(rows) if FORMATS[key[0]].arithmetic in system.peak_flops}
     if not tables:
         return []
-    given = {key: RankLoad(table) for key, table in tables.items()}
+    given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
-    given = {key: RankLoad(table) for key, table in tables.items()}
+    given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
     tried = [_fit_together(tables, given, system, own) for own in _OWN]
     found = []
     for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
@@ -97,7 +97,7 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
 
 def _fit_together(
     tables: Mapping[tuple[str, str], pd.DataFrame],
-    given: Mapping[tuple[str, str], RankLoad],
+    given: Mapping[tuple[str, str], MeasuredRankLoad],
     system: SystemSpec,
     names: Sequence[str],
 ) -> tuple[float, list[MoeFit]]:
@@ -137,7 +137,7 @@ def predict_moe(rows: pd.DataFrame, system: SystemSpec, fits: list[MoeFit]) -> A
         kernel = (kernels == fit.kernel) & (rows["framework"] == fit.engine)
         mine = (kernel & (formats == fit.format)).to_numpy()
         if mine.any():
-            result[mine] = _times(RankLoad(rows[mine]), fit, system)
+            result[mine] = _times(MeasuredRankLoad(rows[mine]), fit, system)
     return result
 
 
@@ -193,7 +193,7 @@ def _power_integral(power: float, start: Array, end: Array) -> Array:
     return np.asarray((end ** (power + 1.0) - start ** (power + 1.0)) / (power + 1.0))
 
 
-class RankLoad:
+class MeasuredRankLoad:
     """What the measured rank of each row of a table was given: rows of one framework and kernel."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -310,7 +310,7 @@ def _fit(table: pd.DataFrame, key: tuple[str, str], values: dict[str, Any]) -> M
     )
 
 
-def _times(given: RankLoad, fit: MoeFit, system: SystemSpec) -> Array:
+def _times(given: MeasuredRankLoad, fit: MoeFit, system: SystemSpec) -> Array:
     rows, rate = given.rows(fit.stray), moe_rate(fit, system)
     work = expert_work(rows, weight_bytes=FORMATS[fit.format].bytes)
     summed = given.summed * given.hidden * ACTIVATION_BYTES / rate.handling

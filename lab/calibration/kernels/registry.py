@@ -29,7 +29,7 @@ def _by_errors(fits: Sequence[Any], _rows: pd.DataFrame) -> tuple[Sequence[Any],
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class FittedOperator:
     """A form of table and the fits that predict it."""
 
     form: str
@@ -56,32 +56,34 @@ class Operator:
 
 
 _ALL = (
-    Operator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
-    Operator(
+    FittedOperator("gemm", ("gemm",), gemm.predict_gemm, gemm.fit_gemm, bar=0.07),
+    FittedOperator(
         "context_attention",
         ("prefill_attention",),
         attention.predict_context_attention,
         attention.fit_context_attention,
         bar=0.08,
     ),
-    Operator(
+    FittedOperator(
         "generation_attention",
         ("decode_attention",),
         attention.predict_generation_attention,
         attention.fit_generation_attention,
         bar=0.08,
     ),
-    Operator("mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12),
-    Operator(
+    FittedOperator(
+        "mla_context", ("prefill_attention",), attention.predict_mla_context, attention.fit_mla_context, bar=0.12
+    ),
+    FittedOperator(
         "mla_generation",
         ("decode_attention",),
         attention.predict_mla_generation,
         attention.fit_mla_generation,
         bar=0.12,
     ),
-    Operator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
-    Operator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
-    Operator(
+    FittedOperator("mla_module", ("gemm", "prefill_attention", "decode_attention"), mla_module.predict_mla_module),
+    FittedOperator("mla_bmm", ("gemm",), mla_module.predict_mla_bmm),
+    FittedOperator(
         "linear_attention",
         ("attention_parts",),
         linear.predict_linear_attention,
@@ -89,7 +91,7 @@ _ALL = (
         select=_by_errors,
         bar=0.15,
     ),
-    Operator(
+    FittedOperator(
         "sparse_attention",
         ("attention_parts",),
         sparse.predict_sparse_attention,
@@ -98,9 +100,9 @@ _ALL = (
         select=_by_errors,
         bar=0.15,
     ),
-    Operator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts, bar=0.15),
-    Operator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
-    Operator(
+    FittedOperator("moe", ("moe",), moe.predict_moe, moe.fit_moe, select=sound_experts, bar=0.15),
+    FittedOperator("moe_ep_compute", ("moe",), moe.predict_moe, bar=0.15),
+    FittedOperator(
         "collectives",
         ("collectives",),
         collectives.predict_collectives,
@@ -109,10 +111,10 @@ _ALL = (
         unit=collectives.unit_of,
         bar=0.12,
     ),
-    Operator(
+    FittedOperator(
         "moe_alltoall", ("alltoall",), alltoall.predict_alltoall, alltoall.fit_alltoall, by_library=False, bar=0.20
     ),
-    Operator("quantize_ops", ("elementwise",), elementwise.predict_elementwise, elementwise.fit_elementwise),
+    FittedOperator("quantize_ops", ("elementwise",), elementwise.predict_elementwise, elementwise.fit_elementwise),
 )
 #: Form -> operator, in the order in which a system is fitted.
 OPERATORS = {operator.form: operator for operator in _ALL}

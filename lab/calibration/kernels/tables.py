@@ -19,7 +19,7 @@ from disagg_sim.reading import read_file, table_of
 from disagg_sim.units import US
 from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.conditions import ALLOWED, Condition, ConditionError, parse_condition
-from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, Form, form_of
+from lab.calibration.kernels.forms import FORM, FORMS, IDENTITY, LATENCY, MAY_BE_ZERO, ROW_ID, TableForm, form_of
 from lab.calibration.names import names
 
 #: Faults of a file that are listed one by one; more are counted.
@@ -48,7 +48,7 @@ class KernelTable:
     * ``held_out``: whether the row's shape is kept from the fits.
     """
 
-    form: Form
+    form: TableForm
     path: Path
     sha256: str
     rows: pd.DataFrame
@@ -90,7 +90,7 @@ def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: boo
 
 
 def _table(
-    path: Path, sha256: str, raw: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion], strict: bool
+    path: Path, sha256: str, raw: pd.DataFrame, form: TableForm, exclusions: Sequence[Exclusion], strict: bool
 ) -> KernelTable:
     """Rows of one form, indexed by their line, checked."""
     rows, faults = _checked(raw, form)
@@ -119,7 +119,7 @@ def read_exclusions(path: Path) -> tuple[Exclusion, ...]:
     return tuple(masks)
 
 
-def _condition(path: Path, line: int, form: Form, text: str) -> Condition:
+def _condition(path: Path, line: int, form: TableForm, text: str) -> Condition:
     try:
         return parse_condition(text, words=(*IDENTITY, *form.words), numbers=(*form.sizes, LATENCY))
     except ConditionError as error:
@@ -132,7 +132,7 @@ def spec_name(system: str) -> str:
     return names().table_systems.get(system, canonical_name(system))
 
 
-def held_out(form: Form, rows: pd.DataFrame) -> Any:
+def held_out(form: TableForm, rows: pd.DataFrame) -> Any:
     """Whether each row's shape is kept from the fits: a share of the keys, by the SHA-256 of ``form|key values``.
 
     A shape falls on the same side for every system, framework and format, in every file and every run.
@@ -181,7 +181,7 @@ def _cells(path: Path, data: bytes) -> pd.DataFrame:
     return cells
 
 
-def _form(path: Path, columns: list[str]) -> Form:
+def _form(path: Path, columns: list[str]) -> TableForm:
     form = form_of(columns)
     if form is None:
         raise TableError(f"{shown(path)}: columns of no known table; known tables: {', '.join(FORMS)}")
@@ -199,7 +199,7 @@ def _form(path: Path, columns: list[str]) -> Form:
     return form
 
 
-def _checked(raw: pd.DataFrame, form: Form) -> tuple[pd.DataFrame, list[str]]:
+def _checked(raw: pd.DataFrame, form: TableForm) -> tuple[pd.DataFrame, list[str]]:
     """Typed rows with their faults, and the faults as lines."""
     rows = raw[[*form.columns, *([ROW_ID] if ROW_ID in raw else [])]].copy()
     rows["row"] = rows.index
@@ -233,7 +233,7 @@ def _note(rows: pd.DataFrame, bad: Any, column: str, said: str, known: Sequence[
         rows.loc[index, "fault"] = f"{column} {quoted(str(value))} {said}{allowed}"
 
 
-def _mask(rows: pd.DataFrame, form: Form, exclusions: Sequence[Exclusion]) -> Any:
+def _mask(rows: pd.DataFrame, form: TableForm, exclusions: Sequence[Exclusion]) -> Any:
     """Reason of the first exclusion that a row falls under, "" where there is none."""
     reasons = pd.Series("", index=rows.index, dtype=object)
     for exclusion in exclusions:

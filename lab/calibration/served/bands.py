@@ -27,7 +27,15 @@ from lab.calibration.kernels.residuals import band
 from lab.calibration.served.evaluate import engine_of, expert_kernel_of, pool_of
 from lab.calibration.served.rows import ServingRow
 from lab.calibration.served.spreads import evidence_of
-from lab.calibration.served.steady_state import Pool, RowLengths, Served, decode_time, pieces_of, prefill_time, served
+from lab.calibration.served.steady_state import (
+    RowLengths,
+    ServedModel,
+    WorkerPool,
+    decode_time,
+    pieces_of,
+    prefill_time,
+    served,
+)
 
 #: Columns that ``with_bands`` adds.
 COLUMNS = ("predicted_p10", "predicted_p90", "kernel_sigma", "outside_calibration", "calibrated")
@@ -43,7 +51,12 @@ class KernelDoubt:
 
 
 def kernel_doubt(
-    run: Served, prefill: Pool, decode: Pool, lengths: RowLengths, in_flight: Floats, spec: UncertaintySpec
+    run: ServedModel,
+    prefill: WorkerPool,
+    decode: WorkerPool,
+    lengths: RowLengths,
+    in_flight: Floats,
+    spec: UncertaintySpec,
 ) -> KernelDoubt:
     """How sure the passes of served runs are.
 
@@ -129,7 +142,7 @@ def _run(row: ServingRow) -> tuple[Any, ...]:
     return row.model, row.system, row.recipe, *engine, row.prefill is not None
 
 
-def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: Pool, run: Served) -> Floats:
+def _in_flight(rows: Sequence[ServingRow], room: Floats, pool: WorkerPool, run: ServedModel) -> Floats:
     """Sequences that decode: those stated, and no more than fit or than the engine runs. [request]"""
     stated = np.array([row.concurrency if row.concurrency > 0 else row.batch for row in rows])
     most = run.engine.max_running * pool.mapping.dp_attn * pool.count

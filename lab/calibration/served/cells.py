@@ -11,7 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.units import MS
 from lab.calibration.names import engine_named, model_named, recipe_of, system_named
-from lab.calibration.served.rows import Quantity
+from lab.calibration.served.rows import Measurement
 
 #: Statistics of a latency that sources state, by the word in the name of the column.
 STATISTICS = ("mean", "median", "p90", "p99")
@@ -47,33 +47,33 @@ def yes(line: Any, name: str) -> bool:
     return text(line, name).lower() in ("true", "1", "1.0")
 
 
-def times(line: Any, *pairs: tuple[str, str, str]) -> tuple[Quantity, ...]:
+def times(line: Any, *pairs: tuple[str, str, str]) -> tuple[Measurement, ...]:
     """Quantities in milliseconds: (name, statistic, column), blank ones left out."""
     found = ((name, statistic, value(line, column)) for name, statistic, column in pairs)
-    return tuple(Quantity(name=n, statistic=s, measured=v * MS) for n, s, v in found if stated(v))
+    return tuple(Measurement(name=n, statistic=s, measured=v * MS) for n, s, v in found if stated(v))
 
 
-def mean_or_median(line: Any, *names: str) -> tuple[Quantity, ...]:
+def mean_or_median(line: Any, *names: str) -> tuple[Measurement, ...]:
     """``<name>_mean_ms`` of each name, or its median where only that is stated."""
-    found: tuple[Quantity, ...] = ()
+    found: tuple[Measurement, ...] = ()
     for name in names:
         found += times(line, (name, "mean", f"{name}_mean_ms")) or times(line, (name, "median", f"{name}_median_ms"))
     return found
 
 
-def other_statistics(line: Any, *names: str) -> tuple[Quantity, ...]:
+def other_statistics(line: Any, *names: str) -> tuple[Measurement, ...]:
     """``<name>_<statistic>_ms`` of each name beside what ``mean_or_median`` takes, where stated."""
     taken = {(each.name, each.statistic) for each in mean_or_median(line, *names)}
     columns = ((name, word, f"{name}_{word}_ms") for name in names for word in STATISTICS if (name, word) not in taken)
     return times(line, *columns)
 
 
-def total_throughput(line: Any, gpus: float) -> tuple[Quantity, ...]:
+def total_throughput(line: Any, gpus: float) -> tuple[Measurement, ...]:
     """Input and output tokens a second and GPU over all GPUs, where stated."""
     measured = value(line, "tput_total_tok_s_gpu")
     if not stated(measured):
         return ()
-    return (Quantity(name="throughput", measured=measured, basis="total", gpus=max(gpus, 1.0)),)
+    return (Measurement(name="throughput", measured=measured, basis="total", gpus=max(gpus, 1.0)),)
 
 
 def instance(gpus: int, *, ep: int = 1, dp: int = 1, pp: int = 1) -> Sharding:

@@ -24,13 +24,13 @@ from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
 from lab.calibration.names import names
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.steady_state import (
-    Pool,
+    ClosedLoopRun,
     RowLengths,
-    Run,
-    Served,
+    ServedModel,
     SteadyState,
+    WorkerPool,
     at_rate,
     colocated,
     decode_time,
@@ -102,11 +102,11 @@ class Prediction:
     demand: Floats  # requests in flight [request]
 
 
-def pool_of(workers: Iterable[Workers]) -> Pool:
+def pool_of(workers: Iterable[WorkerGroup]) -> WorkerPool:
     """Degrees and counts of many rows as arrays of shape (rows,)."""
     rows = list(workers)
     columns = Sharding.stack([w.mapping for w in rows])
-    return Pool(columns, np.array([float(w.count) for w in rows]))
+    return WorkerPool(columns, np.array([float(w.count) for w in rows]))
 
 
 def expert_kernel_of(row: ServingRow) -> str:
@@ -125,7 +125,7 @@ def engine_of(row: ServingRow, engines: dict[str, EngineSpec]) -> EngineSpec:
     return replace(engine, chunk_tokens=row.chunk_tokens) if row.chunk_tokens else engine
 
 
-def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
+def predict(run: ServedModel, rows: Sequence[ServingRow]) -> Prediction:
     """Answers for rows of one model, system, recipe, engine, load and mode."""
     load, mode = rows[0].load, rows[0].mode
     lengths = RowLengths(np.array([r.isl for r in rows]), np.array([r.osl for r in rows]))
@@ -135,9 +135,9 @@ def predict(run: Served, rows: Sequence[ServingRow]) -> Prediction:
     if load in ("prefill", "decode", "static"):
         return _isolated(run, load, pool, lengths, batch)
     # A median is of requests long after the start of the loop, a mean counts the start, too.
-    patterns = [Run(rows[0].waves or np.inf, rows[0].spread)]
+    patterns = [ClosedLoopRun(rows[0].waves or np.inf, rows[0].spread)]
     if any((each.name, each.statistic) == FIRST_MEDIAN for row in rows for each in row.quantities):
-        patterns.append(Run(np.inf, rows[0].spread))
+        patterns.append(ClosedLoopRun(np.inf, rows[0].spread))
     if mode == "disaggregated":
         prefill = pool_of(r.prefill for r in rows if r.prefill)
         most = pool.count * run.engine.max_running * pool.mapping.dp_attn
@@ -203,7 +203,7 @@ def drain_factors(slots: Numeric, waves: float, spread: float) -> Numeric:
     return np.array([drain_factor(int(n), int(waves), spread) for n in np.asarray(slots, dtype=float)])
 
 
-def _isolated(run: Served, load: str, pool: Pool, lengths: RowLengths, batch: Floats) -> Prediction:
+def _isolated(run: ServedModel, load: str, pool: WorkerPool, lengths: RowLengths, batch: Floats) -> Prediction:
     """A static batch, a pass of prefill or a decode step, with nothing around it; no HTTP and no queue."""
     mapping = pool.mapping
     if load == "static":
@@ -219,7 +219,7 @@ def _isolated(run: Served, load: str, pool: Pool, lengths: RowLengths, batch: Fl
     return Prediction(step, step, step, step, batch / (step * np.maximum(lengths.osl, 1.0)), room, batch)
 
 
-def value_of(quantity: Quantity, row: ServingRow, answer: Prediction, index: int) -> float:
+def value_of(quantity: Measurement, row: ServingRow, answer: Prediction, index: int) -> float:
     """The predicted number of a quantity, in the unit and per the GPUs of the measured one."""
     if (quantity.name, quantity.statistic) == FIRST_MEDIAN:
         return float(answer.ttft_median[index])
@@ -244,7 +244,7 @@ def _checked(row: ServingRow) -> ServingRow:
     return row
 
 
-def _beats_memory(run: Served, row: ServingRow) -> bool:
+def _beats_memory(run: ServedModel, row: ServingRow) -> bool:
     """Whether a dense model made tokens faster than its GPUs can read the weights."""
     if run.at.model.is_moe or row.workers is None or row.load not in ("static", "closed_loop"):
         return False
@@ -309,7 +309,7 @@ def _part(row: ServingRow, engines: dict[str, EngineSpec]) -> str:
 def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) -> list[tuple[Any, ...]]:
     """The lines of one row; a row without a quantity has one."""
     lines, waited, kinds = [], _mostly_waits(row), _kinds(row)
-    for quantity in row.quantities or (Quantity(name="", measured=float("nan"), statistic=""),):
+    for quantity in row.quantities or (Measurement(name="", measured=float("nan"), statistic=""),):
         reason = row.reason or quantity.reason
         predicted = error = capacity = float("nan")
         saturated = waited or row.qa_flag == "check"
@@ -373,7 +373,7 @@ def _kinds(row: ServingRow) -> tuple[str, str, str]:
     return family, layout, prefill
 
 
-def _named(workers: Workers | None) -> str:
+def _named(workers: WorkerGroup | None) -> str:
     """Workers in a word: ``2xTP4``, ``DEP8``, ``TEP8``, with expert TP and stages where they differ."""
     if workers is None:
         return ""

@@ -31,7 +31,7 @@ from lab.calibration.served.cells import (
     value,
     yes,
 )
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 #: InferenceX draws lengths from 0.8 to 1.0 of the stated ones and sends 10 prompts per concurrency slot.
 INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES, INFERENCEX_SPREAD = 0.9, 10.0, 0.1 / 0.9
@@ -124,7 +124,7 @@ def inferencex_dense(line: Any) -> ServingRow:
         replace(
             _row(line, names_of(line, weights=text(line, "precision"))),
             mode="aggregated",
-            workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
+            workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
             speculative="mtp" in said or "eagle" in said,
             quantities=mean_or_median(line, "tpot", "ttft") + total_throughput(line, gpus),
         ),
@@ -160,14 +160,16 @@ def inferencex_models(line: Any) -> ServingRow:
     )
 
 
-def _degrees(line: Any, side: str) -> Workers | None:
+def _degrees(line: Any, side: str) -> WorkerGroup | None:
     """Workers by their degrees: ranks of attention times GPUs of each, and how they cut the experts."""
     number = count(line, f"{side}workers") if side else 1
     tp, ranks = count(line, f"{side}tp"), count(line, f"{side}attention_dp")
     if not number or not tp or not ranks:
         return None
     pp = max(count(line, f"{side}pp"), 1)
-    return Workers(count=number, mapping=instance(tp * ranks * pp, ep=count(line, f"{side}moe_ep"), dp=ranks, pp=pp))
+    return WorkerGroup(
+        count=number, mapping=instance(tp * ranks * pp, ep=count(line, f"{side}moe_ep"), dp=ranks, pp=pp)
+    )
 
 
 def _row(line: Any, names: Any) -> ServingRow:
@@ -204,10 +206,10 @@ def _inferencex(line: Any, row: ServingRow) -> ServingRow:
     )
 
 
-def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]:
+def _r1_workers(line: Any, split: bool) -> tuple[WorkerGroup | None, WorkerGroup | None]:
     if not split:
         gpus = count(line, "gpus_total") or count(line, "tp")
-        return Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))), None
+        return WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))), None
     sides = []
     for side in ("decode", "prefill"):
         number, gpus = count(line, f"{side}_workers"), count(line, f"{side}_gpus")
@@ -216,7 +218,7 @@ def _r1_workers(line: Any, split: bool) -> tuple[Workers | None, Workers | None]
         own, experts, groups = gpus // number, count(line, f"{side}_ep"), groups_of(line, f"{side}_dp_attention")
         if groups == 0 and count(line, f"{side}_tp") != own:  # stored tp = 1: degrees of one rank, not of the worker
             experts = own
-        sides.append(Workers(count=number, mapping=instance(own, ep=experts, dp=groups)))
+        sides.append(WorkerGroup(count=number, mapping=instance(own, ep=experts, dp=groups)))
     return sides[0], sides[1]
 
 
@@ -246,7 +248,7 @@ def nvidia_gap(line: Any) -> ServingRow:
         quantities=mean_or_median(line, "tpot", "ttft"),
         waves=GAP_WAVES,
         spread=0.0 if isl > 0 and math.log2(isl).is_integer() else GAP_SPREAD,
-        workers=Workers(mapping=instance(gpus * pp, ep=count(line, "moe_ep"), dp=groups, pp=pp)),
+        workers=WorkerGroup(mapping=instance(gpus * pp, ep=count(line, "moe_ep"), dp=groups, pp=pp)),
     )
 
 
@@ -265,10 +267,10 @@ def trtllm_docs(line: Any) -> ServingRow:
     )
     gpus, scenario, metric = count(line, "gpus_total"), text(line, "scenario"), text(line, "metric")
     if metric == "first_token_latency":
-        quantity = Quantity(name="ttft", measured=value(line, "value") * MS)
+        quantity = Measurement(name="ttft", measured=value(line, "value") * MS)
     else:
         per = float(gpus) if metric.endswith("per_gpu") else 1.0
-        quantity = Quantity(name="throughput", measured=value(line, "value"), basis="output", gpus=per)
+        quantity = Measurement(name="throughput", measured=value(line, "value"), basis="output", gpus=per)
     row = _row(line, names)
     return replace(
         row,
@@ -276,7 +278,7 @@ def trtllm_docs(line: Any) -> ServingRow:
         mode="aggregated",
         batch=value(line, "batch"),
         load="offline" if scenario.startswith("offline") else "static" if "static" in scenario else "prefill",
-        workers=Workers(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
+        workers=WorkerGroup(mapping=instance(gpus, ep=count(line, "ep"), dp=groups_of(line))),
         osl=row.osl if stated(row.osl) else 1.0,
     )
 
@@ -298,14 +300,14 @@ def mlperf(line: Any) -> ServingRow:
     own = (count(line, "tp") or _least_tp(names.model, names.system, weights, gpus)) * pp
     offline = text(line, "scenario") == "Offline"
     known = "" if offline else "the offered rate, which is the input of this row"
-    quantities = (Quantity(name="throughput", measured=samples, basis="request", reason=known),)
+    quantities = (Measurement(name="throughput", measured=samples, basis="request", reason=known),)
     reason = "open division: the model may be changed" if text(line, "division") == "open" else ""
     return replace(
         _row(line, names),
         load="offline" if offline else "server",
         mode="aggregated",
         quantities=quantities if offline else quantities + mean_or_median(line, "tpot", "ttft"),
-        workers=Workers(
+        workers=WorkerGroup(
             count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=groups_of(line), pp=pp)
         ),
         isl=MLPERF_INPUT.get(names.model, math.nan),
@@ -334,11 +336,11 @@ def argonne(line: Any) -> ServingRow:
     latency, first = value(line, "latency_s"), value(line, "ttft_latency_s")
     throughput = value(line, "throughput_total_tok_s")
     found = [
-        Quantity(name="latency", measured=latency),
-        Quantity(name="throughput", measured=throughput, basis="total"),
+        Measurement(name="latency", measured=latency),
+        Measurement(name="throughput", measured=throughput, basis="total"),
     ]
     if stated(first):  # a run of one token; the other columns repeat a longer run
-        found = [Quantity(name="ttft", measured=first)]
+        found = [Measurement(name="ttft", measured=first)]
     pipeline = text(line, "parallelism").startswith("Pipeline")
     return replace(
         _row(line, names),
@@ -347,7 +349,7 @@ def argonne(line: Any) -> ServingRow:
         mode="aggregated",
         quantities=tuple(quantity for quantity in found if stated(quantity.measured)),
         batch=value(line, "batch"),
-        workers=Workers(mapping=instance(gpus, pp=gpus if pipeline else 1)),
+        workers=WorkerGroup(mapping=instance(gpus, pp=gpus if pipeline else 1)),
     )
 
 
@@ -362,7 +364,7 @@ def splitwise(line: Any) -> ServingRow:
         load="static",
         mode="aggregated",
         quantities=(*times(line, ("tpot", "mean", "token_time_ms"), ("ttft", "mean", "prompt_time_ms")), *latency),
-        workers=Workers(mapping=instance(count(line, "tp"))),
+        workers=WorkerGroup(mapping=instance(count(line, "tp"))),
         batch=value(line, "batch"),
     )
 
@@ -404,20 +406,20 @@ def _own_weights(model: str) -> str:
     return "fp8" if model_named(model) == "deepseek_r1" else "bf16"
 
 
-def _quantity(line: Any) -> tuple[Quantity, str]:
+def _quantity(line: Any) -> tuple[Measurement, str]:
     """Quantity and, where the metric is none of ours, the reason."""
     metric, measured, gpus = text(line, "metric"), value(line, "value"), value(line, "gpus_total")
     why = next((why for start, why in NOT_SERVED.items() if metric.startswith(start)), "")
     if metric in METRICS:
         name, statistic, unit = METRICS[metric]
-        return Quantity(name=name, measured=measured * unit, statistic=statistic), why
+        return Measurement(name=name, measured=measured * unit, statistic=statistic), why
     if metric in THROUGHPUTS:
-        return Quantity(name="throughput", measured=measured, basis=THROUGHPUTS[metric]), why
+        return Measurement(name="throughput", measured=measured, basis=THROUGHPUTS[metric]), why
     basis, _, per = metric.partition("_throughput_per_")
     if basis in ("input", "output") and per in ("gpu", "node"):
         shared = gpus / NODE_GPUS if per == "node" else gpus
-        return Quantity(name="throughput", measured=measured, basis=basis, gpus=shared), why
-    return Quantity(name=metric, measured=measured, statistic=""), why or f"metric {metric!r} has no model"
+        return Measurement(name="throughput", measured=measured, basis=basis, gpus=shared), why
+    return Measurement(name=metric, measured=measured, statistic=""), why or f"metric {metric!r} has no model"
 
 
 def _load(line: Any) -> str:
@@ -427,7 +429,7 @@ def _load(line: Any) -> str:
     return phase or ("closed_loop" if stated(value(line, "concurrency")) else "offline")
 
 
-def _batch(line: Any, load: str, workers: Workers | None) -> float:
+def _batch(line: Any, load: str, workers: WorkerGroup | None) -> float:
     """Prompts of a pass or sequences of a step, over all GPUs. [request]"""
     batch, scope = value(line, "batch"), text(line, "batch_scope")
     gpus = float(workers.gpus) if workers else math.nan
@@ -442,24 +444,24 @@ def _batch(line: Any, load: str, workers: Workers | None) -> float:
     return math.nan
 
 
-def _layout(line: Any) -> tuple[Workers | None, Workers | None, str]:
+def _layout(line: Any) -> tuple[WorkerGroup | None, WorkerGroup | None, str]:
     """Workers of a line: a disaggregated pair, or one instance over the GPUs that it names; else the reason."""
     source, mode, groups = text(line, "source_id"), text(line, "mode"), groups_of(line)
     prefill, decode = count(line, "prefill_gpus"), count(line, "decode_gpus")
     known = {  # what the papers say beside their tables
-        ("paper_dynaserve", "aggregated"): Workers(count=2, mapping=instance(1)),
-        ("mooncake_pd_h20", "disaggregated"): Workers(mapping=instance(prefill)),
-        ("paper_dopd", "prefill_only"): Workers(mapping=instance(1)),
-        ("paper_dopd", "decode_only"): Workers(mapping=instance(2)),
+        ("paper_dynaserve", "aggregated"): WorkerGroup(count=2, mapping=instance(1)),
+        ("mooncake_pd_h20", "disaggregated"): WorkerGroup(mapping=instance(prefill)),
+        ("paper_dopd", "prefill_only"): WorkerGroup(mapping=instance(1)),
+        ("paper_dopd", "decode_only"): WorkerGroup(mapping=instance(2)),
     }
     if (source, mode) in known:
         return known[source, mode], None, ""
     if prefill and decode:
-        pair = [Workers(mapping=instance(gpus, ep=gpus, dp=groups)) for gpus in (decode, prefill)]
+        pair = [WorkerGroup(mapping=instance(gpus, ep=gpus, dp=groups)) for gpus in (decode, prefill)]
         return pair[0], pair[1], ""
     gpus, experts = count(line, "gpus_total"), count(line, "ep")
     if mode == "disaggregated" and not text(line, "phase"):
         return None, None, "the split of GPUs into prefill and decode is not stated"
     if not gpus:
         return None, None, "the number of GPUs is not stated"
-    return Workers(mapping=instance(gpus, ep=experts or (1 if groups else gpus), dp=groups)), None, ""
+    return WorkerGroup(mapping=instance(gpus, ep=experts or (1 if groups else gpus), dp=groups)), None, ""

@@ -26,7 +26,7 @@ from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import prefill_stretch, step_time
 from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, stretched
-from disagg_sim.physics.tabulate import Levels
+from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric
 from disagg_sim.reading import read_table
 from disagg_sim.units import MS
@@ -34,7 +34,7 @@ from lab.calibration.files import kept_from_fits
 from lab.calibration.kernels.residuals import part_of
 from lab.calibration.kernels.tables import TableError, require_numbers, spec_name
 from lab.calibration.names import engine_named, model_named, recipe_of
-from lab.calibration.served.steady_state import Served, served
+from lab.calibration.served.steady_state import ServedModel, served
 
 #: Columns that a table of forward passes needs.
 COLUMNS = (
@@ -130,7 +130,7 @@ def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
     return told
 
 
-def pass_time(run: Served, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+def pass_time(run: ServedModel, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
     """Time of one engine step of ``batch`` requests a DP rank, each with ``new`` tokens on ``past`` cached ones. [s]"""
     at = run.at
     tokens = Tokens(prompts=batch, new=new, past=past, emitted=batch)
@@ -139,14 +139,14 @@ def pass_time(run: Served, mapping: Sharding, *, batch: Numeric, new: Numeric, p
         mapping,
         attention_side(at, mapping.tp_attn, tokens, "auto", "prefill"),
         phase="prefill",
-        rank=Levels(batch * new),
-        total=Levels(batch * new * mapping.dp_attn),
+        rank=DistinctCounts(batch * new),
+        total=DistinctCounts(batch * new * mapping.dp_attn),
     )
     kernels = all_stages(at.model, stretched(times, prefill_stretch(at)))
     return step_time(at, mapping, 1.0, kernels, kernels, decodes=0.0, graphs=False)
 
 
-def past_time(run: Served, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
+def past_time(run: ServedModel, mapping: Sharding, *, batch: Numeric, new: Numeric, past: Numeric) -> Numeric:
     """What attention on the past adds to a step, without any overhead of the engine. [s]"""
     added: Numeric = 0.0
     for layer, count in layers_of(run.at.model):

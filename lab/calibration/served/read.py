@@ -19,7 +19,7 @@ from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.served import forms
 from lab.calibration.served.cells import version_of
-from lab.calibration.served.rows import ServingRow, Workers
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
 DIGEST = 12
@@ -121,7 +121,7 @@ def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
     return row
 
 
-def _with_slots(row: ServingRow, workers: Workers | None) -> Workers | None:
+def _with_slots(row: ServingRow, workers: WorkerGroup | None) -> WorkerGroup | None:
     """The workers; EP that does not divide the experts gets the fewest redundant slots, as no source states them."""
     if not row.model or workers is None or workers.mapping.ep == 1:
         return workers

@@ -15,7 +15,7 @@ POINT_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class Measurement:
     """One measured number of a row.
 
     ``basis`` says what a throughput counts ("total" tokens, "input", "output", or "request"s) and ``gpus``
@@ -31,7 +31,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
+class WorkerGroup:
     """Equal workers of one kind: co-located instances, prefill workers or decode workers."""
 
     count: int = 1
@@ -50,16 +50,16 @@ class ServingRow:
     file: str
     row: str  # row_id, or the line of the file (the header is line 1)
     form: str
-    quantities: tuple[Quantity, ...]
-    others: tuple[Quantity, ...] = ()  # further statistics of these quantities, which no steady state has
+    quantities: tuple[Measurement, ...]
+    others: tuple[Measurement, ...] = ()  # further statistics of these quantities, which no steady state has
     model: str = ""
     system: str = ""
     engine: str = ""
     recipe: str = ""
     load: str = ""  # one of LOADS
     mode: str = ""  # "aggregated" or "disaggregated"
-    workers: Workers | None = None  # co-located, or decode workers when disaggregated
-    prefill: Workers | None = None  # prefill workers when disaggregated
+    workers: WorkerGroup | None = None  # co-located, or decode workers when disaggregated
+    prefill: WorkerGroup | None = None  # prefill workers when disaggregated
     isl: float = float("nan")  # [token]
     osl: float = float("nan")  # [token]
     concurrency: float = float("nan")  # in flight in the whole deployment [request]

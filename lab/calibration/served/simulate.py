@@ -36,8 +36,8 @@ from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace
 from lab.calibration.served.evaluate import engine_of, expert_kernel_of
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
-from lab.calibration.served.steady_state import RowLengths, Served, capacity, served, told_slots
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, served, told_slots
 
 #: Requests a slot where the source states none: as InferenceX sends. [1]
 USUAL_WAVES = 10
@@ -55,7 +55,7 @@ NO_SAMPLES = 1e6
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-class Seen(NamedTuple):
+class ClientLatencies(NamedTuple):
     """What the clients of a played run saw."""
 
     ttft: Floats  # (requests,) [s]
@@ -127,14 +127,14 @@ def play(task: Task) -> list[Answer]:
     return answers
 
 
-def value_of(quantity: Quantity, answer: Answer) -> float:
+def value_of(quantity: Measurement, answer: Answer) -> float:
     """The played number of a quantity, in the unit and per the GPUs of the measured one; NaN where there is none."""
     if quantity.name != "throughput":
         return answer.numbers.get((quantity.name, quantity.statistic), math.nan)
     return answer.numbers.get(("rate", quantity.basis), math.nan) / quantity.gpus
 
 
-def _answer(row: ServingRow, found: Seen) -> Answer:
+def _answer(row: ServingRow, found: ClientLatencies) -> Answer:
     values = {
         ("rate", "total"): found.token_rate,
         ("rate", "request"): found.request_rate,
@@ -149,7 +149,7 @@ def _answer(row: ServingRow, found: Seen) -> Answer:
     return Answer(key_of(row), values, found.ttft.size, shortened)
 
 
-def seen(run: Served, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> Seen:
+def seen(run: ServedModel, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> ClientLatencies:
     """Play the closed loop of a row.
 
     Returns latencies of all requests, start and end of the run included, as benches count them; of disaggregated
@@ -183,7 +183,7 @@ def _drawn(rng: np.random.Generator, mean: float, spread: float, count: int) -> 
     return rng.integers(max(low, 1), max(high, 1), count, endpoint=True)
 
 
-def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTable]) -> tuple[Site, Policy]:
+def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, StepTable]) -> tuple[Site, Policy]:
     """Where a row is served, and how its engine forms steps."""
     assert row.workers is not None
     at, engine = run.at, run.engine
@@ -191,7 +191,7 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
     if engine.ranks_wait and engine.mixed_steps and not row.prefill and row.workers.mapping.dp_attn > 1:
         raise InputError("ranks that gather a prompt each before they prefill are no rule of the simulation")
 
-    def part(side: Workers, *, decodes: bool = True) -> tuple[Replicas]:
+    def part(side: WorkerGroup, *, decodes: bool = True) -> tuple[Replicas]:
         ranks = int(side.mapping.dp_attn)
         batch = min(_slots_of_rank(row, side, engine) * ranks, slots) if decodes else None
         budget = engine.chunk_tokens * ranks
@@ -231,7 +231,7 @@ def _site(run: Served, row: ServingRow, trace: Trace, tables: dict[Any, StepTabl
     return site, policy
 
 
-def _slots_of_rank(row: ServingRow, side: Workers, engine: EngineSpec) -> int:
+def _slots_of_rank(row: ServingRow, side: WorkerGroup, engine: EngineSpec) -> int:
     """Most sequences of an attention rank: the engine's, or what the load of split workers tells. [request]"""
     each = row.concurrency / (side.count * int(side.mapping.dp_attn))
     return int(min(told_slots(each), engine.max_running)) if row.prefill else engine.max_running
@@ -242,7 +242,7 @@ def _power_of_two(number: int) -> int:
 
 
 def _table(
-    tables: dict[Any, StepTable], run: Served, longest: int, tokens: int, mapping: Sharding, sequences: int
+    tables: dict[Any, StepTable], run: ServedModel, longest: int, tokens: int, mapping: Sharding, sequences: int
 ) -> StepTable:
     """Step times, shared by rows whose sizes lie between the same powers of two."""
     sizes = (_power_of_two(sequences), _power_of_two(longest), _power_of_two(tokens))
@@ -254,7 +254,7 @@ def _table(
     return tables[key]
 
 
-def _blocks(run: Served, row: ServingRow, mapping: Sharding, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
+def _blocks(run: ServedModel, row: ServingRow, mapping: Sharding, limits: Limits) -> int:  # noqa: ARG001  a fixed pool
     """KV blocks of an instance: those of the requests that the steady state admits, at their whole length.
 
     All that is sent where nothing would fit by our count, although the engine ran.
@@ -268,7 +268,7 @@ def _blocks(run: Served, row: ServingRow, mapping: Sharding, limits: Limits) -> 
     return ranks * max(math.ceil(requests / ranks * (cached / BLOCK_TOKENS + 1)), math.ceil(whole / BLOCK_TOKENS) + 1)
 
 
-def _seen(result: RunResult, *, disaggregated: bool) -> Seen:
+def _seen(result: RunResult, *, disaggregated: bool) -> ClientLatencies:
     """Latencies of a played run; every request of it has ended."""
     records = result.requests
     if np.any(records.status != Outcome.COMPLETED):
@@ -279,4 +279,4 @@ def _seen(result: RunResult, *, disaggregated: bool) -> Seen:
     lasted = float(records.finish_s.max() - records.arrival_s.min())
     gaps = np.maximum(records.output_tokens - 1.0, 1.0)
     tpot = (whole - ttft) / gaps
-    return Seen(ttft, tpot, whole, records.output_tokens.astype(float), ttft.size / lasted, tokens / lasted)
+    return ClientLatencies(ttft, tpot, whole, records.output_tokens.astype(float), ttft.size / lasted, tokens / lasted)

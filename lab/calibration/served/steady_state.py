@@ -46,7 +46,7 @@ HALVINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedModel:
     """A model on a system in one recipe, run by one engine."""
 
     at: Setup
@@ -88,7 +88,7 @@ class SteadyState(NamedTuple):
         return self.ttft + lengths.gaps * self.tpot
 
 
-class Pool(NamedTuple):
+class WorkerPool(NamedTuple):
     """``count`` equal workers of one mapping."""
 
     mapping: Sharding
@@ -97,20 +97,20 @@ class Pool(NamedTuple):
 
 def served(
     model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
-) -> Served:
+) -> ServedModel:
     """Resolve the rates; host time and memory share are the engine's, and memory is provisioned for the mean."""
     at = setup(model, system, precision, profile, engine)
     own = replace(at.profile, host=0.0, resident_deviations=0.0)
-    return Served(at.changed(profile=own))
+    return ServedModel(at.changed(profile=own))
 
 
-def decode_time(run: Served, mapping: Sharding, batch: Numeric, lengths: RowLengths) -> Numeric:
+def decode_time(run: ServedModel, mapping: Sharding, batch: Numeric, lengths: RowLengths) -> Numeric:
     """A decode step of ``batch`` sequences of an instance at their mean length. [s]"""
     return decode_step(run.at, mapping, batch=batch, context=lengths.context).ttl
 
 
 def prefill_time(
-    run: Served, mapping: Sharding, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
+    run: ServedModel, mapping: Sharding, tokens: Numeric, ranks: Numeric, lengths: RowLengths, *, decodes: Numeric = 0.0
 ) -> Numeric:
     """A pass of ``tokens`` new tokens shared by ``ranks`` DP ranks, with ``decodes`` sequences riding along. [s]"""
     at, chunk = run.at, Chunk(tokens, lengths.isl, ranks)
@@ -127,7 +127,7 @@ def pieces_of(engine: EngineSpec, isl: Numeric) -> tuple[Numeric, Numeric]:
     return count, isl / count
 
 
-def capacity(run: Served, mapping: Sharding, lengths: RowLengths) -> Numeric:
+def capacity(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeric:
     """Requests that an instance holds, at their mean length or whole if it reserves that; 0 if none fits. [request]"""
     at, engine = run.at, run.engine
     whole = prompt_residents(lengths.isl + lengths.osl)
@@ -149,7 +149,7 @@ def capacity(run: Served, mapping: Sharding, lengths: RowLengths) -> Numeric:
     return np.where(most, float(engine.max_running), np.floor(low)) * mapping.dp_attn
 
 
-class Run(NamedTuple):
+class ClosedLoopRun(NamedTuple):
     """How a closed loop starts and goes on: all slots at once, ``waves`` requests a slot one after the other.
 
     Service times are uniform in ``1 +- spread``; with none, requests that started together stay together.
@@ -159,7 +159,7 @@ class Run(NamedTuple):
     spread: float = 0.1  # [1]
 
 
-ENDLESS = Run()
+ENDLESS = ClosedLoopRun()
 
 
 class _Loop(NamedTuple):
@@ -169,7 +169,7 @@ class _Loop(NamedTuple):
     ttft: Numeric  # [s]
 
 
-def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeric:
+def _bunching(run: ClosedLoopRun, work: Numeric, life: Numeric, *, drains: bool) -> Numeric:
     """Mean wait behind prompts of the same wave: ``max(0, work - window)/2``, the mean over the waves. [s]
 
     ``work`` is the prefill time of all requests in flight, ``window`` the time over which a wave arrives: 0
@@ -186,7 +186,12 @@ def _bunching(run: Run, work: Numeric, life: Numeric, *, drains: bool) -> Numeri
 
 
 def _loop(
-    run: Served, mapping: Sharding, lengths: RowLengths, others: Numeric, share: Numeric, pattern: Run = ENDLESS
+    run: ServedModel,
+    mapping: Sharding,
+    lengths: RowLengths,
+    others: Numeric,
+    share: Numeric,
+    pattern: ClosedLoopRun = ENDLESS,
 ) -> _Loop:
     """Times where a request sees ``others``, each of which spends ``share`` of its life in decode."""
     engine, dp = run.engine, mapping.dp_attn
@@ -224,7 +229,7 @@ def _loop(
 
 
 def colocated(
-    run: Served, mapping: Sharding, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: ServedModel, mapping: Sharding, lengths: RowLengths, concurrency: Numeric, pattern: ClosedLoopRun = ENDLESS
 ) -> SteadyState:
     """One co-located instance with ``concurrency`` requests in flight, those that do not fit waiting.
 
@@ -253,7 +258,7 @@ def _holds(room: Numeric) -> Numeric:
     return np.where(room > 0, room, np.inf)
 
 
-def at_rate(run: Served, mapping: Sharding, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
+def at_rate(run: ServedModel, mapping: Sharding, lengths: RowLengths, request_rate: Numeric) -> SteadyState:
     """One co-located instance under a stream of ``request_rate`` requests a second, none lost.
 
     The sequences in decode follow from Little's law, ``B = rate*(OSL-1)*T(B)``; where the memory holds fewer,
@@ -271,14 +276,14 @@ def at_rate(run: Served, mapping: Sharding, lengths: RowLengths, request_rate: N
     return SteadyState(loop.tpot, loop.ttft, served_rate, room)
 
 
-def prefill_limit(run: Served, mapping: Sharding, lengths: RowLengths) -> Numeric:
+def prefill_limit(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeric:
     """Prompts that a prefill worker finishes in a second when its queue never empties. [request/s]"""
     pieces, size = pieces_of(run.engine, lengths.isl)
     fit = np.maximum(np.floor(run.engine.chunk_tokens / size), 1.0) * mapping.dp_attn
     return fit / (pieces * prefill_time(run, mapping, fit * size, mapping.dp_attn, lengths))
 
 
-def _transfer_time(run: Served, prefill: Pool, decode: Pool, lengths: RowLengths) -> Numeric:
+def _transfer_time(run: ServedModel, prefill: WorkerPool, decode: WorkerPool, lengths: RowLengths) -> Numeric:
     """Cache of a prompt from the distinct GPUs of its prefill rank, over NVLink inside one domain, else the NIC. [s]"""
     at = run.at
     gpus = prefill.count * prefill.mapping.gpus + decode.count * decode.mapping.gpus
@@ -300,7 +305,12 @@ def told_slots(load: Numeric) -> Numeric:
 
 
 def disaggregated(
-    run: Served, prefill: Pool, decode: Pool, lengths: RowLengths, concurrency: Numeric, pattern: Run = ENDLESS
+    run: ServedModel,
+    prefill: WorkerPool,
+    decode: WorkerPool,
+    lengths: RowLengths,
+    concurrency: Numeric,
+    pattern: ClosedLoopRun = ENDLESS,
 ) -> SteadyState:
     r"""Prefill and decode workers with ``concurrency`` requests in flight in the whole deployment.
 
@@ -344,7 +354,7 @@ def disaggregated(
     return SteadyState(step, np.maximum(first, (concurrency - low) / rate), rate, room)
 
 
-def static_batch(run: Served, mapping: Sharding, lengths: RowLengths, batch: Numeric) -> SteadyState:
+def static_batch(run: ServedModel, mapping: Sharding, lengths: RowLengths, batch: Numeric) -> SteadyState:
     """A fixed batch from start to end: all prompts in one go, then decode; what does not fit goes after it."""
     room = capacity(run, mapping, lengths)
     inside = np.minimum(batch, _holds(room))

@@ -25,7 +25,7 @@ from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.scaling import REQUESTS, at_rate
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Case, Place, RatedBench, Seen, Workload
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload
 from lab.studies.papers import trace_file
 from lab.studies.published_like import burstgpt_standin
 
@@ -156,8 +156,8 @@ WHOLE = ServedDeployment(name="TP8", gpus=8, colocated=_equal(8, 1))
 HALVES = ServedDeployment(name="TP4 + TP4", gpus=8, prefill=_equal(4, 1), decode=_equal(4, 1))
 
 
-def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> Case:
-    return Case(label, deployment, policy_named(policy, **options), MODEL, flip_s)
+def _case(label: str, deployment: ServedDeployment, policy: str, flip_s: float = 0.0, **options: object) -> StudyCase:
+    return StudyCase(label, deployment, policy_named(policy, **options), MODEL, flip_s)
 
 
 CASES = {
@@ -193,7 +193,7 @@ for _name, _chunked in CHUNKED.items():
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArrowSeen(Seen):
+class ArrowMeasures(RunMeasures):
     """What one run showed of flips."""
 
     fewest: tuple[int, int]  # instances of prefill and of decode at any time [1]
@@ -201,7 +201,7 @@ class ArrowSeen(Seen):
     stayed_transfer_s: float  # transfer of those, in all [s]
 
 
-class ArrowBench(RatedBench[ArrowSeen]):
+class ArrowBench(RatedBench[ArrowMeasures]):
     """Runs workloads under the cases of Arrow."""
 
     def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
@@ -214,12 +214,12 @@ class ArrowBench(RatedBench[ArrowSeen]):
         options = RunOptions(link=link, flip_s=how.flip_s, sample_s=sample_s)
         return self.run(at_rate(where.trace, scale, where.scale_by), how, slo=where.slo, options=options)
 
-    def look(self, workload: str, case: str, scale: float) -> ArrowSeen:
+    def look(self, workload: str, case: str, scale: float) -> ArrowMeasures:
         """A run at a rate scale. [1]"""
         result = self.result(workload, case, scale)
         here = result.requests.segments > 1
         here &= result.requests.prefill_instance == result.requests.decode_instance
-        return ArrowSeen(
+        return ArrowMeasures(
             summary=summary(result, self.workloads[workload].slo, rate_scale=scale),
             fewest=fewest_instances(result, CASES[case].deployment),
             stayed=int(here.sum()),
@@ -253,7 +253,7 @@ class ArrowBench(RatedBench[ArrowSeen]):
         """Shares of requests inside both limits at some rate scales. [1]"""
         return [self.seen(workload, case, scale).summary.slo_attainment for scale in scales]
 
-    def all_seen(self, *cases: str) -> list[ArrowSeen]:
+    def all_seen(self, *cases: str) -> list[ArrowMeasures]:
         """What every run of some cases showed so far."""
         return [seen for _, case, seen in self.runs_seen() if case in cases]
 

@@ -22,7 +22,7 @@ from lab.studies.beyond_the_buzz import (
     claims_sharing,
     claims_transfer,
 )
-from lab.studies.beyond_the_buzz.evidence import Evidence, Source
+from lab.studies.beyond_the_buzz.evidence import Evidence, FrontierSource
 
 PROFILES = ("ideal", "optimistic", "measured")
 #: Every claim, in order.
@@ -31,7 +31,7 @@ CLAIMS: tuple[judged.Claim[Evidence], ...] = judged.claims_of(
 )
 
 
-def evaluate(source: Source, profiles: Sequence[str] = PROFILES) -> pd.DataFrame:
+def evaluate(source: FrontierSource, profiles: Sequence[str] = PROFILES) -> pd.DataFrame:
     """Judge every claim under every profile.
 
     Returns columns ``lab.studies.claims.COLUMNS``; one row a claim and profile, in order of claims.

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import Mode, Sharding
+from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -33,7 +33,7 @@ LOW, HIGH = 20.0, 100.0
 SAME_TIME = 1e-9  # rounding of a throughput that must not fall [1]
 
 
-class Source(Protocol):
+class FrontierSource(Protocol):
     """Where frontiers come from (``lab.studies.beyond_the_buzz.frontiers.Frontiers``)."""
 
     def frontier(self, figure: str, profile: str) -> pd.DataFrame:
@@ -72,11 +72,11 @@ class Front(NamedTuple):
 class Evidence(Keeping):
     """Frontiers and grids of one profile, each computed once."""
 
-    def __init__(self, source: Source, profile: str) -> None:
+    def __init__(self, source: FrontierSource, profile: str) -> None:
         super().__init__()
         self.source, self.profile = source, profile
 
-    def front(self, sweep: str, *, modes: Sequence[str] = (Mode.DISAGGREGATED,), **where: object) -> Front:
+    def front(self, sweep: str, *, modes: Sequence[str] = (ServingMode.DISAGGREGATED,), **where: object) -> Front:
         """One frontier of a sweep: its rows in ``modes`` whose columns have the values ``where``."""
         return self.once(("front", sweep, tuple(modes), *where.items()), lambda: self._front(sweep, modes, where))
 

@@ -13,14 +13,14 @@ from functools import partial
 
 import pandas as pd
 
-from disagg_sim.domain import Mode
+from disagg_sim.domain import ServingMode
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.search.pareto import pareto_front
 from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
-from lab.studies.beyond_the_buzz.evidence import Source
+from lab.studies.beyond_the_buzz.evidence import FrontierSource
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)
@@ -65,7 +65,7 @@ def figure_names() -> tuple[str, ...]:
     return tuple(_FIGURES)
 
 
-def figure_data(frontiers: Source, figure: str, profile: str) -> FigureData:
+def figure_data(frontiers: FrontierSource, figure: str, profile: str) -> FigureData:
     """Compute what a figure needs, and arrange it as the paper does."""
     if figure not in _FIGURES:
         raise UnknownNameError(f"unknown figure {figure!r}{nearest(figure, _FIGURES)}; known: {', '.join(_FIGURES)}")
@@ -84,7 +84,10 @@ def _front(points: pd.DataFrame) -> pd.DataFrame:
 def _modes(points: pd.DataFrame, *, mixed: bool) -> Curves:
     """Disaggregated and co-located curves of one case."""
     every, naive = points["every_step_mixed"], points["mla_form"].isin(["naive", "auto"])
-    curves = [("disaggregated", points[points["mode"] == Mode.DISAGGREGATED]), (BEST, best_colocated(points[~every]))]
+    curves = [
+        ("disaggregated", points[points["mode"] == ServingMode.DISAGGREGATED]),
+        (BEST, best_colocated(points[~every])),
+    ]
     if mixed:
         curves.append((PIGGYBACK, points[every & naive]))
         curves.append((f"{PIGGYBACK}, MLA cached", points[every & (points["mla_form"] == "cached")]))
@@ -172,7 +175,7 @@ def _ratios(points: pd.DataFrame, profile: str) -> Picture:
 
 def _fixed_ratios(points: pd.DataFrame, profile: str) -> Picture:
     """Figure 10: fixed ratios of the pools against the best one, and co-located serving."""
-    pools = points[points["mode"] == Mode.DISAGGREGATED]
+    pools = points[points["mode"] == ServingMode.DISAGGREGATED]
     curves = [
         ("best ratio" if ratio == "optimal" else f"ratio {ratio}", case)
         for ratio, case in pools.groupby("ctx_gen_ratio", sort=False)

@@ -19,7 +19,7 @@ from disagg_sim.sweep.plan import FRONTIER, plan_sweeps
 from disagg_sim.sweep.results import SweepResult
 from disagg_sim.sweep.run import run_sweeps
 from disagg_sim.sweep.spec import load_sweep
-from disagg_sim.sweep.store import Listener
+from disagg_sim.sweep.store import RunListener
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
 
 #: Directory below ``sweeps/`` of the study of arXiv 2506.05508.
@@ -45,10 +45,10 @@ class Silent:
         """Nothing to take away."""
 
 
-class Progress:
+class ProgressOnly:
     """Tells another listener how far a computation is and what goes wrong, and nothing else."""
 
-    def __init__(self, told: Listener) -> None:
+    def __init__(self, told: RunListener) -> None:
         self.warn, self.start, self.advance, self.finish = told.warn, told.start, told.advance, told.finish
 
     def note(self, text: str) -> None:
@@ -92,7 +92,7 @@ class Frontiers:
     #: from there.
     root: Path
     jobs: int = 1  # worker processes [1]
-    listener: Listener = field(default_factory=Silent)  # told what a computation does
+    listener: RunListener = field(default_factory=Silent)  # told what a computation does
     study: str = BEYOND_THE_BUZZ  # directory of the sweeps below ``sweeps/``
     _tables: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
     _results: dict[tuple[str, str], SweepResult] = field(default_factory=dict, init=False, repr=False)
@@ -154,7 +154,9 @@ class Frontiers:
         specs = [load_sweep(str(files[name]), profile=_known(profile)) for name, profile in keys]
         plans = plan_sweeps(specs, keep=FRONTIER)
         places = [self._directory(*key) for key in keys]
-        results = run_sweeps(list(zip(plans, places, strict=True)), jobs=self.jobs, listener=Progress(self.listener))
+        results = run_sweeps(
+            list(zip(plans, places, strict=True)), jobs=self.jobs, listener=ProgressOnly(self.listener)
+        )
         for (name, profile), result in zip(keys, results, strict=True):
             self.listener.note(f"{profile}, {name}: {result.total.computed:,} design points")
             self._results[name, profile] = result

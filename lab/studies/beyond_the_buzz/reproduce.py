@@ -14,7 +14,7 @@ from disagg_sim.laboratory import in_workers
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.store import Store
 from lab.studies.beyond_the_buzz.claims import evaluate
-from lab.studies.beyond_the_buzz.evidence import Source
+from lab.studies.beyond_the_buzz.evidence import FrontierSource
 from lab.studies.beyond_the_buzz.figures import figure_data, figure_names
 from lab.studies.beyond_the_buzz.frontiers import Frontiers
 from lab.studies.beyond_the_buzz.where_it_pays import PAYS, pays_cells, pays_table
@@ -61,7 +61,7 @@ def _call(task: Callable[[], Path | pd.DataFrame]) -> Path | pd.DataFrame:
     return task()
 
 
-def _judged(tables: Source, profile: str) -> pd.DataFrame:
+def _judged(tables: FrontierSource, profile: str) -> pd.DataFrame:
     return evaluate(tables, [profile])
 
 
@@ -72,7 +72,7 @@ def _by_claim(parts: Sequence[pd.DataFrame], profiles: Sequence[str]) -> pd.Data
     return order.drop(columns=["_claim", "_profile"]).reset_index(drop=True)
 
 
-def _written(tables: Source, item: str, profile: str, path: Path) -> Path:
+def _written(tables: FrontierSource, item: str, profile: str, path: Path) -> Path:
     """A picture and its data, written."""
     if item == PAYS:
         table = pays_table(tables, profile)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from disagg_sim.report.panels import Cells
 from disagg_sim.serving.gains import where_it_pays
-from lab.studies.beyond_the_buzz.evidence import Source
+from lab.studies.beyond_the_buzz.evidence import FrontierSource
 from lab.studies.beyond_the_buzz.figures import NAMES, RANGE
 
 #: Name of the sweep.
@@ -18,7 +18,7 @@ FULL = 2.5
 _SETTING = ("model", "isl", "osl", "system", "precision", "profile")
 
 
-def pays_table(frontiers: Source, profile: str) -> pd.DataFrame:
+def pays_table(frontiers: FrontierSource, profile: str) -> pd.DataFrame:
     """Disaggregated over the best of both co-located modes, a row a setting.
 
     Returns columns of ``gains.where_it_pays`` over the range that both reach, log axis, and those of the area ratio

@@ -30,7 +30,7 @@ from disagg_sim.simulation.run import RunOptions
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.synthetic import LengthTable, log_normal, synthetic_trace
 from disagg_sim.workload.trace import Trace
-from lab.studies.bench import Bench, Case, Place
+from lab.studies.bench import Bench, Place, StudyCase
 from lab.studies.papers import trace_file
 from lab.studies.published_like import BURSTGPT_REQUESTS, burstgpt_standin
 
@@ -87,12 +87,12 @@ class Warm(NamedTuple):
     tpot_p90: float  # [s]
 
 
-def case_of(deployment: ServedDeployment, policy: str, **options: object) -> Case:
+def case_of(deployment: ServedDeployment, policy: str, **options: object) -> StudyCase:
     """A policy with some of its options serves Llama-70B."""
-    return Case("", deployment, policy_named(policy, **options), LLAMA)
+    return StudyCase("", deployment, policy_named(policy, **options), LLAMA)
 
 
-def static_case(deployment: ServedDeployment, **options: object) -> Case:
+def static_case(deployment: ServedDeployment, **options: object) -> StudyCase:
     """DOPD on pools that keep their sizes."""
     return case_of(deployment, "dopd", resize=False, **options)
 
@@ -166,7 +166,7 @@ class DopdBench(Bench):
         lengths = (log_normal(*AZURE_INPUTS), log_normal(*AZURE_OUTPUTS))
         return synthetic_trace(rate=1.0, requests=count, lengths=lengths, name="azure_standin")
 
-    def result(self, key: tuple[object, ...], trace: Trace, case: Case, options: RunOptions = OPEN) -> RunResult:
+    def result(self, key: tuple[object, ...], trace: Trace, case: StudyCase, options: RunOptions = OPEN) -> RunResult:
         """Run once per key; the key names all that differs."""
         return self.once(("run", *key), lambda: self.run(trace, case, slo=SLO, options=options))
 

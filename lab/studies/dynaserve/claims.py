@@ -26,7 +26,7 @@ from lab.studies.dynaserve.setup import (
     SHAPES,
     WORKLOADS,
     DynaServeBench,
-    DynaServeSeen,
+    DynaServeMeasures,
     case_of,
     look,
 )
@@ -215,7 +215,7 @@ def y12_length_error(bench: DynaServeBench) -> Finding:
 def y13_push(bench: DynaServeBench) -> Finding:
     """Transfer that requests wait for."""
 
-    def waits(name: str) -> tuple[DynaServeSeen, tuple[str, bool]]:
+    def waits(name: str) -> tuple[DynaServeMeasures, tuple[str, bool]]:
         rate = 0.7 * bench.saturated(SHAPES[0], CASES[name]).steady
         trace = synthetic_trace(rate=rate, lengths=SHAPES[0], requests=300, name="8192/32")
         seen = look(bench.result(trace, CASES[name]), rate)

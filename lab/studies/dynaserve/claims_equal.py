@@ -15,7 +15,7 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.workload.synthetic import synthetic_trace
-from lab.studies.bench import Case
+from lab.studies.bench import StudyCase
 from lab.studies.claims import DERIVED, OWN, PAPER, Finding, Without, claim
 from lab.studies.dynaserve.setup import (
     BATCH,
@@ -27,7 +27,7 @@ from lab.studies.dynaserve.setup import (
     SHAPES,
     SYSTEM,
     DynaServeBench,
-    DynaServeSeen,
+    DynaServeMeasures,
     case_of,
     look,
 )
@@ -45,7 +45,7 @@ COUNTED, QUICK = 2000, 300
 LARGEST, CO = "chunk_2048", 0  # the paper's co-location; place of its rate in ``RATES``
 
 
-def fixed(shape: tuple[int, int], split: int, *, model: str = MIDDLE, tp: int = 1) -> Case:
+def fixed(shape: tuple[int, int], split: int, *, model: str = MIDDLE, tp: int = 1) -> StudyCase:
     """Every request of a shape cut at the same token."""
     label = f"DynaServe, split at {split:,}"
     ratio = split / sum(shape)
@@ -60,7 +60,7 @@ def scan(
     batch: int = IN_LOOP,
     tp: int = 1,
     transfer: str = "policy",
-) -> dict[int, DynaServeSeen]:
+) -> dict[int, DynaServeMeasures]:
     """Runs in a closed loop by split [token]; ``tp`` GPUs an instance hold more requests than in proportion."""
     found = {}
     for percent in PERCENTS:
@@ -70,12 +70,12 @@ def scan(
     return found
 
 
-def best_of(found: Map[int, DynaServeSeen]) -> int:
+def best_of(found: Map[int, DynaServeMeasures]) -> int:
     """The split that serves most. [token]"""
     return max(found, key=lambda split: found[split].steady)
 
 
-def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeSeen:
+def _table_1(bench: DynaServeBench, shape: tuple[int, int], name: str) -> DynaServeMeasures:
     """A shape at the paper's rate, equal requests, Poisson arrivals."""
     rate = RATES[shape][CO if name == LARGEST else 1]
     count = QUICK if bench.quick else COUNTED
@@ -174,7 +174,7 @@ def y4_imbalance(bench: DynaServeBench) -> Finding:
 def y5_best_split(bench: DynaServeBench) -> Finding:
     """Where the throughput peaks."""
 
-    def peaks(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+    def peaks(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
         best, prompt = best_of(found), EQUAL[0]
         return (
             f"best split {best} (phi {best / sum(EQUAL):.2f}), {found[best].steady:.3f} requests/s against "
@@ -209,7 +209,7 @@ def reserving_later(value: str, holds: bool) -> Without:
 def y6_equal_times(bench: DynaServeBench) -> Finding:
     """Busy times at the best split."""
 
-    def equal(found: Map[int, DynaServeSeen]) -> tuple[str, bool]:
+    def equal(found: Map[int, DynaServeMeasures]) -> tuple[str, bool]:
         best = best_of(found)
         one, two = found[best].busy
         return f"busy {one:.3f} and {two:.3f} of the time at {best}", abs(one / two - 1) <= 0.1

@@ -28,7 +28,7 @@ from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
 from lab.studies.arrow.setup import workloads as published
-from lab.studies.bench import Case, Place, RatedBench, Seen, Workload
+from lab.studies.bench import Place, RatedBench, RunMeasures, StudyCase, Workload
 from lab.studies.published_like import mini_reasoning_standin
 
 SYSTEM, RECIPE, PROFILE = "a100_sxm_80gb", "bf16", "measured"
@@ -60,12 +60,12 @@ def instances(tp: int) -> ServedDeployment:
     return ServedDeployment(name=f"2 x TP{tp}", gpus=2 * tp, prefill=one, decode=one, colocated=two, pairs=two)
 
 
-def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **options: object) -> Case:
+def case_of(label: str, policy: str, *, model: str = MODEL, tp: int = 1, **options: object) -> StudyCase:
     """A policy on two instances of a model."""
-    return Case(label, instances(tp), policy_named(policy, **options), model)
+    return StudyCase(label, instances(tp), policy_named(policy, **options), model)
 
 
-def _colocated(budget: int) -> Case:
+def _colocated(budget: int) -> StudyCase:
     return case_of(f"co-located, chunk {budget:,}", "vllm", token_budget=budget)
 
 
@@ -91,7 +91,7 @@ for _model, _tp in ((MIDDLE, 2), (LARGE, 4)):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynaServeSeen(Seen):
+class DynaServeMeasures(RunMeasures):
     """What one run showed of gaps, of both instances and of transfers."""
 
     rate: float  # at which its requests arrived; NaN in a closed loop [request/s]
@@ -140,13 +140,13 @@ def _source(name: str) -> str:
     return SHAPES_OF_TRACES[name].file if name in SHAPES_OF_TRACES else "BurstGPT"
 
 
-def serves(seen: DynaServeSeen) -> bool:
+def serves(seen: DynaServeMeasures) -> bool:
     """Whether a run is inside: P99 of the gaps, all requests done, and as fast as they came."""
     row = seen.summary
     return row.completed == row.requests and row.itl_p99_s <= LIMIT.tpot * BIN and seen.kept_up >= SUSTAINED
 
 
-class DynaServeBench(RatedBench[DynaServeSeen]):
+class DynaServeBench(RatedBench[DynaServeMeasures]):
     """Runs workloads under the cases of DynaServe."""
 
     def __init__(self, workloads: dict[str, Workload], *, quick: bool = False) -> None:
@@ -162,20 +162,20 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
 
         return self.once(("older", model), older)
 
-    def result(self, trace: Trace, case: Case, *, concurrency: int = 0) -> RunResult:
+    def result(self, trace: Trace, case: StudyCase, *, concurrency: int = 0) -> RunResult:
         """A run in full; a closed loop of ``concurrency`` requests where that is above 0."""
         bandwidth = LINK_SHARE * self.setting(case.model).system.nvlink_bandwidth
         link = LinkSpec(bandwidth=bandwidth, chunk_tokens=CHUNK)
         return self.run(trace, case, slo=LIMIT, options=RunOptions(link=link, concurrency=concurrency))
 
-    def look(self, workload: str, case: str, scale: float) -> DynaServeSeen:
+    def look(self, workload: str, case: str, scale: float) -> DynaServeMeasures:
         """A run at a request rate: traces have one request a second. [request/s]"""
         return look(self.result(self.workloads[workload].trace.scaled(scale), CASES[case]), scale)
 
-    def saturated(self, shape: tuple[int, int], case: Case, batch: int = BATCH) -> DynaServeSeen:
+    def saturated(self, shape: tuple[int, int], case: StudyCase, batch: int = BATCH) -> DynaServeMeasures:
         """Equal requests in a closed loop: ``batch`` for every instance that decodes."""
 
-        def run() -> DynaServeSeen:
+        def run() -> DynaServeMeasures:
             count = QUICK_REQUESTS if self.quick else SATURATED
             trace = synthetic_trace(rate=1.0, lengths=shape, requests=count, name=f"{shape[0]}/{shape[1]}")
             decoding = 1 if "decode" in case.policy.needs else 2
@@ -190,7 +190,7 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
             lambda: bracket(lambda rate: serves(self.seen(workload, case, rate)), start=4.0)[0],
         )
 
-    def at_capacity(self, workload: str, case: str) -> DynaServeSeen:
+    def at_capacity(self, workload: str, case: str) -> DynaServeMeasures:
         """The run at the capacity."""
         return self.seen(workload, case, self.rate(workload, case))
 
@@ -204,7 +204,7 @@ class DynaServeBench(RatedBench[DynaServeSeen]):
         return max(COLOCATED, key=lambda case: by(workload, case))
 
 
-def look(result: RunResult, rate: float) -> DynaServeSeen:
+def look(result: RunResult, rate: float) -> DynaServeMeasures:
     """The numbers that claims use."""
     records, machines = result.requests, result.instances
     finish = np.sort(records.finish_s[~np.isnan(records.finish_s)])
@@ -214,7 +214,7 @@ def look(result: RunResult, rate: float) -> DynaServeSeen:
     inside = float(gaps[result.itl_edges[:-1] <= LIMIT.tpot].sum() / max(gaps.sum(), 1))
     transfer = float(np.nansum(records.transfer_s))
     served = _served(result)
-    return DynaServeSeen(
+    return DynaServeMeasures(
         summary=summary(result, LIMIT, rate_scale=rate),
         rate=rate,
         inside=inside,

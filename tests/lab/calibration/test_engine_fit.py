@@ -13,7 +13,7 @@ from lab.calibration.served import engine_fit
 from lab.calibration.served.cells import instance
 from lab.calibration.served.engine_fit import exchange_rows, fit_engine, fit_exchange, fit_rows
 from lab.calibration.served.evaluate import drain_factor, drain_factors, evaluate
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 TRUE = replace(
     load_engine("vllm"),
@@ -27,7 +27,7 @@ TRUE = replace(
 
 
 def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
-    quantities = (Quantity(name="tpot", measured=1.0), Quantity(name="ttft", measured=1.0))
+    quantities = (Measurement(name="tpot", measured=1.0), Measurement(name="ttft", measured=1.0))
     return ServingRow(
         file="x",
         row=f"{tp}-{isl}-{concurrency}",
@@ -40,7 +40,7 @@ def row_of(tp: int, isl: float, concurrency: float) -> ServingRow:
         load="closed_loop",
         mode="aggregated",
         framework="vllm",
-        workers=Workers(mapping=instance(tp)),
+        workers=WorkerGroup(mapping=instance(tp)),
         isl=isl,
         osl=1000.0,
         concurrency=concurrency,
@@ -109,7 +109,7 @@ def test_the_stretch_of_the_expert_exchange_is_found_again():
     true = replace(load_engine("sglang"), exchange_stretch=2.4)
     wide = replace(row_of(8, 900.0, 64.0), model="deepseek_r1", system="h200_sxm", engine="sglang", recipe="fp8")
     layouts = [Sharding(dp_attn=8, ep=8), Sharding(dp_attn=16, ep=16), Sharding(dp_attn=4, tp_ffn=4), instance(8)]
-    rows = [replace(wide, osl=length, workers=Workers(mapping=one)) for one in layouts for length in (800.0, 900.0)]
+    rows = [replace(wide, osl=length, workers=WorkerGroup(mapping=one)) for one in layouts for length in (800.0, 900.0)]
     table = evaluate(rows, {"sglang": true})
     tpot = table[table["quantity"] == "tpot"]["predicted"]
     rows = [

@@ -13,7 +13,14 @@ from disagg_sim.facts.load import load_system
 from disagg_sim.units import US
 from lab.calibration.kernels import moe
 from lab.calibration.kernels.gemm import fit_gemm, predict_gemm
-from lab.calibration.kernels.moe import RankLoad, drawn_between, fit_moe, heaviest_rank, hit_experts, predict_moe
+from lab.calibration.kernels.moe import (
+    MeasuredRankLoad,
+    drawn_between,
+    fit_moe,
+    heaviest_rank,
+    hit_experts,
+    predict_moe,
+)
 from lab.calibration.kernels.tables import read_exclusions, read_tables
 
 H200 = load_system("h200_sxm")
@@ -106,7 +113,7 @@ def given_to_rank_0(**row: object) -> tuple[float, float]:
     """Picks and distinct experts of the measured rank of one row."""
     sizes = {"hidden": 7168, "inter": 2048, "topk": 8, "num_experts": 256, "tp": 1, "num_tokens": 1024}
     words = WORDS | {"dtype": "fp8_block", "distribution": "balanced"}
-    rows = RankLoad(pd.DataFrame([sizes | words | row])).rows(0.0)
+    rows = MeasuredRankLoad(pd.DataFrame([sizes | words | row])).rows(0.0)
     return float(rows.picks[0]), float(rows.distinct[0])
 
 

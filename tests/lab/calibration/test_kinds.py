@@ -8,11 +8,11 @@ import pandas as pd
 
 from disagg_sim.domain import Sharding
 from lab.calibration.served.kinds import checked_kinds, evidence_text, write_evidence
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 
-def run(row: str, workers: Workers, prefill: Workers | None = None) -> ServingRow:
-    quantity = Quantity(name="tpot", measured=0.01)
+def run(row: str, workers: WorkerGroup, prefill: WorkerGroup | None = None) -> ServingRow:
+    quantity = Measurement(name="tpot", measured=0.01)
     return ServingRow(
         file="runs.csv",
         row=row,
@@ -30,8 +30,8 @@ def line(row: str, point: str, error: float, *, quantity: str = "tpot", saturate
     return {**own, "evaluated": True, "saturated": saturated, "load": "closed_loop"}
 
 
-WIDE = Workers(mapping=Sharding(dp_attn=16, ep=16))
-NARROW = Workers(count=2, mapping=Sharding(tp_attn=4, tp_ffn=4))
+WIDE = WorkerGroup(mapping=Sharding(dp_attn=16, ep=16))
+NARROW = WorkerGroup(count=2, mapping=Sharding(tp_attn=4, tp_ffn=4))
 ROWS = [run("a", WIDE, NARROW), run("b", WIDE), run("c", WIDE), run("d", NARROW), run("e", NARROW)]
 #: Runs b and c repeat one operating point; run e is beyond saturation.
 TABLE = pd.DataFrame(

@@ -14,7 +14,7 @@ from lab.calibration.served.cells import instance, version_of
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.groups import errors_of, groups, per_instance, points, with_dimensions
 from lab.calibration.served.read import ServingDataError, read_files
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.tables import side_by_side
 
 
@@ -69,11 +69,11 @@ def test_a_point_is_inside_its_band_where_its_median_run_is():
 def test_the_same_run_on_another_day_is_the_same_point_and_another_load_or_layout_is_not():
     def row(**changes):
         told = {"file": "f", "row": "1", "form": "x", "quantities": (), "isl": 900.0, "osl": 900.0, "concurrency": 4.0}
-        return ServingRow(**{**told, "workers": Workers(mapping=instance(8, ep=8, dp=0))} | changes)
+        return ServingRow(**{**told, "workers": WorkerGroup(mapping=instance(8, ep=8, dp=0))} | changes)
 
     first = row()
     assert row(row="2", version="1.3").point == first.point
-    others = [row(concurrency=8.0), row(isl=901.0), row(workers=Workers(mapping=instance(8, dp=0)))]
+    others = [row(concurrency=8.0), row(isl=901.0), row(workers=WorkerGroup(mapping=instance(8, dp=0)))]
     assert len({first.point, *(other.point for other in others)}) == 4
 
 
@@ -195,12 +195,12 @@ def test_a_median_first_token_does_not_wait_for_the_start_of_the_loop():
             recipe="fp8",
             load="closed_loop",
             mode="aggregated",
-            workers=Workers(mapping=instance(4)),
+            workers=WorkerGroup(mapping=instance(4)),
             isl=4096.0,
             osl=512.0,
             concurrency=64.0,
             waves=waves,
-            quantities=(Quantity(name="ttft", measured=1.0, statistic=statistic),),
+            quantities=(Measurement(name="ttft", measured=1.0, statistic=statistic),),
         )
         return evaluate([row])["predicted"][0]
 

@@ -15,7 +15,7 @@ from lab.calibration.served.bars import judged
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
 from lab.calibration.served.read import ServingDataError, read_rows
-from lab.calibration.served.rows import ServingRow, Workers
+from lab.calibration.served.rows import ServingRow, WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
 
 #: Published serving measurements, each row of which is read.
@@ -282,10 +282,10 @@ def test_experts_of_a_version_are_those_that_it_runs_by_default(version, tp, ker
     row = ServingRow(
         file="f", row="1", form="x", quantities=(), model="qwen3_235b_a22b", engine="vllm", version=version
     )
-    engine = engine_of(replace(row, workers=Workers(mapping=instance(tp, ep=1, dp=0))), {})
+    engine = engine_of(replace(row, workers=WorkerGroup(mapping=instance(tp, ep=1, dp=0))), {})
     assert engine.expert_kernel == kernel
     assert replace(engine, expert_kernel="") == load_engine("vllm")
-    dense = replace(row, model="llama_3_1_8b", workers=Workers(mapping=instance(tp, ep=1, dp=0)))
+    dense = replace(row, model="llama_3_1_8b", workers=WorkerGroup(mapping=instance(tp, ep=1, dp=0)))
     assert engine_of(dense, {}) == load_engine("vllm")
 
 

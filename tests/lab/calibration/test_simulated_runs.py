@@ -16,15 +16,18 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.read import read_rows
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.simulate import MOST_REQUESTS, play, seen, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import with_simulated, write_simulated
 from lab.calibration.served.steady_state import served
 
 ENGINE = load_engine("vllm")
 DRAINS = replace(ENGINE, mixed_steps=False)
-ONE = Workers(mapping=Sharding())
-MEASURED = (Quantity(name="ttft", measured=0.1), Quantity(name="throughput", measured=900.0, basis="total", gpus=2.0))
+ONE = WorkerGroup(mapping=Sharding())
+MEASURED = (
+    Measurement(name="ttft", measured=0.1),
+    Measurement(name="throughput", measured=900.0, basis="total", gpus=2.0),
+)
 ROW = ServingRow(
     file="small.csv",
     row="a",
@@ -125,7 +128,7 @@ def test_an_operating_point_is_played_once_and_answers_every_re_run():
 
 
 def test_what_cannot_be_played_is_a_reason_of_one_line():
-    ranks = replace(ROW, engine="trtllm", workers=Workers(mapping=Sharding(tp_attn=1, dp_attn=2, tp_ffn=2)))
+    ranks = replace(ROW, engine="trtllm", workers=WorkerGroup(mapping=Sharding(tp_attn=1, dp_attn=2, tp_ffn=2)))
     (answer,) = play(tasks_of([ranks])[0])
     assert answer.reason == "ranks that gather a prompt each before they prefill are no rule of the simulation"
     assert np.isnan(value_of(MEASURED[0], answer))

@@ -16,7 +16,7 @@ from lab.calibration.kernels.residuals import band
 from lab.calibration.kernels.spreads import deviation, kernel_spreads, shared_part, spreads_text, write_spreads
 from lab.calibration.served.bands import with_bands
 from lab.calibration.served.evaluate import evaluate
-from lab.calibration.served.rows import Quantity, ServingRow, Workers
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 RNG = np.random.default_rng(5)
 
@@ -79,11 +79,11 @@ def served_row(row, concurrency, tp=4, system="h100_sxm"):
         recipe="fp8",
         load="closed_loop",
         mode="aggregated",
-        workers=Workers(mapping=Sharding(tp_attn=tp, tp_ffn=tp)),
+        workers=WorkerGroup(mapping=Sharding(tp_attn=tp, tp_ffn=tp)),
         isl=1024.0,
         osl=1024.0,
         concurrency=concurrency,
-        quantities=(Quantity(name="tpot", measured=0.02), Quantity(name="ttft", measured=0.2)),
+        quantities=(Measurement(name="tpot", measured=0.02), Measurement(name="ttft", measured=0.2)),
     )
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from lab.calibration.served.steady_state import (
-    Pool,
+    ClosedLoopRun,
     RowLengths,
-    Run,
-    Served,
+    ServedModel,
+    WorkerPool,
     at_rate,
     capacity,
     colocated,
@@ -85,8 +85,8 @@ def test_little_s_law_holds(run, n, isl, osl):
 def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
     """In a cycle everybody decodes OSL-1 steps and every prompt is prefilled once: E2E = (OSL-1)*T_d(N) + N*t_p."""
     shape, one, n = lengths(2000, 400), tensor_parallel(ONE), 16.0
-    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))  # one prompt a pass
-    state = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
+    chunk = ServedModel(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))  # one prompt a pass
+    state = colocated(chunk, one, shape, n * ONE, ClosedLoopRun(waves=10, spread=0.0))
     prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
     residual = decode_time(chunk, one, n * ONE, shape) / 2  # of the step that an arrival interrupts
     expected = 399 * decode_time(chunk, one, n * ONE, shape) + n * prompt + residual
@@ -95,8 +95,8 @@ def test_an_engine_that_drains_prompts_does_all_prefill_between_decode_steps():
 
 def test_requests_that_start_together_wait_for_half_of_all_prompts():
     shape, one, n = lengths(2000, 2000), tensor_parallel(ONE), 32.0
-    chunk = Served(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))
-    together = colocated(chunk, one, shape, n * ONE, Run(waves=10, spread=0.0))
+    chunk = ServedModel(replace(DRAINS.at, overheads=replace(DRAINS.engine, chunk_tokens=2000)))
+    together = colocated(chunk, one, shape, n * ONE, ClosedLoopRun(waves=10, spread=0.0))
     prompt = prefill_time(chunk, one, 2000 * ONE, ONE, shape)
     assert together.ttft == pytest.approx((n + 1) / 2 * prompt, rel=0.05)
     mixed = colocated(chunk, one, shape, n * ONE)
@@ -142,7 +142,7 @@ def test_a_stream_and_a_closed_loop_agree_at_the_same_rate():
 
 def test_disaggregated_decode_is_free_of_prefill():
     shape, one = lengths(2000, 500), tensor_parallel(ONE)
-    state = disaggregated(RUN, Pool(one, 4 * ONE), Pool(one, ONE), shape, 8 * ONE)
+    state = disaggregated(RUN, WorkerPool(one, 4 * ONE), WorkerPool(one, ONE), shape, 8 * ONE)
     assert state.request_rate * state.latency(shape) == pytest.approx(8, rel=1e-3)
     assert state.tpot <= decode_time(RUN, one, 8 * ONE, shape)
     assert state.tpot < colocated(RUN, one, shape, 8 * ONE).tpot
@@ -150,7 +150,7 @@ def test_disaggregated_decode_is_free_of_prefill():
 
 def test_disaggregated_rate_ends_at_what_prefill_can_do():
     shape, one = lengths(8000, 50), tensor_parallel(ONE)
-    state = disaggregated(RUN, Pool(one, ONE), Pool(one, 4 * ONE), shape, 60 * ONE)
+    state = disaggregated(RUN, WorkerPool(one, ONE), WorkerPool(one, 4 * ONE), shape, 60 * ONE)
     assert state.request_rate == pytest.approx(prefill_limit(RUN, one, shape), rel=0.02)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import Instance, dtype_of
+from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 
 
 class Account:
@@ -40,13 +40,13 @@ def delay_of(account: Account, queued: int, now: float) -> float:
 
 
 @inner
-def queue_of(inst: Instance) -> int:
+def queue_of(inst: InstanceRecord) -> int:
     """Prompt tokens that wait for prefill, those whose past is being loaded from tiers included. [token]"""
     return inst.queued_prompt_tokens + inst.loading_prompt_tokens
 
 
 @inner
-def decode_of(inst: Instance, account: Account, steps: int) -> int:
+def decode_of(inst: InstanceRecord, account: Account, steps: int) -> int:
     """Tokens of all requests that an instance decodes, is being sent, or, where they count, keeps waiting. [token]
 
     ``steps`` of its decodes are not in its columns yet.
@@ -56,7 +56,7 @@ def decode_of(inst: Instance, account: Account, steps: int) -> int:
 
 
 @inner
-def decodes(inst: Instance, account: Account) -> bool:
+def decodes(inst: InstanceRecord, account: Account) -> bool:
     """Whether an instance has anything to decode."""
     return inst.running_requests > 0 or inst.coming_tokens > 0 or account.waiting * inst.queued_context_tokens > 0
 

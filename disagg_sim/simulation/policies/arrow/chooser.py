@@ -18,7 +18,7 @@ from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
 from disagg_sim.simulation.policies.arrow.ledger import handed_over, placed
 from disagg_sim.simulation.policies.arrow.order import among_these, order_of
-from disagg_sim.simulation.sparse_column import Column
+from disagg_sim.simulation.sparse_column import SparseColumn
 
 
 class Context:
@@ -71,14 +71,14 @@ def _functions() -> tuple[Any, Any]:
     return called_by_address(_place), called_by_address(_go_on)
 
 
-class Choices:
+class ArrowChooser:
     """Arrow's choices, and what they work on (``auto_routing.Chooser``).
 
     Takes ``ttft`` and ``tpot`` [s].
     """
 
     def __init__(self, ledger: Any, kind: Ints, *, ttft: float, tpot: float) -> None:
-        self._ends = Column(1, np.float64)  # see ``ends``
+        self._ends = SparseColumn(1, np.float64)  # see ``ends``
         self.queues: Floats = order_of(np.zeros(0, np.intp), kind)
         self.tokens: Floats = self.queues
         self._ledger, self._kind = ledger, kind

@@ -14,7 +14,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
 from disagg_sim.simulation.kernel.addresses import queues_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import Instance, Queues
+from disagg_sim.simulation.kernel.layout import InstanceRecord, Queues
 from disagg_sim.simulation.kernel.progress import uncounted
 from disagg_sim.simulation.policies.arrow.account import (
     Account,
@@ -89,7 +89,7 @@ def placed(
 
 @entry
 def sooner(
-    among: Index, inst: Sequence[Instance], ledger: Sequence[Account], tokens: int, within: float, now: float
+    among: Index, inst: Sequence[InstanceRecord], ledger: Sequence[Account], tokens: int, within: float, now: float
 ) -> Index:
     """Those of some instances where a prompt would be done in less than ``within`` [s]."""
     found = np.empty_like(among)
@@ -120,7 +120,7 @@ def soonest_free(
 
 
 @entry
-def least_delay(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], now: float) -> int:
+def least_delay(among: Index, inst: Sequence[InstanceRecord], ledger: Sequence[Account], now: float) -> int:
     """Of D->P, else of P, the instance with the shortest queue that can decode in time; -1 = none."""
     pure, mixed = -1, -1
     pure_s, mixed_s = np.inf, np.inf
@@ -231,7 +231,7 @@ def low(among: Index, home: Ints, ledger: Sequence[Account], without: int, most:
 
 
 @entry
-def measure(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], past: Floats) -> float:
+def measure(among: Index, inst: Sequence[InstanceRecord], ledger: Sequence[Account], past: Floats) -> float:
     """Fill the intervals since the ``past`` steps and time (2, instances), which become the present ones.
 
     Their mean over those of ``among`` that made steps, by weight; 0 without one. [s]
@@ -251,7 +251,7 @@ def measure(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], p
 
 
 @entry
-def idle_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], before: Ints) -> int:
+def idle_instance(among: Index, inst: Sequence[InstanceRecord], ledger: Sequence[Account], before: Ints) -> int:
     """One of prefill that computed nothing since ``before`` and decodes in time, one that decodes first; -1 = none."""
     found = -1
     for i in among:
@@ -264,7 +264,9 @@ def idle_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Accou
 
 
 @entry
-def busy_instance(among: Index, inst: Sequence[Instance], ledger: Sequence[Account], limit: float, light: float) -> int:
+def busy_instance(
+    among: Index, inst: Sequence[InstanceRecord], ledger: Sequence[Account], limit: float, light: float
+) -> int:
     """One of decode where requests wait, or with an interval above ``limit`` [s]; -1 = none.
 
     Where no more than a share ``light`` of what it holds is taken, its steps are slow by nature.

@@ -46,7 +46,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.options import MOST, check_options, option
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
-from disagg_sim.simulation.policies.arrow.chooser import Choices
+from disagg_sim.simulation.policies.arrow.chooser import ArrowChooser
 from disagg_sim.simulation.policies.arrow.ledger import (
     book,
     busy_instance,
@@ -164,7 +164,7 @@ class GlobalScheduler:
         self._unequal = len(rows) > 1
         self._moves = options.moves == "always" or (options.moves == "unequal" and self._unequal)
         #: Orders of instances, and predicted ends of prompts.
-        self.choices = Choices(self.ledger, kind, ttft=self._ttft, tpot=self._tpot)
+        self.choices = ArrowChooser(self.ledger, kind, ttft=self._ttft, tpot=self._tpot)
         looks = max(round(options.window_s / options.monitor_s), 1)
         self._past = np.zeros((looks, 2, len(mappings)))  # steps and time of decode at the last looks, in turn
         self._looks = 0
@@ -223,7 +223,7 @@ class GlobalScheduler:
         """Requests before one are over, and nobody asks for them."""
         self.choices.release(before)
 
-    def chooser(self, requests: int) -> Choices | None:
+    def chooser(self, requests: int) -> ArrowChooser | None:
         """Let the kernel place and hand over requests by itself; None: this policy has to see each of them."""
         if self._reacts or self._moves:
             return None

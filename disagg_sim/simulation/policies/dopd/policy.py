@@ -119,7 +119,7 @@ class Dopd:
         forming = LengthAware(
             site, self.batches, self.timeout_share, self.profile_tokens, shared=shared, prefill=mappings and mappings[0]
         )
-        routing = Router(forming, self.local_tokens)
+        routing = DopdRouter(forming, self.local_tokens)
         return Parts(
             start=start,
             routing=routing,
@@ -131,7 +131,7 @@ class Dopd:
         )
 
 
-class Router:
+class DopdRouter:
     """The queue of prefill, and the decode instance with the fewest tokens, in decode or not known there.
 
     Prompts of which no more than ``local_tokens`` are not known to that instance are computed there.
@@ -169,7 +169,12 @@ class Manager:
     """Algorithm 2: observes window by window, forecasts, and sizes the pools."""
 
     def __init__(
-        self, options: Dopd, site: Site, steps: StepLimits, routing: Router, mappings: tuple[Sharding, Sharding] | None
+        self,
+        options: Dopd,
+        site: Site,
+        steps: StepLimits,
+        routing: DopdRouter,
+        mappings: tuple[Sharding, Sharding] | None,
     ) -> None:
         self.period_s = min(options.check_s, options.window_s)
         self._options, self._forming = options, routing.forming

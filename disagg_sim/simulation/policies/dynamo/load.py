@@ -38,7 +38,7 @@ from disagg_sim.simulation.policies.common_options import (
     queue_option,
     token_budget_option,
 )
-from disagg_sim.simulation.policies.dynamo.router import HeldBack, queue_of, queue_threshold_option
+from disagg_sim.simulation.policies.dynamo.router import QueuedHandover, queue_of, queue_threshold_option
 from disagg_sim.simulation.policies.loads import ByRole, Handover, least_decode, least_prefill
 from disagg_sim.simulation.policies.pools import Pools, Sizes
 from disagg_sim.simulation.policy import Autoscaler, Parts, register
@@ -108,7 +108,9 @@ def stepping(site: Site, token_budget: int, max_sequences: int) -> StepLimits:
     return AsPlanned(site=site, parts=("prefill", "decode"), usual=ByRole(prefill=limits, decode=limits))
 
 
-def planned(site: Site, scaling: Autoscaler, steps: StepLimits, queue: HeldBack | None, looks_back_s: float) -> Parts:
+def planned(
+    site: Site, scaling: Autoscaler, steps: StepLimits, queue: QueuedHandover | None, looks_back_s: float
+) -> Parts:
     """Disaggregation as Dynamo runs it, under one of its planners, which looks back so far [s]."""
     return Parts(
         start=site.instances(("prefill", Role.PREFILL), ("decode", Role.DECODE)),

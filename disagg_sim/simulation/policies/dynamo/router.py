@@ -17,7 +17,7 @@ from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wishes import SHARED, Batch, Leg, Role
 
 
-class HeldBack(Handover):
+class QueuedHandover(Handover):
     """Routing of Dynamo, and what workers take of the queue."""
 
     def __init__(self, most_tokens: float) -> None:
@@ -52,9 +52,9 @@ def queue_threshold_option() -> float:
     )
 
 
-def queue_of(queue: str, threshold: float, steps: StepLimits, site: Site) -> HeldBack | None:
+def queue_of(queue: str, threshold: float, steps: StepLimits, site: Site) -> QueuedHandover | None:
     """The router's queue, if there is one, in front of workers of that many steps."""
     if queue == "instances":
         return None
     budget = steps.limits(site.deployment.prefill[0].mapping, Role.PREFILL).token_budget
-    return HeldBack(threshold * budget)
+    return QueuedHandover(threshold * budget)

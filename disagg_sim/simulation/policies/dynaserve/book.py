@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.simulation.kernel.addresses import carray, home_of, pointer, queues_at, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import Instance, Segment, SegmentStatus, dtype_of
+from disagg_sim.simulation.kernel.layout import InstanceRecord, Segment, SegmentStatus, dtype_of
 from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
 
 DONE, LOST, RESERVED = (int(status) for status in (SegmentStatus.DONE, SegmentStatus.LOST, SegmentStatus.RESERVED))
@@ -49,7 +49,7 @@ class Promised:
     away: int  # 1 = it does not serve: no new request goes to its pair
 
 
-class Tally:
+class BookTotals:
     """What is kept from call to call."""
 
     seen: int  # segments of the kernel that the book knows
@@ -58,20 +58,20 @@ class Tally:
     swept: int  # place among them where the next look begins
 
 
-BOOK, TALLY, PROMISED = dtype_of(Entry), dtype_of(Tally), dtype_of(Promised)
+BOOK, TALLY, PROMISED = dtype_of(Entry), dtype_of(BookTotals), dtype_of(Promised)
 
 
 class Known(NamedTuple):
     """What the scheduler looks at: arrays of the kernel, and its own book."""
 
-    inst: Sequence[Instance]
+    inst: Sequence[InstanceRecord]
     seg: Sequence[Segment]
     sets: Ints
     values: Floats
     book: Sequence[Entry]  # by request
     promised: Sequence[Promised]  # by instance
     open: Ints  # requests whose second part is to come, the first ``tally.open``
-    tally: Sequence[Tally]  # one row
+    tally: Sequence[BookTotals]  # one row
     order: Floats  # tree of the requests there or promised of each pair of instances, see ``least`` [request]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import inner
-from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Instance, Mode, dtype_of
+from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, InstanceRecord, Mode, dtype_of
 from disagg_sim.simulation.kernel.runs import steps_time
 from disagg_sim.simulation.kernel.times import aware_prefill, step_time
 
@@ -22,7 +22,7 @@ SLO_AWARE = int(Mode.SLO_AWARE)
 ROUNDING = 1e-9
 
 
-class Progress:
+class PlanProgress:
     """How far the plan of an instance has been played; ``..._at`` is the first row that is not done."""
 
     step: int  # steps so far
@@ -46,20 +46,20 @@ class Progress:
     ahead: float  # part of a token, below 1, by which drafts are ahead of ``step`` [token]
 
 
-PROGRESS = dtype_of(Progress)
+PROGRESS = dtype_of(PlanProgress)
 
 
-class Plan(NamedTuple):
+class InstancePlan(NamedTuple):
     """What an instance has to do."""
 
-    progress: Sequence[Progress]  # one row
+    progress: Sequence[PlanProgress]  # one row
     prompts: Ints  # rows: tokens to compute, tokens cached before, tokens to emit after the first
     decodes: Ints  # rows: tokens cached, tokens to emit
     running: Ints  # rows, sorted: last step, tokens cached less the step at which it joined
 
 
 @inner
-def add_prompt(plan: Plan, left: int, cached: int, generate: int) -> None:
+def add_prompt(plan: InstancePlan, left: int, cached: int, generate: int) -> None:
     """A prompt waits: tokens to compute, tokens cached before, tokens to emit after its first."""
     at = plan.progress[0]
     row = plan.prompts[at.prompts]
@@ -69,7 +69,7 @@ def add_prompt(plan: Plan, left: int, cached: int, generate: int) -> None:
 
 
 @inner
-def add_decode(plan: Plan, cached: int, generate: int) -> None:
+def add_decode(plan: InstancePlan, cached: int, generate: int) -> None:
     """A request waits to decode: tokens cached, tokens to emit."""
     at = plan.progress[0]
     row = plan.decodes[at.decodes]
@@ -78,7 +78,7 @@ def add_decode(plan: Plan, cached: int, generate: int) -> None:
 
 
 @inner
-def add_part(plan: Plan, have: int, until: int, prompt: int, watch: bool) -> None:
+def add_part(plan: InstancePlan, have: int, until: int, prompt: int, watch: bool) -> None:
     """A part of a request that is not there yet: from ``have`` to ``until`` existing tokens; maybe one to watch."""
     at = plan.progress[0]
     if have < prompt:
@@ -92,7 +92,7 @@ def add_part(plan: Plan, have: int, until: int, prompt: int, watch: bool) -> Non
 
 
 @inner
-def join(plan: Plan, cached: int, generate: int) -> None:
+def join(plan: InstancePlan, cached: int, generate: int) -> None:
     """Start to decode; the running ones stay sorted by their last step."""
     at, running = plan.progress[0], plan.running
     end = at.step + generate
@@ -106,7 +106,7 @@ def join(plan: Plan, cached: int, generate: int) -> None:
 
 
 @inner
-def leave(plan: Plan) -> None:
+def leave(plan: InstancePlan) -> None:
     """Those whose last step this was."""
     at, running = plan.progress[0], plan.running
     while at.run_at < at.run and running[at.run_at, 0] <= at.step:
@@ -115,7 +115,7 @@ def leave(plan: Plan) -> None:
 
 
 @inner
-def accepted_tokens(inst: Instance, values: Floats) -> float:
+def accepted_tokens(inst: InstanceRecord, values: Floats) -> float:
     """Tokens that a step emits for a sequence on average: 1, with drafts AL(k). [token]"""
     found = 1.0
     for place in range(inst.table.drafts):
@@ -124,7 +124,7 @@ def accepted_tokens(inst: Instance, values: Floats) -> float:
 
 
 @inner
-def advance(at: Progress, accepted: float, steps: int) -> int:
+def advance(at: PlanProgress, accepted: float, steps: int) -> int:
     """Let every running sequence have emitted the tokens of so many steps; drafts come as their mean. [token]"""
     at.ahead += accepted * steps
     tokens = int(at.ahead + ROUNDING)
@@ -135,7 +135,7 @@ def advance(at: Progress, accepted: float, steps: int) -> int:
 
 
 @inner
-def room(at: Progress, inst: Instance, more: int) -> bool:
+def room(at: PlanProgress, inst: InstanceRecord, more: int) -> bool:
     """Whether another sequence of ``more`` tokens may start; alone it always may."""
     sequences = at.run - at.run_at + at.admitted
     if sequences == 0:
@@ -145,7 +145,7 @@ def room(at: Progress, inst: Instance, more: int) -> bool:
 
 
 @inner
-def take(plan: Plan, inst: Instance, budget: int) -> tuple[int, int, int, float]:
+def take(plan: InstancePlan, inst: InstanceRecord, budget: int) -> tuple[int, int, int, float]:
     """Fill a pass from the waiting prompts: pieces, tokens, longest piece, query-key pairs."""
     at, prompts = plan.progress[0], plan.prompts
     pieces, total, longest, pairs = 0, 0, 0, 0.0
@@ -166,7 +166,7 @@ def take(plan: Plan, inst: Instance, budget: int) -> tuple[int, int, int, float]
 
 
 @inner
-def settle(plan: Plan, pieces: int, total: int) -> None:
+def settle(plan: InstancePlan, pieces: int, total: int) -> None:
     """The end of a pass: complete prompts begin to decode."""
     at = plan.progress[0]
     at.wait_tokens -= total
@@ -188,7 +188,7 @@ def settle(plan: Plan, pieces: int, total: int) -> None:
 
 
 @inner
-def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
+def play(plan: InstancePlan, inst: InstanceRecord, values: Floats, stop: int) -> float:
     """Time of all passes until nothing is left, the part to watch is done, or only ``stop`` prompt tokens wait. [s]"""
     at, decodes = plan.progress[0], plan.decodes
     accepted, time = accepted_tokens(inst, values), 0.0
@@ -227,7 +227,7 @@ def play(plan: Plan, inst: Instance, values: Floats, stop: int) -> float:
 
 
 @inner
-def copy_of(plan: Plan) -> Plan:
+def copy_of(plan: InstancePlan) -> InstancePlan:
     """A plan to play with, of what is left of another, with room for one part more."""
     at, progress = plan.progress[0], plan.progress.copy()  # type: ignore[attr-defined]
     now = progress[0]
@@ -244,4 +244,4 @@ def copy_of(plan: Plan) -> Plan:
     for row in range(now.run):
         for column in range(2):
             running[row, column] = plan.running[at.run_at + row, column]
-    return Plan(progress, prompts, decodes, running)
+    return InstancePlan(progress, prompts, decodes, running)

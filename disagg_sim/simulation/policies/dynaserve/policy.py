@@ -164,7 +164,7 @@ class Splits:
         else:
             view.refresh(first)
             view.refresh(second)
-            wanted = predictor.Wanted(prompt, expected, first, second)
+            wanted = predictor.SplitRequest(prompt, expected, first, second)
             split, *_ = predictor.finish_times(home, own, wanted, view.now, self._search)
         self._any = True
         whole = split >= expected

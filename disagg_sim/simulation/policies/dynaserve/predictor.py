@@ -20,11 +20,11 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
-from disagg_sim.simulation.kernel.layout import COMING, IDLE, LANDED, MIXED, PROMPTS, Instance, Segment
+from disagg_sim.simulation.kernel.layout import COMING, IDLE, LANDED, MIXED, PROMPTS, InstanceRecord, Segment
 from disagg_sim.simulation.policies.dynaserve.book import Known, known_at, next_promised, to_come
 from disagg_sim.simulation.policies.dynaserve.plan import (
     PROGRESS,
-    Plan,
+    InstancePlan,
     accepted_tokens,
     add_decode,
     add_part,
@@ -38,7 +38,7 @@ from disagg_sim.simulation.policies.dynaserve.plan import (
 LOOKED = 32
 
 
-class Wanted(NamedTuple):
+class SplitRequest(NamedTuple):
     """A new request and the instances that may share it."""
 
     prompt: int  # [token]
@@ -65,7 +65,7 @@ def left_of(known: Known, seg: Segment, i: int, emitted: int) -> int:
 
 
 @inner
-def entered(plan: Plan, seg: Segment) -> None:
+def entered(plan: InstancePlan, seg: Segment) -> None:
     """Count a segment that waits as played, not as one of the rest."""
     at = plan.progress[0]
     at.rest_tokens -= seg.left
@@ -74,7 +74,7 @@ def entered(plan: Plan, seg: Segment) -> None:
 
 
 @inner
-def arriving(known: Known, i: int, row: int, queue: int, plan: Plan) -> None:
+def arriving(known: Known, i: int, row: int, queue: int, plan: InstancePlan) -> None:
     """Enter those that wait with their context, or for it: the rest of their prompt, or their decode."""
     s, looked = known.inst[row].first[queue], 0
     while s >= 0 and looked < LOOKED:
@@ -90,7 +90,7 @@ def arriving(known: Known, i: int, row: int, queue: int, plan: Plan) -> None:
 
 
 @inner
-def there(known: Known, i: int, now: float, plan: Plan) -> float:
+def there(known: Known, i: int, now: float, plan: InstancePlan) -> float:
     """Enter what an instance has; the time until its step in progress ends. [s]"""
     inst, at = known.inst[i], plan.progress[0]
     mixed = inst.run_kind == MIXED  # its step in progress counts as done
@@ -103,7 +103,7 @@ def there(known: Known, i: int, now: float, plan: Plan) -> float:
 
 
 @inner
-def on_rank(known: Known, i: int, row: int, mixed: bool, plan: Plan) -> None:
+def on_rank(known: Known, i: int, row: int, mixed: bool, plan: InstancePlan) -> None:
     """Enter what an attention rank of an instance has; a step in progress, if ``mixed``, counts as done."""
     inst, segs = known.inst[row], known.seg
     drafts = inst.table.drafts > 0  # its segments are up to date
@@ -134,7 +134,7 @@ def on_rank(known: Known, i: int, row: int, mixed: bool, plan: Plan) -> None:
 
 
 @inner
-def coming(known: Known, i: int, plan: Plan) -> None:
+def coming(known: Known, i: int, plan: InstancePlan) -> None:
     """Enter what was promised to an instance and is not there."""
     at, before = plan.progress[0], plan.progress[0].wait_tokens
     node = next_promised(known, i, -1)
@@ -151,7 +151,7 @@ def coming(known: Known, i: int, plan: Plan) -> None:
 
 
 @inner
-def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
+def gather(known: Known, i: int, now: float) -> tuple[float, InstancePlan]:
     """All that an instance was given, and the time until it may begin."""
     inst = known.inst[i]
     queued = min(inst.queued_requests, 3 * LOOKED * inst.ranks + max(inst.pieces, 0))
@@ -159,14 +159,14 @@ def gather(known: Known, i: int, now: float) -> tuple[float, Plan]:
     progress: Any = np.zeros(1, PROGRESS)
     progress[0].watch_prompt = progress[0].watch_decode = progress[0].watch_end = -1
     rows = (np.zeros((most, 3), np.int64), np.zeros((most, 2), np.int64), np.zeros((most, 2), np.int64))
-    plan = Plan(progress, rows[0], rows[1], rows[2])
+    plan = InstancePlan(progress, rows[0], rows[1], rows[2])
     time = there(known, i, now, plan)
     coming(known, i, plan)
     return time, plan
 
 
 @inner
-def queue_time(plan: Plan, inst: Instance, values: Floats) -> float:
+def queue_time(plan: InstancePlan, inst: InstanceRecord, values: Floats) -> float:
     """Play all prompts of a queue but those of its last pass; what waits behind them goes at their pace. [s]"""
     at = plan.progress[0]
     before = at.wait_tokens
@@ -178,7 +178,7 @@ def queue_time(plan: Plan, inst: Instance, values: Floats) -> float:
 
 
 @entry
-def finish_times(home: Ints, own: Ints, wanted: Wanted, now: float, search: Search) -> tuple[int, float, float]:
+def finish_times(home: Ints, own: Ints, wanted: SplitRequest, now: float, search: Search) -> tuple[int, float, float]:
     """Bisection of the split: existing tokens at the end of the first part, and when either instance is done [s].
 
     From plain disaggregation, up to ``rounds`` halvings of the share of the first part, until both times differ by at
