@@ -61,7 +61,7 @@ class PassBatch(NamedTuple):
         return times_of(self.designs.under(prefill=at), step=False)
 
 
-def together(designs: Sequence[Designs]) -> list[PassBatch]:
+def batch_passes(designs: Sequence[Designs]) -> list[PassBatch]:
     """Part the passes of designs by kind: decode steps, then those of prefill."""
     kinds: dict[Hashable, dict[Hashable, list[_Asked]]] = {}
 
@@ -104,10 +104,10 @@ def _most_chunks(new: float, one: Designs) -> int:
     return 4 ** int(np.ceil(np.log2(max(new / size, 1.0)) / 2)) if size else 0
 
 
-def times_together(designs: Sequence[Designs], under: Callable[[Setup], Setup]) -> list[Times]:
+def batched_times(designs: Sequence[Designs], under: Callable[[Setup], Setup]) -> list[Times]:
     """Time the passes of each of some designs under a change of their setups; arrays whose last axis is (rows,). [s]"""
     found = [Times(0.0, 0.0, 0.0) for _ in designs]
-    for unit in together(designs):
+    for unit in batch_passes(designs):
         times = unit.timed(under(unit.at))
         for member in unit.members:
             found[member.place] = added(found[member.place], member.times(times))
@@ -169,10 +169,10 @@ def _joined(designs: Sequence[Designs]) -> Designs:
             columns[name] = np.concatenate(parts)
         elif isinstance(parts[0], Sharding):
             columns[name] = _stacked(parts, sizes)
-    return replace(first, **columns, held=_held([one.load for one in designs], sizes))
+    return replace(first, **columns, held=_joined_loads([one.load for one in designs], sizes))
 
 
-def _held(loads: Sequence[RankLoad], sizes: Sequence[int]) -> RankLoad:
+def _joined_loads(loads: Sequence[RankLoad], sizes: Sequence[int]) -> RankLoad:
     batch = None if loads[0].batch is None else _of_rows([load.batch for load in loads], sizes)
     return RankLoad(_of_rows([load.context for load in loads], sizes), batch)
 

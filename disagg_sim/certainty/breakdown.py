@@ -26,7 +26,7 @@ from disagg_sim.certainty.passes import (
     OperatorTotals,
     Pass,
     Summand,
-    passes_together,
+    batched_passes,
     spent_of,
     summands_of,
     weights_of,
@@ -230,7 +230,7 @@ def _latencies(designs: Sequence[Designs], *, fits: bool) -> tuple[pd.DataFrame,
     found: list[_Columns] = []
     of_fits: list[pd.DataFrame] = []
     known: set[tuple[Any, ...]] = set()
-    for unit, one, light in passes_together(designs):
+    for unit, one, light in batched_passes(designs):
         members = [(member, designs[member.place], scores[member.place]) for member in unit.members]
         rows = np.concatenate([own.rows for _, own, _ in members])
         orders = [[place_of_prompt(own.prompts, member.prompt)] * own.rows.size for member, own, _ in members]

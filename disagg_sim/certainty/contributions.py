@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.certainty.batching import added, together
+from disagg_sim.certainty.batching import added, batch_passes
 from disagg_sim.certainty.designs import Designs, Prompt, Times
 from disagg_sim.facts.efficiency import (
     CACHE_LENGTH,
@@ -128,7 +128,7 @@ def timed_contributions(
     """
     found = [Times(0.0, 0.0, 0.0) for _ in designs]
     parts: list[list[tuple[int, list[Contribution]]]] = [[] for _ in designs]
-    for unit in together(designs):
+    for unit in batch_passes(designs):
         times, shares = _contributions(unit.phase, unit.at, unit.timed, wanted, marks(unit.at))
         judged: dict[int, list[Contribution]] = {}  # lengths that are timed beside others are judged by themselves
         for member in unit.members:

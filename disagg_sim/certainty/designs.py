@@ -30,7 +30,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.slot_turnover import MixedShares, Refill, mixed_steps, passes_in_gap, refill
+from disagg_sim.serving.slot_turnover import MixedShares, Refill, mixed_steps, passes_in_gap, refill_passes
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in ServingMode)
@@ -113,7 +113,7 @@ class Designs:
         accepted = accepted_length(self.at.speculation, self.mapping.draft_tokens)
         counts = self.batch, self.mapping.dp_attn, self.prefill_batch, self.hold_steps
         batch, ranks, most, steps = (each.astype(np.int64) for each in counts)
-        return refill(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0), steps)
+        return refill_passes(batch, ranks, most, np.minimum(accepted / self.lengths.gaps, 1.0), steps)
 
     @property
     def steps(self) -> MixedShares:

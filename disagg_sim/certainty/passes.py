@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.batching import Member, PassBatch, together
+from disagg_sim.certainty.batching import Member, PassBatch, batch_passes
 from disagg_sim.certainty.contributions import (
     FACTOR,
     STEP,
@@ -138,12 +138,12 @@ def passes_of(designs: Designs) -> Iterator[Pass]:
         yield from (_prefill(designs, prompt) for prompt in designs.prompts)
 
 
-def passes_together(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass, Pass]]:
+def batched_passes(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass, Pass]]:
     """Kinds of passes of several designs, as ``passes_of``, those of one kind in one; the members say whose it is.
 
     The second pass is the first at the speed of light.
     """
-    for unit in together(designs):
+    for unit in batch_passes(designs):
         same = unit.designs, at_light(unit.designs)
         one, light = (_decode_step(each) if unit.phase == "decode" else _prefill(each, *each.prompts) for each in same)
         yield unit, one, light

@@ -16,7 +16,7 @@ from disagg_sim.certainty.trust import shares_of_each, words_of_shares
 from disagg_sim.physics.setup import Setup
 
 
-def said_of(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
+def label_rows(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
     """Say of every row of a table what ``rests_on`` and ``outside_calibration`` say.
 
     Derivatives by labels are imaginary parts of times, of which ``outside_calibration`` needs the real ones. Returns

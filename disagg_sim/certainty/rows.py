@@ -27,7 +27,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.blocks import MLA_FORMS
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
-from disagg_sim.search.prefixes import taken_up
+from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths_at, uneven, with_cached
 from disagg_sim.workload.named import lengths_named, ranks_parted
@@ -179,7 +179,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
         if ASSUMED[1] in words:
             efficiency, loss = (_number(words, name) for name in ASSUMED[1:3])
             interference = Interference(minority_efficiency=efficiency, overlap_loss=loss)
-        lengths = taken_up(sides[1], _lengths(words, origin))
+        lengths = align_to_checkpoints(sides[1], _lengths(words, origin))
         chunks, drafts = columns["prefill_chunk_tokens"], columns["decode_draft_tokens"] > 0
         for alike in rows_alike([drafts, chunks > 0 if lengths.constant else chunks], rows):
             drafted = bool(drafts[alike[0]])

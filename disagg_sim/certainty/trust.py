@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from disagg_sim.certainty.batching import times_together
+from disagg_sim.certainty.batching import batched_times
 from disagg_sim.certainty.contributions import STEP, Adjust, Contribution, adjusted, fits_of, key_of, sizes_of
 from disagg_sim.certainty.designs import Designs, Scores, Times, scores_of
 from disagg_sim.certainty.grid_points import design_of
@@ -154,7 +154,7 @@ def shares_of_each(designs: Sequence[Designs], timed: MarkedTimes) -> list[dict[
 
 
 def _marked_times(designs: Sequence[Designs], marks: Callable[[Setup], Adjust]) -> list[Times]:
-    return times_together(designs, lambda at: adjusted(at, marks(at)))
+    return batched_times(designs, lambda at: adjusted(at, marks(at)))
 
 
 def _carried(designs: Sequence[Designs], labels: tuple[Trust, ...], timed: MarkedTimes) -> list[Scores]:

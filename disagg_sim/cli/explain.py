@@ -30,7 +30,7 @@ from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, held_prompts_of
+from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.report.breakdown import (
@@ -49,8 +49,8 @@ from disagg_sim.report.breakdown import (
 )
 from disagg_sim.report.documents import explain_json
 from disagg_sim.report.energy import energy_lines
-from disagg_sim.report.memory import held_of, too_full
-from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, held_rows, spares_rows
+from disagg_sim.report.memory import memory_of_pools, too_full
+from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
 from disagg_sim.report.sources import entries_of, source_rows
@@ -62,7 +62,7 @@ from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
-from disagg_sim.serving.prefill_delay import asked_hold
+from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.kv_links import HandedOver, handed_over
@@ -192,8 +192,8 @@ def explain(
             return
         asked = uneven(asked, rank_imbalance)
         design = by_hand(at, mapping, asked, phase, batch, hold_prompts)
-    apart = taken_apart(design, Origin(lengths=asked), energy=energy, wanted=wanted)
-    full = too_full(held_of(apart.found, chosen))
+    apart = breakdown_of(design, Origin(lengths=asked), energy=energy, wanted=wanted)
+    full = too_full(memory_of_pools(apart.found, chosen))
     if figure is not None:
         draw_breakdown(apart.found, figure, row=chosen)
     if as_json:
@@ -204,7 +204,7 @@ def explain(
     _print(apart.found, chosen, traffic, apart.watts)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
-    facts += [*held_rows(apart.held), *hand_over_rows(apart.handed)]
+    facts += [*prefill_delay_rows(apart.held), *hand_over_rows(apart.handed)]
     facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
     if facts:
         typer.echo("\nas it is served")
@@ -230,7 +230,7 @@ class Apart(NamedTuple):
         return explain_json(self.found, self.watts, self.uses, spares, self.held, self.handed)
 
 
-def taken_apart(
+def breakdown_of(
     design: pd.DataFrame | PhaseGrid, origin: Origin, *, energy: bool, wanted: Availability | None
 ) -> Apart:
     """Take one design apart."""
@@ -241,7 +241,7 @@ def taken_apart(
         watts=energy_parts(design, origin=origin) if energy else None,
         uses=tiers_of_designs(one),
         spared=None if wanted is None else wanted.of_designs(one),
-        held=held_prompts_of(one),
+        held=prefill_delay_effect_of(one),
         handed=None
         if isinstance(design, PhaseGrid)
         else handed_over({str(name): value for name, value in design.iloc[0].items()}),
@@ -286,7 +286,7 @@ def by_hand(
         score = decode_grid if phase == "decode" else prefill_grid
         return score(at, mapping, asked, batch=[batch])
     serve = colocated if phase == ServingMode.COLOCATED else piggyback
-    hold = asked_hold(hold_prompts)
+    hold = parse_prefill_delay(hold_prompts)
     rows = serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,), hold_steps=hold))
     if not hold:
         return rows

@@ -84,7 +84,7 @@ def server(root: Path = Path("/"), limit_s: float = LIMIT_S) -> MCPServer:
                 threads.clear()
 
         @wraps(tool)
-        async def told(**named: Any) -> Any:
+        async def answered(**named: Any) -> Any:
             threads: list[int] = []
             try:
                 return await asyncio.wait_for(asyncio.to_thread(alone, threads, named), limit_s)
@@ -94,7 +94,7 @@ def server(root: Path = Path("/"), limit_s: float = LIMIT_S) -> MCPServer:
                 for thread in threads:
                     _end(thread)
 
-        return told
+        return answered
 
     taken = {tool.__name__: tuple(signature(tool).parameters) for tool in TOOLS}
 

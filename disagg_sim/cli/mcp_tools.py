@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from disagg_sim.certainty.rows import Origin
 from disagg_sim.cli.compare import causes_of
-from disagg_sim.cli.explain import by_hand, mapping_by_hand, reuse_by_hand, taken_apart
+from disagg_sim.cli.explain import breakdown_of, by_hand, mapping_by_hand, reuse_by_hand
 from disagg_sim.cli.plan import cached_work, memory_of, token_prices_of, work_of
 from disagg_sim.cli.plan_pools import facts_of, of_more_pools, of_pools, pools_question
 from disagg_sim.cli.sweep import compute
@@ -270,7 +270,7 @@ def explain(
         asked = with_cached(asked, reuse)
     asked = uneven(asked, rank_imbalance)
     wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
-    found = taken_apart(by_hand(at, mapping, asked, phase, batch), Origin(lengths=asked), energy=energy, wanted=wanted)
+    found = breakdown_of(by_hand(at, mapping, asked, phase, batch), Origin(lengths=asked), energy=energy, wanted=wanted)
     return found.json()
 
 

@@ -253,9 +253,9 @@ def _require_drawn(turns: bool, traffic: str) -> None:
 def _proven(found: Plan, seed: int) -> tuple[Plan, PlanExtras]:
     """Prove a plan by simulation; say on standard error if the simulator has to be compiled first."""
     from disagg_sim.planning.proven import proven  # the simulator takes a second to load
-    from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+    from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
-    with compilation_told(lambda: typer.echo(COMPILING, err=True)):
+    with on_compilation(lambda: typer.echo(COMPILING, err=True)):
         plan, shown = proven(found, seed=seed)
     return plan, PlanExtras(proof=shown)
 

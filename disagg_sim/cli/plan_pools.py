@@ -143,9 +143,9 @@ def answer_pools(
 def _played(found: PlannedPools, work: Lengths | Trace | TrafficCase, seed: int) -> ProofRun:
     """Simulate the pools; say on standard error if the simulator has to be compiled first."""
     from disagg_sim.planning.play_pools import play_pools  # the simulator takes a second to load
-    from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+    from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
     law = found.lengths
     source = work if isinstance(work, TrafficCase) else (round(law.mean_isl), round(law.mean_osl))
-    with compilation_told(lambda: typer.echo(COMPILING, err=True)):
+    with on_compilation(lambda: typer.echo(COMPILING, err=True)):
         return play_pools(found, source, seed=seed)

@@ -21,7 +21,7 @@ MOST_COMBINATIONS = 100_000
 LONGEST_KEY = 80
 #: Mappings inside each other that are told apart: schemas may hold themselves. [1]
 DEEPEST = 8
-#: Type of the error of ``told_apart``.
+#: Type of the error of ``one_of``.
 NEITHER = "neither"
 
 
@@ -71,13 +71,13 @@ def source_faults(sources: Mapping[str, str], figures: Iterable[str], *, needed:
     return faults + [f"sources: unknown key {quoted(key)}{nearest(key, known)}" for key in sources if key not in known]
 
 
-def told_by(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
+def faults_of_call(where: str, call: Callable[..., Any], *args: Any) -> Iterator[str]:
     """Yield the fault that a call raises, with the key that it belongs to; nothing if there is none.
 
     Yields one line, or none.
 
     >>> from disagg_sim.errors import above_zero
-    >>> [list(told_by("limits", above_zero, "ftl", value)) for value in (-1, 2)]
+    >>> [list(faults_of_call("limits", above_zero, "ftl", value)) for value in (-1, 2)]
     [['limits: ftl must be above 0, got -1'], []]
     """
     try:
@@ -139,7 +139,7 @@ def _faults(item: Any, levels: Sequence[_Level], data: Mapping[str, Any]) -> Ite
             yield _behind(_place((*location, *below), data)[0], said)
     else:
         where, _ = _place(location, data)
-        yield _behind(f"{where}.kind" if kind == "union_tag_invalid" else where, told(item))
+        yield _behind(f"{where}.kind" if kind == "union_tag_invalid" else where, message_of(item))
 
 
 def _behind(where: str, said: str) -> str:
@@ -166,7 +166,7 @@ def _near(key: str, levels: Sequence[_Level], where: str, level: object) -> str:
     return f"; allowed: {', '.join(names)}" if {*names} & given else ""
 
 
-def told(item: Any) -> str:
+def message_of(item: Any) -> str:
     """What pydantic found, without its place."""
     kind, value = str(item["type"]), item["input"]
     if kind == "value_error":
@@ -180,12 +180,12 @@ def told(item: Any) -> str:
     if kind == "too_short":
         return "is empty"
     if kind == NEITHER:
-        return f"{said_of(value)} is {item['msg']}"
+        return f"{value_text(value)} is {item['msg']}"
     wanted = _WANTED.get(kind.partition("_")[0])
-    return f"{said_of(value)} is not {wanted}" if wanted else f"{said_of(value)}: {item['msg']}"
+    return f"{value_text(value)} is not {wanted}" if wanted else f"{value_text(value)}: {item['msg']}"
 
 
-def said_of(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as a file writes it, cut when long."""
     return {None: "null", True: "true", False: "false"}[value] if isinstance(value, bool | None) else quoted(value)
 

@@ -139,7 +139,7 @@ class AttentionSpec(ABC):
         stored = frozenset(store.parts for store in self.stores(1.0))
         return stored | {self.cache_parts} if self.state_bytes else stored
 
-    def held_bytes(self, tokens: float, element_bytes: float) -> float:
+    def sequence_bytes(self, tokens: float, element_bytes: float) -> float:
         """What a sequence of ``tokens`` tokens keeps in one layer: cache, of which windows saturate, and state. [B]"""
         cached = sum(store.token_bytes * store.tokens(tokens) for store in self.stores(element_bytes))
         return cached + self.state_bytes

@@ -153,7 +153,7 @@ class ModelSpec(Shown):
     def kv_bytes(self, tokens: float, precision: Precision) -> float:
         """What a sequence of ``tokens`` tokens keeps: cache, of which windows saturate, and state. [B]"""
         layers, size = zip(self.kinds, self.kind_counts, strict=True), precision.cache.bytes
-        return sum((count * kind.attention.held_bytes(tokens, size) for kind, count in layers), 0.0)
+        return sum((count * kind.attention.sequence_bytes(tokens, size) for kind, count in layers), 0.0)
 
     def kv_bytes_per_token(self, precision: Precision) -> float:
         """Cache of one token over all layers, windows not yet full. [B]"""

@@ -46,7 +46,7 @@ def place_of_fit(fit: Fit, system: str) -> SpecLine:
     rows = getattr(spec, section, ())
     bare = replace(fit, inherited_from="", stands_for="")
     index = rows.index(bare) if bare in rows else -1
-    return SpecLine(_told(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
+    return SpecLine(_spec_place(path), _line(path, (section, index)), f"{section}[{index}]" if index >= 0 else section)
 
 
 def place_of_key(kind: str, name: str, key: str) -> SpecLine:
@@ -59,10 +59,10 @@ def place_of_key(kind: str, name: str, key: str) -> SpecLine:
         path = find_file(kind, profile_and_skew(name)[0] if kind == "profile" else name)
     except UnknownNameError:  # made by hand
         return SpecLine(f"{kind} {name!r}", 0, key)
-    return SpecLine(_told(path), _line(path, (key,)), key)
+    return SpecLine(_spec_place(path), _line(path, (key,)), key)
 
 
-def _told(path: Path) -> str:
+def _spec_place(path: Path) -> str:
     """A shipped file by its place among the specs, wherever the program is installed and runs; others as ``shown``."""
     own = shipped_root()
     return path.relative_to(own).as_posix() if path.is_relative_to(own) else shown(path)

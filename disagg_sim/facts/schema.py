@@ -32,7 +32,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from disagg_sim.errors import LONGEST_SHOWN, nearest, printable, quoted
-from disagg_sim.facts.faults import NEITHER, SeveralFaultsError, fault_lines, out_of_range, said_of, told
+from disagg_sim.facts.faults import NEITHER, SeveralFaultsError, fault_lines, message_of, out_of_range, value_text
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.units import GB, parse_quantity
 
@@ -96,7 +96,7 @@ class Range:
     def whole(self, value: object) -> int:
         """A whole number; ``ValueError`` for all else."""
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{said_of(value)} is not a whole number")
+            raise ValueError(f"{value_text(value)} is not a whole number")
         if not self.low <= value <= self.high:
             raise ValueError(out_of_range(quoted(value), self.low, self.high, self.unit))
         return value
@@ -105,7 +105,9 @@ class Range:
         """A number; ``ValueError`` for all else, a quantity with a unit among it."""
         number = plain_number(value)
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError(f"{said_of(value)} is not a {'plain ' if self.unit else ''}number{self._converted(value)}")
+            raise ValueError(
+                f"{value_text(value)} is not a {'plain ' if self.unit else ''}number{self._converted(value)}"
+            )
         if not self.low <= number <= self.high:
             raise ValueError(out_of_range(quoted(number), self.low, self.high, self.unit))
         return float(number)
@@ -183,7 +185,7 @@ class Unless:
         except ValidationError as error:
             if not isinstance(value, str):
                 raise
-            raise ValueError(f"{told(error.errors()[0])}; allowed, too: {self.word}") from None
+            raise ValueError(f"{message_of(error.errors()[0])}; allowed, too: {self.word}") from None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -327,14 +329,14 @@ def _dimension(hint: Any) -> str:
     return next((unit for part in getattr(hint, "__args__", ()) if (unit := _dimension(part))), "")
 
 
-def told_apart(by: Callable[[Any], str | None], wanted: str) -> Any:
+def one_of(by: Callable[[Any], str | None], wanted: str) -> Any:
     """Mark a union whose forms have no key ``kind``.
 
     Takes ``by`` (gives the tag of a value, None for one of no form) and ``wanted`` (what is allowed, in words behind
     "is").
 
     >>> from pydantic import Tag, TypeAdapter
-    >>> by = told_apart(lambda value: {int: "count", str: "word"}.get(type(value)), "neither a count nor a word")
+    >>> by = one_of(lambda value: {int: "count", str: "word"}.get(type(value)), "neither a count nor a word")
     >>> form = Annotated[Union[Annotated[int, Tag("count")], Annotated[str, Tag("word")]], by]
     >>> [TypeAdapter(form).validate_python(value) for value in (7, "all")]
     [7, 'all']

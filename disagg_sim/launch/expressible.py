@@ -71,7 +71,7 @@ def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str
     for name in (canonical_name(engine), own):
         if refused := tuple(dict.fromkeys(_systems(workers, name))):
             return refused
-    return tuple(dict.fromkeys((*_encoders(workers, engine), *_alone(workers, own), *_together(workers, own))))
+    return tuple(dict.fromkeys((*_encoders(workers, engine), *_alone(workers, own), *_reasons_of_pairs(workers, own))))
 
 
 def backend_of(engine: str, workers: Sequence[Workers], backend: str = "") -> str:
@@ -156,7 +156,7 @@ def _refused_tiers(workers: Workers, engine: str) -> Iterator[str]:
         yield "prompts in ssd without dram, through which it moves them"
 
 
-def _together(workers: Sequence[Workers], engine: str) -> Iterator[str]:
+def _reasons_of_pairs(workers: Sequence[Workers], engine: str) -> Iterator[str]:
     """Reasons of pairs of pools that send each other caches."""
     sides = ([each for each in workers if each.role == role] for role in ("prefill", "decode"))
     for prefill, decode in product(*sides):

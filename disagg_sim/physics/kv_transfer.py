@@ -156,7 +156,7 @@ def unique_gpus(
         whole: Numeric = 0.0
         sent: Numeric = 0.0
         for layer, count in layers_of(model):
-            whole = whole + count * layer.attention.spec.held_bytes(length, element)
+            whole = whole + count * layer.attention.spec.sequence_bytes(length, element)
             sent = sent + count * layer.attention.sent(length, element, tp, mapping.dcp)
         distinct = np.round(whole / sent, ROUNDED) if shared else whole / sent
     return mapping.dp_attn * mapping.pp * distinct

@@ -45,7 +45,7 @@ class RankLoad(NamedTuple):
     context: Numeric  # mean cache of requests, were all ranks as the slowest [token]
     batch: Numeric | None = None  # requests of the fullest rank; None = an even share, rounded up [request]
 
-    def seats(self, batch: Numeric, ranks: Numeric) -> Numeric:
+    def room(self, batch: Numeric, ranks: Numeric) -> Numeric:
         """Requests that an instance has room for, where all ranks have as much as the fullest needs. [request]"""
         return batch if self.batch is None else ranks * self.batch
 

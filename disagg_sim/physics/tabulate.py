@@ -57,19 +57,19 @@ class DistinctCounts:
                 self._few = self._few[first]
 
     @cached_property
-    def _found(self) -> tuple[Any, Any]:
+    def _distinct(self) -> tuple[Any, Any]:
         """Found where it is asked for: of dense models the tokens of all ranks are not."""
         return distinct(self._few)
 
     @property
     def distinct(self) -> Any:
         """Values, rising, of shape (levels,). [token]"""
-        return self._found[0]
+        return self._distinct[0]
 
     @property
     def position(self) -> Any:
         """Places in them, of shape (distinct rows, batches)."""
-        return self._found[1]
+        return self._distinct[1]
 
     @property
     def arguments(self) -> tuple[Numeric, ...]:
@@ -280,12 +280,12 @@ def _answers(lookups: list[Lookup]) -> list[_Answer]:
     found: dict[int, _Answer] = {}
     for places in joined.values():
         alike = [lookups[place] for place in places]
-        answers = [_alone(alike[0])] if len(alike) == 1 else _together(alike)
+        answers = [_alone(alike[0])] if len(alike) == 1 else _joined_tables(alike)
         found |= zip(places, answers, strict=True)
     return [found[place] for place in range(len(lookups))]
 
 
-def _together(lookups: list[Lookup]) -> list[_Answer]:
+def _joined_tables(lookups: list[Lookup]) -> list[_Answer]:
     """Tables of lookups that join: the function at every pair of degrees and tokens that a point of a grid needs."""
     columns = [[column for column in lookup.degrees if np.ndim(column)] for lookup in lookups]
     degrees = [np.concatenate(each) for each in zip(*columns, strict=True)]

@@ -181,6 +181,6 @@ def rebuilt(options: PlanOptions) -> Rebuild:
         mappings = (case.grids.prefill.mappings, case.grids.decode.mappings)
         whole = mappings[0][mappings[0].chunk_tokens == 0]
         found = candidates((case.at, case.prefill_at), work, (whole, mappings[1]), case.costs, options.max_nic)
-        return found.asking_as(case)
+        return found.with_costs_of(case)
 
     return rebuild

@@ -112,7 +112,7 @@ class Design:
             return self.simulated[0]
         pool = self.pools[0]
         assert isinstance(pool.choice, PrefillChoice | ColocatedChoice)
-        return {name: pool.choice.ttft(self._seen(share), pool.instances, share) for name, share in SHARES.items()}
+        return {name: pool.choice.ttft(self._rate_for(share), pool.instances, share) for name, share in SHARES.items()}
 
     @property
     def tpot(self) -> Percentiles:
@@ -121,9 +121,9 @@ class Design:
             return self.simulated[1]
         pool = self.pools[-1]
         assert isinstance(pool.choice, DecodeChoice | ColocatedChoice)
-        return {name: pool.choice.tpot(self._seen(share), pool.instances, share) for name, share in SHARES.items()}
+        return {name: pool.choice.tpot(self._rate_for(share), pool.instances, share) for name, share in SHARES.items()}
 
-    def _seen(self, share: float) -> float:
+    def _rate_for(self, share: float) -> float:
         """Rate that counts for a percentile: of a median the mean, else that of the surges of a trace. [request/s]"""
         return self.rate * (self.work.surge if share > SHARES["p50"] else 1.0)
 

@@ -19,7 +19,7 @@ from disagg_sim.planning.kv_links import wire_of
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.question import MOST_GPUS
 from disagg_sim.planning.ranking import SIMPLER, first_mode
-from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, rewired
+from disagg_sim.planning.sizing import Candidates, candidates_of, fewest, with_link_limit
 from disagg_sim.search.layouts import Layouts
 
 #: Factors at which another answer is looked for, up and down. [1]
@@ -124,10 +124,10 @@ def _again(case: Candidates, work: Demand, max_nic: float | None) -> Candidates:
     setups = (case.at, case.prefill_at)
     if work.lengths is case.work.lengths:
         if (work.ttft, work.tpot) == (case.work.ttft, case.work.tpot):
-            return rewired(case, max_nic)
-        return candidates_of(setups, work, case.grids, case.costs, max_nic).asking_as(case)
+            return with_link_limit(case, max_nic)
+        return candidates_of(setups, work, case.grids, case.costs, max_nic).with_costs_of(case)
     grids = grids_of(*setups, _kept(case), work, axes_of(case.across[0], case.grids.prefill.batch))
-    return candidates_of(setups, work, grids, case.costs, max_nic).asking_as(case)
+    return candidates_of(setups, work, grids, case.costs, max_nic).with_costs_of(case)
 
 
 def _axes(plan: Plan, cases: Sequence[Candidates], best: Design) -> Iterator[tuple[str, _Change]]:

@@ -26,7 +26,7 @@ from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_
 from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
-from disagg_sim.serving.prefill_delay import asked_hold
+from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
@@ -118,7 +118,7 @@ def _planned(
         lengths=law,
         ttft=limit_of(ttft, "ttft"),
         tpot=limit_of(tpot, "tpot"),
-        hold_steps=asked_hold(options.hold_prompts),
+        hold_steps=parse_prefill_delay(options.hold_prompts),
         headroom=options.headroom,
     )
     if trace is not None:
@@ -165,9 +165,9 @@ def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | 
         return design
     try:
         from disagg_sim.planning.prove import checked  # the simulator takes a second to load
-        from disagg_sim.simulation.kernel.compiled import COMPILING, compilation_told
+        from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
-        with compilation_told(lambda: print(COMPILING, file=sys.stderr)):
+        with on_compilation(lambda: print(COMPILING, file=sys.stderr)):
             return checked(question, design, known)
     except MissingExtraError:
         return design

@@ -11,7 +11,7 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
-from disagg_sim.serving.prefill_delay import held
+from disagg_sim.serving.prefill_delay import delayed_passes
 
 #: FTL that no design exceeds. [s]
 NO_LIMIT = 1e9
@@ -30,7 +30,7 @@ class PrefillDelayEffect:
     ftl_without: float  # [s]
 
 
-def held_prompts_of(one: Designs) -> PrefillDelayEffect | None:
+def prefill_delay_effect_of(one: Designs) -> PrefillDelayEffect | None:
     """Find what a design gains and loses by holding prompts back.
 
     Returns None where prompts are not held back.
@@ -40,7 +40,7 @@ def held_prompts_of(one: Designs) -> PrefillDelayEffect | None:
     >>> at = ds.setup("deepseek_r1", "h200_sxm", "fp8")
     >>> options = ds.Colocation(batch=(64,), hold_steps=(128,))
     >>> rows = ds.colocated(at, ds.Sharding(dp_attn=8, ep=8), ds.lengths(8192, 1024), options=options)
-    >>> found = held_prompts_of(next(designs_of(rows, Origin())))
+    >>> found = prefill_delay_effect_of(next(designs_of(rows, Origin())))
     >>> f"{found.gathered:.1f} prompts, {1e3 * found.ttl:.0f} ms, {1e3 * found.ttl_without:.0f} ms without"
     '6.4 prompts, 44 ms, 83 ms without'
     """
@@ -48,7 +48,7 @@ def held_prompts_of(one: Designs) -> PrefillDelayEffect | None:
         return None
     steps, batch, mapping = int(one.hold_steps[0]), int(one.batch[0]), one.mapping[0]
     ending = min(float(accepted_length(one.at.speculation, mapping.draft_tokens)) / one.lengths.gaps, 1.0)
-    passes = held(np.array([batch]), np.array([mapping.dp_attn]), np.array([ending]), np.array([steps]))
+    passes = delayed_passes(np.array([batch]), np.array([mapping.dp_attn]), np.array([ending]), np.array([steps]))
     measure = "p99" if one.by_gap[0] else "tpot" if one.by_tpot[0] else "mean"
     found = []
     for waits in ((steps,), ()):

@@ -25,7 +25,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.limits import HEADROOM
 from disagg_sim.serving.availability import FAILURES, check_target
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.prefill_delay import asked_hold
+from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 
@@ -94,7 +94,7 @@ class PlanOptions:
         whole_number("max_dcp", self.max_dcp)
         whole_number("max_pcp", self.max_pcp)
         whole_number("max_redundant_experts", self.max_redundant_experts, 0)
-        asked_hold(self.hold_prompts)
+        parse_prefill_delay(self.hold_prompts)
         if self.max_nic is not None:
             above_zero("max_nic", self.max_nic, "B/s")
         if not 0.0 <= self.set_aside < math.inf:
@@ -198,7 +198,7 @@ def setups_of(model: str | Path | ModelSpec, system: SystemSpec, options: PlanOp
         raise InputError(f"expert_skew and max_redundant_experts are of models with experts; {spec.name} has none")
     profile = skewed_profile(options.profile, options.expert_skew)
     at = setup(spec, system, recipe, profile, options.engine, drafter)
-    if asked_hold(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
+    if parse_prefill_delay(options.hold_prompts) and at.overheads is not None and not at.overheads.holds_prompts:
         raise InputError(
             f"hold_prompts {options.hold_prompts}: launch writes no option of {at.engine} that holds prompts back "
             "until every attention rank has one; allowed with it: none, tuned"

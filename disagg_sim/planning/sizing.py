@@ -49,7 +49,7 @@ class Candidates:
     drawn: bool = False  # whether designs cost what their GPUs draw at the rate [W], not so much a GPU
     availability: Availability | None = None  # for which designs have spares
 
-    def asking_as(self, other: Candidates) -> Candidates:
+    def with_costs_of(self, other: Candidates) -> Candidates:
         """These candidates, designs of which cost and are spared as those of others."""
         return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
 
@@ -113,10 +113,10 @@ def candidates_of(
         across=choices,
         costs=costs,
     )
-    return rewired(case, max_nic)
+    return with_link_limit(case, max_nic)
 
 
-def rewired(case: Candidates, max_nic: float | None) -> Candidates:
+def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
     """The same candidates, whose caches move over links of at most some bandwidth. [B/s]"""
     cache = cache_of(case.grids.decode, case.grids.prefill)
 

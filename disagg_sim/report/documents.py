@@ -17,7 +17,7 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.tiers import TierUse
 from disagg_sim.report.breakdown import trust_shares
-from disagg_sim.report.memory import held_of, too_full
+from disagg_sim.report.memory import memory_of_pools, too_full
 from disagg_sim.report.schemas import (
     COMPARE,
     EXPLAIN,
@@ -82,7 +82,7 @@ def explain_json(
     ('disagg-sim/explain/1', ['ttl'])
     """
     told = [(row, latency) for row in found.points.index for latency in LATENCIES if len(found.latency(row, latency))]
-    full = next(filter(None, (too_full(held_of(found, row)) for row in found.points.index)), "")
+    full = next(filter(None, (too_full(memory_of_pools(found, row)) for row in found.points.index)), "")
     whole: ExplainJson = {
         "schema": EXPLAIN,
         "status": "infeasible" if full else "feasible",

@@ -31,7 +31,7 @@ def too_full(pools: Mapping[str, tuple[float, float]]) -> str:
     return f"does not fit: {'; '.join(said)}" if said else ""
 
 
-def held_of(found: Breakdown, row: Any) -> dict[str, tuple[float, float]]:
+def memory_of_pools(found: Breakdown, row: Any) -> dict[str, tuple[float, float]]:
     """Sum up what the fullest GPU of each pool holds.
 
     The result is as ``too_full`` takes it [B].
@@ -39,7 +39,7 @@ def held_of(found: Breakdown, row: Any) -> dict[str, tuple[float, float]]:
     >>> import pandas as pd
     >>> from types import SimpleNamespace
     >>> memory = pd.DataFrame({"row": 0, "phase": "decode", "bytes": [16.0, 24.0], "limit_bytes": 80.0})
-    >>> held_of(SimpleNamespace(memory=memory), 0)
+    >>> memory_of_pools(SimpleNamespace(memory=memory), 0)
     {'decode': (40.0, 80.0)}
     """
     mine = found.memory[found.memory["row"] == row]

@@ -65,7 +65,7 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
             ScreenPart(tuple(_rows(found)), HEADER, (5, 6, 7)),
             ScreenPart((*_facts(found), *_more_facts(found, facts))),
         ]
-    told = [f"beside, on {names}: {_told(other)}" for names, other in found.others]
+    told = [f"beside, on {names}: {_message(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
     return [*blocks, _lines(*told)] if told else blocks
 
@@ -94,7 +94,7 @@ def _lines(*lines: str) -> ScreenPart:
     return ScreenPart(tuple((line,) for line in lines))
 
 
-def _told(plan: PoolsPlan) -> str:
+def _message(plan: PoolsPlan) -> str:
     return f"{plan.total_gpus} GPUs, {plan.message}" if plan.members else plan.message
 
 

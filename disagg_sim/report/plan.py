@@ -183,7 +183,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         "set_aside": _aside_json(plan, told),
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
-        "said": _said(plan, told),
+        "said": _sentences(plan, told),
     }
     if plan.best is not None and (uses := tier_uses(plan.best)):
         whole["tiers"] = [plain({**asdict(each), "loads": each.loads}) for each in uses]
@@ -223,7 +223,7 @@ def drawn_json(found: Drawn, rate: float, tokens: float) -> DrawnJson:
     }
 
 
-def _said(plan: Plan, told: PlanExtras) -> dict[str, Any]:
+def _sentences(plan: Plan, told: PlanExtras) -> dict[str, Any]:
     """Sentences of the screen that no number of the JSON says, for people who read a page of it."""
     why = [] if plan.best is None else [list(row) for row in why_rows(plan, plan.best)]
     return {
@@ -272,7 +272,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
                 "load": pool.utilisation,
                 "memory_bytes": pool.choice.memory,
                 "bound": pool.choice.bound,
-                **_held(pool),
+                **_prefill_delay(pool),
             }
             for pool in design.pools
         ],
@@ -284,7 +284,7 @@ def design_json(plan: Plan, design: Design) -> DesignJson:
     return made
 
 
-def _held(pool: PlannedPool) -> PrefillDelayJson:
+def _prefill_delay(pool: PlannedPool) -> PrefillDelayJson:
     """How long its prompts are held back; nothing where they are not."""
     steps = pool.replicas.hold_steps
     return {} if steps is None else {"hold_steps": steps}

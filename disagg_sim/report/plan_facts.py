@@ -106,11 +106,11 @@ def cached_rows(
     yield from tier_rows(uses, system)
 
 
-def held_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, str, str]]:
+def prefill_delay_rows(found: PrefillDelayEffect | None) -> Iterator[tuple[str, str, str]]:
     """Write how long prompts are held back, what that costs FTL and gains TTL.
 
     >>> known = {"steps": 128, "gathered": 6.4, "between": 120.5, "ttl": 0.044, "ttl_without": 0.083}
-    >>> [row[1] for row in held_rows(PrefillDelayEffect(**known, ftl=3.91, ftl_without=1.51))]
+    >>> [row[1] for row in prefill_delay_rows(PrefillDelayEffect(**known, ftl=3.91, ftl_without=1.51))]
     ['up to 128 decode steps; a pass takes 6.4, every 120 steps: TTL 44 ms, not 83 ms; FTL and slot 3.91 s, not 1.51 s']
     """
     if found is not None:

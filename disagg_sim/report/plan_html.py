@@ -35,7 +35,7 @@ WIDTH, HEIGHT, AT_LIMIT = 150, 12, 0.75
 
 
 @lru_cache(maxsize=2)
-def told_of(plan: Plan) -> PlanExtras:
+def extras_of(plan: Plan) -> PlanExtras:
     """How sure a plan is and what would change it; kept for the plan that is shown again."""
     return PlanExtras() if plan.best is None else PlanExtras(sure=assurance(plan), changes=changes_of(plan))
 
@@ -48,7 +48,7 @@ def plan_html(plan: Plan) -> str:
     >>> "INFEASIBLE: " in plan_html(found)
     True
     """
-    told = told_of(plan)
+    told = extras_of(plan)
     head, *more = verdict(plan, told.sure)
     parts = [f'<p style="{SOFT};margin:.2em 0">{escape(question_line(plan))}</p>']
     parts.append(f'<p style="font-size:1.2em;font-weight:600;margin:.3em 0">{escape(head)}</p>')

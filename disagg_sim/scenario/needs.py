@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from disagg_sim.facts.faults import told_by
+from disagg_sim.facts.faults import faults_of_call
 from disagg_sim.memory import require_memory
 from disagg_sim.simulation.cells import require_cells
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -37,9 +37,9 @@ def run_memory(trace: Trace | TraceStream, records: str) -> float:
 
 def run_faults(trace: Trace | TraceStream, deployment: ServedDeployment, options: RunOptions) -> Iterator[str]:
     """Faults of a run that would show after hours, or in a machine without memory; a line each."""
-    yield from told_by("trace", require_memory, "a run of it", run_memory(trace, options.records))
+    yield from faults_of_call("trace", require_memory, "a run of it", run_memory(trace, options.records))
     if options.cells > 1:
-        yield from told_by("run.cells", require_cells, trace, deployment, options)
+        yield from faults_of_call("run.cells", require_cells, trace, deployment, options)
 
 
 def memory_note(path: str, trace: Trace | TraceStream, options: RunOptions) -> Iterator[str]:

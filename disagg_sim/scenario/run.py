@@ -25,7 +25,7 @@ from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.scenario.spec import Scenario
 from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
 from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
-from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told
+from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compilation
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
@@ -405,7 +405,7 @@ def warm_up(runs: Sequence[Run], listener: RunListener) -> None:
     if note := code_home().note:
         listener.note(note)
     first = {run.choice.kind: run for run in reversed(runs)}
-    with compilation_told(lambda: listener.note(COMPILING)):
+    with on_compilation(lambda: listener.note(COMPILING)):
         for run in first.values():
             scenario = run.scenario
             with suppress(Exception):

@@ -13,7 +13,7 @@ from disagg_sim.domain import MOST_SEED, Slo
 from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
-from disagg_sim.facts.faults import SeveralFaultsError, expected, require_few, told_by
+from disagg_sim.facts.faults import SeveralFaultsError, expected, faults_of_call, require_few
 from disagg_sim.facts.schema import (
     Named,
     OneOf,
@@ -292,7 +292,7 @@ def _loaded(name: str, trace: str, *, run: bool) -> tuple[Scenario, KnownPolicie
     faults = [SYSTEMS] if "systems" in document else []
     keys = {"policies" if key == "systems" else key: value for key, value in document.items()}
     found = checked_or_faults(_File, keys, _Reading(path.parent, trace, known))
-    of_option = list(told_by("--trace", replacing, trace, ())) if trace else []
+    of_option = list(faults_of_call("--trace", replacing, trace, ())) if trace else []
     if isinstance(found, list):
         faults += found
     elif not (faults or of_option):
@@ -320,26 +320,28 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
     except DisaggSimError as error:
         return (yield str(error))
     sizes = (len(scenario.deployments), sum(len(each.rate_scales) for each in scenario.traces), len(scenario.policies))
-    if many := list(told_by("", require_few, "deployments x rates x policies", *sizes)):
+    if many := list(faults_of_call("", require_few, "deployments x rates x policies", *sizes)):
         return (yield from many)
     for source in scenario.traces:
-        yield from told_by("trace", require_windows, source.load(scenario.seed), scenario.run)
+        yield from faults_of_call("trace", require_windows, source.load(scenario.seed), scenario.run)
         if scenario.run.classes:
-            yield from told_by("slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes)
+            yield from faults_of_call(
+                "slo.classes", limits_of, source.load(scenario.seed), scenario.slo, scenario.run.classes
+            )
     if scenario.run.classes and scenario.capacity is not None and scenario.capacity.criterion == "p99":
         yield "capacity.criterion: p99 judges by one SLO; with slo.classes allowed: attainment"
     if drafts := list(_draft_conflicts(scenario, what)):
         return (yield from drafts)
     for deployment in scenario.deployments:
         for choice in scenario.policies:
-            yield from told_by("deployments", deployment.require, choice.label, known.needs(choice.kind))
-        yield from told_by("deployments", require_fit, what, deployment)
-        yield from told_by("run.tiers", below, what.system, scenario.run.tiers)
+            yield from faults_of_call("deployments", deployment.require, choice.label, known.needs(choice.kind))
+        yield from faults_of_call("deployments", require_fit, what, deployment)
+        yield from faults_of_call("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
-            yield from told_by("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
+            yield from faults_of_call("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
             yield from run_faults(source.load(scenario.seed), deployment, scenario.run)
             kept = scenario.run.concurrency, scenario.run.records
-            yield from told_by("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
+            yield from faults_of_call("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
 
 
 def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
@@ -349,9 +351,9 @@ def _draft_conflicts(scenario: Scenario, usual: Setup) -> Iterator[str]:
     every = [(part, each) for deployment in scenario.deployments for part in PARTS for each in deployment.part(part)]
     for at in {id(at): at for _, each in every if (at := each.setup or usual).speculation is not None}.values():
         assert at.speculation is not None
-        yield from told_by("speculation", check_drafts_for, at.speculation, at.model)
+        yield from faults_of_call("speculation", check_drafts_for, at.speculation, at.model)
         drafts = [int(each.mapping.draft_tokens) for _, each in every if (each.setup or usual) is at]
-        yield from told_by("draft_tokens", at.speculation.trying, tuple(drafts))
+        yield from faults_of_call("draft_tokens", at.speculation.trying, tuple(drafts))
         if not any(drafts):
             most = len(at.speculation.acceptance)
             yield f"draft_tokens: how many a decode step verifies is not said; allowed: 1 to {most}"

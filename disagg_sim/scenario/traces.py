@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Tag
 
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
-from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, plain_name, told_apart
+from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, one_of, plain_name
 from disagg_sim.reading import as_file
 from disagg_sim.scenario.drawn import Synthetic, SyntheticSessions
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
@@ -40,7 +40,7 @@ _OfModels = dict[Annotated[str, load.spec_name("model")], Annotated[float, Range
 _ByClass = dict[PlainName, _OfModels]
 _Models: Any = Annotated[
     Annotated[_ByClass, Tag("class")] | Annotated[_OfModels, Tag("model")],
-    told_apart(
+    one_of(
         lambda value: (
             None
             if not isinstance(value, Mapping)
@@ -214,7 +214,7 @@ class _Bursts(Strict):
 _Lengths: Any = Annotated[
     Annotated[str, load.spec_name("traffic"), Tag("name")]
     | Annotated[_Constant, AfterValidator(lambda lengths: (lengths.isl, lengths.osl)), Tag("constant")],
-    told_apart(
+    one_of(
         lambda value: "name" if isinstance(value, str) else "constant" if isinstance(value, Mapping) else None,
         "neither {isl: ..., osl: ...} nor a traffic's name",
     ),
@@ -344,7 +344,7 @@ TraceKeys: Any = Annotated[
     Annotated[_FileKeys, AfterValidator(_of_file), Tag("file")]
     | Annotated[_SyntheticKeys, AfterValidator(_drawn), Tag(SYNTHETIC)]
     | Annotated[_SessionKeys, AfterValidator(_begun), Tag(SESSIONS)],
-    told_apart(_form, "not a mapping of keys such as path, rate_scale"),
+    one_of(_form, "not a mapping of keys such as path, rate_scale"),
 ]
 
 

@@ -243,7 +243,7 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
         "speculation": _same_drafter(said, what),
-        "deployments": list(map(_told, scenario.deployments)) == [_told(result.deployment)],
+        "deployments": list(map(_deployment_key, scenario.deployments)) == [_deployment_key(result.deployment)],
         "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
         "trace": np.array_equal(trace.input_tokens, own.input_tokens)
@@ -262,7 +262,7 @@ def _same_drafter(one: Setup, other: Setup) -> bool:
     return own == its
 
 
-def _told(deployment: ServedDeployment) -> tuple[Any, ...]:
+def _deployment_key(deployment: ServedDeployment) -> tuple[Any, ...]:
     """What tells a deployment from others, its setups by the names of their specs."""
     parts = [
         (

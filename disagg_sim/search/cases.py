@@ -20,11 +20,11 @@ from disagg_sim.search.blocks import BLOCK_POINTS
 from disagg_sim.workload.lengths import Lengths
 
 
-def is_plain(lengths: Lengths) -> bool:
+def is_constant_uncached(lengths: Lengths) -> bool:
     """Tell whether all prompts have one length and nothing of them is cached, so that one pass gives the time of all.
 
     >>> import disagg_sim as ds
-    >>> [is_plain(each) for each in (ds.lengths(8192, 1024), ds.lengths(8192, 1024, cached=0.5))]
+    >>> [is_constant_uncached(each) for each in (ds.lengths(8192, 1024), ds.lengths(8192, 1024, cached=0.5))]
     [True, False]
     """
     return lengths.constant and lengths.cached is None

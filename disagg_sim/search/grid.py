@@ -41,12 +41,12 @@ from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
 from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
-from disagg_sim.search.cases import StackedCases, groups_of, is_plain, stacked
+from disagg_sim.search.cases import StackedCases, groups_of, is_constant_uncached, stacked
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
 from disagg_sim.search.prefill_points import prefill_points
-from disagg_sim.search.prefixes import taken_up
+from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -117,7 +117,7 @@ def decode_grids(
 
     Takes ``batches`` (by default as in ``decode_grid`` [request]). The result is in the order of ``cases``.
     """
-    cases = [taken_up(at, lengths) for lengths in cases]
+    cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
     form = form_code(at, "absorbed" if mla_form == "auto" else mla_form)
     grids: dict[int, PhaseGrid] = {}
@@ -161,7 +161,7 @@ def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: A
             own, mapping = drafting(at, table[rows].for_grid(), tried)
             load = RankLoad(context) if len(cases) > 1 else cases[0].on_ranks(axis, mapping.dp_attn)
             step = decode_step(own, mapping, batch=axis, context=load.context, mla_form=mla_form, rank_batch=load.batch)
-            seats = load.seats(axis, mapping.dp_attn)
+            seats = load.room(axis, mapping.dp_attn)
             held = decode_bytes(own, mapping, seats, cached=cached, mla_form=mla_form)
             found = Drafted(step.ttl, held, step.microbatches, bound_codes(step.sums), np.int8(tried))
             best = found if best is None else best.or_faster(found, at.memory_limit)
@@ -248,21 +248,21 @@ def prefill_grids(
     >>> [grid.latency.shape for grid in prefill_grids(at, Sharding(pp=2), cases, batches=[[1, 8]] * 2)]
     [(1, 2), (3, 2)]
     """
-    cases = [taken_up(at, lengths) for lengths in cases]
+    cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "prefill", batches, mla_form, allow_long_context)
     sizes = CHUNK_TOKENS if chunk_tokens is None else chunk_tokens
     tried = given_sizes("chunk_tokens", sizes, least=0).tolist() if np.size(sizes) else []
     alone = overlaps(at, table.for_grid())
     first: dict[Any, int] = {}  # of cases whose prompts and batches are equal
     same = [
-        first.setdefault((lengths.prompt, axis.tobytes()) if is_plain(lengths) else place, place)
+        first.setdefault((lengths.prompt, axis.tobytes()) if is_constant_uncached(lengths) else place, place)
         for place, (lengths, axis) in enumerate(zip(cases, axes, strict=True))
     ]
     scored = sorted(set(same))
     below = [tuple(size for size in tried if 0 < size < cases[place].longest_timed) for place in scored]
     tables = {some: with_chunks(table, math.inf, some) for some in set(below)}
     size_of = {some: len(rows) for some, rows in tables.items()}
-    joins = [is_plain(cases[place]) and not alone for place in scored]
+    joins = [is_constant_uncached(cases[place]) and not alone for place in scored]
     grids: dict[int, PhaseGrid] = {}
     for group in groups_of([size_of[some] for some in below], [axes[place] for place in scored], joins):
         places = [scored[number] for number in group]

@@ -54,7 +54,7 @@ def prefill_points(
     load = np.zeros(shape) if below else None
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for blocks in _small_together(_timed_blocks(several, quantile, table.chunk_tokens, axis.size), axis.size):
+    for blocks in _small_blocks_joined(_timed_blocks(several, quantile, table.chunk_tokens, axis.size), axis.size):
         asked = [_score(at, block, table[block.rows].for_grid(), axis, mla_form) for block in blocks]
         for block, (done, held, form) in zip(blocks, evaluate(side_by_side(asked)), strict=True):
             rows = block.rows
@@ -95,7 +95,7 @@ def _timed_blocks(several: StackedCases, quantile: float | None, chunks: Ints, c
             yield _Block(alike[block], timed, lengths.prompt, lengths)
 
 
-def _small_together(blocks: Iterator[_Block], columns: int) -> Iterator[list[_Block]]:
+def _small_blocks_joined(blocks: Iterator[_Block], columns: int) -> Iterator[list[_Block]]:
     """Blocks that ask for their tables together: as many as stay in cache, as each of them does."""
     held: list[_Block] = []
     for block in blocks:

@@ -129,14 +129,14 @@ def _where(take: Any, one: PrefillPass, other: PrefillPass) -> PrefillPass:
     return PrefillPass(ftl, busy, sums, load)
 
 
-def taken_up(at: Setup, lengths: Lengths) -> Lengths:
+def align_to_checkpoints(at: Setup, lengths: Lengths) -> Lengths:
     """Find where the layers of a model let a cached prefix be taken up again.
 
     >>> from disagg_sim.physics.setup import setup
     >>> from disagg_sim.workload.lengths import lengths
     >>> found = lengths(65_536, 1024, cached=0.9)
     >>> models = ("llama_3_1_70b", "qwen3_next_80b_a3b")
-    >>> [taken_up(setup(name, "h200_sxm", "fp8"), found).cached.mean_past for name in models]
+    >>> [align_to_checkpoints(setup(name, "h200_sxm", "fp8"), found).cached.mean_past for name in models]
     [58976.0, 58688.0]
     """
     return lengths.at_whole(checkpoint_tokens(at.model, at.precision)) if lengths.cached is not None else lengths

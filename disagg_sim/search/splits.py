@@ -19,7 +19,7 @@ from disagg_sim.physics.work import Numeric
 from disagg_sim.search.axes import MAX_BATCH, batch_sizes
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.mappings import degrees, least_redundant_slots
-from disagg_sim.search.prefixes import taken_up
+from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.workload.lengths import Lengths
 
 #: Micro-batches in the ping-pong that are tried. [1]
@@ -173,7 +173,7 @@ def split_grid(
     if theirs.model.name != at.model.name:
         raise InputError(f"attention and feed-forward pool differ in model: {at.model.name} and {theirs.model.name}")
     require_no_drafts(at)
-    lengths = taken_up(at, lengths)
+    lengths = align_to_checkpoints(at, lengths)
     at.model.check_context(lengths.mean_isl, lengths.mean_osl, allow_long=allow_long_context)
     domain = at.system.nvlink_domain
     limit = domain if domain >= MAX_DOMAIN_GPUS else MAX_INSTANCE_GPUS

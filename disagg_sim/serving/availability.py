@@ -50,7 +50,7 @@ class Blast:
         return self.own + self.node + self.domain
 
     @property
-    def together(self) -> int:
+    def most_down(self) -> int:
         """Most instances that one failure stops: the blast radius. [1]"""
         return max(self.per_node if self.node else 1, self.per_domain if self.domain else 1)
 
@@ -67,10 +67,10 @@ class Blast:
         own, node, domain = (1.0 / (1.0 + rate * self.restart) for rate in (self.own, self.node, self.domain))
 
         def on_node(count: int) -> Floats:
-            return _together(_binomial(count, own), node)
+            return _all_down(_binomial(count, own), node)
 
         def in_domain(count: int) -> Floats:
-            return _together(_groups(count, nodes, on_node), domain)
+            return _all_down(_groups(count, nodes, on_node), domain)
 
         return _groups(instances, domains, in_domain)
 
@@ -104,7 +104,7 @@ def _binomial(count: int, chance: float) -> Floats:
     return np.asarray(np.exp(exponent))
 
 
-def _together(up: Floats, chance: float) -> Floats:
+def _all_down(up: Floats, chance: float) -> Floats:
     """The distribution where all are down with what they share, unless with ``chance`` it serves. [1]"""
     down = np.zeros_like(up)
     down[0] = 1.0
@@ -208,7 +208,7 @@ def spares_for(needs: Sequence[Need], target: float) -> Spares:
         without=math.prod(need.up(0) for need in needs),
         capacity=expected_share([(need, count) for need, count in pairs]),
         mtbf=tuple(need.blast.mtbf for need in needs),
-        together=tuple(min(need.blast.together, need.instances + count) for need, count in pairs),
+        together=tuple(min(need.blast.most_down, need.instances + count) for need, count in pairs),
     )
 
 

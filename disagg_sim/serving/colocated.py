@@ -35,7 +35,7 @@ from disagg_sim.serving.colocation import (
     Options,
     choose,
     drafted_groups,
-    found,
+    points_of_search,
 )
 from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
@@ -58,8 +58,8 @@ def colocated(
     r"""In-flight batching without piggyback: free seats take whole prompts, up to b a pass, and decode waits.
 
     While all B residents are replaced once, an instance makes OSL-1 decode steps and as many passes as it takes to
-    fill the seats as they become free: few together, on whichever ranks they are (``slot_turnover.refill``). With t_p
-    of these passes a prompt, and t_own of the pass that a prompt is in,
+    fill the seats as they become free: few together, on whichever ranks they are (``slot_turnover.refill_passes``).
+    With t_p of these passes a prompt, and t_own of the pass that a prompt is in,
 
     .. math:: cycle = (OSL-1)\,T_d(B) + B\,t_p,\quad \overline{TTL} = T_d + \frac{B\,t_p}{OSL-1},\quad
               y = \frac{B \cdot OSL}{G \cdot cycle}
@@ -120,7 +120,7 @@ def search_colocated(case: ColocatedCase, mappings: Sharding | list[Sharding]) -
     parts = searched(_search, case, mappings)
     if (sizes := case.options.prefill_batch) is not None and not parts:
         raise InputError(f"prefill_batch {list(sizes)} is above every batch; allowed: up to the requests of a batch")
-    return found(case, ServingMode.COLOCATED, parts)
+    return points_of_search(case, ServingMode.COLOCATED, parts)
 
 
 def count_colocated(case: ColocatedCase, mappings: Sharding) -> int:
@@ -304,7 +304,9 @@ class _Scored:
             largest_gap=largest_gap,
             tpot=tpot,
             ftl=ftl,
-            memory=np.concatenate([held[rows].take(self.passes.sized, axis=1) for held in self._held], axis=1),
+            memory=np.concatenate(
+                [held[rows].take(self.passes.sized, axis=1) for held in self._resident_bytes], axis=1
+            ),
             group=1.0 / often,
         )
         row, column, tallies = choose(case, batch, options)
@@ -331,6 +333,6 @@ class _Scored:
         return Best(chosen, row, tallies)
 
     @cached_property
-    def _held(self) -> list[Floats]:
+    def _resident_bytes(self) -> list[Floats]:
         """Bytes of all rows under each cut, at the distinct sizes of ``passes.sized``."""
         return pass_bytes(self.case, self.group, self.passes, [(cut.kept_form, cut.chunk_tokens) for cut in self.cuts])

@@ -31,7 +31,7 @@ from disagg_sim.search.axes import batch_axes
 from disagg_sim.search.blocks import given_sizes, row_blocks
 from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
-from disagg_sim.search.prefixes import taken_up
+from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
@@ -83,7 +83,7 @@ class ColocatedCase:
 
     def __post_init__(self) -> None:
         """``InputError`` for a limit out of range, or requests beyond the model's context."""
-        object.__setattr__(self, "lengths", lengths := taken_up(self.at, self.lengths))
+        object.__setattr__(self, "lengths", lengths := align_to_checkpoints(self.at, self.lengths))
         check_context(self.at, lengths.mean_isl, lengths.mean_osl, allow_long=self.options.allow_long_context)
         above_zero("ftl_limit", self.ftl_limit, "s")
         if self.ttl_limit is not None:
@@ -220,7 +220,7 @@ class RowTallies:
         return RowTallies(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @property
-    def together(self) -> SearchTally:
+    def total(self) -> SearchTally:
         """That of all rows."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         return SearchTally(
@@ -356,7 +356,9 @@ def _fastest_drafts(degrees: dict[str, Any], columns: dict[str, Any], measure: s
     return np.sort(order[first])
 
 
-def found(case: ColocatedCase, mode: ServingMode, parts: list[tuple[Chosen, SearchTally]]) -> ColocatedPoints:
+def points_of_search(
+    case: ColocatedCase, mode: ServingMode, parts: list[tuple[Chosen, SearchTally]]
+) -> ColocatedPoints:
     """The table of points (``points.COLUMNS``) of a co-located mode from the parts of its search.
 
     ``throughput = B*OSL/(G*(OSL-1)*mean TTL)`` tokens/s/GPU in every co-located mode (physics page,

@@ -14,7 +14,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.serving.colocation import ColocatedCase, Group
-from disagg_sim.serving.slot_turnover import Refill, refill, worth_room
+from disagg_sim.serving.slot_turnover import Refill, refill_passes, worth_room
 
 T = TypeVar("T")
 #: DP degree, probability that a resident ends in a decode step, and, where they are given, prompts that a pass may take
@@ -95,7 +95,7 @@ def _refilled(case: ColocatedCase, groups: Sequence[Group], starts: Sequence[int
         columns.append((rows[first:], *(each[first:] for each in options)))
     batch, dp = _axes([group.batch[rows] for group, (rows, *_) in zip(groups, columns, strict=True)], groups)
     most, steps = (np.concatenate([each[k] for each in columns]) for k in (1, 2))
-    filled = refill(batch, dp, most, _ending(case, groups), steps)
+    filled = refill_passes(batch, dp, most, _ending(case, groups), steps)
     ends = np.cumsum([rows.size for rows, *_ in columns]).tolist()
     return [filled.of(slice(end - rows.size, end)) for end, (rows, *_) in zip(ends, columns, strict=True)]
 

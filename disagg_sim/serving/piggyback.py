@@ -30,7 +30,7 @@ from disagg_sim.serving.colocation import (
     Options,
     choose,
     drafted_groups,
-    found,
+    points_of_search,
 )
 from disagg_sim.serving.search_cache import Best, searched
 from disagg_sim.serving.slot_turnover import mixed_steps
@@ -119,7 +119,7 @@ def search_piggyback(case: ColocatedCase, mappings: Sharding | list[Sharding]) -
     >>> search_piggyback(case, Sharding()).points[["mixed_chunk_tokens", "mixed_step_share"]].round(1).values.tolist()
     [[128.5, 1.0], [514.0, 1.0]]
     """
-    return found(case, ServingMode.PIGGYBACK, searched(_search, case, mappings))
+    return points_of_search(case, ServingMode.PIGGYBACK, searched(_search, case, mappings))
 
 
 def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
@@ -212,7 +212,7 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
         in_chunks = weight * np.maximum(dp * (isl - past) / chunk, 1.0)
         time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
-        seen = [_seen(step.time, columns.share) if several else step.time for step in steps]
+        seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
         ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
     if loads is not None and np.any(dp > 1):  # the slowest piece comes after a longer past than the mean one
         further = loads.further(np.maximum(chunk / dp, 1.0), columns.share, dp)
@@ -221,7 +221,7 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
             steps, both = (yield from every(isl, 0.0)), np.concatenate([sign, sign], axis=1) if several else sign
             time = [before + both * step.time for before, step in zip(time, steps, strict=True)]
             sums = [before.plus(step.sums, both) for before, step in zip(sums, steps, strict=True)]
-            seen = [_seen(step.time, columns.share) if several else step.time for step in steps]
+            seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
             ftl = [before + sign * pieces_of_all * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
@@ -247,7 +247,7 @@ def _sums_of_forms(mixed: list[MixedStep], form: Ints, points: tuple[Ints, Ints]
     return Sums(*found)
 
 
-def _seen(time: Floats, busy: Floats) -> Floats:
+def _mean_step(time: Floats, busy: Floats) -> Floats:
     """Step in which a rank has a piece, and each other one with the probability ``busy``. [s]"""
     full, alone = np.split(time, 2, axis=1)
     return np.asarray(alone + busy * (full - alone))

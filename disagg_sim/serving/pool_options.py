@@ -43,7 +43,7 @@ def undominated(gpus: Ints, rate: Floats, order: Ints) -> Ints:
     return best[(instead < rate[best][:, None]).all(axis=1)]
 
 
-def _held_by(kept: Mapping[str, Mask], row: int, column: int) -> str:
+def _binding_limit(kept: Mapping[str, Mask], row: int, column: int) -> str:
     """The first limit that the next larger batch would break; "" where there is none, or no such batch on the grid."""
     following = column + 1
     broken = (name for name, mask in kept.items() if following < mask.shape[1] and not mask[row, following])
@@ -93,12 +93,12 @@ class GridSide:
         """The counts of ``choices`` as instances of a pool."""
         return ((self._instance(int(i)), int(counts[i])) for i in np.flatnonzero(counts))
 
-    def held_by(self, counts: Ints) -> Iterator[str]:
+    def binding_limits(self, counts: Ints) -> Iterator[str]:
         """Of each of ``members``, the limit that a larger batch would break: "memory", "ftl", "ttl", "kv_link", ""."""
         grid, latency = self.grid, "ftl" if self.grid.phase == "prefill" else "ttl"
         linked = (kv_rate_per_gpu(grid) <= self.kv_link_limit) & (grid.request_rate <= self.rates)
         kept = {"memory": grid.feasible, latency: self.in_time, "kv_link": linked}
-        return (_held_by(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
+        return (_binding_limit(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
 
     def _instance(self, choice: int) -> Instance:
         """One of ``choices``, at the rate that its links can feed."""
@@ -161,7 +161,7 @@ class SplitSide:
             found = self.grid.instance(int(self.rows[i]), int(self.columns[i]))
             yield replace(found, request_rate_per_s=float(self.choices.rate[i])), int(counts[i])
 
-    def held_by(self, counts: Ints) -> Iterator[str]:
+    def binding_limits(self, counts: Ints) -> Iterator[str]:
         """As ``GridSide.held_by``, of memory that of which pool: "attention_memory" or "ffn_memory"."""
         grid = self.grid
         linked = (self.taken_in <= self.kv_link_limit) & (grid.request_rate <= self.rates)
@@ -171,7 +171,7 @@ class SplitSide:
             "ttl": self.in_time,
             "kv_link": linked,
         }
-        return (_held_by(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
+        return (_binding_limit(kept, int(self.rows[i]), int(self.columns[i])) for i in np.flatnonzero(counts))
 
 
 class EncodeSide:
@@ -189,6 +189,6 @@ class EncodeSide:
         """The one choice."""
         yield self.step, int(counts[0])
 
-    def held_by(self, counts: Ints) -> Iterator[str]:
+    def binding_limits(self, counts: Ints) -> Iterator[str]:
         """A GPU encodes one request at a time: no limit holds a batch."""
         yield from [""] * np.count_nonzero(counts)

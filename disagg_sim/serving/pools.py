@@ -233,7 +233,7 @@ def _plan(
         ends = [0, *accumulate(side.choices.gpus.size for side in found)]
         for side, (start, stop) in zip(found, pairwise(ends), strict=True):
             members += side.members(counts[start:stop])
-            held += side.held_by(counts[start:stop])
+            held += side.binding_limits(counts[start:stop])
     osl = next(each.lengths.mean_osl for each in candidates if not isinstance(each, EncodeStep))
     total = filled.total_gpus
 

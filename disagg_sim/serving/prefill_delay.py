@@ -30,12 +30,12 @@ _LONGEST = 8.0
 _ROUNDS, _EXACT = 10, 1e-7
 
 
-def held_back(value: object) -> tuple[int, ...] | None:
+def delays_to_try(value: object) -> tuple[int, ...] | None:
     """Read how long prompts may be held back.
 
     Returns most steps to try beside none; None = those worth trying.
 
-    >>> held_back("none"), held_back("tuned"), held_back(30)
+    >>> delays_to_try("none"), delays_to_try("tuned"), delays_to_try(30)
     ((), None, (30,))
     """
     if value == "tuned":
@@ -49,15 +49,15 @@ def held_back(value: object) -> tuple[int, ...] | None:
     return (value,)
 
 
-def asked_hold(text: str | int) -> tuple[int, ...] | None:
+def parse_prefill_delay(text: str | int) -> tuple[int, ...] | None:
     """Read the option of a command that says how long prompts may be held back. [1]
 
-    >>> asked_hold("30"), asked_hold("tuned")
+    >>> parse_prefill_delay("30"), parse_prefill_delay("tuned")
     ((30,), None)
     """
     written = isinstance(text, str) and text.isdecimal() and text.isascii()
     try:
-        return held_back(int(text) if written else text)
+        return delays_to_try(int(text) if written else text)
     except ValueError as error:
         raise InputError(f"hold_prompts: {error}") from None
 
@@ -71,7 +71,7 @@ class DelayedPasses(NamedTuple):
     idle: Floats  # seats over those that decode, on average [1]
 
 
-def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> DelayedPasses:
+def delayed_passes(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> DelayedPasses:
     r"""Count the prompts of passes that begin when every rank has a free seat, or ``steps`` steps after the first had.
 
     A rank of n = B/R seats has j free ones after a pass. Each of the others ends in a step with the probability q, so
@@ -105,7 +105,7 @@ def held(batch: Ints, ranks: Ints, ending: Floats, steps: Ints) -> DelayedPasses
     With 64 residents on 8 ranks and answers of 1024 tokens, waits of up to 128 steps gather 6.4 prompts; there are 1.2
     times as many seats as decode:
 
-    >>> found = held(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
+    >>> found = delayed_passes(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
     >>> [float(each.round(1)[0]) for each in found]
     [6.4, 120.5, 6.2, 1.2]
     """
@@ -189,7 +189,7 @@ class _Waits(NamedTuple):
         after = waited(np.broadcast_to(stay, share.shape)) / some
         return np.asarray(waited(share) + share**ranks * (1.0 / some + after))
 
-    def _together(self, without: Floats, others: Floats) -> tuple[Floats, Floats]:
+    def _all_free(self, without: Floats, others: Floats) -> tuple[Floats, Floats]:
         """When all of so many other ranks have a free seat: probability by the nodes and the end, and density there."""
         x, r, none = without[..., None], others[:, None], self.none[:, None, :]
         u, speed = x * none, -np.log(self.stay)[..., None]
@@ -197,7 +197,7 @@ class _Waits(NamedTuple):
 
     def _begun(self, without: Floats, ranks: Floats) -> Floats:
         """Further free seats at a pass, of a rank that has ``left`` at its start, (rows, ranks, left, further)."""
-        ready, density = self._together(without, ranks - 1)
+        ready, density = self._all_free(without, ranks - 1)
         at = np.concatenate(
             [
                 (1.0 - without[..., None]) ** (ranks[:, None] - 1),
@@ -219,8 +219,8 @@ class _Waits(NamedTuple):
 
         They sum to the probability that some other has.
         """
-        ready, density = self._together(without, ranks - 1)
-        sure, dense = self._together(np.ones_like(without), ranks - 1)
+        ready, density = self._all_free(without, ranks - 1)
+        sure, dense = self._all_free(np.ones_like(without), ranks - 1)
         every = without[..., None] ** (ranks[:, None] - 1)
         by, at = ready - every * sure, (density - every * dense)[..., :-1] * self.weights[:, None, :]
         speed, end = -np.log(self.stay)[..., None], self.none[:, None, -1:]

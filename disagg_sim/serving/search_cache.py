@@ -112,7 +112,7 @@ def searched(
         number, kept = _kept[key]
         if kept is not None:
             here = kept.of(np.array([number[name] for name in names]))
-            parts.append((here.chosen, here.tallies.together))
+            parts.append((here.chosen, here.tallies.total))
     while len(_kept) > KEPT_GROUPS:
         _kept.popitem(last=False)
     return parts

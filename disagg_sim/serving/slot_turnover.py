@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.serving.prefill_delay import held
+from disagg_sim.serving.prefill_delay import delayed_passes
 
 #: Requests of a rank that end in one step are counted up to the mean and this many standard deviations, and a score
 #: more: what lies beyond has a probability below 1e-16.
@@ -63,7 +63,9 @@ class Refill(NamedTuple):
         return Refill(both("prompts", 1), np.arange(spread + lone) >= spread, both("each", 0), both("own", 0), *ends)
 
 
-def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, hold_steps: Ints | int = 0) -> Refill:
+def refill_passes(
+    batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, hold_steps: Ints | int = 0
+) -> Refill:
     r"""Count the passes that fill free seats, and find what to time for their mean.
 
     Every resident ends in a step with the probability q, apart from the others: lengths differ, or requests came at
@@ -90,9 +92,9 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, h
         [1]
     hold_steps
         Most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 = they do not
-        wait. Where they do, a rank takes one prompt into a pass, of which ``prefill_delay.held`` counts s on average:
-        with as many prompts on its fullest rank as on any, a pass lies (s-1)/(R-1) of the way from one with a prompt on
-        one rank to one with a prompt on all; that a prompt is in s/R of it. [1]
+        wait. Where they do, a rank takes one prompt into a pass, of which ``prefill_delay.delayed_passes`` counts s on
+        average: with as many prompts on its fullest rank as on any, a pass lies (s-1)/(R-1) of the way from one with a
+        prompt on one rank to one with a prompt on all; that a prompt is in s/R of it. [1]
 
     Returns
     -------
@@ -104,13 +106,13 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, h
     With 64 residents on 8 ranks and answers of 1024 tokens nearly every prompt is alone in its pass, although there is
     room for 8:
 
-    >>> found = refill(np.array([64]), 8, np.array([8]), 1 / 1023)
+    >>> found = refill_passes(np.array([64]), 8, np.array([8]), 1 / 1023)
     >>> found.prompts.tolist(), found.each.round(3).tolist(), found.passes.round(3).tolist()
     ([[8, 1]], [[0.004, 0.969]], [0.973])
 
     Answers of two tokens all end together:
 
-    >>> refill(np.array([64]), 8, np.array([8]), 1.0).passes.tolist()
+    >>> refill_passes(np.array([64]), 8, np.array([8]), 1.0).passes.tolist()
     [0.125]
     """
     ranks, ending, hold = (np.broadcast_to(each, batch.shape) for each in (ranks, ending, hold_steps))
@@ -121,7 +123,7 @@ def refill(batch: Ints, ranks: Ints | int, most: Ints, ending: Floats | float, h
     each, own = np.zeros((2, batch.size, 2 * wide))
     idle, left = np.ones(batch.size), np.zeros(batch.size)
     if (waits := np.flatnonzero(hold)).size:
-        found = held(batch[waits], ranks[waits], ending[waits], hold[waits])
+        found = delayed_passes(batch[waits], ranks[waits], ending[waits], hold[waits])
         full, spread = (found.prompts - 1.0) / (ranks[waits] - 1), found.prompts / ranks[waits]
         prompts[waits, 0], passes[waits] = ranks[waits], 1.0 / found.prompts
         each[waits, 0], each[waits, wide] = full / found.prompts, (1.0 - full) / found.prompts

@@ -156,7 +156,7 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) 
             column[number[: stop.size]] = getattr(held, name)
     kept = first.totals is None
     own = [np.asarray(each).tolist() for each in rows] if kept else []
-    logs = [[_told(line, cell, cells) for line in each.decisions] for cell, each in enumerate(results)]
+    logs = [[_renumbered(line, cell, cells) for line in each.decisions] for cell, each in enumerate(results)]
     return replace(
         first,
         seed=seed,
@@ -181,7 +181,7 @@ def _joined_pools(pools: Sequence[EncodeUse], end: float) -> EncodeUse | None:
     return EncodeUse(gpus=gpus, held_s=end, busy_s=busy, flops=flops)
 
 
-def _told(line: Decision, cell: int, cells: int) -> Decision:
+def _renumbered(line: Decision, cell: int, cells: int) -> Decision:
     """A decision in the words of the whole run."""
     return line._replace(instance=cells * line.instance + cell, reason=f"cell {cell}: {line.reason}")
 

@@ -95,7 +95,7 @@ class Cluster:
         self._instances_changed()
         engine.attach(self)
         for request in clients.at_once:
-            engine.at(engine.now, NORMAL, self._come, request)
+            engine.at(engine.now, NORMAL, self._admit, request)
         timed, reach = state.arrival_s, None  # of an open loop: a copy takes as much again
         if clients.timed != range(self.requests):
             timed = timed[np.asarray(clients.timed, dtype=np.intp)]
@@ -200,11 +200,11 @@ class Cluster:
         if self._takes:
             self.batches.ended(instance, request)
         if more:
-            self.go_on(segment, going)
+            self.start_next_leg(segment, going)
         else:
             self._finish(request, instance)
 
-    def go_on(self, segment: int, going: ActiveLeg) -> None:
+    def start_next_leg(self, segment: int, going: ActiveLeg) -> None:
         """A request has done its leg on an instance, and takes the next."""
         request, instance, until, then, _ = going
         if then != LATER and self.roster.state[then] == READY:
@@ -223,9 +223,9 @@ class Cluster:
         if leg.delay_s > 0:
             self.roster.coming[leg.instance] += 1
             self._late[request] = segment
-            self.engine.at(now + leg.delay_s, NORMAL, self._continue_late, going, leg, pushed, now)
+            self.engine.at(now + leg.delay_s, NORMAL, self._continue_after_delay, going, leg, pushed, now)
         else:
-            self._continue(segment, going, leg, pushed, now)
+            self._continue_leg(segment, going, leg, pushed, now)
 
     def forget(self, gone: Mask, begin: int) -> None:
         """Requests before ``begin`` have left the run, and with them segments: those which are ``gone``."""
@@ -273,25 +273,25 @@ class Cluster:
             self.roster.coming[leg.instance] += 1
             self.engine.at(self.engine.now + leg.delay_s, NORMAL, self._place_late, request, leg)
         else:
-            self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
+            self.submit(request, leg, 0, self.state.last_given_s.get(request, NAN))
 
     def _place_late(self, request: int, leg: Leg) -> None:
         if self.roster.state[leg.instance] >= STOPPED:
-            self.roster.came(leg.instance)
+            self.roster.arrived(leg.instance)
             self.leave(request)
             return
-        self.submit(request, leg, 0, self.state.given_s.get(request, NAN))
-        self.roster.came(leg.instance)
+        self.submit(request, leg, 0, self.state.last_given_s.get(request, NAN))
+        self.roster.arrived(leg.instance)
 
     def _loaded(self, request: int, leg: Leg, last_token_s: float, rest: int) -> None:
         """The past of a prompt has come from the tiers below HBM; ``rest`` is computed."""
         self.fleet.expect(leg.instance, -1, -rest)
         if self.roster.state[leg.instance] >= STOPPED:
-            self.roster.came(leg.instance)
+            self.roster.arrived(leg.instance)
             self.leave(request)
             return
         self.submit(request, leg, 0, last_token_s, loaded=True)
-        self.roster.came(leg.instance)
+        self.roster.arrived(leg.instance)
 
     def _share(self, request: int, leg: Leg) -> None:
         """A new prompt waits for whichever prefill instance takes it, if any can hold it."""
@@ -304,7 +304,7 @@ class Cluster:
         if sum(lengths) > self._widest:
             self.refuse(request)
         else:
-            last_token_s = self.state.given_s.get(request, NAN)
+            last_token_s = self.state.last_given_s.get(request, NAN)
             self.batches.share(request, (*lengths, until, leg.then, last_token_s, more))
 
     def refuse(self, request: int) -> None:
@@ -336,21 +336,21 @@ class Cluster:
         request = self.state.first_number.get(request, request)
         if (coming := self._clients.following(request)) is not None:
             self._due += 1
-            self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._come, coming.request)
+            self.engine.at(self.engine.now + coming.wait_s, NORMAL, self._admit, coming.request)
 
-    def _come(self, request: int) -> None:
-        self.state.came(request)
+    def _admit(self, request: int) -> None:
+        self.state.arrived(request)
         if self._host > 0:
             self.engine.at(self.engine.now + self._host, NORMAL, self.arrive, request)
         else:
             self.arrive(request)
 
-    def drop_ungiven(self, segment: int, going: ActiveLeg) -> int:
+    def discard_first_token(self, segment: int, going: ActiveLeg) -> int:
         """Tokens that exist for the next instance where a leg has ended; a first one that it emits is dropped here."""
         request, _, until, _, _ = going
         have = self._handed(request, until)
         if have < until:
-            self.fleet.drop_first_token(segment, self.state.given_s.get(request, NAN))
+            self.fleet.drop_first_token(segment, self.state.last_given_s.get(request, NAN))
         return have
 
     # --- segments -----------------------------------------------------------------------------------------------
@@ -397,9 +397,9 @@ class Cluster:
             self.batches.wait(instance, request, (*lengths, until, leg.then, last_token_s, more))
             return
         segment = self._begin(instance, request, lengths, flags, last_token_s)
-        self.goes_on(segment, request, leg, work)
+        self.track_leg(segment, request, leg, work)
 
-    def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
+    def track_leg(self, segment: int, request: int, leg: Leg, work: Work) -> None:
         """An instance has a leg of a request, the first or after a transfer."""
         _, until, flags, more = work
         if flags & NOTIFY:
@@ -427,7 +427,7 @@ class Cluster:
             if more and then != LATER:
                 self._promise(request, Leg(instance, until, then), until)
         for _ in batch:
-            self.roster.came(instance)
+            self.roster.arrived(instance)
 
     def _begin(self, instance: int, request: int, lengths: Lengths, flags: int, last_token_s: float) -> int:
         """Queue a segment. The start of a prompt that is remembered needs no prefill, but for its last token."""
@@ -440,22 +440,22 @@ class Cluster:
         prefix.keep(instance, request, here)
         return here
 
-    def _continue_late(self, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
+    def _continue_after_delay(self, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
         segment = self._late.pop(going[0])
         if self.fleet.status_of(segment) == SegmentStatus.LOST:
-            self.drop_ungiven(segment, going)
+            self.discard_first_token(segment, going)
             self.leave(going[0])
         else:
-            self._continue(segment, going, leg, pushed, ended)
-        self.roster.came(leg.instance)
+            self._continue_leg(segment, going, leg, pushed, ended)
+        self.roster.arrived(leg.instance)
 
-    def _continue(self, segment: int, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
+    def _continue_leg(self, segment: int, going: ActiveLeg, leg: Leg, pushed: bool, ended: float) -> None:
         """Continue on the instance of the leg: this one, or another after a transfer; the segment ``ended`` then.
         [s]
         """
         request, origin, until, _, _ = going
         if leg.instance != origin:
-            have = self.drop_ungiven(segment, going)
+            have = self.discard_first_token(segment, going)
             self.transfers.begin(request, origin, segment, leg, have, ended, known=pushed)
             return
         self.transfers.forget(request)
@@ -463,7 +463,7 @@ class Cluster:
         if until >= self._totals[request]:
             self._finish(request, origin)
         else:
-            last = ended if until > self.prompts[request] else self.state.given_s.get(request, NAN)
+            last = ended if until > self.prompts[request] else self.state.last_given_s.get(request, NAN)
             self.submit(request, leg, until, last)
 
     def _check(self, leg: Leg, request: int, have: int, origin: int, asked: object) -> None:
@@ -516,7 +516,7 @@ class Cluster:
         if tokens > most:
             refuse(wish, f"it needs {tokens} tokens of memory, and instance {instance} has {most}")
         self.fleet.withdraw(segment, self.engine.now)
-        self.submit(request, Leg(instance, until, then), 0, self.state.given_s.get(request, NAN))
+        self.submit(request, Leg(instance, until, then), 0, self.state.last_given_s.get(request, NAN))
 
     def _every(self, period: float, decide: Callable[[ClusterView], Sequence[Wish]]) -> None:
         self.engine.at(self.engine.now + period, LAST, self._tick, period, decide)

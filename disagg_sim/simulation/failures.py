@@ -134,7 +134,7 @@ class Failure(NamedTuple):
     migrated: int  # requests that went to another instance [request]
 
 
-def gpus_held(
+def gpus_of_instances(
     sizes: Sequence[int], start_s: Floats, stop_s: Floats, *, node_of: Ints, fits: Sequence[NDArray[np.bool_]] = ()
 ) -> list[Ints]:
     """Say which GPUs each instance of a run holds or held.

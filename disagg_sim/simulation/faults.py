@@ -44,7 +44,7 @@ def own_faults(what: str, module: str, now: Callable[[], float] | None = None) -
         if not is_own(module) or is_interrupt(error):
             raise
         when = f" at {now():.6g} s" if now is not None else ""
-        raise PolicyError(f"{what}{when}: {told(error, module)}") from error
+        raise PolicyError(f"{what}{when}: {error_with_place(error, module)}") from error
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -60,12 +60,12 @@ def is_interrupt(error: BaseException) -> bool:
     return not any(each.offset == last.tb_lasti and each.opname.startswith("RAISE") for each in instructions)
 
 
-def told(error: BaseException, module: str) -> str:
+def error_with_place(error: BaseException, module: str) -> str:
     """``ZeroDivisionError: division by zero (mine.py:12, in place)``.
 
     The place is the last line of ``module`` that was reached, or else where its code, or this package's, began to fail.
     """
-    said = "it called sys.exit()" if isinstance(error, SystemExit) else _said(error)
+    said = "it called sys.exit()" if isinstance(error, SystemExit) else _error_text(error)
     steps = list(walk_tb(error.__traceback__))
     inside = [step for step in steps if step[0].f_globals.get("__name__") == module]
     outside = [step for step in steps if is_own(str(step[0].f_globals.get("__name__", "")))]
@@ -73,7 +73,7 @@ def told(error: BaseException, module: str) -> str:
     return said + "".join(f" ({_place(frame.f_code.co_filename, line, frame.f_code.co_name)})" for frame, line in last)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:  # of the user: an exception of theirs may fail to describe itself

@@ -38,18 +38,18 @@ class GpuBudget:
         """
         system = self._system(roster, mapping)
         gpus = self._deployment.gpus_on(system) if system else self._deployment.gpus
-        return gpus - sum(sum(_held(each, system)) for each in self._rosters if each is not roster)
+        return gpus - sum(sum(_gpus_in_use(each, system)) for each in self._rosters if each is not roster)
 
     def free(self, roster: Roster, mapping: Sharding | None = None) -> int:
         """Those of ``total`` that its instances do not hold. [1]"""
-        return self.total(roster, mapping) - sum(_held(roster, self._system(roster, mapping)))
+        return self.total(roster, mapping) - sum(_gpus_in_use(roster, self._system(roster, mapping)))
 
     def _system(self, roster: Roster, mapping: Sharding | None) -> str:
         """Name of the system of a mapping; empty where all GPUs are alike, or all count."""
         return roster.site.setup_of(mapping).system.name if self._apart and mapping is not None else ""
 
 
-def _held(roster: Roster, system: str) -> Iterator[int]:
+def _gpus_in_use(roster: Roster, system: str) -> Iterator[int]:
     """GPUs of the instances that have not stopped, of a system or of any. [1]"""
     for gpus, state, mapping in zip(roster.gpus, roster.state, roster.mapping, strict=True):
         if state != State.STOPPED and (not system or roster.site.setup_of(mapping).system.name == system):

@@ -21,7 +21,7 @@ from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
-from disagg_sim.simulation.service import ExpectedTraffic, prefill_rate, seats
+from disagg_sim.simulation.service import ExpectedTraffic, decode_slots, prefill_rate
 from disagg_sim.simulation.site import Site, StepLimits
 from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_fault
 from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
@@ -194,7 +194,7 @@ class Roster:
         else:
             self._serve_after(self.site.flip_s, instance)
 
-    def came(self, instance: int) -> None:
+    def arrived(self, instance: int) -> None:
         """A promised segment has reached an instance; one that drains waits for the last."""
         self.coming[instance] -= 1
         if self.coming[instance] == 0 and self.state[instance] in (State.DRAINING, State.FLIPPING):
@@ -293,7 +293,7 @@ class Roster:
         traffic = ExpectedTraffic(site.prompt_tokens, site.output_tokens, site.slo.tpot)
         prefill, decode = (limits(mapping, role if shared else each) for each in (Role.PREFILL, Role.DECODE))
         spec = spec_of(self.policy, site, self.steps, mapping, role)
-        held = seats(spec.table, decode, spec.blocks, traffic, shared=shared)
+        held = decode_slots(spec.table, decode, spec.blocks, traffic, shared=shared)
         return prefill_rate(spec.table, prefill, traffic), held
 
     def _serve_after(self, wait_s: float, instance: int) -> None:

@@ -53,7 +53,7 @@ def kv_blocks(
     queries = 1.0 + float(np.max(drafts_of(at, mapping)))
     live, imbalance = _live(at, mapping, max_sequences, max_tokens, prompts, queries)
 
-    def held(blocks: int) -> float:
+    def fullest_bytes(blocks: int) -> float:
         tokens = float(blocks * BLOCK_TOKENS)
         residents = Residents(
             sequences=min(np.ceil(max_sequences / ranks), tokens),
@@ -70,12 +70,12 @@ def kv_blocks(
     low, high = 0, LARGEST_CACHE // BLOCK_TOKENS
     while low < high:  # the most blocks that fit
         middle = (low + high + 1) // 2
-        if held(middle) <= at.memory_limit:
+        if fullest_bytes(middle) <= at.memory_limit:
             low = middle
         else:
             high = middle - 1
     if low < 1:
-        lacking = max(held(1) - at.memory_limit, 0.0)
+        lacking = max(fullest_bytes(1) - at.memory_limit, 0.0)
         raise InfeasibleError(
             f"{at.model.name} on {at.system.name} leaves no memory for a KV cache: an instance of "
             f"{mapping.gpus:g} GPUs lacks {lacking / GIB:.1f} GiB per GPU with steps of {max_tokens} tokens; "

@@ -11,7 +11,7 @@ import numpy as np
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
-from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, gpus_held
+from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, gpus_of_instances
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
@@ -153,7 +153,7 @@ class Outages:
         """Instances that hold some of these GPUs."""
         there = self._instances
         fits = [self._system_of == self._system_at(number) for number in range(len(there))]
-        held = gpus_held(
+        held = gpus_of_instances(
             [roster.gpus[each] for roster, each in there],
             np.array([roster.start_s[each] for roster, each in there]),
             np.array([roster.stop_s[each] for roster, each in there]),

@@ -57,7 +57,7 @@ class Pieces:
         """A sample was taken; a piece leaves if there is enough of it, or in any case ``now``."""
         self._looks.append(self._cluster.engine.now)
         if now or len(self._cluster.fleet.segments) - self._kept >= PIECE:
-            self._take(self._came())
+            self._take(self._next_arrival())
 
     def halve(self) -> None:
         """Every second sample is dropped."""
@@ -76,7 +76,7 @@ class Pieces:
             coming.reach(self._next)
         self._take(cluster.requests, whole=True)
 
-    def _came(self) -> int:
+    def _next_arrival(self) -> int:
         """The first request behind all that have come, or never will. [1]"""
         cluster = self._cluster
         order, n = cluster.state.order, cluster.requests

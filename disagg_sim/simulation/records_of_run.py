@@ -33,7 +33,7 @@ class Sampler:
         self._engine.at(0.0, OBSERVE, self._look)
 
     def _look(self) -> None:
-        arrived, queued, running, free, blocks, *rest = map(sum, zip(*map(_seen, self._clusters), strict=True))
+        arrived, queued, running, free, blocks, *rest = map(sum, zip(*map(_sample, self._clusters), strict=True))
         self._rows.append((self._engine.now, arrived, queued, running, 1.0 - free / max(blocks, 1), *rest))
         halved = len(self._rows) > MOST_SAMPLES
         if self._pieces is not None:
@@ -67,7 +67,7 @@ class Sampler:
         )
 
 
-def _seen(cluster: Cluster) -> tuple[int, ...]:
+def _sample(cluster: Cluster) -> tuple[int, ...]:
     """Requests that came, wait and decode, free blocks and all, GPUs held, by role, and transfers in flight."""
     view, roster = cluster.view, cluster.roster
     view.refresh()

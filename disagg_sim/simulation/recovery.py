@@ -82,7 +82,7 @@ class Recovery:
         held, parked = self.held, self.parked
         self.held, self.parked = {}, []
         for segment, going in held.items():
-            self._cluster.go_on(segment, going)
+            self._cluster.start_next_leg(segment, going)
         for request in parked:
             self._cluster.arrive(request, True)
 
@@ -95,7 +95,7 @@ class Recovery:
                 left.append(cluster.going.pop(segment)[0])
         for segment in [segment for segment, (_, where, *_) in self.held.items() if where == instance]:
             going = self.held.pop(segment)
-            cluster.drop_ungiven(segment, going)
+            cluster.discard_first_token(segment, going)
             left.append(going[0])
         left += cluster.transfers.died(instance)
         for segment in between - cluster.transfers.between():

@@ -48,7 +48,7 @@ def prefill_rate(table: StepTable, limits: Limits, traffic: ExpectedTraffic) -> 
     return prompts / table.pass_time(prompt, prompts=prompts)[1]
 
 
-def seats(table: StepTable, limits: Limits, blocks: int, traffic: ExpectedTraffic, *, shared: bool) -> int:
+def decode_slots(table: StepTable, limits: Limits, blocks: int, traffic: ExpectedTraffic, *, shared: bool) -> int:
     """Count the sequences that an instance decodes at once within TPOT limit, memory and batch; at least 1. [1]"""
     beside = 1.0 / (prefill_rate(table, limits, traffic) * max(traffic.output, 1.0)) if shared else 0.0
     held = int(blocks * BLOCK_TOKENS / traffic.context)

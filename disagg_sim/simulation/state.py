@@ -64,7 +64,9 @@ class ClusterState:
         self.arrival_s = arrival_s  # those of requests that are to come may be NaN [s]
         self.prompts = _looked_up(input_tokens, coming)
         self.first_number: dict[int, int] = {}  # of requests that have begun again, by their numbers
-        self.given_s: dict[int, float] = {}  # when others gave the user the token before their first, by number [s]
+        self.last_given_s: dict[
+            int, float
+        ] = {}  # when others gave the user the token before their first, by number [s]
         self.feed: RoutingQueue | None = None  # requests that the kernel places by itself
         #: Requests that have come so far, where no feed has them.
         self.asked: array[int] | InOrder = array("q") if coming is None else InOrder()
@@ -90,7 +92,7 @@ class ClusterState:
     def order(self) -> Sequence[int]:
         """Requests that have come so far, in the order in which they came: under a feed that of the trace."""
         if self.feed is not None:
-            return range(self.feed.come)
+            return range(self.feed.arrivals)
         return self.asked if isinstance(self.asked, array) else range(self.asked.count)
 
     @property
@@ -98,7 +100,7 @@ class ClusterState:
         """Prompt and output of all requests, those that began again at the end. [token]"""
         return self._tokens
 
-    def came(self, request: int) -> None:
+    def arrived(self, request: int) -> None:
         """A request arrives now that had no time in the trace."""
         self.arrival_s[request] = self.engine.now
 
@@ -112,8 +114,8 @@ class ClusterState:
         self.fleet.begin_again(old, numbers)
         for number, request, tokens, time in zip(numbers, old.tolist(), given.tolist(), last_s.tolist(), strict=True):
             self.first_number[number] = first = self.first_number.get(request, request)
-            if tokens or request in self.given_s:
-                self.given_s[number] = time if tokens else self.given_s[request]
+            if tokens or request in self.last_given_s:
+                self.last_given_s[number] = time if tokens else self.last_given_s[request]
             if self.prefix is not None:
                 self.prefix.again(first, number)
         self.prompts.extend(inputs.tolist())
@@ -157,8 +159,8 @@ class ClusterState:
         done = request[last & ~np.isnan(emitted) & (finish > since) & (finish <= now)]
         begins = context + (prompt == 0) <= self._input[request]  # decode of others begins behind their first token
         first = (emitted > since) & (emitted <= now) & begins
-        if self.given_s:
-            first &= ~np.isin(request, list(self.given_s))
+        if self.last_given_s:
+            first &= ~np.isin(request, list(self.last_given_s))
         ttft = emitted[first] - self.arrival_s[request[first]]
         return Window(
             seconds=min(seconds, now),

@@ -81,7 +81,7 @@ class Owner(Protocol):
         """The leg begins now."""
         ...
 
-    def goes_on(self, segment: int, request: int, leg: Leg, work: Work) -> None:
+    def track_leg(self, segment: int, request: int, leg: Leg, work: Work) -> None:
         """The instance has taken over a request."""
         ...
 
@@ -181,7 +181,7 @@ class Transfers:
             if self.way == "pull":
                 cache = origin, held, tokens, self._bytes(tokens), self._post_s(tokens, origin, target), ended
                 segment = self.fleet.ask(target, request, lengths, now, flags=flags, last_token_s=last, cache=cache)
-                self.owner.goes_on(segment, request, leg, work)
+                self.owner.track_leg(segment, request, leg, work)
                 return
             segment = self.fleet.submit(target, request, lengths, now, flags=flags | RESERVE, last_token_s=last)
             self._waiting[segment] = Handed(request, leg, have, origin, tokens, segment, work, held, ended, now)
@@ -270,7 +270,7 @@ class Transfers:
             self.fleet.release(last.held, self.engine.now)
             self.fleet.recompute(last.segment, self.engine.now)
             assert last.work is not None
-            self.owner.goes_on(last.segment, last.request, last.leg, last.work)
+            self.owner.track_leg(last.segment, last.request, last.leg, last.work)
         else:
             kept = [each for each in self._waiting.values() if self._keeps(each, instance)]
             self.forget(max(kept, key=attrgetter("segment")).request)
@@ -364,9 +364,9 @@ class Transfers:
                 self.owner.submit(request, leg, handed.have, self._last_token_s(request, handed.have, handed.ended_s))
             else:
                 self.fleet.hand_over(handed.held, handed.segment, now)
-                self.owner.goes_on(handed.segment, request, leg, handed.work)
-        self.roster.came(target)
+                self.owner.track_leg(handed.segment, request, leg, handed.work)
+        self.roster.arrived(target)
 
     def _last_token_s(self, request: int, have: int, ended: float) -> float:
         """When the user got the token before the one that comes after ``have``; NaN: none yet. [s]"""
-        return ended if have > self.prompts[request] else self.state.given_s.get(request, NAN)
+        return ended if have > self.prompts[request] else self.state.last_given_s.get(request, NAN)

@@ -29,7 +29,7 @@ from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
 from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
-from disagg_sim.sweep.grid_cache import score_together, scored
+from disagg_sim.sweep.grid_cache import score_group, scored
 from disagg_sim.sweep.inputs import SpecFile
 from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.kv_links import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
@@ -89,7 +89,7 @@ class StoredBlock:
 def compute_blocks(task: BlockTask) -> list[StoredBlock]:
     """Compute blocks and write each, with its tally, into its stores."""
     begun = time.perf_counter()
-    score_together(task.blocks)
+    score_group(task.blocks)
     done = []
     for block in task.blocks:
         found = _compute(task, block)
@@ -260,7 +260,7 @@ def _served(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     if case.served.kv_link is not None:
         ends = case.prefill_setup, case.decode_setup
         frame = with_link(frame, case.served.kv_link, ends, case.lengths)
-    wanted = case.served.wanted(case.limits.gpu_cap, dict(case.prices) or case.per)
+    wanted = case.served.spare_rules(case.limits.gpu_cap, dict(case.prices) or case.per)
     if wanted is None:
         return frame
     return with_spares(frame, wanted, {spec.name: spec for spec in (case.prefill_system, case.decode_system)})

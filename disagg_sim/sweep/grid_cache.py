@@ -72,7 +72,7 @@ def groups(blocks: Iterable[Block], most: int) -> list[list[Block]]:
     return found
 
 
-def score_together(blocks: Sequence[Block]) -> None:
+def score_group(blocks: Sequence[Block]) -> None:
     """Score the grids of a group at once, for ``scored`` to give."""
     _ahead.clear()
     if len(blocks) > 1:

@@ -124,17 +124,17 @@ LinkAxis = Axis[Annotated[KvWire, Written(_LinkKeys, _wire), Unless("none", NO_L
 
 def takers_of(mappings: Sharding, at: Setup) -> Sharding:
     """A mapping of each class of receivers: of those whose hand-overs differ."""
-    _, first = np.unique(_told_apart(mappings, at), axis=0, return_index=True)
+    _, first = np.unique(_receiver_key(mappings, at), axis=0, return_index=True)
     return mappings[first]
 
 
 def classes_of(mappings: Sharding, takers: Sharding, at: Setup) -> Ints:
     """Class of each decode mapping among those of ``takers_of``, (rows,). [1]"""
-    classes = {tuple(key): place for place, key in enumerate(_told_apart(takers, at).tolist())}
-    return np.array([classes[tuple(key)] for key in _told_apart(mappings, at).tolist()], dtype=np.int64)
+    classes = {tuple(key): place for place, key in enumerate(_receiver_key(takers, at).tolist())}
+    return np.array([classes[tuple(key)] for key in _receiver_key(mappings, at).tolist()], dtype=np.int64)
 
 
-def _told_apart(mappings: Sharding, at: Setup) -> Floats:
+def _receiver_key(mappings: Sharding, at: Setup) -> Floats:
     """What hand-overs depend on in a receiver: distinct heads, GPUs that carry a request, stages, shares of tokens."""
     model, ranks = with_draft_layers(at).model, mappings.dp_attn
     plain = replace(mappings, dcp=np.ones_like(mappings.dcp))

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
-from disagg_sim.certainty.row_labels import said_of
+from disagg_sim.certainty.row_labels import label_rows
 from disagg_sim.certainty.rows import READ, Origin
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.certainty.trust import rests_on
@@ -32,7 +32,7 @@ def labels(families: Sequence[Kin], *, outside: bool, jobs: int | Workers = 1) -
     """
     places = [(number, rows) for number, family in enumerate(families) for rows in _groups(family)]
     tasks = [_task(place, families[number], rows, outside) for place, (number, rows) in enumerate(places)]
-    told = dict(run_tasks(_said, tasks, jobs=jobs))
+    told = dict(run_tasks(_words_of_rows, tasks, jobs=jobs))
     found: list[dict[str, NDArray[Any]]] = [{} for _ in families]
     for place, (number, rows) in enumerate(places):
         for name, words in told[place].items():
@@ -80,9 +80,9 @@ class _Task:
     outside: bool
 
 
-def _said(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
+def _words_of_rows(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
     """Words of each row by what they tell."""
     if task.outside:
-        found = said_of(task.table, origin=task.origin)
+        found = label_rows(task.table, origin=task.origin)
         return task.place, {str(name): words.to_numpy() for name, words in found.items()}
     return task.place, {TRUST: rests_on(task.table, origin=task.origin).to_numpy()}

@@ -66,7 +66,7 @@ def _plain(name: str) -> str:
     return name
 
 
-def held_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
+def finished_sweep(root: Path) -> tuple[str, tuple[str, ...]]:
     """Name and cases of the sweep that was finished in a directory; both empty where there is none to be read."""
     try:
         manifest = read_manifest(root)

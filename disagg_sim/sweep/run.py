@@ -18,7 +18,7 @@ from disagg_sim.sweep.compute import BlockTask, compute_blocks, stored_block
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.grid_cache import MOST_TOGETHER, groups
 from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.manifest import held_sweep
+from disagg_sim.sweep.manifest import finished_sweep
 from disagg_sim.sweep.plan import POINTS, POOLS, PREFILL, Block, SweepPlan
 from disagg_sim.sweep.results import SweepResult, collect
 from disagg_sim.sweep.store import Own, RunListener, Store, missing, opened
@@ -163,7 +163,7 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Ru
 
     alone: list[BlockTask] = []
     alike = groupby(_ordered(blocks), key=lambda key: tuple(map(id, takers[key])))  # that the same runs take
-    most = _most_together(len(blocks), jobs)
+    most = _most_blocks(len(blocks), jobs)
     left = [task(group) for _, keys in alike for group in groups(map(blocks.__getitem__, keys), most)]
     while left:
         for done in chain.from_iterable(run_tasks(compute_blocks, left, jobs=jobs, given_up=give_up)):
@@ -175,7 +175,7 @@ def _compute(runs: Sequence[_Run], table: str, jobs: int | Workers, listener: Ru
         left, alone = alone, []
 
 
-def _most_together(blocks: int, jobs: int | Workers) -> int:
+def _most_blocks(blocks: int, jobs: int | Workers) -> int:
     """Blocks of a task at most: so few that all workers have tasks; one where it is not known how many there are."""
     where = jobs if isinstance(jobs, Workers) else Workers(jobs)
     return 1 if where.address else max(1, min(MOST_TOGETHER, blocks // (TASKS_PER_WORKER * where.jobs)))
@@ -193,7 +193,7 @@ def _ordered(blocks: Mapping[Key, Block]) -> list[Key]:
 
 def _require_own(plan: SweepPlan, store: Store) -> None:
     """Raise ``StoreError`` when the directory holds another sweep."""
-    name, finished = held_sweep(store.root)
+    name, finished = finished_sweep(store.root)
     cases = dict.fromkeys([*finished, *sorted(store.groups((PREFILL, POINTS)))])
     shared = any(case.case.name in cases for case in plan.cases)
     if cases and (not shared or name not in ("", plan.spec.name)):

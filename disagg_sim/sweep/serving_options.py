@@ -52,7 +52,7 @@ class ServingOptions:
         """Specs that the case depends on, by ``kind/name``."""
         return {f"failures/{self.failures}": load.load_failures(self.failures)} if self.availability else {}
 
-    def wanted(self, gpu_cap: int, per: Per) -> SpareRules | None:
+    def spare_rules(self, gpu_cap: int, per: Per) -> SpareRules | None:
         """What spares are added for; None = rows say none."""
         if self.availability is None:
             return None
@@ -85,7 +85,7 @@ class ServedKeys(Strict):
         return tuple(dict.fromkeys(found))
 
     @property
-    def told(self) -> ExtraColumns:
+    def extra_columns(self) -> ExtraColumns:
         """What frontiers tell beside their own columns."""
         return ExtraColumns(columns=self.columns, utilisation=self.utilisation)
 
@@ -95,4 +95,4 @@ class ServedKeys(Strict):
             yield "failures: act with 'availability' only"
         if any(self.availability) and gpu_cap > MOST_GPUS:
             yield f"availability: counts spares up to 'limits.gpu_cap: {MOST_GPUS}'; it is {gpu_cap}"
-        yield from self.told.faults(per)
+        yield from self.extra_columns.faults(per)

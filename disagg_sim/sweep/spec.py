@@ -22,7 +22,7 @@ from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import DisaggSimError, SpecError
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
-from disagg_sim.facts.faults import expected, require_few, told_by
+from disagg_sim.facts.faults import expected, faults_of_call, require_few
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.profile import MOST_SKEW, skewed_profile
 from disagg_sim.facts.schema import (
@@ -37,8 +37,8 @@ from disagg_sim.facts.schema import (
     Written,
     checked_or_faults,
     distinct,
+    one_of,
     one_spelling,
-    told_apart,
 )
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
@@ -52,7 +52,7 @@ from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
-from disagg_sim.serving.prefill_delay import held_back
+from disagg_sim.serving.prefill_delay import delays_to_try
 from disagg_sim.sweep.entries import ratio
 from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, ExtraColumns
 from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
@@ -227,7 +227,7 @@ def _pools_form(value: object) -> str | None:
 _Pools: Any = Annotated[
     Annotated[_Recipes, AfterValidator(lambda given: [same_system(*pair) for pair in _pairs(given)]), Tag("alike")]
     | Annotated[_Sides, AfterValidator(_unlike), Tag("sides")],
-    told_apart(_pools_form, "not a mapping of system to precision, such as 'h100_sxm: fp8'"),
+    one_of(_pools_form, "not a mapping of system to precision, such as 'h100_sxm: fp8'"),
 ]
 
 
@@ -315,7 +315,7 @@ class _File(ServedKeys):
     mla_form: Axis[Annotated[str, OneOf(MLA_FORMS)]] = ("auto",)
     ttl_measure: Annotated[str, OneOf(TTL_MEASURES)] = ColocatedOptions().ttl_measure
     every_step_mixed: bool = False
-    hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(held_back)] = ColocatedOptions().hold_steps
+    hold_steps: Annotated[tuple[int, ...] | None, PlainValidator(delays_to_try)] = ColocatedOptions().hold_steps
     interference: Annotated[Interference, Written(_Interference, lambda knobs: Interference(**dict(knobs)))] = (
         Interference(minority_efficiency=1.0, overlap_loss=0.0)
     )
@@ -366,7 +366,7 @@ class _File(ServedKeys):
             draft_tokens=self.draft_tokens,
             kv_tiers=self.kv_tiers,
             served=self.served,
-            told=self.told,
+            told=self.extra_columns,
             uncertainty=self.uncertainty,
         )
 
@@ -415,7 +415,9 @@ def _error(path: Path, faults: list[str], options: Mapping[str, str]) -> SpecErr
 def _conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     """Recipes that a GPU lacks, prompts beyond a model's context: what only the combination of the keys shows."""
     axes = (spec.models, spec.pools, spec.traffic, spec.limits, spec.ctx_gen_ratios, spec.nvlink_domains)
-    many = list(told_by("", require_few, "models x systems x traffic x limits ...", *map(len, (*axes, spec.mla_forms))))
+    many = list(
+        faults_of_call("", require_few, "models x systems x traffic x limits ...", *map(len, (*axes, spec.mla_forms)))
+    )
     if many:
         yield from many
         return
@@ -457,9 +459,9 @@ def _speculation_conflicts(spec: SweepSpec) -> Iterator[str]:
     if curves and "attention" in spec.pool_names:
         yield f"speculation: {curves[0].name!r} does not go with pools of attention and ffn, which hold no drafter"
     for curve in curves:
-        yield from told_by("draft_tokens", curve.trying, spec.draft_tokens)
+        yield from faults_of_call("draft_tokens", curve.trying, spec.draft_tokens)
         for model in spec.models:
-            yield from told_by("speculation", check_drafts_for, curve, load.load_model(model))
+            yield from faults_of_call("speculation", check_drafts_for, curve, load.load_model(model))
 
 
 def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
@@ -472,7 +474,7 @@ def _tier_conflicts(spec: SweepSpec) -> Iterator[str]:
         system = load.load_system(name)
         system = replace(system, kv_tiers={**system.kv_tiers, **dict(spec.kv_tiers)})
         for tier in sorted(named):
-            yield from told_by("traffic", tier_of, system, tier)
+            yield from faults_of_call("traffic", tier_of, system, tier)
         hbm = max((each.turns.cache.hbm for each in spec.traffic if each.turns and each.turns.cache), default=0.0)
         if hbm >= system.hbm_reported:
             held = f"{system.hbm_reported / GB:.0f} GB"
@@ -483,7 +485,7 @@ def _traffic_conflicts(spec: SweepSpec, *, long_context: bool) -> Iterator[str]:
     for model in (load.load_model(name) for name in spec.models):
         for traffic in spec.traffic:
             check = partial(model.check_context, allow_long=long_context)
-            yield from told_by("traffic", check, traffic.isl, traffic.osl)
+            yield from faults_of_call("traffic", check, traffic.isl, traffic.osl)
 
 
 def _domain_conflicts(spec: SweepSpec) -> Iterator[str]:
@@ -549,14 +551,14 @@ def _pool_conflicts(spec: SweepSpec, pools: PoolSystems) -> Iterator[str]:
         yield f"systems: {pools} serves disaggregated only; modes has {', '.join(spec.modes)}"
     names = (pools.system, pools.prefill_system)
     per = "usd" if TOKEN_PRICES in spec.told.columns else MATCHED_PER.get(spec.per, spec.per)
-    for fault in told_by("prices", costs_of_gpus, names, dict(spec.prices) or per):
+    for fault in faults_of_call("prices", costs_of_gpus, names, dict(spec.prices) or per):
         yield f"{fault}; on the command line: --price SYSTEM=USD"
 
 
 def _lacking_fits(spec: SweepSpec) -> Iterator[str]:
     """A fitted profile needs fits of each system; the popularity of experts counts where routing is random."""
     for skew in filter(None, spec.expert_skews):
-        yield from told_by("expert_skew", load.load_profile, skewed_profile(spec.profile, skew))
+        yield from faults_of_call("expert_skew", load.load_profile, skewed_profile(spec.profile, skew))
     if not load.load_profile(spec.profile).fitted:
         return
     for system in dict.fromkeys(name for pools in spec.pools for name in (pools.system, pools.prefill_system)):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Tag
 
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import expected
-from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, told_apart
+from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, one_of
 from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
 from disagg_sim.sweep.turns import TurnKeys, Turns
 from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
@@ -176,5 +176,5 @@ Entry: Any = Annotated[
     | Annotated[_Named, AfterValidator(_of_named), Tag("named")]
     | Annotated[TurnKeys, AfterValidator(_of_turns), Tag("turns")]
     | Annotated[_Shape, AfterValidator(_of_shape), Tag("shape")],
-    told_apart(_entry_form, "neither {isl: ..., osl: ...} nor {sessions: ...} nor a traffic's name"),
+    one_of(_entry_form, "neither {isl: ..., osl: ...} nor {sessions: ...} nor a traffic's name"),
 ]

@@ -36,10 +36,10 @@ def detail(item: Removal, limits: PointLimits) -> str:
     if item.reason == OUT_OF_MEMORY:
         return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
     if item.reason == ABOVE_NIC:
-        needed, allowed = _told_apart((limits.nic_limit + item.shortfall) / GB, limits.nic_limit / GB)
+        needed, allowed = _distinct_texts((limits.nic_limit + item.shortfall) / GB, limits.nic_limit / GB)
         return f"the closest needs {needed} GB/s, limit {allowed} GB/s"
     limit = limits.ftl_s if item.reason == ABOVE_FTL else limits.ttl_s
-    taken, allowed = _told_apart(limit + item.shortfall, limit)
+    taken, allowed = _distinct_texts(limit + item.shortfall, limit)
     return f"the closest takes {taken} s, limit {allowed} s"
 
 
@@ -73,16 +73,18 @@ def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
 def _no_prefill(case: Case, prefill: Tally) -> str:
     if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
         return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
-    least, limit = _told_apart((case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB)
+    least, limit = _distinct_texts(
+        (case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB
+    )
     return f"no prefill configuration stays below {limit} GB/s of KV egress; the least is {least} GB/s"
 
 
 def _too_slow(what: str, latency: str, limit: float, over: float) -> str:
-    best, allowed = _told_apart(limit + over, limit)
+    best, allowed = _distinct_texts(limit + over, limit)
     return f"no {what} meets the {latency} limit of {allowed} s; the best {latency} is {best} s"
 
 
-def _told_apart(value: float, limit: float) -> tuple[str, str]:
+def _distinct_texts(value: float, limit: float) -> tuple[str, str]:
     """Format value and limit with just enough digits to show that the value is larger."""
     texts = [(f"{value:.{digits}g}", f"{limit:.{max(digits, 6)}g}") for digits in range(4, 18)]
     return next((pair for pair in texts if float(pair[0]) > float(pair[1])), texts[0])

@@ -58,12 +58,12 @@ def reproduce(
         return
     if traces is not None and not traces.is_dir():
         raise InputError(f"--traces {traces}: no such directory")
-    from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, compilation_told  # a fifth of the start
+    from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compilation  # a fifth of the start
 
     told = listener("experiments", "done")
     if note := code_home().note:
         told.note(note)
-    with compilation_told(lambda: told.note(COMPILING)):
+    with on_compilation(lambda: told.note(COMPILING)):
         done = paper(study).reproduce(out, traces=traces, listener=told, quick=quick)
     if done.claims is not None:
         _tell_claims(done.claims, out)

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.certainty.batching import times_together, together
+from disagg_sim.certainty.batching import batch_passes, batched_times
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.extrapolation import outside_calibration
-from disagg_sim.certainty.passes import passes_together
-from disagg_sim.certainty.row_labels import said_of
+from disagg_sim.certainty.passes import batched_passes
+from disagg_sim.certainty.row_labels import label_rows
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import rests_on
 
@@ -25,10 +25,10 @@ def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:
     pools = ds.disaggregated(ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths, batch=[8]))
     designs = list(designs_of(pd.concat([pools, *modes], ignore_index=True)))
     assert len({one.mode for one in designs}) == 3
-    units = together(designs)
+    units = batch_passes(designs)
     assert sum(unit.phase == "decode" for unit in units) == 1
     assert len(units) < sum(1 + len(one.prompts) for one in designs)
-    for one, found in zip(designs, times_together(designs, lambda at: at), strict=True):
+    for one, found in zip(designs, batched_times(designs, lambda at: at), strict=True):
         for part, alone in zip(found, times_of(one), strict=True):
             np.testing.assert_array_equal(np.broadcast_to(part, one.rows.shape), alone)
 
@@ -52,10 +52,10 @@ def test_prompts_of_several_lengths_are_one_evaluation_with_the_same_times_and_w
             tables.append(serve(at, mappings, lengths, options=options).assign(traffic=name, case=f"case {name}"))
     points = pd.concat(tables, ignore_index=True)
     designs = list(designs_of(points, Origin(lengths=given)))
-    units = together(designs)
+    units = batch_passes(designs)
     assert sum(unit.phase == "decode" for unit in units) == 1
     assert len(units) < sum(len(one.prompts) for one in designs) / 10
-    for one, found in zip(designs, times_together(designs, lambda at: at), strict=True):
+    for one, found in zip(designs, batched_times(designs, lambda at: at), strict=True):
         for part, alone in zip(found, times_of(one), strict=True):
             np.testing.assert_allclose(np.broadcast_to(part, one.rows.shape), alone, rtol=1e-12)
     for say in (rests_on, outside_calibration):
@@ -74,7 +74,7 @@ def test_both_labels_of_one_evaluation_are_those_of_two() -> None:
         serve(at, wide, lengths, options=options) for serve in (ds.colocated, ds.piggyback) for at in (here, there)
     ]
     points = pd.concat(tables, ignore_index=True)
-    both = said_of(points)
+    both = label_rows(points)
     assert both["rests_on"].tolist() == rests_on(points).tolist()
     assert both["outside_calibration"].tolist() == outside_calibration(points).tolist()
     assert both.nunique().min() > 1
@@ -97,7 +97,7 @@ def test_designs_are_taken_apart_together_as_they_are_one_by_one() -> None:
     points = pd.concat(tables, ignore_index=True)
     origin = Origin(lengths=given)
     whole = ds.breakdown(points, origin=origin)
-    assert len(passes_of_all := list(passes_together(list(designs_of(points, origin))))) < len(points)
+    assert len(passes_of_all := list(batched_passes(list(designs_of(points, origin))))) < len(points)
     assert any(len(unit.members) > 3 for unit, *_ in passes_of_all)
     alone = [ds.breakdown(points.iloc[[row]], origin=origin) for row in range(len(points))]
     for name in ("operators", "fits", "memory", "elasticities"):

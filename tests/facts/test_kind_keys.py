@@ -159,7 +159,7 @@ def test_compressed_attention_of_deepseek_v4():
     csa = CsaAttention(**sizes, window=128, ratio=4, index_heads=64, index_dim=128, top_k=1024)
     hca, window = (HcaAttention(**sizes, window=128, ratio=ratio) for ratio in (128, 0))
     tokens = 262_144
-    cached = [spec.held_bytes(tokens, 1.0) - spec.state_bytes for spec in (csa, hca, window)]
+    cached = [spec.sequence_bytes(tokens, 1.0) - spec.state_bytes for spec in (csa, hca, window)]
     assert cached == [128 * 576 + tokens / 4 * (576 + 132), 128 * 576 + tokens / 128 * 576, 128 * 576]
     assert 30 * cached[0] + 31 * cached[1] == pytest.approx(1.433e9, rel=1e-3)
     shared = 7168 * (1536 + 512) + 1536 * 65_536 + 65_536 * 1024 + 16 * 1024 * 7168

@@ -149,7 +149,7 @@ def test_a_chunk_sees_half_of_itself_in_decode_and_keeps_all_of_it():
     block = layer_of(LayerKind(spec, DENSE)).attention
     work = block.decode(BF16.resolve(BASE), 1.0, Tokens(decodes=1.0, context=100_000.0), "auto")[0][0].work
     assert work.hbm_bytes == 4096 * 2 * 8 * 128 * 2
-    assert spec.held_bytes(100_000, 2.0) == 8192 * 2 * 8 * 128 * 2
+    assert spec.sequence_bytes(100_000, 2.0) == 8192 * 2 * 8 * 128 * 2
 
 
 def test_keys_and_values_of_unlike_size():

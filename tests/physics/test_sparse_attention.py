@@ -110,8 +110,8 @@ def test_a_shared_index_costs_and_caches_nothing():
     """GLM-5.2: 57 of 78 layers take the choice of a layer before."""
     assert set(works(SHARED, context=10_000.0)) == {"main"}
     assert works(SHARED, context=10_000.0)["main"] == works(DSA, context=10_000.0)["main"]
-    assert SHARED.held_bytes(1000, 1.0) == 656 * 1000
-    assert DSA.held_bytes(1000, 1.0) == (656 + 132) * 1000
+    assert SHARED.sequence_bytes(1000, 1.0) == 656 * 1000
+    assert DSA.sequence_bytes(1000, 1.0) == (656 + 132) * 1000
 
 
 def test_pooled_index_keys():
@@ -251,7 +251,7 @@ def test_a_layer_alone_is_timed_everywhere_and_longer_is_never_faster(kind):
     pieces = chunked_prefill_pass(at, Sharding(), batch=1.0, isl=20_000.0, chunk_tokens=2048.0)
     assert float(pieces.ftl) > 0
     resolved = at.precision
-    assert kv_bytes_per_request(at.model, resolved, 5000) == KINDS[kind].held_bytes(5000, 1.0)
+    assert kv_bytes_per_request(at.model, resolved, 5000) == KINDS[kind].sequence_bytes(5000, 1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,7 +102,7 @@ def _faults(node: ast.AST, text: str, path: Path, function: str) -> Iterator[Fau
     """Faults in a node and below; what is said, raised or annotated is left out."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         function = f"{function}.{node.name}".lstrip(".")
-        if (node.name.startswith("__") and node.name != "__post_init__") or node.name in ("refuse", "told"):
+        if (node.name.startswith("__") and node.name != "__post_init__") or node.name in ("refuse", "error_with_place"):
             return
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.arg):
         return

@@ -29,7 +29,7 @@ from disagg_sim.serving.colocation import ColocatedCase, Colocation
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import COLUMNS, INTERACTIVITY, THROUGHPUT, pareto_front
-from disagg_sim.serving.prefill_delay import held
+from disagg_sim.serving.prefill_delay import delayed_passes
 from disagg_sim.workload.lengths import lengths
 
 SYSTEM, RECIPE = "gb200_nvl72", "nvfp4_fp8kv"
@@ -372,7 +372,7 @@ def test_a_wait_by_hand():
     case = {"isl": 8192, "osl": 1024, "batch": [64], "ftl_limit": 100.0}
     rows = run("colocated", R1, DEP8, hold_steps=(128,), **case)
     row = only(rows[rows.hold_steps == 128])
-    found = held(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
+    found = delayed_passes(np.array([64]), np.array([8]), np.array([1 / 1023]), np.array([128]))
     prompts, steps, left = (float(each[0]) for each in found[:3])
     at = setup(R1, SYSTEM, RECIPE)
     times = prefill_grid(at, DEP8, lengths(8192, 1024), batch=[1, 8]).latency[0]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.serving.prefill_delay import held
-from disagg_sim.serving.slot_turnover import refill
+from disagg_sim.serving.prefill_delay import delayed_passes
+from disagg_sim.serving.slot_turnover import refill_passes
 
 
 def drawn(seats, ranks, ending, steps, passes, seed=0):
@@ -29,7 +29,7 @@ def drawn(seats, ranks, ending, steps, passes, seed=0):
 
 
 def law(seats, ranks, ending, steps):
-    found = held(np.array([seats * ranks]), np.array([ranks]), np.array([ending]), np.array([steps]))
+    found = delayed_passes(np.array([seats * ranks]), np.array([ranks]), np.array([ending]), np.array([steps]))
     return [float(each[0]) for each in found]
 
 
@@ -70,13 +70,13 @@ def test_one_seat_a_rank():
 def test_what_always_holds(seats, ranks, ending, freed):
     batch = np.array([round(seats * ranks)])
     steps = np.array([max(round(freed / (batch[0] / ranks * ending)), 1)])
-    found = held(batch, np.array([ranks]), np.array([ending]), steps)
+    found = delayed_passes(batch, np.array([ranks]), np.array([ending]), steps)
     prompts, between, left, idle = (float(each[0]) for each in found)
     assert 1.0 - 1e-9 <= prompts <= ranks + 1e-9
     assert between > 0
     assert 0.0 <= left <= batch[0]
     assert idle >= 1.0
-    longer = held(batch, np.array([ranks]), np.array([ending]), 4 * steps)
+    longer = delayed_passes(batch, np.array([ranks]), np.array([ending]), 4 * steps)
     assert longer.prompts[0] >= prompts * (1 - 1e-2)
 
 
@@ -84,15 +84,15 @@ def test_rows_stand_alone():
     """What a row gives does not depend on the others: designs are scored again one by one."""
     batch, ranks = np.array([64, 512, 100, 96, 3072, 640]), np.array([8, 16, 8, 6, 64, 36])
     steps, ending = np.array([128, 32, 16, 64, 8, 16]), np.full(6, 1 / 1023)
-    together = np.stack(held(batch, ranks, ending, steps))
+    together = np.stack(delayed_passes(batch, ranks, ending, steps))
     for k in range(6):
-        one = held(batch[k : k + 1], ranks[k : k + 1], ending[k : k + 1], steps[k : k + 1])
+        one = delayed_passes(batch[k : k + 1], ranks[k : k + 1], ending[k : k + 1], steps[k : k + 1])
         np.testing.assert_array_equal(np.stack(one)[:, 0], together[:, k])  # to the last digit
 
 
 def test_weights_of_passes_that_wait():
     """s prompts: a pass lies (s-1)/(R-1) of the way from one prompt to one of every rank."""
-    found = refill(np.array([64]), 8, np.array([8]), 1 / 1023, 128)
+    found = refill_passes(np.array([64]), 8, np.array([8]), 1 / 1023, 128)
     s = law(8, 8, 1 / 1023, 128)[0]
     assert found.prompts.tolist() == [[8, 1]]
     assert found.passes[0] == pytest.approx(1 / s)
@@ -103,7 +103,7 @@ def test_weights_of_passes_that_wait():
 
 def test_no_wait_is_as_without():
     batch, most = np.array([64, 64]), np.array([8, 8])
-    both = refill(batch, 8, most, 1 / 1023, np.array([0, 128]))
-    alone = refill(batch[:1], 8, most[:1], 1 / 1023)
+    both = refill_passes(batch, 8, most, 1 / 1023, np.array([0, 128]))
+    alone = refill_passes(batch[:1], 8, most[:1], 1 / 1023)
     assert both.of(slice(0, 1)).each.tolist() == alone.each.tolist()
     assert (both.idle[0], both.left[0]) == (1.0, 0.0)

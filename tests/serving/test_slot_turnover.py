@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from disagg_sim.serving.slot_turnover import refill, worth_room
+from disagg_sim.serving.slot_turnover import refill_passes, worth_room
 
 HOST, RANK, PROMPT = 2.0, 3.0, 0.5  # of a pass, of each prompt of its fullest rank, of each prompt [s]
 
@@ -19,7 +19,7 @@ def pass_time(fullest, prompts):
 
 def found(batch, ranks, most, ending):
     """What a prompt costs, the pass that it is in [s], and passes a prompt, by the weights."""
-    weights = refill(np.array([batch]), ranks, np.array([most]), ending)
+    weights = refill_passes(np.array([batch]), ranks, np.array([most]), ending)
     fullest = np.where(weights.lone, weights.prompts, -(-weights.prompts // ranks))
     times = pass_time(fullest, weights.prompts)
     return (weights.each * times).sum(), (weights.own * times).sum(), weights.passes[0]
@@ -63,7 +63,7 @@ def test_all_outcomes_counted(batch, ranks, most, ending):
 @settings(max_examples=25, deadline=None)
 def test_what_always_holds(batch, ranks, most, ending):
     most = min(most, batch)
-    weights = refill(np.array([batch]), ranks, np.array([most]), ending)
+    weights = refill_passes(np.array([batch]), ranks, np.array([most]), ending)
     assert (weights.own > -1e-12).all()
     assert (weights.each > -1e-12).all()
     assert weights.own.sum() == pytest.approx(1.0)  # a prompt is in one pass

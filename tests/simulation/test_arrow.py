@@ -9,7 +9,7 @@ from sites import SIMPLE, arrays_of, deployment, served, site
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.engine import Engine
-from disagg_sim.simulation.kernel.addresses import home_of
+from disagg_sim.simulation.kernel.addresses import addresses_of
 from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
@@ -48,7 +48,7 @@ class View(SimpleNamespace):
             inst=np.zeros(count, dtype_of(InstanceRecord)),
         )
         self.arrays = arrays_of(self.inst)
-        self.home = home_of(self.arrays)
+        self.home = addresses_of(self.arrays)
         for name in COLUMNS:
             setattr(self, name, self.inst[name.replace("_time", "_s")])
         for name, values in columns.items():

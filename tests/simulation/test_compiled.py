@@ -113,10 +113,10 @@ def test_compiling_is_told_once_and_calling_what_is_compiled_is_not(monkeypatch:
         return 2 * values
 
     told: list[str] = []
-    with compiled.compilation_told(lambda: told.append("compiling")):
+    with compiled.on_compilation(lambda: told.append("compiling")):
         assert twice(3) == 6
         assert (twice(np.ones(2)) == 2).all()  # another type, another compilation
     assert told == ["compiling"]
-    with compiled.compilation_told(lambda: told.append("again")):
+    with compiled.on_compilation(lambda: told.append("again")):
         twice(4)
     assert told == ["compiling"]

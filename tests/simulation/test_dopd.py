@@ -129,7 +129,7 @@ def test_batches_in_order_stop_at_the_threshold_and_hold_one_at_least():
 def test_waiting_tokens_are_counted():
     forming = former()
     for tokens in (400, 300, 1500):
-        forming.came(0, tokens)
+        forming.arrived(0, tokens)
     formed(forming, kept([400, 300, 1500]), [0, 1, 2])
     assert forming.waiting_tokens(kept([])).tolist() == [700]
 

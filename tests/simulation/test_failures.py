@@ -12,7 +12,7 @@ from test_conservation import BLOCKS, EVERY_SYSTEM, OPTIONS, REQUESTS, TABLE
 
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.failures import FailureEvent, Failures, gpus_held
+from disagg_sim.simulation.failures import FailureEvent, Failures, gpus_of_instances
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.records import Outcome
 
@@ -236,7 +236,7 @@ def test_gpus_fail_at_the_rate_that_is_asked_for():
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=1, max_size=12))
 def test_instances_share_no_gpu_and_small_ones_stay_in_a_node(sizes):
     starts, nan = np.zeros(len(sizes)), np.full(len(sizes), np.nan)
-    held = gpus_held(sizes, starts, nan, node_of=np.arange(sum(sizes) + 64) // 8)
+    held = gpus_of_instances(sizes, starts, nan, node_of=np.arange(sum(sizes) + 64) // 8)
     assert np.unique(np.concatenate(held)).size == sum(sizes) == sum(each.size for each in held)
     assert all(size > 8 or np.unique(each // 8).size == 1 for size, each in zip(sizes, held, strict=True))
 

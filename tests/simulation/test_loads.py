@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sites import arrays_of
 
-from disagg_sim.simulation.kernel.addresses import home_of
+from disagg_sim.simulation.kernel.addresses import addresses_of
 from disagg_sim.simulation.kernel.layout import InstanceRecord, dtype_of
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.policies.loads import InTurn, fewest_requests, least_decode, least_prefill, shortest_queue
@@ -21,7 +21,7 @@ def view(**columns):
     for name, values in columns.items():
         inst[name] = values
     arrays = arrays_of(inst)
-    rankings = Rankings(home_of(arrays))
+    rankings = Rankings(addresses_of(arrays))
 
     def least(load, among, served, own=0, arrays=arrays):  # which lie where home says
         return rankings.least(load, among, served, own, 0.0)

@@ -89,7 +89,7 @@ def test_small_grids_of_unlike_lengths_are_scored_together(tmp_path, monkeypatch
     monkeypatch.setattr(grid_cache, "decode_grids", asked)
     found = []
     for group in groups:
-        grid_cache.score_together(group)
+        grid_cache.score_group(group)
         found += [grid_cache.scored(block) for block in group]
     assert asked.call_count == 3
     for grid, expected in zip(found, alone, strict=True):

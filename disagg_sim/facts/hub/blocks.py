@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from disagg_sim.facts.faults import said_of
+from disagg_sim.facts.faults import value_text
 from disagg_sim.facts.hub.config import Config
 
 Block = Mapping[str, Any]
@@ -118,7 +118,7 @@ def _listed(config: Config) -> list[int]:
     """No windows; a list may say that a layer is linear, which is refused (MiniMax)."""
     for index, each in enumerate(config.series("attn_type_list") if config.has("attn_type_list") else ()):
         if each != 1:
-            raise config.fault(f"attn_type_list[{index}]: {said_of(each)}: lightning attention is not modelled")
+            raise config.fault(f"attn_type_list[{index}]: {value_text(each)}: lightning attention is not modelled")
     return [0] * config.layers
 
 

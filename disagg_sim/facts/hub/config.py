@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.errors import SpecError, quoted
-from disagg_sim.facts.faults import out_of_range, said_of
+from disagg_sim.facts.faults import out_of_range, value_text
 from disagg_sim.facts.model import MOST_LAYERS
 from disagg_sim.facts.yaml_files import spec_error
 
@@ -61,7 +61,7 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise self.fault(f"{key}: {said_of(value)} is not a whole number")
+            raise self.fault(f"{key}: {value_text(value)} is not a whole number")
         if not least <= value <= most:
             raise self.fault(f"{key}: {out_of_range(quoted(value), least, most)}")
         return value
@@ -72,7 +72,7 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.fault(f"{key}: {said_of(value)} is not true or false")
+            raise self.fault(f"{key}: {value_text(value)} is not true or false")
         return value
 
     def word(self, key: str, default: str = "") -> str:
@@ -81,14 +81,14 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.fault(f"{key}: {said_of(value)} is not text")
+            raise self.fault(f"{key}: {value_text(value)} is not text")
         return value
 
     def section(self, key: str) -> Config:
         """The keys inside a key, read on the same terms; empty where it is missing."""
         value = self.find(key)[1]
         if value is not None and not isinstance(value, dict):
-            raise self.fault(f"{key}: {said_of(value)} is not 'key: value' pairs")
+            raise self.fault(f"{key}: {value_text(value)} is not 'key: value' pairs")
         inner = Config(self.path, value or {})
         inner.assumed = self.assumed
         return inner
@@ -97,7 +97,7 @@ class Config:
         """The list under a key, of one entry a layer where a length is given; longer ones are cut, as engines do."""
         value = self.find(key)[1]
         if not isinstance(value, list):
-            raise self.fault(f"{key}: {said_of(value)} is not a list")
+            raise self.fault(f"{key}: {value_text(value)} is not a list")
         if length is not None and len(value) < length:
             raise self.fault(f"{key}: {len(value)} entries for {length} layers")
         if len(value) > MOST_LAYERS:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from disagg_sim.errors import nearest, quoted
-from disagg_sim.facts.faults import said_of
+from disagg_sim.facts.faults import value_text
 from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.families import FAMILIES, TEXT_KEYS, TEXT_OF, Family
 from disagg_sim.facts.hub.files import ModelFiles
@@ -65,7 +65,7 @@ def _class(config: Config) -> str | None:
     if names is None:
         return None
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise config.fault(f"architectures: {said_of(names)} is not a list of class names")
+        raise config.fault(f"architectures: {value_text(names)} is not a list of class names")
     return names[0]
 
 
@@ -74,7 +74,7 @@ def document_of(config: Config, family: Family) -> dict[str, Any]:
     for key, (allowed, reason) in ONLY.items():
         value = config.find(key)[1]
         if value is not None and value not in allowed:
-            raise config.fault(f"{key}: {said_of(value)}: {reason}")
+            raise config.fault(f"{key}: {value_text(value)}: {reason}")
     attention, ffn = family.attention(config), family.ffn(config)
     layers = tuple(zip(attention.layers, ffn.layers, strict=True))
     document: dict[str, Any] = {

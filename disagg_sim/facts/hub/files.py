@@ -74,7 +74,7 @@ def model_files(source: str | Path) -> ModelFiles:
         quantisation=read_json(beside) if beside.is_file() else None,
         index=read_json(index) if whole and (index := path.with_name(INDEX)).is_file() else None,
         card=_text(card) if whole and (card := path.with_name(CARD)).is_file() else "",
-        hub_name=hub_name or _told_by(path, data),
+        hub_name=hub_name or _name_by_place(path, data),
     )
 
 
@@ -150,7 +150,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _told_by(path: Path, data: Mapping[str, Any]) -> str:
+def _name_by_place(path: Path, data: Mapping[str, Any]) -> str:
     """Name on the hub by the place of the file: its cache, or ``org--name.json``; else by the file's own word."""
     for parent in path.parts[:-1]:
         if found := _CACHED.fullmatch(parent):

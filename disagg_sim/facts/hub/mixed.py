@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from disagg_sim.facts.faults import said_of
+from disagg_sim.facts.faults import value_text
 from disagg_sim.facts.hub.blocks import LAYER_TYPES, Block, Blocks, MoeTraits, gqa_block, moe_block
 from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.layers import NONE
@@ -82,7 +82,7 @@ def searched_ffn(config: Config) -> Blocks:
             continue
         multiple = part.get("ffn_mult")
         if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < 1e3:
-            raise config.fault(f"{where}.ffn_mult: {said_of(multiple)} is not a number from 0 to 1000")
+            raise config.fault(f"{where}.ffn_mult: {value_text(multiple)} is not a number from 0 to 1000")
         width = int(2 * multiple * config.hidden / 3)
         width += -width % _WIDTH_STEP
         known[f"dense_{width}"] = {"kind": "dense", "width": width}
@@ -97,9 +97,9 @@ def _parts(config: Config, part: str) -> list[tuple[str, Mapping[str, Any]]]:
         where = f"block_configs[{index}].{part}"
         inner = layer.get(part) if isinstance(layer, Mapping) else None
         if not isinstance(inner, Mapping):
-            raise config.fault(f"{where}: {said_of(inner)} is not 'key: value' pairs")
+            raise config.fault(f"{where}: {value_text(inner)} is not 'key: value' pairs")
         for key in ("replace_with_linear", "sparsify"):
             if inner.get(key):
-                raise config.fault(f"{where}.{key}: {said_of(inner[key])}: not modelled")
+                raise config.fault(f"{where}.{key}: {value_text(inner[key])}: not modelled")
         found.append((where, inner))
     return found

@@ -117,13 +117,13 @@ class Msa(AttentionBlock[MsaAttention]):
     parts = (INDEX, CHOSEN, INDEX_STEP)
     launches = 15
 
-    def held(self, tp: Numeric) -> tuple[Numeric, Numeric]:
+    def heads_per_gpu(self, tp: Numeric) -> tuple[Numeric, Numeric]:
         """KV heads and index heads of one GPU, at least one each. [1]"""
         return np.ceil(self.spec.kv_heads / tp), np.ceil(self.spec.index_heads / tp)
 
     def columns(self, tp: Numeric) -> Numeric:
         """Columns of queries, keys, values and index in one projection. [1]"""
-        s, (kv_heads, index_heads) = self.spec, self.held(tp)
+        s, (kv_heads, index_heads) = self.spec, self.heads_per_gpu(tp)
         return (s.q_heads / tp + 2 * kv_heads) * s.head_dim + (index_heads + 1) * s.index_dim
 
     def projections(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
@@ -155,13 +155,13 @@ class Msa(AttentionBlock[MsaAttention]):
 
     def _sizes(self, precision: Precision, tp: Numeric) -> dict[str, Numeric]:
         s = self.spec
-        heads = {"q_heads": s.q_heads / tp, "kv_heads": self.held(tp)[0]}
+        heads = {"q_heads": s.q_heads / tp, "kv_heads": self.heads_per_gpu(tp)[0]}
         return heads | {"head_dim": s.head_dim, "cache_bytes": precision.cache.bytes}
 
     def _index(self, part: str, tp: Numeric, sequences: Numeric, tokens: tuple[Numeric, Numeric]) -> Operator:
         """Scores of every token's index key in bf16, of which the best of a block counts."""
         s, (new, past) = self.spec, tokens
-        flops = sequences * causal_pairs(new, past) * (2.0 * self.held(tp)[1] * s.index_dim)
+        flops = sequences * causal_pairs(new, past) * (2.0 * self.heads_per_gpu(tp)[1] * s.index_dim)
         keys = past + (new if part == INDEX_STEP else 2 * new)
         shape = AttentionShape(sequences, new, past, 1.0, 1.0, 0.0, chosen=s.chosen)
         work = Work(flops, sequences * keys * (s.index_dim * BF16_BYTES))

@@ -8,7 +8,7 @@ from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.report.page.reading import faults_told
+from disagg_sim.report.page.reading import as_content_faults
 from disagg_sim.report.schemas import POOLS
 from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
 
@@ -21,7 +21,7 @@ def plan_content(root: Path) -> Content:
     Returns times in s.
     """
     path, text = root / "plan.json", root / "plan.txt"
-    with faults_told(path, f"a plan of schema {SCHEMA}..."):
+    with as_content_faults(path, f"a plan of schema {SCHEMA}..."):
         plan = read_json(path)
         if plan["schema"] == POOLS:
             raise InputError(f"{path}: a plan of further pools (plan --pools) has no page; plan.txt has the screen")
@@ -34,7 +34,7 @@ def plan_content(root: Path) -> Content:
                 pool["mapping"] = degrees + beside_text(pool.get("chunk_tokens", 0), pool.get("draft_tokens", 0))
         said = {"question": plan["question"]["model"], "verdict": [plan["status"]], "why": [], "changes": None}
         plan["said"] = said | plan.get("said", {})  # plans of earlier versions have no sentences
-    with faults_told(text, "a text"):
+    with as_content_faults(text, "a text"):
         screen = text.read_text(encoding="utf-8") if text.is_file() else ""
     facts = {"name": root.resolve().name, "plan": plan, "screen": screen}
     return Content(kind="plan", title=f"Plan {plan['question']['model']}", facts=facts)

@@ -17,12 +17,12 @@ FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, 
 
 
 @contextmanager
-def faults_told(path: Path, what: str) -> Iterator[None]:
+def as_content_faults(path: Path, what: str) -> Iterator[None]:
     """Tell faults of the content of a file as such.
 
     Takes ``what`` (it should be, such as "the manifest of a sweep").
 
-    >>> with faults_told(Path("plan.json"), "a plan"):
+    >>> with as_content_faults(Path("plan.json"), "a plan"):
     ...     {}["schema"]
     Traceback (most recent call last):
     disagg_sim.errors.InputError: plan.json: damaged: not a plan (KeyError: 'schema')
@@ -41,7 +41,7 @@ def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] 
 
     The result is empty where there is no such file.
     """
-    with faults_told(path, "a table"):
+    with as_content_faults(path, "a table"):
         try:
             table = read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
         except FileNotFoundError:
@@ -59,5 +59,5 @@ def read_block(
 
     Takes ``columns`` (None = all). The result comes with these columns.
     """
-    with faults_told(path, "a table of results"):
+    with as_content_faults(path, "a table of results"):
         return read_parquet(path, columns, rows=rows)

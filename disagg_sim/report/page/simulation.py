@@ -11,7 +11,7 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.report.page.reading import faults_told, read_block, read_table
+from disagg_sim.report.page.reading import as_content_faults, read_block, read_table
 
 #: Folders of the blocks that a page reads, named as ``scenario.plan`` names them; to read them needs no simulator.
 REQUESTS, SAMPLES = "requests", "samples"
@@ -42,7 +42,7 @@ def simulation_content(root: Path) -> Content:
         if not (root / REQUESTS / name).is_file():
             continue
         requests, samples = read_block(root / REQUESTS / name), read_block(root / SAMPLES / name)
-        with faults_told(root / REQUESTS / name, "a run"):
+        with as_content_faults(root / REQUESTS / name, "a run"):
             done = _latencies(requests)
             tables = {
                 "over_time": _over_time(done, requests, samples),
@@ -57,7 +57,7 @@ def simulation_content(root: Path) -> Content:
         tables[name] = read_table(root / f"{name}.csv").head(MOST_DECISIONS)
     notes = root / "notes.txt"
     facts: dict[str, Any] = {"name": root.resolve().name, "notes": []}
-    with faults_told(notes, "a text"):
+    with as_content_faults(notes, "a text"):
         facts["notes"] = notes.read_text(encoding="utf-8").splitlines() if notes.is_file() else []
     return Content(kind="simulation", title=f"Simulation {facts['name']}", facts=facts, tables=tables)
 

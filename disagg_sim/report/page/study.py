@@ -7,7 +7,7 @@ from pathlib import Path
 
 from disagg_sim.errors import InputError
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.report.page.reading import faults_told, read_table
+from disagg_sim.report.page.reading import as_content_faults, read_table
 
 
 def study_content(root: Path) -> Content:
@@ -20,7 +20,7 @@ def study_content(root: Path) -> Content:
     claims = read_table(root / "claims.csv", texts=["id", "statement", "profile", "verdict"])
     if not len(claims):
         raise InputError(f"{root}: no claims.csv with a claim, so there is nothing to show")
-    with faults_told(root, "the pictures of a study"):
+    with as_content_faults(root, "the pictures of a study"):
         pictures = [
             {
                 "name": str(each.relative_to(root).with_suffix("")),

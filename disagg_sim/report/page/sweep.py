@@ -15,8 +15,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
 from disagg_sim.report.page.assemble import Content
-from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, shown_points, shown_pools, taken_apart
-from disagg_sim.report.page.reading import faults_told, read_block, read_table
+from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, parts_of_designs, shown_points, shown_pools
+from disagg_sim.report.page.reading import as_content_faults, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.spares import WITH_SPARES
@@ -46,19 +46,19 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
     front = read_frontier(root).table.reset_index(drop=True)
     if not len(front):
         raise InputError(f"{root}: no case has a result, so there is nothing to show; infeasible.csv says why")
-    held = _held(root)
-    with faults_told(root / FRONTIER_FILE, "a frontier"):
+    held = _manifest_facts(root)
+    with as_content_faults(root / FRONTIER_FILE, "a frontier"):
         variants = _variants(front)
         points = shown_points(front, front["case"].map(variants)).assign(row=front.index).join(_bands(root, front))
     beside_them = _cloud(root, front, held["rows"], beside)
     if len(beside_them):
-        with faults_told(root / "points", "the points of a sweep"):
+        with as_content_faults(root / "points", "the points of a sweep"):
             others = shown_points(beside_them, beside_them["case"].map(variants)).assign(row=-1)
             points = pd.concat([points, others[[name for name in points if name in others]]], ignore_index=True)
     ranked = throughput_column(held["facts"]["unit"])
     ranked += WITH_SPARES * (ranked + WITH_SPARES in front)
     counted = front.assign(**{THROUGHPUT: front[ranked]})
-    parts, memory = taken_apart(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
+    parts, memory = parts_of_designs(front, jobs=jobs) if breakdowns else (pd.DataFrame(), pd.DataFrame())
     facts = held["facts"] | {
         "directory": str(root),
         "frontier": len(front),
@@ -68,7 +68,7 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
         "memory": PART_TEXT,
         "trust": {str(label): said for label, said in MEANING.items()},
     }
-    with faults_told(root / POOLS_FILE, "a frontier over pools"):
+    with as_content_faults(root / POOLS_FILE, "a frontier over pools"):
         pools = shown_pools(read_table(root / POOLS_FILE, texts=["case"]))
     rejected = read_table(root / "infeasible.csv", numbers=["count"], texts=REJECTED)
     tables = {"points": points, "parts": parts, "memory": memory, "gains": _gains(root, counted), "pools": pools}
@@ -76,10 +76,10 @@ def sweep_content(root: Path, *, beside: int = BESIDE, jobs: int = 1, breakdowns
     return Content(kind="sweep", title=f"Sweep {facts['name']}", facts=facts, tables=tables)
 
 
-def _held(root: Path) -> dict[str, Any]:
+def _manifest_facts(root: Path) -> dict[str, Any]:
     """What the manifest tells a page: facts, and the rows that are stored of all points."""
     path = root / MANIFEST
-    with faults_told(path, "the manifest of a sweep"):
+    with as_content_faults(path, "the manifest of a sweep"):
         manifest = read_json(path)
         cases = manifest["cases"]
         made = {name: manifest[name] for name in PROVENANCE if name in manifest}

@@ -76,7 +76,7 @@ def _chosen_of(_: Any, function: Any, home: Any, context: Any, request: Any, tok
 chosen: Any = intrinsic(_chosen_of)
 
 
-def home_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
+def addresses_of(arrays: Sequence[NDArray[Any]], home: Ints | None = None) -> Ints:
     """Write down where arrays are. [1]"""
     home = np.zeros((len(arrays), 4), dtype=np.int64) if home is None else home
     for row, array in zip(home, arrays, strict=True):
@@ -109,7 +109,7 @@ def queues_at(home: Ints) -> Queues:
 
 
 @inner
-def queues_by(address: int) -> Queues:
+def queues_at_address(address: int) -> Queues:
     """The same, by the address of ``home``."""
     return queues_at(carray(pointer(address), (ARRAYS, 4), np.int64))
 

@@ -98,7 +98,7 @@ class RoutingQueue:
     >>> columns = np.array([0.0, 0.5, 9.0]), np.full(3, 10), np.full(3, 12)
     >>> feed = RoutingQueue(*columns, Route(whole=True, first=fewest), most=1600, emits_late=False)
     >>> fleet.take(feed)
-    >>> fleet.run_until(8.0), feed.come, fleet.segments.instance.tolist(), fleet.segments.finish_s.tolist()
+    >>> fleet.run_until(8.0), feed.arrivals, fleet.segments.instance.tolist(), fleet.segments.finish_s.tolist()
     ((-1, 8.0), 2, [0, 1], [2.0, 2.5])
     """
 
@@ -148,7 +148,7 @@ class RoutingQueue:
     def reach(self) -> None:
         """Have the next request at hand, if there is one."""
         if self._supply is not None:
-            known = self._supply.reach(self.come)
+            known = self._supply.reach(self.arrivals)
             self.row["requests"], self.row["more"] = known, known < self._all
 
     def _bind(self) -> None:
@@ -160,13 +160,13 @@ class RoutingQueue:
         self._next, self._submitted = self.row["next"], self.row["submitted"]
 
     @property
-    def come(self) -> int:
+    def arrivals(self) -> int:
         """Requests that have come so far. [request]"""
         return int(self._next.item())
 
     def skip(self) -> int:
         """Take the next request out, which somebody else places; its number."""
-        request = self.come
+        request = self.arrivals
         self._next[0] = request + 1
         self.reach()
         return request

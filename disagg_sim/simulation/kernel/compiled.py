@@ -140,7 +140,7 @@ def _is_own(directory: Path) -> bool:
 
 
 @contextmanager
-def compilation_told(tell: Callable[[], None]) -> Iterator[None]:
+def on_compilation(tell: Callable[[], None]) -> Iterator[None]:
     """Call a function when something is compiled inside the block, once; not where machine code is loaded.
 
     Takes ``tell`` (takes nothing; such as a line to the user that the first run takes longer).

@@ -29,7 +29,7 @@ from disagg_sim.simulation.kernel.layout import (
 )
 from disagg_sim.simulation.kernel.links import Links, end_next, give_place, links_at, next_end, share
 from disagg_sim.simulation.kernel.links import changed as changed_ends
-from disagg_sim.simulation.kernel.lockstep import form_together, settle_together
+from disagg_sim.simulation.kernel.lockstep import form_all_ranks, settle_all_ranks
 from disagg_sim.simulation.kernel.min_tree import first_up_to, least_of, set_key
 from disagg_sim.simulation.kernel.moving import (
     ASKED_FOR,
@@ -38,16 +38,16 @@ from disagg_sim.simulation.kernel.moving import (
     arrive,
     asked,
     begin,
-    go_on,
     hand_over_to,
     moved,
+    start_next_leg,
 )
 from disagg_sim.simulation.kernel.progress import due_s, uncounted, wake
-from disagg_sim.simulation.kernel.queue import check_drained, gone, release, unlink
-from disagg_sim.simulation.kernel.ranks import choose_rank, count_together
+from disagg_sim.simulation.kernel.queue import check_drained, count_departure, release, unlink
+from disagg_sim.simulation.kernel.ranks import choose_rank, count_all_ranks
 from disagg_sim.simulation.kernel.runs import count_run
 from disagg_sim.simulation.kernel.steps import form, settle
-from disagg_sim.simulation.kernel.submission import changed, come, row_of, submitted
+from disagg_sim.simulation.kernel.submission import changed, place_next, row_of, submitted
 from disagg_sim.simulation.kernel.times import largest_prefill, pass_part, step_time
 
 QUEUED, DONE, WITHDRAWN = int(SegmentStatus.QUEUED), int(SegmentStatus.DONE), int(SegmentStatus.WITHDRAWN)
@@ -67,14 +67,14 @@ STEP_TIME, PASS_TIME, LARGEST_PREFILL = range(3)
 
 
 @inner
-def _told(st: Queues, links: Links) -> int:
+def _next_report(st: Queues, links: Links) -> int:
     """What is to be reported: a segment, an instance, or ``ROOM``; -1 = nothing. What goes on by itself does."""
     inst, seg, here = st.inst, st.seg, st.world[0]
     while here.pending_head >= 0:
         s = here.pending_head
         after = seg[s].next
         if seg[s].handed == FED:
-            became = go_on(st, links, feed_at(here.feed), s, here.now_s)
+            became = start_next_leg(st, links, feed_at(here.feed), s, here.now_s)
             if became == NO_ROOM:
                 return ROOM
             if became == ASKED_FOR:
@@ -84,15 +84,15 @@ def _told(st: Queues, links: Links) -> int:
             begin(st, links, seg[s].handed, here.now_s)
         elif seg[s].handed != FED:
             return s
-    if here.notices > 0:
+    if here.pending_events > 0:
         for i in range(here.instances):
             if inst[i].draining == 2:
                 inst[i].draining = inst[i].active = 0
-                here.notices -= 1
+                here.pending_events -= 1
                 return -2 - i
             if inst[i].stalled == 1:
                 inst[i].stalled = 0
-                here.notices -= 1
+                here.pending_events -= 1
                 return -2 - here.instances - i
     return -1
 
@@ -102,8 +102,8 @@ def _step(st: FleetState, i: int, now: float) -> None:
     """An instance ends what it does, and begins what comes next."""
     st.world[0].now_s = now
     if st.inst[i].ranks > 1:
-        if settle_together(st, i, now):
-            form_together(st, i, now)
+        if settle_all_ranks(st, i, now):
+            form_all_ranks(st, i, now)
     elif settle(st, i, now):
         form(st, i, now)
     check_drained(st, i)
@@ -122,8 +122,8 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
     links = links_at(here.network)
     here.soonest_s = -math.inf
     while True:
-        if here.pending_head >= 0 or here.notices > 0:
-            told = _told(queues, links)
+        if here.pending_head >= 0 or here.pending_events > 0:
+            told = _next_report(queues, links)
             if told != -1:
                 return told, here.now_s
         step, end, due, share_s = st.soon[1], next_end(links), next_due(here.feed), links.head[0].share_s
@@ -141,7 +141,7 @@ def run_until(home: Ints, limit: float) -> tuple[int, float]:
         elif due == now:
             if due == -math.inf:
                 return ROOM, here.now_s
-            if due == limit or not come(queues, feed_at(here.feed), due):
+            if due == limit or not place_next(queues, feed_at(here.feed), due):
                 return COMES, due
         else:
             share(links, now)
@@ -178,7 +178,7 @@ def _withdraw(st: Queues, s: int, row: int) -> bool:
     inst.queued_prompt_tokens -= one.left - one.expected
     inst.queued_context_tokens -= one.context
     one.status = WITHDRAWN
-    gone(st, row, s)
+    count_departure(st, row, s)
     return True
 
 
@@ -192,7 +192,7 @@ def refresh(home: Ints, only: int, now: float) -> None:
         steps = uncounted(st, i, now)
         if steps > 0:
             if st.inst[i].ranks > 1:
-                count_together(st, i, steps)
+                count_all_ranks(st, i, steps)
             else:
                 count_run(st, i, steps)
             changed(st, i)

@@ -18,7 +18,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
-from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, home_of
+from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, addresses_of
 from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
 from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.forgetting import forget
@@ -38,7 +38,7 @@ from disagg_sim.simulation.kernel.min_tree import least_tree
 from disagg_sim.simulation.kernel.moving import NO_ROOM, Moving
 from disagg_sim.simulation.kernel.network import Wires
 from disagg_sim.simulation.kernel.runs import itl_bin
-from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, blocks_together
+from disagg_sim.simulation.kernel.shared_blocks import SharedBlocks, distinct_blocks
 from disagg_sim.simulation.kernel.step_table import pack_tables
 from disagg_sim.simulation.kernel.submission import LATE
 
@@ -332,7 +332,7 @@ class Fleet:
     def start(self, instance: int, now: float) -> None:
         """Let an instance form steps from ``now`` on; ends a drain."""
         row = self._inst[instance]
-        self._world["notices"] -= int(row["draining"] == 2)
+        self._world["pending_events"] -= int(row["draining"] == 2)
         row["active"], row["draining"] = 1, 0
         self._control(kernel.WAKE, -1, instance, now)
 
@@ -355,7 +355,7 @@ class Fleet:
         settle_emitted(self._inst, self._seg, lost[status[lost] == SegmentStatus.RUNNING])
         status[lost] = SegmentStatus.LOST
         row = self._inst[instance]
-        self._world["notices"] -= int(row["draining"] == 2) + int(row["stalled"])
+        self._world["pending_events"] -= int(row["draining"] == 2) + int(row["stalled"])
         for each in (instance, *self._rows_of(instance)):
             row = self._inst[each]
             for name in HELD_AT_WORK:
@@ -395,7 +395,7 @@ class Fleet:
         """Count the KV blocks that some segments hold, each once. [block]"""
         if self.shared is None:
             return int(self._seg["blocks"][list(segments)].sum())
-        return blocks_together(self.home, np.array(segments, np.int64))
+        return distinct_blocks(self.home, np.array(segments, np.int64))
 
     def begin_again(self, requests: Ints, numbers: Sequence[int]) -> None:
         """Requests go on under new numbers, those after the last, with the priority that they have."""
@@ -496,7 +496,7 @@ class Fleet:
         self._world["network"], self._world["home"] = self.wires.row.ctypes.data, self.home.ctypes.data
         self._world["shared"] = 0 if self.shared is None else self.shared.row.ctypes.data
         arrays = (self._inst, self._seg, self._sets, self._values, self._itl, self._world)
-        home_of((*arrays, self._soon, self._due, self._log, self._priority), self.home)
+        addresses_of((*arrays, self._soon, self._due, self._log, self._priority), self.home)
         self.views: Columns = self._inst[:count].view(np.recarray)
         self._seen: Any = tuple(array.view() for array in (self._inst, self._seg, self._sets, self._values))
         for array in self._seen:

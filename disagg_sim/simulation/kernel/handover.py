@@ -19,7 +19,16 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.preemption import insert
-from disagg_sim.simulation.kernel.queue import at_most, blocks_of, enqueue, gone, join, release, report, unlink
+from disagg_sim.simulation.kernel.queue import (
+    at_most,
+    blocks_of,
+    count_departure,
+    enqueue,
+    join,
+    release,
+    report,
+    unlink,
+)
 from disagg_sim.simulation.kernel.sharing import add_free, enlist, memory_of
 
 QUEUED, WITHDRAWN, RESERVED = (
@@ -114,7 +123,7 @@ def cancel(st: Queues, i: int, s: int) -> None:
         release(st, i, s)
     else:
         _leave(st, i, s)
-    gone(st, i, s)
+    count_departure(st, i, s)
     st.seg[s].status = WITHDRAWN
 
 

@@ -249,7 +249,7 @@ class World:
     soonest_s: float  # nothing happens or is to be reported before it [s]
     pending_head: int  # segments to report, linked by ``next``
     pending_tail: int
-    notices: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
+    pending_events: int  # instances to report: ``draining`` is 2, or ``stalled`` 1
     reserves: int  # 1 = a segment came whose context is elsewhere: stalls are reported
     shared: int  # address of the ``Shared``; 0 = what is found of a prompt is not in the blocks of its instance
     step_by_step: int  # 1 = every decode step is an event of its own

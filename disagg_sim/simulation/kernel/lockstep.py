@@ -35,7 +35,7 @@ from disagg_sim.simulation.kernel.queue import (
     to_find,
     unlink,
 )
-from disagg_sim.simulation.kernel.ranks import count_together, fullest_running, run_time
+from disagg_sim.simulation.kernel.ranks import count_all_ranks, fullest_running, run_time
 from disagg_sim.simulation.kernel.runs import count_gaps, count_steps, steps_in_memory
 from disagg_sim.simulation.kernel.steps import (
     end_pieces,
@@ -64,7 +64,7 @@ CHUNKED, SLO_AWARE = int(Mode.CHUNKED), int(Mode.SLO_AWARE)
 
 
 @inner
-def step_together(st: FleetState, i: int, decodes: bool) -> float:
+def step_all_ranks(st: FleetState, i: int, decodes: bool) -> float:
     """A step of the pieces of prompts of all ranks and, unless they wait, of what runs there. [s]"""
     inst = st.inst[i]
     head, values, ranks = inst.table, st.values, inst.ranks
@@ -100,9 +100,9 @@ def pass_times(st: FleetState, i: int) -> tuple[float, float]:
     """When the tokens of a pass of prompts come, and when the next step may begin. [s]"""
     inst = st.inst[i]
     if inst.table.pipeline == 1:
-        time = step_together(st, i, False)
+        time = step_all_ranks(st, i, False)
         return time, time
-    latency, busy = pass_together(st, i)
+    latency, busy = pass_all_ranks(st, i)
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):
         if not only_prefill(st, row, st.inst[row].pieces):
             busy = latency
@@ -125,7 +125,7 @@ def part_of_pass(st: FleetState, row: int, first: int, together: int) -> tuple[i
 
 
 @inner
-def pass_together(st: FleetState, i: int) -> tuple[float, float]:
+def pass_all_ranks(st: FleetState, i: int) -> tuple[float, float]:
     """A pass of prompts of all ranks through a pipeline: when its last token leaves, and when the next may start. [s]
 
     The prompts of each rank go through in as many micro-batches as there are stages, or, cut into chunks, all together;
@@ -216,7 +216,7 @@ def hold_prompts(st: FleetState, i: int) -> int:
 
 
 @inner
-def take_together(st: FleetState, i: int, now: float) -> int:
+def take_all_ranks(st: FleetState, i: int, now: float) -> int:
     """Prompts, or pieces of them, of all ranks for the next step; how many.
 
     Where an instance has a most number of prompts a step, each rank takes its share, rounded up, until there are so
@@ -268,7 +268,7 @@ def was_preempted(st: FleetState, i: int) -> bool:
 
 
 @inner
-def form_together(st: FleetState, i: int, now: float) -> None:
+def form_all_ranks(st: FleetState, i: int, now: float) -> None:
     """Form the next step of all ranks of an instance, or let it idle."""
     inst = st.inst[i]
     rows = range(inst.rank_at, inst.rank_at + inst.ranks)
@@ -279,10 +279,10 @@ def form_together(st: FleetState, i: int, now: float) -> None:
         for row in rows:
             make_room(st, row, now)
         held = hold_prompts(st, i) if inst.hold_steps > 0 else 0
-        if held == 0 and take_together(st, i, now) > 0:
+        if held == 0 and take_all_ranks(st, i, now) > 0:
             if inst.mode in (CHUNKED, SLO_AWARE):
                 inst.run_steps = 1
-                begin(st, i, now, MIXED, step_together(st, i, True))
+                begin(st, i, now, MIXED, step_all_ranks(st, i, True))
                 return
             inst.latency_s, time = pass_times(st, i)
             begin(st, i, now, PASS, time)
@@ -304,18 +304,18 @@ def form_together(st: FleetState, i: int, now: float) -> None:
         inst.next_s = now
     if inst.active == 1 and waiting and inst.stalled < st.world[0].reserves:
         inst.stalled = 1
-        st.world[0].notices += 1
+        st.world[0].pending_events += 1
 
 
 @inner
-def end_together(st: FleetState, i: int, now: float) -> None:
+def end_all_ranks(st: FleetState, i: int, now: float) -> None:
     """Settle the run of an instance that ends on all its ranks."""
     inst = st.inst[i]
     kind, start = inst.run_kind, inst.run_start_s
     if kind == IDLE:
         return
     if kind == DECODING:
-        count_together(st, i, inst.run_steps)
+        count_all_ranks(st, i, inst.run_steps)
     else:
         _, running = fullest_running(st, i)
         inst.busy_s += now - start
@@ -349,11 +349,11 @@ def next_away(st: FleetState, i: int) -> None:
 
 
 @inner
-def settle_together(st: FleetState, i: int, now: float) -> bool:
+def settle_all_ranks(st: FleetState, i: int, now: float) -> bool:
     """What is due at an instance: segments leave its pipeline, or its run ends; whether it forms a new step now."""
     inst = st.inst[i]
     if inst.leave_s > now:
-        end_together(st, i, now)
+        end_all_ranks(st, i, now)
         return True
     waiting = False
     for row in range(inst.rank_at, inst.rank_at + inst.ranks):

@@ -138,7 +138,7 @@ def arrive(st: Queues, links: Links, k: int, now: float) -> bool:
 
 
 @inner
-def go_on(st: Queues, links: Links, feed: Feed, s: int, now: float) -> int:
+def start_next_leg(st: Queues, links: Links, feed: Feed, s: int, now: float) -> int:
     """The prompt of a request of the feed is computed: it goes on, ``DONE_HERE``; else ``NO_ROOM``, ``ASKED_FOR``."""
     if feed.submitted == len(st.seg) or links.head[0].free < 0:
         return NO_ROOM

@@ -25,7 +25,7 @@ from disagg_sim.simulation.kernel.layout import (
     SegmentStatus,
 )
 from disagg_sim.simulation.kernel.runs import growth_of, itl_bin
-from disagg_sim.simulation.kernel.sharing import begin_shared, found_of, give_shared, held_of
+from disagg_sim.simulation.kernel.sharing import begin_shared, blocks_of_others, found_of, give_shared
 
 RUNNING, HELD, DONE = (int(status) for status in (SegmentStatus.RUNNING, SegmentStatus.HELD, SegmentStatus.DONE))
 
@@ -160,7 +160,7 @@ def check_drained(st: FleetState | Queues, i: int) -> None:
         ):
             return
     inst.draining = 2
-    st.world[0].notices += 1
+    st.world[0].pending_events += 1
     st.world[0].soonest_s = -math.inf
 
 
@@ -187,7 +187,7 @@ def most_tokens(context: int, prompt: int, generate: int, drafts: int) -> int:
 
 
 @inner
-def still_cached(st: FleetState, i: int, s: int) -> int:
+def surviving_tokens(st: FleetState, i: int, s: int) -> int:
     """Tokens of a preempted segment whose blocks nobody has taken since; one is computed at least. [token]"""
     seg = st.seg[s]
     if seg.kept == 0:
@@ -213,7 +213,7 @@ def to_find(st: FleetState, i: int, s: int) -> tuple[int, int]:
 
     [token], [token]
     """
-    return found_of(st, s) if st.world[0].shared != 0 else (still_cached(st, i, s), 0)
+    return found_of(st, s) if st.world[0].shared != 0 else (surviving_tokens(st, i, s), 0)
 
 
 @inner
@@ -258,7 +258,7 @@ def blocks_to_begin(st: FleetState, i: int, s: int, piece: int, found: tuple[int
     if admission == OUTPUT_FITS:
         wanted = at_most(st, s) + inst.promised
     if found[1] > 0:
-        wanted -= held_of(st, s, found[1])
+        wanted -= blocks_of_others(st, s, found[1])
     spare = 0 if whole == 0 or free == inst.total_blocks else inst.watermark
     return -1 if wanted > free - spare else need
 
@@ -292,7 +292,7 @@ def take_blocks(st: FleetState, i: int, s: int, piece: int) -> bool:
 
 
 @inner
-def gone(st: FleetState | Queues, i: int, s: int) -> None:
+def count_departure(st: FleetState | Queues, i: int, s: int) -> None:
     """Count a segment no longer among those that were given to a rank."""
     st.inst[i].requests -= 1
     st.inst[i].request_tokens -= st.seg[s].context + st.seg[s].prompt
@@ -313,7 +313,7 @@ def finish(st: FleetState, i: int, s: int, time: float) -> None:
     """End a segment that is in no queue and not running: its blocks go or are held, and Python hears of it."""
     seg = st.seg[s]
     seg.finish_s = time
-    gone(st, i, s)
+    count_departure(st, i, s)
     if st.inst[i].admission == OUTPUT_FITS:  # what it was promised for drafts and did not need
         st.inst[i].promised -= at_most(st, s) - seg.blocks
     if seg.hold == 1:

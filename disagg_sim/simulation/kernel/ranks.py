@@ -160,7 +160,7 @@ def run_within(st: FleetState | Queues, i: int, elapsed: float, most: int) -> in
 
 
 @inner
-def count_together(st: FleetState, i: int, steps: int) -> None:
+def count_all_ranks(st: FleetState, i: int, steps: int) -> None:
     """Count the first ``steps`` steps of the decode run of an instance on all its ranks."""
     inst = st.inst[i]
     start = inst.run_start_s

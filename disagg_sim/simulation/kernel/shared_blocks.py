@@ -188,7 +188,7 @@ def _everywhere(home: Ints, request: int, tokens: Ints, touched: Ints, filled: i
 
 
 @entry
-def blocks_together(home: Ints, segments: Ints) -> int:
+def distinct_blocks(home: Ints, segments: Ints) -> int:
     """KV blocks that some segments hold, each once. [block]"""
     st = queues_at(home)
     shelf, blocks = shelf_at(st.world[0].shared), 0

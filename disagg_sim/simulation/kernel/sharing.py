@@ -255,7 +255,7 @@ def found_of(st: FleetState | Queues, s: int) -> tuple[int, int]:
 
 
 @inner
-def held_of(st: FleetState | Queues, s: int, named: int) -> int:
+def blocks_of_others(st: FleetState | Queues, s: int, named: int) -> int:
     """KV blocks of so many tokens at the start of a segment that others hold: it needs none for them. [block]"""
     shelf, seg, blocks = shelf_at(st.world[0].shared), st.seg[s], 0
     each = shelf.head[0].block_tokens

@@ -48,7 +48,7 @@ LEAVING = int(SegmentStatus.LEAVING)
 
 
 @inner
-def admit_coming(st: FleetState, i: int, now: float) -> None:
+def admit_transferred(st: FleetState, i: int, now: float) -> None:
     """Give blocks to segments that only decode or whose context is elsewhere, in their order."""
     inst = st.inst[i]
     s = inst.first[COMING]
@@ -268,7 +268,7 @@ def make_room(st: FleetState, i: int, now: float) -> None:
     while inst.running_requests > 0 and growth_of(inst) > inst.free_blocks:
         preempt(st, i, inst.last_step_s)
     admit_landed(st, i, now)
-    admit_coming(st, i, now)
+    admit_transferred(st, i, now)
 
 
 @inner
@@ -315,7 +315,7 @@ def form(st: FleetState, i: int, now: float) -> None:
         inst.next_s = now
     if inst.active == 1 and inst.stalled < st.world[0].reserves and waits(st, i):
         inst.stalled = 1
-        st.world[0].notices += 1
+        st.world[0].pending_events += 1
 
 
 @inner

@@ -128,7 +128,7 @@ def submitted(
 
 
 @inner
-def come(st: Queues, feed: Feed, now: float) -> bool:
+def place_next(st: Queues, feed: Feed, now: float) -> bool:
     """The next request of the feed comes, and is placed; whether it could be."""
     request = feed.next
     prompt, total = (

@@ -40,7 +40,7 @@ def in_processes(jobs: int) -> Iterator[Engine]:
         for group in (numbers[at : at + size] for at in range(0, len(numbers), size)):
             found = set()
             try:
-                for number, outcome in _together(call, {number: tasks[number] for number in group}, jobs):
+                for number, outcome in _in_one_pool(call, {number: tasks[number] for number in group}, jobs):
                     found.add(number)
                     yield number, outcome
             except BrokenProcessPool:
@@ -56,12 +56,12 @@ def in_processes(jobs: int) -> Iterator[Engine]:
 
 def _alone(call: Call, number: int, task: Any, jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
     try:
-        yield from _together(call, {number: task}, jobs)
+        yield from _in_one_pool(call, {number: task}, jobs)
     except BrokenProcessPool:
         yield number, TaskOutcome(lost=KILLED)
 
 
-def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
+def _in_one_pool(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple[int, TaskOutcome]]:
     """Outcomes of tasks that share a pool of processes."""
     watching: dict[str, Any] = {"initializer": _end_with, "initargs": (os.getpid(),)}  # those without a task, too
     parallel = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered", batch_size=1, **watching)
@@ -69,7 +69,7 @@ def _together(call: Call, tasks: Mapping[int, Any], jobs: int) -> Iterator[tuple
         tracker.ensure_running()  # started later, it would let Ctrl-C through to the workers
     # a worker of long sweeps that has grown is replaced, and its tasks go to the next: no news to a user
     warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
-    with _interrupt_held():
+    with _interrupt_deferred():
         found = parallel(delayed(_work)(call, number, task) for number, task in tasks.items())
     yield from found
 
@@ -91,7 +91,7 @@ def _end_with(parent: int) -> None:
 
 
 @contextmanager
-def _interrupt_held() -> Iterator[None]:
+def _interrupt_deferred() -> Iterator[None]:
     """Hold Ctrl-C back: processes started meanwhile never see it, this one answers it when the time is over."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

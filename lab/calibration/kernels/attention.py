@@ -255,7 +255,7 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
     parts = {v: part for v, part in _by_variant(rows, table.compute_column) if v[1] in system.peak_flops}
     if not parts:
         return []
-    tried = [_fit_together(table, parts, system, own) for own in table.own]
+    tried = [_fit_jointly(table, parts, system, own) for own in table.own]
     told = []
     for fit, part in zip(enough(tried, table.most), parts.values(), strict=True):
         predicted = table.times(table.calls(part), fit, system)
@@ -274,7 +274,7 @@ def _fit(table: _Table[AttentionFit], rows: pd.DataFrame, system: SystemSpec) ->
     return told
 
 
-def _fit_together(
+def _fit_jointly(
     table: _Table[AttentionFit], parts: Mapping[Variant, pd.DataFrame], system: SystemSpec, names: Sequence[str]
 ) -> tuple[float, list[AttentionFit]]:
     """Loss and fits where each variant has the numbers ``names`` to itself, under the option that leaves least loss."""

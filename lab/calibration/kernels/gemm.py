@@ -61,7 +61,7 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     tables = {name: table for name, table in tables.items() if FORMATS[name].arithmetic in system.peak_flops}
     if not tables:
         return []
-    tried = [_fit_together(tables, system, own) for own in _OWN]
+    tried = [_fit_jointly(tables, system, own) for own in _OWN]
     found = []
     for fit, table in zip(enough(tried, MOST, worth=0.0), tables.values(), strict=True):
         median, p90 = error_quantiles(_times(table, fit, system), table["latency"].to_numpy(dtype=float))
@@ -69,7 +69,7 @@ def fit_gemm(rows: pd.DataFrame, system: SystemSpec) -> list[GemmFit]:
     return found
 
 
-def _fit_together(
+def _fit_jointly(
     tables: dict[str, pd.DataFrame], system: SystemSpec, names: Sequence[str]
 ) -> tuple[float, list[GemmFit]]:
     """Loss and fits where each format has the numbers ``names`` to itself."""

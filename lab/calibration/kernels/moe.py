@@ -86,7 +86,7 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
     tables = {key: table[given[key].known] for key, table in tables.items()}
     given = {key: MeasuredRankLoad(table) for key, table in tables.items()}
-    tried = [_fit_together(tables, given, system, own) for own in _OWN]
+    tried = [_fit_jointly(tables, given, system, own) for own in _OWN]
     found = []
     for fit, table in zip(enough(tried, MOST), tables.values(), strict=True):
         predicted = _times(given[fit.format, fit.kernel], fit, system)
@@ -95,7 +95,7 @@ def fit_moe(rows: pd.DataFrame, system: SystemSpec) -> list[MoeFit]:
     return found
 
 
-def _fit_together(
+def _fit_jointly(
     tables: Mapping[tuple[str, str], pd.DataFrame],
     given: Mapping[tuple[str, str], MeasuredRankLoad],
     system: SystemSpec,

@@ -169,7 +169,7 @@ def spreads_text(
     def words(factors: Mapping[str, float]) -> str:
         return "{" + ", ".join(f"{json.dumps(level)}: {value:.3g}" for level, value in factors.items()) + "}"
 
-    def told(name: str, spread: ServedSpread) -> list[str]:
+    def lines_of_spread(name: str, spread: ServedSpread) -> list[str]:
         levels = (f"      {kind}: {words(factors)}" for kind, factors in spread.levels.items())
         head = [f"  {name}:", f"    base: {spread.base:.3g}", f"    rows: {spread.rows}", "    levels:"]
         return [*head, *levels, f"    unseen: {words(spread.unseen)}"]
@@ -188,7 +188,7 @@ def spreads_text(
         "composed: {" + ", ".join(f"{name}: {value:.3g}" for name, value in composed.items()) + "}",
         f"shared: {shared:.3g}",
         "served:",
-        *(line for name, spread in spreads.items() for line in told(name, spread)),
+        *(line for name, spread in spreads.items() for line in lines_of_spread(name, spread)),
         "sources:",
         *(f'  {name}: "{text}"' for name, text in SOURCES.items()),
     ]

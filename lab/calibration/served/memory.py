@@ -137,7 +137,7 @@ def _predicted(row: Any, model: ModelSpec, recipe: str, engine: EngineSpec) -> d
     )
     at = setup(model, system, recipe, engine=own)
     mappings_for(at, mapping)  # refuses degrees that the model cannot be sharded by
-    held = _held(at, mapping)
+    held = _resident_bytes(at, mapping)
     spare = at.memory_limit - held["weights"] - held["activations"] - held["libraries"]
     tokens = BLOCK_TOKENS * kv_blocks(
         at, mapping, max_sequences=own.max_running * ranks, max_tokens=own.chunk_tokens * ranks
@@ -146,7 +146,7 @@ def _predicted(row: Any, model: ModelSpec, recipe: str, engine: EngineSpec) -> d
     return held | {"graphs": graphs, "KV cache": spare, "KV tokens": float(tokens)}
 
 
-def _held(at: Setup, mapping: Sharding) -> dict[str, float]:
+def _resident_bytes(at: Setup, mapping: Sharding) -> dict[str, float]:
     """What the GPU of the first stage holds beside its cache. [B]"""
     engine = at.overheads
     assert engine is not None

@@ -135,7 +135,7 @@ def ranked(runs: pd.DataFrame) -> pd.DataFrame:
             if len(real) < 2:
                 continue
             there: pd.Series = forecast.iloc[place]
-            told = _told(there, real.index, mine)
+            told = _ranked_forecast(there, real.index, mine)
             best, picked = str(real.idxmax()), str(told.idxmax())
             relative = float(real[picked] / real[best])
             pairs = [(real[a] - real[b]) * (told[a] - told[b]) for a, b in combinations(real.index, 2)]
@@ -162,7 +162,7 @@ def heights(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=[*GROUP, "tokens_per_s_per_user", "height"])
 
 
-def _told(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -> pd.Series:
+def _ranked_forecast(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -> pd.Series:
     """Forecast throughput of the configurations; those forecast to be too slow follow, the fastest of them first."""
     fastest = runs.groupby("configuration")["interactivity_forecast"].max()
     too_slow = -1.0 / fastest[names]

@@ -37,7 +37,7 @@ from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.trace import Trace
 from lab.calibration.served.evaluate import engine_of, expert_kernel_of
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
-from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, served, told_slots
+from lab.calibration.served.steady_state import RowLengths, ServedModel, capacity, served, slots_for_load
 
 #: Requests a slot where the source states none: as InferenceX sends. [1]
 USUAL_WAVES = 10
@@ -121,7 +121,7 @@ def play(task: Task) -> list[Answer]:
     answers = []
     for row in task.rows:
         try:
-            answers.append(_answer(row, seen(run, row, tables)))
+            answers.append(_answer(row, client_latencies(run, row, tables)))
         except DisaggSimError as error:
             answers.append(Answer(key_of(row), {}, reason=str(error).splitlines()[0]))
     return answers
@@ -149,7 +149,7 @@ def _answer(row: ServingRow, found: ClientLatencies) -> Answer:
     return Answer(key_of(row), values, found.ttft.size, shortened)
 
 
-def seen(run: ServedModel, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> ClientLatencies:
+def client_latencies(run: ServedModel, row: ServingRow, tables: dict[Any, StepTable] | None = None) -> ClientLatencies:
     """Play the closed loop of a row.
 
     Returns latencies of all requests, start and end of the run included, as benches count them; of disaggregated
@@ -160,7 +160,7 @@ def seen(run: ServedModel, row: ServingRow, tables: dict[Any, StepTable] | None 
     loop = RunOptions(
         concurrency=max(round(row.concurrency), 1), sample_s=NO_SAMPLES, transfer="buffer", first_token="prefill"
     )
-    return _seen(serve(trace, policy, site, Engine(0), loop), disaggregated=row.mode == "disaggregated")
+    return _latencies_of(serve(trace, policy, site, Engine(0), loop), disaggregated=row.mode == "disaggregated")
 
 
 def trace_of(row: ServingRow, engine: EngineSpec) -> Trace:
@@ -234,7 +234,7 @@ def _site(run: ServedModel, row: ServingRow, trace: Trace, tables: dict[Any, Ste
 def _slots_of_rank(row: ServingRow, side: WorkerGroup, engine: EngineSpec) -> int:
     """Most sequences of an attention rank: the engine's, or what the load of split workers tells. [request]"""
     each = row.concurrency / (side.count * int(side.mapping.dp_attn))
-    return int(min(told_slots(each), engine.max_running)) if row.prefill else engine.max_running
+    return int(min(slots_for_load(each), engine.max_running)) if row.prefill else engine.max_running
 
 
 def _power_of_two(number: int) -> int:
@@ -268,7 +268,7 @@ def _blocks(run: ServedModel, row: ServingRow, mapping: Sharding, limits: Limits
     return ranks * max(math.ceil(requests / ranks * (cached / BLOCK_TOKENS + 1)), math.ceil(whole / BLOCK_TOKENS) + 1)
 
 
-def _seen(result: RunResult, *, disaggregated: bool) -> ClientLatencies:
+def _latencies_of(result: RunResult, *, disaggregated: bool) -> ClientLatencies:
     """Latencies of a played run; every request of it has ended."""
     records = result.requests
     if np.any(records.status != Outcome.COMPLETED):

@@ -136,15 +136,15 @@ def capacity(run: ServedModel, mapping: Sharding, lengths: RowLengths) -> Numeri
 
     none = Prefilling(prompts=0.0, prompt=whole, new=new, mixed=engine.mixed_steps)
 
-    def held(sequences: Numeric) -> Numeric:
+    def bytes_at(sequences: Numeric) -> Numeric:
         return colocated_bytes(at, mapping, sequences * mapping.dp_attn, cached=cached, prefilling=none)
 
     shape = np.shape(lengths.isl + mapping.gpus)
     low, high = np.zeros(shape), np.full(shape, float(engine.max_running))
-    most = held(high) <= at.memory_limit
+    most = bytes_at(high) <= at.memory_limit
     for _ in range(HALVINGS):
         middle = np.maximum((low + high) / 2, 1.0)
-        holds = held(np.floor(middle)) <= at.memory_limit
+        holds = bytes_at(np.floor(middle)) <= at.memory_limit
         low, high = np.where(holds, middle, low), np.where(holds, high, middle)
     return np.where(most, float(engine.max_running), np.floor(low)) * mapping.dp_attn
 
@@ -293,10 +293,10 @@ def _transfer_time(run: ServedModel, prefill: WorkerPool, decode: WorkerPool, le
     return sent / (senders * at.profile.nic_efficiency * link)
 
 
-def told_slots(load: Numeric) -> Numeric:
+def slots_for_load(load: Numeric) -> Numeric:
     """Largest batch of a decode rank that a load of ``load`` requests a rank tells, infinite where it tells none. [1]
 
-    >>> told_slots(np.array([2151 / 16, 130.0, 160.0, 128.0, 5.0])).tolist()
+    >>> slots_for_load(np.array([2151 / 16, 130.0, 160.0, 128.0, 5.0])).tolist()
     [128.0, 128.0, inf, inf, inf]
     """
     below = 2.0 ** np.floor(np.log2(np.maximum(load, 1.0)))
@@ -318,7 +318,7 @@ def disaggregated(
     :math:`\lambda = Y/((OSL-1)\,T)`; the others are in prefill or wait for it, and Y is where
     :math:`Y + \lambda\,TTFT(\lambda)` is the concurrency. A prompt waits in front of c prefill workers at utilisation u
     for :math:`S\,u^{\sqrt{2(c+1)}-1}/(2c\,(1-u))`, the common approximation of M/D/c. Where the load tells the largest
-    batch of decode (``told_slots``), the others wait for a slot.
+    batch of decode (``slots_for_load``), the others wait for a slot.
     """
     engine = run.engine
     pieces, size = pieces_of(engine, lengths.isl)
@@ -343,7 +343,9 @@ def disaggregated(
         first = engine.request_host + own + transfer + start + np.minimum(queue, concurrency * own)
         return step, rate, first
 
-    slots = told_slots(concurrency / (decode.count * decode.mapping.dp_attn)) * decode.mapping.dp_attn * decode.count
+    slots = (
+        slots_for_load(concurrency / (decode.count * decode.mapping.dp_attn)) * decode.mapping.dp_attn * decode.count
+    )
     low, high = np.zeros(np.shape(most)), np.minimum(np.minimum(concurrency, slots), _holds(room))
     for _ in range(HALVINGS):
         decoding = (low + high) / 2

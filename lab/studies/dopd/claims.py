@@ -58,7 +58,7 @@ def concurrencies(bench: DopdBench) -> list[Concurrency]:
 def ratios(bench: DopdBench, *, own: bool) -> list[float]:
     """Eq. (15) for both of ``SHAPES``, with the step times simulated or with those of table I."""
     if own:
-        return [wanted_ratio(bench, *shape)[0] for shape in SHAPES]
+        return [required_ratio(bench, *shape)[0] for shape in SHAPES]
     return [
         prefill_decode_ratio(
             each.requests,
@@ -70,7 +70,7 @@ def ratios(bench: DopdBench, *, own: bool) -> list[float]:
     ]
 
 
-def wanted_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
+def required_ratio(bench: DopdBench, isl: float, osl: float) -> tuple[float, float]:
     """Eq. (15) and (13) of any lengths with the step times simulated: ratio [1], concurrency [request]."""
     each = decode_concurrency(
         bench.llama, tp=2, isl=isl, osl=osl, tpot_limit=SLO.tpot, utilisation=ENGINE_SHARE

@@ -11,7 +11,7 @@ import numpy as np
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.dopd.batches import BATCHES
 from lab.studies.claims import PAPER, Finding, Without, claim
-from lab.studies.dopd.claims import PRINTED_RATIO, ratios, wanted_ratio
+from lab.studies.dopd.claims import PRINTED_RATIO, ratios, required_ratio
 from lab.studies.dopd.setup import BIMODAL, PLANNERS, SLO, DopdBench, steady_rate
 
 MOST_PREFILL = 6  # instances of D4 and D5 [1]
@@ -194,7 +194,9 @@ def d12_colocated(bench: DopdBench) -> Finding:
     most = {name: bench.concurrency(name) for name in ("vllm", "vllm_six", "dopd", "dopd_4_1")}
     best = {name: bench.best(name) for name in most}
     ratio, other = best["dopd"] / best["vllm"], best["dopd_4_1"] / best["vllm"]
-    wanted, full = wanted_ratio(bench, float(bench.azure.input_tokens.mean()), float(bench.azure.output_tokens.mean()))
+    wanted, full = required_ratio(
+        bench, float(bench.azure.input_tokens.mean()), float(bench.azure.output_tokens.mean())
+    )
     return Finding(
         f"P90 TPOT {tpot[0]:.4f} to {tpot[1]:.4f} s at {at} in service; goodput {ratio:.2f}; concurrency "
         f"{most['vllm']} to {most['dopd']}",
@@ -276,7 +278,7 @@ def d15_splits(bench: DopdBench) -> Finding:
         ttft, tpot = [each.ttft_p50_s for each in high], [each.tpot_p90_s for each in low]
         return [most / least, max(ttft) / min(ttft), 1 - min(tpot) / max(tpot)], rates
 
-    def told(found: list[float]) -> tuple[str, bool]:
+    def sentence(found: list[float]) -> tuple[str, bool]:
         factors = (THROUGHPUT_FACTOR, ORDER, ORDER)
         close = all(
             paper / factor <= ours <= paper * factor for ours, paper, factor in zip(found, GAINS, factors, strict=True)
@@ -285,9 +287,9 @@ def d15_splits(bench: DopdBench) -> Finding:
 
     found, rates = gains(capped=True)
     return Finding(
-        *told(found),
+        *sentence(found),
         "; ".join(f"{p}P + {d}D {rate:.1f} requests/s" for (p, d), rate in rates.items())
         + f"; TTFT at {OPEN_LOAD:g} of the highest throughput, where the worst split is overloaded and its queue grows "
         f"with the run, TPOT at {OPEN_LOAD:g} of the lowest",
-        uncapped(*told(gains(capped=False)[0])),
+        uncapped(*sentence(gains(capped=False)[0])),
     )

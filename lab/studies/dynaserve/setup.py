@@ -223,7 +223,7 @@ def look(result: RunResult, rate: float) -> DynaServeMeasures:
         goodput=inside * float((served * records.output_tokens).sum()),
         busy=tuple((machines.busy_s / result.duration_s).tolist()),
         mfu=tuple((machines.flops / (machines.gpus * result.peak_flops * result.duration_s)).tolist()),
-        memory=tuple(_held(result).tolist()),
+        memory=tuple(_block_shares(result).tolist()),
         exposed=float(np.nansum(records.exposed_transfer_s)) / transfer if transfer else float("nan"),
         moved=float(records.transferred_tokens.mean()),
         step=float(machines.decode_s.sum() / machines.decode_steps.sum()),
@@ -242,7 +242,7 @@ def _served(result: RunResult) -> Floats:
     return np.asarray(np.clip(np.nan_to_num(overlap), 0.0, None) / took / (end - begin))
 
 
-def _held(result: RunResult) -> Floats:
+def _block_shares(result: RunResult) -> Floats:
     """Share of its KV blocks that the requests of each instance hold, over time: prompts from their first step until
     they have left, then the prompt and half of the output. [1]"""
     records, machines = result.requests, result.instances

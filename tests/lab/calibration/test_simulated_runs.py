@@ -17,7 +17,7 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
-from lab.calibration.served.simulate import MOST_REQUESTS, play, seen, tasks_of, trace_of, value_of
+from lab.calibration.served.simulate import MOST_REQUESTS, client_latencies, play, tasks_of, trace_of, value_of
 from lab.calibration.served.simulated import with_simulated, write_simulated
 from lab.calibration.served.steady_state import served
 
@@ -52,7 +52,7 @@ SPLIT = replace(ROW, mode="disaggregated", prefill=ONE)
 
 def test_a_client_alone_sees_the_host_its_prefill_and_its_decode_steps():
     """256 tokens are a point of every axis of the step table, and a decode step is linear in the context."""
-    found = seen(WAITS, ROW)
+    found = client_latencies(WAITS, ROW)
     ftl = float(prefill_pass(WAITS.at, Sharding(), batch=1, isl=256).ftl)
     assert found.ttft == pytest.approx(np.full(3, ENGINE.request_host + ftl), rel=1e-9)
     contexts = 256 + np.arange(1.0, 64)
@@ -62,7 +62,7 @@ def test_a_client_alone_sees_the_host_its_prefill_and_its_decode_steps():
 
 def test_clients_that_stay_together_send_as_many_requests_as_their_time_allows():
     """Equal requests that prefill in one pass and decode together: N clients finish N in the time of one."""
-    found = seen(WAITS, replace(ROW, isl=16.0, concurrency=8.0))
+    found = client_latencies(WAITS, replace(ROW, isl=16.0, concurrency=8.0))
     assert found.latency == pytest.approx(np.full(24, found.latency[0]), rel=1e-9)
     assert found.request_rate == pytest.approx(8 / found.latency[0], rel=1e-9)
     assert found.token_rate == pytest.approx(found.request_rate * (16 + 64), rel=1e-9)
@@ -79,7 +79,7 @@ def test_clients_that_stay_together_send_as_many_requests_as_their_time_allows()
 def test_little_s_law_holds_in_a_played_run(clients, isl, osl, spread, kind):
     """In flight = rate * (TTFT + gaps * TPOT) while all clients are busy: all of the run but its last request."""
     row = replace(SPLIT if kind == "split" else ROW, concurrency=float(clients), isl=isl, osl=osl, spread=spread)
-    found = seen(WAITS if kind == "waits" else MIXED, row)
+    found = client_latencies(WAITS if kind == "waits" else MIXED, row)
     spent = found.ttft + (found.output - 1) * found.tpot
     assert spent == pytest.approx(found.latency, rel=1e-9)
     lasted = found.latency.size / found.request_rate
@@ -88,13 +88,18 @@ def test_little_s_law_holds_in_a_played_run(clients, isl, osl, spread, kind):
 
 
 def test_the_first_token_of_split_workers_waits_for_the_cache():
-    alone, split = seen(MIXED, replace(ROW, isl=2048.0)), seen(MIXED, replace(SPLIT, isl=2048.0))
+    alone, split = (
+        client_latencies(MIXED, replace(ROW, isl=2048.0)),
+        client_latencies(MIXED, replace(SPLIT, isl=2048.0)),
+    )
     assert (split.ttft > alone.ttft).all()
 
 
 def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
     """17 requests on 16 slots: one in 17 waits for about a sixteenth of the time of an answer; 20 is no such load."""
-    full, over, free = (seen(MIXED, replace(SPLIT, osl=1000.0, concurrency=float(n), waves=10.0)) for n in (16, 17, 20))
+    full, over, free = (
+        client_latencies(MIXED, replace(SPLIT, osl=1000.0, concurrency=float(n), waves=10.0)) for n in (16, 17, 20)
+    )
     wait = over.ttft.mean() - full.ttft.mean()
     assert wait == pytest.approx(1000 * over.tpot.mean() / 16, rel=0.3)
     assert over.request_rate == pytest.approx(full.request_rate, rel=0.03)
@@ -102,7 +107,7 @@ def test_a_load_just_above_a_power_of_two_a_rank_waits_for_slots():
 
 
 def test_mean_and_median_differ_by_the_burst_at_the_start():
-    found = seen(MIXED, replace(ROW, isl=2000.0, osl=500.0, concurrency=32.0, waves=10.0, spread=0.1))
+    found = client_latencies(MIXED, replace(ROW, isl=2000.0, osl=500.0, concurrency=32.0, waves=10.0, spread=0.1))
     assert found.ttft.mean() > 1.3 * np.median(found.ttft)
     assert found.ttft[:32].mean() > 2 * found.ttft[32:].mean()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.instances import Index
-from disagg_sim.simulation.kernel.addresses import carray, pointer, queues_by
+from disagg_sim.simulation.kernel.addresses import carray, pointer, queues_at_address
 from disagg_sim.simulation.kernel.compiled import called_by_address
 from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
@@ -46,7 +46,7 @@ def _place(home: int, context: int, request: int, tokens: int, origin: int, now:
     one = carray(pointer(context), 1, CONTEXT)[0]
     ledger = carray(pointer(one.ledger_at), one.instances, ACCOUNT)
     order = carray(pointer(one.queues_at), (one.rows, one.width), np.float64)
-    i, end, _ = placed(queues_by(home), order, ledger, tokens, one.ttft, now)
+    i, end, _ = placed(queues_at_address(home), order, ledger, tokens, one.ttft, now)
     if i >= 0:
         carray(pointer(one.ends_at), one.requests, np.float64)[request] = end
     return int(i)
@@ -62,7 +62,7 @@ def _go_on(home: int, context: int, request: int, tokens: int, origin: int, now:
         return NOBODY
     ledger[origin].ahead_s = now - carray(pointer(one.ends_at), one.requests, np.float64)[request]
     one.looked_s = now
-    return int(handed_over(queues_by(home), (queues, order), ledger, tokens, one.tpot, now, origin))
+    return int(handed_over(queues_at_address(home), (queues, order), ledger, tokens, one.tpot, now, origin))
 
 
 @cache

@@ -97,7 +97,7 @@ class LengthAware:
             self._waiting = np.append(self._waiting, np.zeros(missing, np.int64))
         return self._waiting
 
-    def came(self, instance: int, tokens: int) -> None:
+    def arrived(self, instance: int, tokens: int) -> None:
         """A prompt of ``tokens`` has been sent to an instance."""
         self._waiting[instance] += tokens
 

@@ -157,7 +157,7 @@ class DopdRouter:
             return Leg(SHARED, tokens + 1)
         instance = self.idlest(view, view.prefill, tokens)
         if tokens < view.rank_blocks[instance] * BLOCK_TOKENS:  # else the instance refuses it
-            self.forming.came(instance, tokens)
+            self.forming.arrived(instance, tokens)
         return Leg(instance, tokens + 1)
 
     def proceed(self, view: ClusterView, request: int, origin: int) -> Leg:  # noqa: ARG002  wherever it was

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints, Mask
-from disagg_sim.simulation.kernel.addresses import carray, home_of, pointer, queues_at, state_at
+from disagg_sim.simulation.kernel.addresses import addresses_of, carray, pointer, queues_at, state_at
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import InstanceRecord, Segment, SegmentStatus, dtype_of
 from disagg_sim.simulation.kernel.min_tree import least_of, least_tree, set_key
@@ -83,7 +83,7 @@ class Book:
         self._promised, self._tally = np.zeros(instances, PROMISED), np.zeros(1, TALLY)
         self._promised["head"] = self._promised["tail"] = -1
         self._order = least_tree(np.zeros(instances // 2))
-        self.home = home_of(self._arrays)
+        self.home = addresses_of(self._arrays)
 
     @property
     def _arrays(self) -> tuple[NDArray[Any], ...]:
@@ -98,7 +98,7 @@ class Book:
         """Make room for more requests."""
         self.entries = np.append(self.entries, np.zeros(requests, BOOK))
         self._open = np.append(self._open, np.zeros(requests, np.int64))
-        home_of(self._arrays, self.home)
+        addresses_of(self._arrays, self.home)
 
     def note_serving(self, serving: Mask) -> None:
         """Note which instances serve; the next choice looks at all pairs."""
@@ -173,7 +173,7 @@ def commit(home: Ints, own: Ints, request: int, lengths: tuple[int, int, int], f
 
 
 @inner
-def to_come(known: Known, one: Entry, part: int) -> bool:
+def is_pending(known: Known, one: Entry, part: int) -> bool:
     """Whether a part is not on its instance: unknown there, its first part at work, or in transfer."""
     s = one.first_at if part == 0 else one.second_at
     if s < 0 or part == 0:
@@ -210,7 +210,7 @@ def sweep(known: Known) -> None:
         status = known.seg[one.first_at].status if one.first_at >= 0 else -1
         if one.second_at == NOT_YET and status in (DONE, LOST):
             one.second_at = NEVER
-        if to_come(known, one, 1):
+        if is_pending(known, one, 1):
             at += 1
         else:
             known.promised[one.second].requests -= 1

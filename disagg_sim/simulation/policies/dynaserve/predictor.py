@@ -21,7 +21,7 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.compiled import entry, inner
 from disagg_sim.simulation.kernel.layout import COMING, IDLE, LANDED, MIXED, PROMPTS, InstanceRecord, Segment
-from disagg_sim.simulation.policies.dynaserve.book import Known, known_at, next_promised, to_come
+from disagg_sim.simulation.policies.dynaserve.book import Known, is_pending, known_at, next_promised
 from disagg_sim.simulation.policies.dynaserve.plan import (
     PROGRESS,
     InstancePlan,
@@ -134,7 +134,7 @@ def on_rank(known: Known, i: int, row: int, mixed: bool, plan: InstancePlan) -> 
 
 
 @inner
-def coming(known: Known, i: int, plan: InstancePlan) -> None:
+def enter_promised(known: Known, i: int, plan: InstancePlan) -> None:
     """Enter what was promised to an instance and is not there."""
     at, before = plan.progress[0], plan.progress[0].wait_tokens
     node = next_promised(known, i, -1)
@@ -144,7 +144,7 @@ def coming(known: Known, i: int, plan: InstancePlan) -> None:
         one = known.book[node // 2]
         if node % 2 == 0:
             add_part(plan, 0, one.split, one.tokens, False)
-        elif to_come(known, one, 1):
+        elif is_pending(known, one, 1):
             add_part(plan, one.split, one.expected, one.tokens, False)
         node = next_promised(known, i, node)
     at.rest_tokens = max(at.rest_tokens + known.promised[i].tokens - (at.wait_tokens - before), 0)
@@ -161,7 +161,7 @@ def gather(known: Known, i: int, now: float) -> tuple[float, InstancePlan]:
     rows = (np.zeros((most, 3), np.int64), np.zeros((most, 2), np.int64), np.zeros((most, 2), np.int64))
     plan = InstancePlan(progress, rows[0], rows[1], rows[2])
     time = there(known, i, now, plan)
-    coming(known, i, plan)
+    enter_promised(known, i, plan)
     return time, plan
 
 
