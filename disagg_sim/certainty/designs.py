@@ -27,7 +27,6 @@ from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import evaluate
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
 from disagg_sim.serving.slot_turnover import MixedShares, Refill, mixed_steps, passes_in_gap, refill_passes
@@ -257,7 +256,7 @@ def _fill(designs: Designs, prompt: Prompt) -> tuple[Any, Any, Any]:
         (slow,) = waits
         return slow.ftl, slow.busy if prompt.batch is None else slow.ftl, prompt.load * slow.load
     passes = PromptPasses(at, mapping, batch, designs.chunk_tokens, (form,), lone=prompt.lone)
-    (done,) = evaluate(passes.lookups(prompt.isl, prompt.past, tier))
+    (done,) = passes.passes(prompt.isl, prompt.past, tier)
     return done.ftl, done.busy if prompt.batch is None else done.ftl, prompt.load * done.load
 
 

@@ -3,19 +3,13 @@
 A grid of mappings x batches repeats itself: an operator reads one or two sharding degrees and a
 token count, and both take few distinct values. The gathered result equals direct evaluation, since it
 IS direct evaluation at the same arguments.
-
-A pass asks for several such tables. A function that asks is a generator (``Lookups``): it yields what it asks for and
-is sent the answers, so that ``side_by_side`` can bring together what many grids, forms or chunk sizes ask of
-one function. ``evaluate`` runs a generator to its end and calls each function once for all that ask it at the same
-time: a call takes hundreds of operations on arrays, of which most grids would fill only small ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,7 +20,6 @@ from disagg_sim.physics.work import Numeric
 #: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
 DENSE = 0.5
 
-T = TypeVar("T")
 Result = TypeVar("Result", bound=tuple[Any, ...])
 
 
@@ -48,7 +41,7 @@ class DistinctCounts:
     """
 
     def __init__(self, tokens: Numeric, row: Any = None, *, alike: tuple[Any, Any] | None = None) -> None:
-        self.tokens, self.row, self.alike = tokens, row, alike
+        self.tokens, self.row, self.given, self.alike = tokens, row, row, alike
         self.gathers = np.ndim(tokens) == 2
         if self.gathers:
             self._few = np.asarray(tokens)
@@ -92,7 +85,7 @@ class DistinctPairs:
     """
 
     def __init__(self, *arguments: Numeric, row: Any = None) -> None:
-        self.arguments = arguments
+        self.arguments, self.given = arguments, row
         self.gathers = any(np.ndim(each) == 2 for each in arguments)
         if self.gathers:
             each = [DistinctCounts(both, row) for both in np.broadcast_arrays(*arguments)]
@@ -104,229 +97,101 @@ class DistinctPairs:
             self.row, self.position = together.row, together.position
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Lookup:
-    """What a grid asks of a function: its distinct degrees and tokens, and where each point finds its own."""
+def tabulate(
+    function: Callable[..., Result],
+    degrees: tuple[Numeric, ...],
+    levels: DistinctCounts | DistinctPairs,
+    *others: Numeric,
+) -> Result:
+    """Evaluate ``function(*degrees, *tokens, *others)`` at every point, computed once per distinct point.
 
-    function: Callable[..., Any]
-    degrees: tuple[Numeric, ...]  # columns of shape (distinct,), or the number 1
-    tokens: tuple[Any, ...]  # counts, each of shape (levels,) [token]
-    row: Any  # (rows,) place in the degrees
-    level_row: Any  # (rows,) place in the positions
-    position: Any  # (distinct rows, batches) place in the levels
+    Takes ``function`` (broadcasts, and returns a tuple, nested if it likes, of arrays), ``degrees`` of shape (rows, 1)
+    and ``levels`` (numbers are handed through [token]). The result is as the function returns it, each array of shape
+    (rows, batches).
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Of the table: (distinct degrees, levels)."""
-        rows = next((degree.size for degree in self.degrees if np.ndim(degree)), 1)
-        return rows, self.tokens[0].size
+    The function sees the two distinct counts alone:
 
-    @property
-    def joins(self) -> Hashable:
-        """Lookups with the same are answered by one call."""
-        return self.function, tuple(np.ndim(degree) for degree in self.degrees)
-
-    def spread(self, answer: _Answer) -> Any:
-        """The table laid out over the grid; its sums where they are asked for."""
-        index = self._index(answer, None)
-
-        def sums_of(table: Sums, places: Any) -> Sums:
-            return Sums(*(answer.take(part, places) for part in table))
-
-        def lay(table: Any) -> Any:
-            if isinstance(table, Sums):
-                return GridSums(lambda points: sums_of(table, self._index(answer, points)))
-            if isinstance(table, tuple):
-                parts = [lay(part) for part in table]
-                return type(table)(*parts) if hasattr(table, "_fields") else tuple(parts)
-            return answer.take(table, index)
-
-        return lay(answer.table)
-
-    def _index(self, answer: _Answer, points: Points) -> Any:
-        """Place of points of the grid in the table."""
-        first, places = self.row * self.tokens[0].size, answer.places
-        if points is None:
-            index = first[:, None] + self.position[self.level_row]
-        else:
-            rows, columns = points
-            index = first[rows] + self.position[self.level_row[rows], columns]
-        return index if places is None else places.take(index)
-
-
-class _Answer(NamedTuple):
-    """A table, and where in it that of one lookup is."""
-
-    table: Any
-    shape: tuple[int, ...]
-    places: Any = None  # of its (distinct degrees, levels) in the table, one row after the other; None = as they are
-
-    def take(self, values: Any, index: Any) -> Any:
-        """An array of the table at places of it; a number is the same at all."""
-        if np.ndim(values) == 0:
-            return values
-        return (values if np.shape(values) == self.shape else np.broadcast_to(values, self.shape)).ravel().take(index)
-
-
-#: A function that asks for tables, and returns T.
-Lookups = Generator[list[Lookup], list[_Answer], T]
-
-
-def look_up(
-    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts | DistinctPairs
-) -> Lookups[Result]:
-    """Ask for ``function(*degrees, tokens)`` at every point, computed once per distinct point.
-
-    ``degrees`` have shape (rows, 1), or are the number 1, which the function gets as it is; the function must broadcast
-    and return a tuple, nested if it likes, of arrays. Scalar input is handed through. Functions that are equal are
-    called together: one that depends on more than its arguments is a frozen dataclass with ``__call__``.
+    >>> tabulate(lambda count: (count**2,), (), DistinctCounts(np.array([[1, 2, 2]])))
+    (array([[1, 4, 4]]),)
     """
     if not levels.gathers:
-        return function(*degrees, *levels.arguments)
+        return function(*degrees, *levels.arguments, *others)
+    of_rows = [is_column(each, levels.arguments[0]) for each in others]
+    of_points = [np.ndim(each) == 2 and not column for each, column in zip(others, of_rows, strict=True)]
+    if any(of_points):
+        levels = DistinctPairs(
+            *levels.arguments, *(each for each, own in zip(others, of_points, strict=True) if own), row=levels.given
+        )
     rows = levels.row.size
     columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
+    columns += [each[:, 0] for each, own in zip(others, of_rows, strict=True) if own]
     first, row = distinct_rows([column for column in columns if np.ndim(column)], rows)
-    distinct = tuple(column[first] if np.ndim(column) else column for column in columns)
-    lookup = Lookup(function, distinct, levels.counts, row, levels.row, levels.position)
-    (answer,) = yield [lookup]
-    found: Result = lookup.spread(answer)
+    table = _Table.of(row, first.size, levels)
+    distinct = [table.of_degrees(column[first]) if np.ndim(column) else column for column in columns]
+    counts = [table.of_levels(count) for count in levels.counts]
+    tokens = len(counts) - sum(of_points)
+    rest = iter(distinct[len(degrees) :]), iter(counts[tokens:])
+    last = (
+        next(rest[0]) if of_row else next(rest[1]) if of_point else each
+        for each, of_row, of_point in zip(others, of_rows, of_points, strict=True)
+    )
+    computed = function(*distinct[: len(degrees)], *counts[:tokens], *last)
+    start = row * levels.counts[0].size
+
+    def places(points: Points) -> Any:
+        """Where points of the grid find their own in the table; None = all of them."""
+        if points is None:
+            index = start[:, None] + levels.position[levels.row]
+        else:
+            rows, columns = points
+            index = start[rows] + levels.position[levels.row[rows], columns]
+        return index if table.place is None else table.place.take(index)
+
+    def take(values: Any, index: Any) -> Any:
+        """A number is the same at all points."""
+        return values if np.ndim(values) == 0 else np.broadcast_to(values, table.shape).ravel().take(index)
+
+    every = places(None)
+
+    def spread(part: Any) -> Any:
+        if isinstance(part, Sums):  # laid out where they are asked for
+            return GridSums(lambda points: Sums(*(take(each, places(points)) for each in part)))
+        if isinstance(part, tuple):
+            parts = [spread(each) for each in part]
+            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+        return take(part, every)
+
+    found: Result = spread(computed)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Partial(Generic[Result]):
-    """A function whose last argument is given."""
+class _Table(NamedTuple):
+    """Pairs of distinct degrees and token counts at which a function is computed: all, or those that a grid needs."""
 
-    function: Callable[..., Result]
-    last: Numeric
+    shape: tuple[int, int]
+    pair: tuple[Any, Any] | None  # degrees and count of each, (pairs,) each; None = all pairs
+    place: Any  # of every pair in these, one degree after the other
 
-    def __call__(self, *arguments: Numeric) -> Result:
-        """The function at the other arguments."""
-        return self.function(*arguments, self.last)
-
-
-@dataclass(frozen=True, slots=True)
-class SwapArguments(Generic[Result]):
-    """A function whose last argument rows have by themselves, as they have their degrees; its tokens stand behind."""
-
-    function: Callable[..., Result]
-
-    def __call__(self, *arguments: Numeric) -> Result:
-        """The function with the last two arguments the other way round."""
-        *degrees, own, tokens = arguments
-        return self.function(*degrees, tokens, own)
-
-
-def look_up_at(
-    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts, context: Numeric
-) -> Lookups[Result]:
-    """Ask for ``function(*degrees, tokens, context)``, the context a number, of shape (rows, 1) or (rows, batches)."""
-    if levels.gathers and is_column(context, levels.tokens):
-        return (yield from look_up(SwapArguments(function), (*degrees, context), levels))
-    if levels.gathers and np.ndim(context) == 2:
-        return (yield from look_up(function, degrees, DistinctPairs(levels.tokens, context)))
-    return (yield from look_up(Partial(function, context), degrees, levels))
-
-
-def side_by_side(parts: Sequence[Lookups[T]]) -> Lookups[list[T]]:
-    """Run functions that ask for tables in step with each other, so that what they ask at the same time is joined.
-
-    Returns what each of them returns, in their order.
-    """
-    results: dict[int, T] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(parts)))
-    while answers:
-        asked: dict[int, list[Lookup]] = {}
-        for index, answer in answers.items():
-            try:
-                asked[index] = parts[index].send(answer)
-            except StopIteration as done:
-                results[index] = done.value
-        if not asked:
-            break
-        found = iter((yield [lookup for lookups in asked.values() for lookup in lookups]))
-        answers = {index: [next(found) for _ in lookups] for index, lookups in asked.items()}
-    return [results[index] for index in range(len(parts))]
-
-
-def evaluate(asking: Lookups[T]) -> T:
-    """Run a function that asks for tables to its end, calling each table's function once for all that ask it together.
-
-    >>> def squares(tokens):
-    ...     return (yield from look_up(lambda count: (count**2,), (), DistinctCounts(np.array(tokens))))
-    >>> evaluate(squares([[1, 2, 2]]))
-    (array([[1, 4, 4]]),)
-    """
-    answers: Any = None
-    while True:
-        try:
-            lookups = asking.send(answers)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-        answers = _answers(lookups)
-
-
-def tabulate(function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts) -> Result:
-    """``function(*degrees, tokens)`` at every point, as ``look_up`` asks for it."""
-    return evaluate(look_up(function, degrees, levels))
-
-
-def _answers(lookups: list[Lookup]) -> list[_Answer]:
-    """Tables of lookups, in their order: one call for all that join."""
-    joined: dict[Hashable, list[int]] = {}
-    for place, lookup in enumerate(lookups):
-        joined.setdefault(lookup.joins, []).append(place)
-    found: dict[int, _Answer] = {}
-    for places in joined.values():
-        alike = [lookups[place] for place in places]
-        answers = [_alone(alike[0])] if len(alike) == 1 else _joined_tables(alike)
-        found |= zip(places, answers, strict=True)
-    return [found[place] for place in range(len(lookups))]
-
-
-def _joined_tables(lookups: list[Lookup]) -> list[_Answer]:
-    """Tables of lookups that join: the function at every pair of degrees and tokens that a point of a grid needs."""
-    columns = [[column for column in lookup.degrees if np.ndim(column)] for lookup in lookups]
-    degrees = [np.concatenate(each) for each in zip(*columns, strict=True)]
-    tokens = [np.concatenate(each) for each in zip(*(lookup.tokens for lookup in lookups), strict=True)]
-    first, row = distinct_rows(degrees, sum(lookup.shape[0] for lookup in lookups))
-    first_level, level = _distinct_levels(tokens)
-    needed = np.zeros((first.size, first_level.size), dtype=bool)
-    rows = np.split(row, np.cumsum([lookup.shape[0] for lookup in lookups])[:-1])
-    levels = np.split(level, np.cumsum([lookup.shape[1] for lookup in lookups])[:-1])
-    for lookup, own, at in zip(lookups, rows, levels, strict=True):
-        _, once = np.unique(lookup.row * len(lookup.position) + lookup.level_row, return_index=True)
-        needed[own[lookup.row[once]][:, None], at[lookup.position[lookup.level_row[once]]]] = True
-    degrees, tokens = [column[first] for column in degrees], [count[first_level] for count in tokens]
-    if np.count_nonzero(needed) > DENSE * needed.size:
-        varied = (column[:, None] for column in degrees)
-        shape, places = needed.shape, np.arange(needed.size).reshape(needed.shape)
-        counts = [count[None, :] for count in tokens]
-    else:
+    @classmethod
+    def of(cls, row: Any, degrees: int, levels: DistinctCounts | DistinctPairs) -> _Table:
+        """Those of rows with the degrees of place ``row``."""
+        whole = degrees, levels.counts[0].size
+        if degrees == 1:
+            return cls(whole, None, None)
+        needed = np.zeros(whole, dtype=bool)
+        _, once = np.unique(row * len(levels.position) + levels.row, return_index=True)
+        needed[row[once][:, None], levels.position[levels.row[once]]] = True
         chosen = np.flatnonzero(needed)
-        shape, places = (chosen.size,), np.zeros(needed.shape, dtype=np.intp)
-        places.ravel()[chosen] = np.arange(chosen.size)
-        of_row, of_level = np.divmod(chosen, first_level.size)
-        varied, counts = (column[of_row] for column in degrees), [count[of_level] for count in tokens]
-    arguments = [next(varied) if np.ndim(degree) else degree for degree in lookups[0].degrees]
-    table = lookups[0].function(*arguments, *counts)
-    return [_Answer(table, shape, places[own[:, None], at].ravel()) for own, at in zip(rows, levels, strict=True)]
+        if chosen.size > DENSE * needed.size:
+            return cls(whole, None, None)
+        place = np.zeros(needed.size, dtype=np.intp)
+        place[chosen] = np.arange(chosen.size)
+        return cls((1, chosen.size), np.divmod(chosen, whole[1]), place)
 
+    def of_degrees(self, values: Any) -> Any:
+        """Distinct degrees at every pair, which broadcast with ``of_levels``."""
+        return values[:, None] if self.pair is None else values[self.pair[0]][None, :]
 
-def _distinct_levels(tokens: list[Any]) -> tuple[Any, Any]:
-    """First position of every distinct combination of token counts, and the number of the combination at each."""
-    combined: Any = np.zeros(tokens[0].size, dtype=np.intp)
-    for count in tokens:
-        values, place = distinct(count)
-        combined = combined * values.size + place
-    values, number = distinct(combined)
-    first = np.empty(values.size, dtype=np.intp)
-    first[number[::-1]] = np.arange(number.size)[::-1]
-    return first, number
-
-
-def _alone(lookup: Lookup) -> _Answer:
-    """The table of one lookup, of shape (distinct degrees, levels)."""
-    degrees = (degree[:, None] if np.ndim(degree) else degree for degree in lookup.degrees)
-    return _Answer(lookup.function(*degrees, *(count[None, :] for count in lookup.tokens)), lookup.shape)
+    def of_levels(self, values: Any) -> Any:
+        """Distinct counts at every pair."""
+        return values[None, :] if self.pair is None else values[self.pair[1]][None, :]

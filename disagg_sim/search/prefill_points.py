@@ -16,7 +16,6 @@ from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, row_blocks
 from disagg_sim.search.cases import StackedCases
 from disagg_sim.search.phase_grid import form_code
@@ -56,7 +55,7 @@ def prefill_points(
     forms = np.empty(shape, dtype=np.int8)
     for blocks in _small_blocks_joined(_timed_blocks(several, quantile, table.chunk_tokens, axis.size), axis.size):
         asked = [_score(at, block, table[block.rows].for_grid(), axis, mla_form) for block in blocks]
-        for block, (done, held, form) in zip(blocks, evaluate(side_by_side(asked)), strict=True):
+        for block, (done, held, form) in zip(blocks, asked, strict=True):
             rows = block.rows
             memory[rows], forms[rows] = held, form
             ftl[rows], busy[rows] = done.ftl + done.load, done.busy
@@ -111,12 +110,12 @@ def _small_blocks_joined(blocks: Iterator[_Block], columns: int) -> Iterator[lis
 Scored = tuple[PrefillPass, Any, Any]
 
 
-def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) -> Lookups[Scored]:
+def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) -> Scored:
     """Expected pass, bytes and code of the form of one block of rows, all chunked or none."""
     chunk, timed, lengths = mapping.chunk_tokens, block.timed, block.lengths
     whole, reused = not chunk[0, 0], lengths is not None and lengths.cached is not None
     forms = (form_of_whole(form, reused=reused),) if whole else chunk_forms(at.model, form)
-    passes = yield from timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
+    passes = timed.expected(PromptPasses(at, mapping, axis, chunk, forms), at.system)
     held = [prefill_bytes(at, mapping, axis, prompt=block.prompt, chunk_tokens=chunk, mla_form=each) for each in forms]
     uneven = None if lengths is None else uneven_passes(at, lengths, mapping, axis, chunk, forms)
     if uneven is not None and isinstance(timed, TimedPrompts):

@@ -20,7 +20,6 @@ from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate
 from disagg_sim.physics.work import Numeric
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.prefixes import Prompts
@@ -74,7 +73,7 @@ def uneven_passes(
     below = {name: tier for name, _ in (reuse.tiers if reuse else ()) if (tier := tier_of(at.system, name)) is not None}
     slower = sorted(below, key=lambda name: below[name].bandwidth)
     passes, means = PromptPasses(at, mapping, batch, chunk_tokens, forms[:1]), (lengths.mean_isl, lengths.mean_past)
-    again: Any = sum(evaluate(passes.lookups(*means, tier))[0].load == 0 for tier in below.values())  # of the slower
+    again: Any = sum(passes.passes(*means, tier)[0].load == 0 for tier in below.values())  # of the slower
     found = _slowest(at, lengths, mapping, batch, chunk_tokens, forms, ())
     for count in range(1, len(slower) + 1):
         if np.any(again >= count):
@@ -191,16 +190,18 @@ class TimedPrompts(NamedTuple):
     nodes: Prompts
     counted: tuple[float, float] | None  # prompt and past whose FTL counts; None = the mean over ``nodes`` [token]
 
-    def expected(self, passes: PromptPasses, system: SystemSpec) -> Lookups[list[PrefillPass]]:
+    def expected(self, passes: PromptPasses, system: SystemSpec) -> list[PrefillPass]:
         """Mean pass over the distribution of lengths, of each form; FTL is that of ``counted`` if set."""
         means: list[PrefillPass] = []
+        counted = [] if self.counted is None else [self.counted]
+        passes.time_together([(isl, past) for isl, past, _, _ in self.nodes.each()] + counted)
         for isl, past, weight, tier in self.nodes.each():
-            found = yield from passes.lookups(isl, past, tier_of(system, tier))
+            found = passes.passes(isl, past, tier_of(system, tier))
             means = means or [PrefillPass(0.0, 0.0, Sums())] * len(found)
             means = [_plus(mean, each, weight) for mean, each in zip(means, found, strict=True)]
         if self.counted is None:
             return means
-        longest = yield from passes.lookups(*self.counted, tier_of(system, HBM))
+        longest = passes.passes(*self.counted, tier_of(system, HBM))
         return [mean._replace(ftl=each.ftl) for mean, each in zip(means, longest, strict=True)]
 
 
@@ -209,9 +210,9 @@ class RowPrompts(NamedTuple):
 
     isl: Numeric  # a column, or of all rows [token]
 
-    def expected(self, passes: PromptPasses, _: SystemSpec) -> Lookups[list[PrefillPass]]:
+    def expected(self, passes: PromptPasses, _: SystemSpec) -> list[PrefillPass]:
         """The pass of each form; nothing is loaded."""
-        return (yield from passes.lookups(self.isl, 0.0, None))
+        return passes.passes(self.isl, 0.0, None)
 
 
 def _plus(mean: PrefillPass, each: PrefillPass, weight: float) -> PrefillPass:

@@ -18,10 +18,9 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
-from disagg_sim.physics.passes.decode import decode_lookups
+from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
@@ -179,13 +178,12 @@ def _cut_sizes(case: ColocatedCase, group: Group) -> list[tuple[int, tuple[str, 
 
 def _cuts(
     case: ColocatedCase, mapping: Sharding, prompts: tuple[Floats, Floats], size: int, forms: tuple[str, ...]
-) -> Lookups[list[_Cut]]:
+) -> list[_Cut]:
     """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
     spread, lone = prompts
-    asked = [_passes(case, mapping, spread, size, forms, lone=False)]
+    parts = [_passes(case, mapping, spread, size, forms, lone=False)]
     if lone.shape[1]:
-        asked.append(_passes(case, mapping, lone, size, forms, lone=True))
-    parts = yield from side_by_side(asked)
+        parts.append(_passes(case, mapping, lone, size, forms, lone=True))
     found = []
     for form, *cuts in zip(forms, *parts, strict=True):
         mean, longest = (np.concatenate([np.asarray(cut[i]) for cut in cuts], axis=1) for i in (0, 1))
@@ -197,14 +195,18 @@ def _cuts(
 
 def _passes(
     case: ColocatedCase, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
-) -> Lookups[list[tuple[Any, Any, Any]]]:
+) -> list[tuple[Any, Any, Any]]:
     """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts."""
     at, lengths = case.at, case.lengths
     timed = PromptPasses(at, mapping, prompts, np.full((len(prompts), 1), float(size)), forms, lone=lone)
+    nodes = lengths.prompt_nodes(size)
+    timed.time_together(
+        [(isl, past) for isl, past, _, _ in nodes.each()] + [lengths.long_prompt] * (not lengths.constant)
+    )
     means: list[Any] = [0] * len(forms)
     loads: list[Any] = [0.0] * len(forms)
-    for isl, past, weight, tier in lengths.prompt_nodes(size).each():
-        done = yield from timed.lookups(isl, past, tier_of(at.system, tier))
+    for isl, past, weight, tier in nodes.each():
+        done = timed.passes(isl, past, tier_of(at.system, tier))
         means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
         loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
     if not lone and (waits := uneven_passes(at, lengths, mapping, prompts, size, forms)) is not None:
@@ -216,16 +218,16 @@ def _passes(
         ]
     longest = means
     if not lengths.constant:
-        done = yield from timed.lookups(*lengths.long_prompt, tier_of(at.system, HBM))
+        done = timed.passes(*lengths.long_prompt, tier_of(at.system, HBM))
         longest = [np.maximum(each.ftl, mean) for each, mean in zip(done, means, strict=True)]
     return list(zip(means, longest, loads, strict=True))
 
 
-def _search(case: ColocatedCase, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> list[Best | None]:
     """Score every (batch, cut, pass size) of the rows of all groups, and keep the best."""
     passes = pass_columns(case, groups)
     depths = of_one_depth(groups)
-    timed = yield from side_by_side([_timed(case, groups, passes, places) for places in depths])
+    timed = [_timed(case, groups, passes, places) for places in depths]
     found: list[Best | None] = [None for _ in groups]
     for scored in chain(*timed):
         if columns := scored.passes.batch_index.size:
@@ -236,7 +238,7 @@ def _search(case: ColocatedCase, groups: Sequence[Group]) -> Lookups[list[Best |
 
 def _timed(
     case: ColocatedCase, groups: Sequence[Group], passes: Sequence[PassColumns], places: Sequence[int]
-) -> Lookups[list[_Scored]]:
+) -> list[_Scored]:
     """Time decode steps and passes of the rows of groups of one depth, together, each group at its own prompts."""
     rows = Rows.of(groups, [(place, slice(0, len(groups[place].table))) for place in places])
     mapping, axis = rows.table.for_grid(), rows.batch[None, :].astype(float)
@@ -248,11 +250,8 @@ def _timed(
         prompts[own, sizes.size :] = sizes[-1] if sizes.size else 1
         lone[own, lone.shape[1] - alone.size :] = alone[::-1]
     load = case.lengths.on_ranks(axis, mapping.dp_attn)
-    asked: list[Lookups[Any]] = [
-        decode_lookups(case.at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
-    ]
-    asked += [_cuts(case, mapping, (prompts, lone), *cut) for cut in _cut_sizes(case, groups[places[0]])]
-    decode, *of_sizes = yield from side_by_side(asked)
+    decode = decode_step(case.at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
+    of_sizes = [_cuts(case, mapping, (prompts, lone), *cut) for cut in _cut_sizes(case, groups[places[0]])]
     cuts: list[_Cut] = list(chain(*of_sizes))
     bound = np.broadcast_to(bound_codes(decode.sums), decode.ttl.shape)
     return [

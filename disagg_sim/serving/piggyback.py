@@ -11,13 +11,12 @@ import pandas as pd
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of
-from disagg_sim.physics.passes.decode import decode_lookups
-from disagg_sim.physics.passes.mixed import MixedStep, mixed_lookups
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.mixed import MixedStep, mixed_step_by_form
 from disagg_sim.physics.passes.mixed_layers import Chunk
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums, sums_at
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, side_by_side
 from disagg_sim.search.blocks import bound_codes
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.serving.chunk_columns import ChunkColumns, blocks, worth_trying
@@ -154,9 +153,9 @@ def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
     )
 
 
-def _search(case: ColocatedCase, groups: Sequence[Group]) -> Lookups[list[Best | None]]:
+def _search(case: ColocatedCase, groups: Sequence[Group]) -> list[Best | None]:
     """Score every (batch, chunk) of the rows of all groups, in blocks, and keep the best."""
-    scored = yield from side_by_side([_block(case, columns) for columns in blocks(case, groups)])
+    scored = [_block(case, columns) for columns in blocks(case, groups)]
     parts: list[list[Best]] = [[] for _ in groups]
     for of_block in scored:
         for place, part in of_block:
@@ -173,7 +172,39 @@ class _Mixed(NamedTuple):
     load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
 
 
-def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, residents: Floats) -> Lookups[list[_Mixed]]:
+def _of_prompts(
+    case: ColocatedCase,
+    mapping: Sharding,
+    prompts: list[tuple[float, float]],
+    residents: Floats,
+    pieces: Floats,
+    ranks: Floats | None,
+) -> dict[tuple[float, float], list[MixedStep]]:
+    """Mixed steps by length and past of the prompts, of each form; a column of their table is a prompt and a piece."""
+    held, wide, one = case.lengths.on_ranks(residents, mapping.dp_attn), pieces.shape[1], len(prompts) == 1
+
+    def of_all(values: Any) -> Any:
+        return values if np.ndim(values) < 2 or one else np.tile(values, len(prompts))
+
+    isl, past = (
+        each[0] if len(prompts) == 1 else np.repeat(each, wide)[None, :] for each in zip(*prompts, strict=True)
+    )
+    steps = mixed_step_by_form(
+        case.at,
+        mapping,
+        batch=of_all(residents),
+        context=of_all(held.context),
+        chunk=Chunk(of_all(pieces), isl, of_all(ranks), past),
+        forms=case.forms,
+        interference=case.options.interference,
+        rank_batch=of_all(held.batch),
+    )
+    if one:
+        return {prompts[0]: steps}
+    return {each: [step.columns(place * wide, wide) for step in steps] for place, each in enumerate(prompts)}
+
+
+def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, residents: Floats) -> list[_Mixed]:
     """Mixed steps of each form of MLA; a column is one (batch, chunk)."""
     at, lengths, dp, chunk = case.at, case.lengths, mapping.dp_attn, columns.chunk
     several = bool(np.any(dp > 1)) and bool(np.any(columns.share < 1.0))
@@ -183,50 +214,37 @@ def _mixed(case: ColocatedCase, columns: ChunkColumns, mapping: Sharding, reside
         ranks = np.concatenate([ranks, np.ones_like(chunk)], axis=1)
         residents = np.tile(residents, 2)
 
-    held = lengths.on_ranks(residents, mapping.dp_attn)
-    known: dict[tuple[float, float], list[MixedStep]] = {}
-
-    def every(isl: float, past: float) -> Lookups[list[MixedStep]]:
-        if (isl, past) not in known:
-            known[isl, past] = yield from mixed_lookups(
-                at,
-                mapping,
-                batch=residents,
-                context=held.context,
-                chunk=Chunk(pieces, isl, ranks if several else None, past),
-                forms=case.forms,
-                interference=case.options.interference,
-                rank_batch=held.batch,
-            )
-        return known[isl, past]
-
     nodes, loads = lengths.prompt_nodes(), lengths.pieces_on_ranks
+    uneven = loads is not None and bool(np.any(dp > 1))
+    prompts = [(isl, past) for isl, past, _, _ in nodes.each()]
+    prompts += [(isl, 0.0) for isl in loads.ends] if loads is not None and uneven else []
+    prompts += [] if lengths.constant else [lengths.long_prompt]
+    known = _of_prompts(case, mapping, list(dict.fromkeys(prompts)), residents, pieces, ranks if several else None)
     new, weights = nodes.new, nodes.weight
     time: list[Any] = [np.zeros(1)] * len(case.forms)
     ftl, sums = time, [Sums()] * len(case.forms)
     of_tokens = weights * new / (weights @ new)  # a token of prefill is of this prompt
     load: Any = 0.0
     for (isl, past, weight, tier), share in zip(nodes.each(), of_tokens.tolist(), strict=True):
-        steps, lies_in = (yield from every(isl, past)), tier_of(at.system, tier)
+        steps, lies_in = known[isl, past], tier_of(at.system, tier)
         load = load + weight * load_time(at, mapping, batch=mapping.dp_attn, past=past, tier=lies_in)
         in_chunks = weight * np.maximum(dp * (isl - past) / chunk, 1.0)
         time = [before + share * step.time for before, step in zip(time, steps, strict=True)]
         sums = [before.plus(step.sums, share) for before, step in zip(sums, steps, strict=True)]
         seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
         ftl = [before + in_chunks * step for before, step in zip(ftl, seen, strict=True)]
-    if loads is not None and np.any(dp > 1):  # the slowest piece comes after a longer past than the mean one
+    if loads is not None and uneven:  # the slowest piece comes after a longer past than the mean one
         further = loads.further(np.maximum(chunk / dp, 1.0), columns.share, dp)
         pieces_of_all = sum(w * np.maximum(dp * each / chunk, 1.0) for each, w in zip(new, weights, strict=True))
         for isl, sign in zip(loads.ends, (-further, further), strict=True):
-            steps, both = (yield from every(isl, 0.0)), np.concatenate([sign, sign], axis=1) if several else sign
+            steps, both = known[isl, 0.0], np.concatenate([sign, sign], axis=1) if several else sign
             time = [before + both * step.time for before, step in zip(time, steps, strict=True)]
             sums = [before.plus(step.sums, both) for before, step in zip(sums, steps, strict=True)]
             seen = [_mean_step(step.time, columns.share) if several else step.time for step in steps]
             ftl = [before + sign * pieces_of_all * step for before, step in zip(ftl, seen, strict=True)]
     long_time = time
     if not lengths.constant:
-        long_steps = yield from every(*lengths.long_prompt)
-        long_time = [step.time for step in long_steps]
+        long_time = [step.time for step in known[lengths.long_prompt]]
 
     return [
         _Mixed(MixedStep(mean, total), first, longest[:, :count], load)
@@ -253,18 +271,18 @@ def _mean_step(time: Floats, busy: Floats) -> Floats:
     return np.asarray(alone + busy * (full - alone))
 
 
-def _block(case: ColocatedCase, columns: ChunkColumns) -> Lookups[list[tuple[int, Best]]]:
+def _block(case: ColocatedCase, columns: ChunkColumns) -> list[tuple[int, Best]]:
     """Score the rows of a block, forms of MLA one after the other; place and points of each of its groups."""
     at, part, forms, new = case.at, columns.rows.table, case.forms, case.lengths.mean_new
     batches, batch_index, chunk = columns.rows.batch, columns.batch_index, columns.chunk
     mapping, axis = part.for_grid(), batches[None, :].astype(float)
     load = case.lengths.on_ranks(axis, mapping.dp_attn)
-    decode = yield from decode_lookups(at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
+    decode = decode_step(at, mapping, batch=axis, context=load.context, rank_batch=load.batch)
     step, residents = decode.ttl[:, batch_index], batches[batch_index].astype(float)[None, :]
     prompts = mapping.dp_attn * np.maximum(np.ceil(chunk / (mapping.dp_attn * new)), 1.0)  # in progress, on all ranks
     few = mapping.narrowed()
     prefilling = prefilling_in_pieces(few, prompts, case.lengths.prompt, chunk, residents)
-    under = yield from _mixed(case, columns, mapping, residents)
+    under = _mixed(case, columns, mapping, residents)
     mixed, shape = [each.step for each in under], (len(part), len(forms), batch_index.size)
 
     def of_forms(values: Any) -> Any:

@@ -11,7 +11,6 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import MAPPING_FIELDS, Sharding
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.serving.colocation import Chosen, ColocatedCase, Group, RowTallies, SearchTally, drafted_groups
 
 #: Groups whose points are kept: those of the two modes of a case or two. [1]
@@ -58,9 +57,9 @@ class Best:
         return Best(self.chosen.part(points), np.repeat(np.arange(rows.size), count), self.tallies.part(rows))
 
 
-#: A mode asks for what it needs to score some groups, all with the same number of draft tokens; of each group it finds
-#: the best points of the mappings, or None where there is nothing to try.
-Search = Callable[[ColocatedCase, Sequence[Group]], Lookups[list[Best | None]]]
+#: Scores groups of one number of draft tokens; of each the best points of the mappings, or None where there is nothing
+#: to try.
+Search = Callable[[ColocatedCase, Sequence[Group]], list[Best | None]]
 
 
 class _Key(NamedTuple):
@@ -99,8 +98,8 @@ def searched(
             part = group if len(missing) == len(names) else replace(group, table=group.table[np.array(missing)])
             new.setdefault((own, group.drafts), []).append((key, part))
         asked.append((key, names))
-    found = evaluate(side_by_side([search(own, [group for _, group in groups]) for (own, _), groups in new.items()]))
-    for groups, of_groups in zip(new.values(), found, strict=True):
+    for (own, _), groups in new.items():
+        of_groups = search(own, [group for _, group in groups])
         for (key, group), best in zip(groups, of_groups, strict=True):
             number, before = _kept.pop(key, _Kept({}, None))
             first = 0 if before is None else len(before.tallies)

@@ -1,4 +1,4 @@
-"""Tables of operators: what many grids ask for is computed once, and is what each would have computed alone."""
+"""Tables of operators: distinct arguments are computed once, and are what every point would have computed alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.domain import Sharding
-from disagg_sim.physics.passes.decode import decode_lookups, decode_step
 from disagg_sim.physics.roofline import GridSums, Sums, chosen_sums, sums_at
-from disagg_sim.physics.setup import setup
-from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, evaluate, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, tabulate
 
 
 @dataclass(frozen=True)
@@ -30,37 +27,35 @@ def column(values):
     return np.array(values, dtype=float)[:, None]
 
 
-GRIDS = st.lists(
-    st.tuples(
-        st.lists(st.sampled_from([1.0, 2.0, 8.0]), min_size=1, max_size=4),
-        st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    ),
-    min_size=1,
-    max_size=4,
-)
+DEGREES = st.lists(st.sampled_from([1.0, 2.0, 8.0]), min_size=1, max_size=4)
+BATCHES = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 
-@given(GRIDS)
-def test_grids_side_by_side_find_what_each_would_find_alone_in_one_call(grids):
-    function = Counted()
-    asked = []
-    for degrees, batches in grids:
-        tokens = np.ceil(np.array([batches]) / column(degrees))
-        asked.append(look_up(function, (column(degrees),), DistinctCounts(tokens)))
-    found = evaluate(side_by_side(asked))
+@given(DEGREES, BATCHES)
+def test_a_table_is_what_the_function_finds_at_every_point(degrees, batches):
+    function, tokens = Counted(), np.ceil(np.array([batches]) / column(degrees))
+    time, sums = tabulate(function, (column(degrees),), DistinctCounts(tokens))
     assert len(function.calls) == 1
-    for (degrees, batches), (time, sums) in zip(grids, found, strict=True):
-        tokens = np.ceil(np.array([batches]) / column(degrees))
-        np.testing.assert_array_equal(time, np.sqrt(tokens) / column(degrees))
-        np.testing.assert_array_equal(sums.compute, tokens * column(degrees))
+    assert function.calls[0] <= len(set(degrees)) * len(np.unique(tokens))
+    np.testing.assert_array_equal(time, np.sqrt(tokens) / column(degrees))
+    np.testing.assert_array_equal(sums.compute, tokens * column(degrees))
 
 
-def test_the_same_table_asked_for_twice_is_computed_once():
-    function, tokens = Counted(), np.array([[1.0, 2.0, 2.0], [1.0, 2.0, 2.0]])
-    asked = [look_up(function, (column([1, 2]),), DistinctCounts(tokens)) for _ in range(2)]
-    (one, _), (other, _) = evaluate(side_by_side(asked))
-    assert function.calls == [4]  # two degrees x two distinct counts
-    np.testing.assert_array_equal(one, other)
+def test_pairs_that_no_point_needs_are_left_out():
+    """Rows of their own degree and their own tokens need the diagonal of the table alone."""
+    function, tokens = Counted(), column([8, 16, 24]) + np.zeros((1, 2))
+    time, _ = tabulate(function, (column([1, 2, 4]),), DistinctCounts(tokens))
+    assert function.calls == [3]
+    np.testing.assert_array_equal(time, np.sqrt(tokens) / column([1, 2, 4]))
+
+
+@given(DEGREES, BATCHES)
+def test_what_a_function_takes_beside_tokens_may_differ_by_row_or_by_point(degrees, batches):
+    """A number goes to the function as it is; a column is one more degree; points are one more count."""
+    tokens = np.ceil(np.array([batches]) / column(degrees))
+    for own in (3.0, column(range(len(degrees))), tokens + np.arange(tokens.shape[1])):
+        (found,) = tabulate(lambda d, t, other: (t / d + 100 * other,), (column(degrees),), DistinctCounts(tokens), own)
+        np.testing.assert_array_equal(found, tokens / column(degrees) + 100 * own)
 
 
 def test_pairs_of_counts_are_looked_up_once_each():
@@ -71,27 +66,16 @@ def test_pairs_of_counts_are_looked_up_once_each():
         return (10 * first + second,)
 
     first, second = np.array([[1, 1, 2]]), np.array([[3, 3, 4], [3, 4, 4]])
-    (found,) = evaluate(look_up(both, (), DistinctPairs(first, second)))
+    (found,) = tabulate(both, (), DistinctPairs(first, second))
     assert found.tolist() == [[13, 13, 24], [13, 14, 24]]
     assert calls == [3]
 
 
 def test_sums_at_points_are_those_of_the_whole_grid():
     function, tokens = Counted(), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    _, sums = evaluate(look_up(function, (column([1, 2]),), DistinctCounts(tokens)))
+    _, sums = tabulate(function, (column([1, 2]),), DistinctCounts(tokens))
     more = chosen_sums(tokens > 2, Sums(latency=1.0).plus(sums, column([1, 3])), sums)
     assert isinstance(more, GridSums)
     rows, columns = np.array([0, 1, 1]), np.array([2, 0, 2])
     for whole, few in zip(more, sums_at(more, (rows, columns)), strict=True):
         np.testing.assert_array_equal(np.broadcast_to(whole, tokens.shape)[rows, columns], few)
-
-
-def test_steps_of_two_grids_together_are_those_of_each_alone():
-    at = setup("deepseek_r1", "h200_sxm", "fp8")
-    grids = [Sharding.stack([Sharding(dp_attn=dp, ep=dp)]).for_grid() for dp in (8, 16)]
-    axis = np.array([[1.0, 24.0, 256.0]])
-    together = evaluate(side_by_side([decode_lookups(at, each, batch=axis, context=4096.0) for each in grids]))
-    for mapping, step in zip(grids, together, strict=True):
-        alone = decode_step(at, mapping, batch=axis, context=4096.0)
-        np.testing.assert_allclose(step.ttl, alone.ttl, rtol=1e-13)
-        np.testing.assert_allclose(step.sums.memory, alone.sums.memory, rtol=1e-13)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.chunks import ChunkPlan, Chunks, chunk_plan
+from disagg_sim.physics.passes.chunks import ChunkPlan, Chunks
 from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
@@ -27,52 +26,7 @@ class ChunkCores(NamedTuple):
     sums: Sums  # of every chunk and layer
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkAttention:
-    """Attention of every chunk of ``new`` tokens after ``prefix``, summed over the chunks."""
-
-    at: Setup
-    new: Numeric
-    prefix: Numeric
-    form: str
-    most: int  # chunks of a prompt: sizes that cut it into about as many are timed together [1]
-
-    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, chunk_tokens: Numeric, prompts: Numeric) -> ChunkCores:
-        """Of ``prompts`` on (tp, dcp, pcp) GPUs."""
-        others = tp, dcp, pcp, prompts, self.prefix
-        return _chunk_cores(self.at, self.form, chunk_plan(self.new, chunk_tokens), others)
-
-
-@dataclass(frozen=True, slots=True)
-class RowChunkAttention:
-    """As ``ChunkAttention``, of prompts that differ by row, none of them cut into more than ``most`` chunks."""
-
-    at: Setup
-    prefix: Numeric
-    form: str
-
-    def __call__(self, *arguments: Numeric) -> ChunkCores:
-        """Of prompts on (tp, dcp, pcp) GPUs, their number last as tokens of a table are."""
-        tp, dcp, pcp, chunk_tokens, new, most, prompts = arguments
-        others = tp, dcp, pcp, prompts, self.prefix
-        return _chunk_cores(self.at, self.form, chunk_plan(new, chunk_tokens), others, most)
-
-
-@dataclass(frozen=True, slots=True)
-class RestChunkAttention:
-    """As ``ChunkAttention``, of prompts that differ by point."""
-
-    at: Setup
-    form: str
-    most: int
-
-    def __call__(self, *arguments: Numeric) -> ChunkCores:
-        """Of prompts on (tp, dcp, pcp) GPUs, their sizes last as tokens of a table are."""
-        tp, dcp, pcp, chunk_tokens, prompts, new, prefix = arguments
-        return _chunk_cores(self.at, self.form, chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, prefix))
-
-
-def _chunk_cores(
+def chunk_cores(
     at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None = None
 ) -> ChunkCores:
     """Attention of all chunks, of as many rows at once as stay in cache; ``others`` and ``most`` as in ``Chunks``."""
@@ -107,7 +61,7 @@ def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
 
 
 def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...]) -> ChunkCores:
-    """As ``_chunk_cores`` of few designs, or where costs carry something along: chunks are an axis behind theirs."""
+    """As ``chunk_cores`` of few designs, or where costs carry something along: chunks are an axis behind theirs."""
     tp, dcp, pcp, prompts, prefix = (each if is_one(each) else np.asarray(each)[..., None] for each in others)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in plan))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)

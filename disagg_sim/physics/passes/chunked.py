@@ -6,7 +6,6 @@ prompt, so stages work on different chunks of the same prompt at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -18,25 +17,17 @@ from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens, head
-from disagg_sim.physics.passes.chunk_cores import ChunkAttention, ChunkCores, RestChunkAttention, RowChunkAttention
-from disagg_sim.physics.passes.chunks import ChunkPlan, chunk_plan, most_of_rows
+from disagg_sim.physics.passes.chunk_cores import ChunkCores, chunk_cores
+from disagg_sim.physics.passes.chunks import ChunkPlan, chunk_plan, most_chunks
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
-from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_side, stretched, with_ends
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import (
-    DistinctCounts,
-    DistinctPairs,
-    Lookups,
-    evaluate,
-    is_column,
-    look_up,
-    side_by_side,
-)
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -99,38 +90,13 @@ def chunked_prefill_pass(
     >>> [f"{one.ftl / one.busy:.1f}" for one in (whole, chunks)]
     ['4.2', '1.2']
     """
-    forms = (mla_form,)
-    (done,) = evaluate(
-        chunked_lookups(
-            at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, forms=forms, slowest=slowest
-        )
+    (done,) = chunked_passes(
+        at, mapping, batch=batch, isl=isl, chunk_tokens=chunk_tokens, past=past, forms=(mla_form,), slowest=slowest
     )
     return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The attention ranks' part of a chunk without scores, values and the head, which runs once a pass."""
-
-    at: Setup
-
-    def __call__(self, tp: Numeric, pcp: Numeric, new: Numeric, sequences: Numeric) -> AttentionSide:
-        tokens = Tokens(prompts=sequences, new=new, pcp=pcp)
-        return attention_side(self.at, tp, tokens, "auto", "prefill", core=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """The head after the last chunk."""
-
-    at: Setup
-
-    def __call__(self, tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
-        cost = total_cost([head(self.at.model, self.at.precision, tp, sequences)], self.at)
-        return cost.time, cost.sums
-
-
-def chunked_lookups(
+def chunked_passes(
     at: Setup,
     mapping: Sharding,
     *,
@@ -140,8 +106,8 @@ def chunked_lookups(
     past: Numeric = 0.0,
     forms: tuple[str, ...] = ("auto",),
     slowest: ChunkLoad | None = None,
-) -> Lookups[list[PrefillPass]]:
-    """Ask for what ``chunked_prefill_pass`` needs, under several forms of MLA: they differ in scores and values."""
+) -> list[PrefillPass]:
+    """Time the same passes as ``chunked_prefill_pass`` under several forms of MLA: they differ in scores and values."""
     at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     prompts = np.ceil(batch / mapping.dp_attn)
     plan, (dcp, pcp) = chunk_plan(new, chunk_tokens), mapping.shares
@@ -151,52 +117,55 @@ def chunked_lookups(
         prompts = slowest.prompts
         plan = ChunkPlan(slowest.chunks, slowest.size, slowest.last)
 
-    def linear(of: Setup, size: Numeric) -> Lookups[Any]:
+    def linear(of: Setup, size: Numeric) -> Any:
+        def attention(tp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
+            """Without scores, values and the head, which runs once a pass."""
+            return attention_side(of, tp, Tokens(prompts=sequences, new=new, pcp=pcp), "auto", "prefill", core=False)
+
         if slowest is None:
-            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp, size), levels)
+            side = tabulate(attention, (mapping.tp_attn, pcp), levels, size)
             total = np.minimum(prompts * mapping.dp_attn, batch) * size
         else:
-            side = yield from look_up(_Side(of), (mapping.tp_attn, pcp), DistinctPairs(size, prompts))
+            side = tabulate(attention, (mapping.tp_attn, pcp), DistinctPairs(prompts, size))
             total = batch * new * (size / slowest.new)
         rank, every = DistinctCounts(prompts * size / pcp, alike=alike), DistinctCounts(total, alike=alike)
-        return (yield from expert_lookups(of, mapping, side, phase="prefill", rank=rank, total=every))
+        return join_experts(of, mapping, side, phase="prefill", rank=rank, total=every)
 
-    cut = plan.chunks if slowest is None else np.ceil(slowest.scored.new / chunk_tokens)
-    most = 4 ** int(np.ceil(np.log2(np.max(cut)) / 2))
     shards = mapping.tp_attn, dcp, pcp, chunk_tokens
 
-    def scores(of: Setup, form: str) -> Lookups[ChunkCores]:
-        if slowest is None and is_column(new, prompts):
-            each = RowChunkAttention(of, past, form)
-            return (yield from look_up(each, (*shards, new, most_of_rows(new, plan.chunks)), levels))
+    def scores(of: Setup, form: str) -> ChunkCores:
+        def cores(*arguments: Any) -> ChunkCores:
+            tp, dcp, pcp, chunk_tokens, prompts, new, past, most = arguments
+            return chunk_cores(of, form, chunk_plan(new, chunk_tokens), (tp, dcp, pcp, prompts, past), most)
+
         if slowest is None:
-            return (yield from look_up(ChunkAttention(of, new, past, form, most), shards, levels))
+            most = most_chunks(new, plan.chunks) if np.ndim(new) else None
+            return tabulate(cores, shards, levels, new, past, most)
         some, length, held = slowest.scored
-        counts = DistinctPairs(some, length, past if held is None else held)
-        return (yield from look_up(RestChunkAttention(of, form, most), shards, counts))
+        return tabulate(cores, shards, DistinctPairs(some, length, past if held is None else held), None)
 
     uneven = bool(np.any(plan.last != plan.size))
     before = plan.chunks - 1
 
-    def chunks(of: Setup, of_forms: tuple[str, ...]) -> Lookups[tuple[_Chunks, list[ChunkCores]]]:
+    def chunks(of: Setup, of_forms: tuple[str, ...]) -> tuple[_Chunks, list[ChunkCores]]:
         """Everything but scores and values, and these under every form of MLA."""
-        asked: list[Lookups[Any]] = [
-            look_up(_Head(of), (mapping.tp_attn,), levels),
-            linear(of, plan.size),
-            *([linear(of, plan.last)] if uneven else []),
-            *(scores(of, form) for form in of_forms),
-        ]
-        (head_time, head_sums), full, *cores = yield from side_by_side(asked)
-        final = cores.pop(0) if uneven else full
+
+        def at_end(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
+            cost = total_cost([head(of.model, of.precision, tp, sequences)], of)
+            return cost.time, cost.sums
+
+        head_time, head_sums = tabulate(at_end, (mapping.tp_attn,), levels)
+        full = linear(of, plan.size)
+        final = linear(of, plan.last) if uneven else full
         final = final._replace(head=head_time, sums=final.sums.plus(head_sums))
         sums = full.sums.plus(full.sums, before - 1).plus(final.sums)
         full, final = (stretched(times, prefill_stretch(of)) for times in (full, final))
-        return _Chunks(before, full, final, sums), cores
+        return _Chunks(before, full, final, sums), [scores(of, form) for form in of_forms]
 
-    parts, cores = yield from chunks(at, forms)
+    parts, cores = chunks(at, forms)
     drafted = _NO_DRAFT
     if own is not None:
-        own_parts, (own_cores,) = yield from chunks(own, ("auto",))
+        own_parts, (own_cores,) = chunks(own, ("auto",))
         drafted = _drafted(own.model, own_parts, own_cores)
         parts = parts._replace(sums=parts.sums.plus(drafted.sums))
     hop = hop_cost(prompts * plan.size / pcp, mapping.gpus, at) * (pp - 1)

@@ -35,25 +35,25 @@ def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
     return ChunkPlan(chunks, size, isl - (chunks - 1) * size)
 
 
-def most_of_rows(new: Numeric, chunks: Numeric) -> Numeric:
-    """Find the most chunks that rows of equal prompts are cut into.
+def most_chunks(new: Numeric, chunks: Numeric) -> Numeric:
+    """Find the most chunks that prompts of the same length are cut into, at any row or column.
 
     Parameters
     ----------
     new, chunks
-        Tokens of the prompts and chunks of each, columns of shape (rows, 1). [token], [1]
+        Tokens of the prompts and chunks of each; they broadcast. [token], [1]
 
     Returns
     -------
     ndarray
-        Of this shape. [1]
+        Of their shape. [1]
 
     Examples
     --------
-    >>> most_of_rows(np.array([[1024.0], [2048.0], [1024.0]]), np.array([[2.0], [4.0], [1.0]])).tolist()
+    >>> most_chunks(np.array([[1024.0], [2048.0], [1024.0]]), np.array([[2.0], [4.0], [1.0]])).tolist()
     [[2.0], [4.0], [2.0]]
     """
-    values, place = distinct(new)
+    values, place = distinct(np.broadcast_to(new, np.shape(chunks)))
     most = np.zeros(values.size)
     np.maximum.at(most, place, chunks)
     return most[place]
@@ -149,7 +149,8 @@ class ChunkRows:
         columns = np.shape(values)[-1] if np.ndim(values) else 1
         laid = np.zeros((self.last.size, columns, int(self.most.max())), dtype=np.result_type(values, float))
         laid[self.row, :, self.step] = values
-        ends = np.append(np.flatnonzero(np.diff(self.most)) + 1, self.most.size)
-        parts = zip((0, *ends.tolist()), ends.tolist(), strict=False)
-        found = [laid[start:stop, :, : int(self.most[start])].sum(axis=-1) for start, stop in parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        found = np.empty(laid.shape[:-1], dtype=laid.dtype)
+        for most in np.unique(self.most).tolist():
+            rows = self.most == most
+            found[rows] = laid[rows, :, :most].sum(axis=-1)
+        return found

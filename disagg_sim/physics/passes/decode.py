@@ -6,7 +6,6 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,13 @@ from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import accepted_length, drafts_of
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.drafts import draft_lookups
+from disagg_sim.physics.passes.drafts import add_drafts
 from disagg_sim.physics.passes.engine_time import host_time, step_time
-from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import AttentionSide, all_stages, attention_side, slowest_stage, with_ends
 from disagg_sim.physics.roofline import AnySums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, Lookups, evaluate, look_up_at
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -85,31 +84,6 @@ def decode_step(
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
     """
-    return evaluate(decode_lookups(at, mapping, batch=batch, context=context, mla_form=mla_form, rank_batch=rank_batch))
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The attention ranks' part of a step."""
-
-    at: Setup
-    form: str
-
-    def __call__(self, tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric) -> AttentionSide:
-        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
-        return attention_side(self.at, tp, tokens, self.form, "decode")
-
-
-def decode_lookups(
-    at: Setup,
-    mapping: Sharding,
-    *,
-    batch: Numeric,
-    context: Numeric,
-    mla_form: str = "auto",
-    rank_batch: Numeric | None = None,
-) -> Lookups[DecodeStep]:
-    """Time the same step as ``decode_step``, its tables joined with those that others ask for."""
     pp, drafts = mapping.pp, drafts_of(at, mapping)
     queries = 1.0 + drafts
     microbatches = np.minimum(pp, batch)
@@ -118,14 +92,17 @@ def decode_lookups(
     even = np.ceil(micro / mapping.dp_attn)  # which a micro-batch has on some rank, however requests are routed
     rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
     dcp, _ = mapping.shares
-    verified = yield from look_up_at(_Side(at, mla_form), (mapping.tp_attn, dcp, queries), rank, context)
+
+    def attention(tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric) -> AttentionSide:
+        tokens = Tokens(decodes=sequences, context=context, queries=new, emitted=sequences * new, dcp=dcp)
+        return attention_side(at, tp, tokens, mla_form, "decode")
+
+    verified = tabulate(attention, (mapping.tp_attn, dcp, queries), rank, context)
     rows = rank.times(queries)
     total = DistinctCounts(micro * queries, alike=alike)
-    times = yield from expert_lookups(at, mapping, verified, phase="decode", rank=rows, total=total)
+    times = join_experts(at, mapping, verified, phase="decode", rank=rows, total=total)
     if np.ndim(drafts) or drafts:
-        times = yield from draft_lookups(
-            at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form
-        )
+        times = add_drafts(at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form)
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(rows.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes
 from disagg_sim.physics.roofline import Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, Lookups, evaluate, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -54,26 +53,14 @@ def join_experts(
     >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
     [False, True]
     """
-    return evaluate(expert_lookups(at, mapping, side, phase=phase, rank=rank, total=total))
-
-
-def expert_lookups(
-    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: DistinctCounts, total: DistinctCounts
-) -> Lookups[LayerTimes]:
-    """Ask for what ``join_experts`` adds."""
     layers, sums = list(side.layers), side.sums
-    kinds = [(index, *kind) for index, kind in enumerate(layers_of(at.model)) if kind[0].ffn.picks]
-    asked: list[Lookups[Any]] = []
-    for _, layer, count in kinds:
-        asked.append(_routed(at, layer.ffn, count, mapping, phase, total))
-        asked.append(_exchange(at, layer.ffn, count, mapping, phase, rank))
-    found = yield from side_by_side(asked)
-    for (index, _, _), (routed, routed_sums), (dispatch, combine, exchange_sums) in zip(
-        kinds, found[::2], found[1::2], strict=True
-    ):
-        overlap = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
-        together = overlap(side.shared[index], dispatch)
-        layers[index] = layers[index] + routed + together + combine
+    together = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
+    for index, (layer, count) in enumerate(layers_of(at.model)):
+        if not layer.ffn.picks:
+            continue
+        routed, routed_sums = routed_time(at, layer.ffn, count, mapping, phase, total)
+        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
+        layers[index] = layers[index] + routed + together(side.shared[index], dispatch) + combine
         sums = sums.plus(routed_sums).plus(exchange_sums)
     return LayerTimes(tuple(layers), side.scores, side.embedding, side.head, sums)
 
@@ -82,60 +69,30 @@ def routed_time(
     at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: DistinctCounts
 ) -> tuple[Numeric, Sums]:
     """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
-    return evaluate(_routed(at, ffn, layers, mapping, phase, total))
-
-
-@dataclass(frozen=True, slots=True)
-class _Experts:
-    """Time of the routed experts of one layer on the degrees of expert TP and EP, and sums of all of its kind. [s]"""
-
-    at: Setup
-    ffn: FfnBlock[Any]
-    layers: int
-    routing: ExpertRouting
-
-    def __call__(self, tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
-        held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
-        op = self.ffn.routed(self.at.model, self.at.precision, held, tokens, self.routing)
-        cost = expert_cost(op, ep, tp_ffn, self.at)
-        return cost.time, Sums().plus(cost.sums, self.layers)
-
-
-def _routed(
-    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: DistinctCounts
-) -> Lookups[tuple[Numeric, Sums]]:
     profile = at.profile
     routing = ExpertRouting(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
     if profile.random_routing:
         routing = ExpertRouting(skew=profile.expert_skew)
-    experts = _Experts(at, ffn, layers, routing)
-    return look_up(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
 
+    def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
+        held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        cost = expert_cost(ffn.routed(at.model, at.precision, held, tokens, routing), ep, tp_ffn, at)
+        return cost.time, Sums().plus(cost.sums, layers)
 
-@dataclass(frozen=True, slots=True)
-class _Exchanged:
-    """Times of dispatch and combine of one layer, and the sums of all ``layers`` of its kind. [s]"""
-
-    at: Setup
-    ffn: FfnBlock[Any]
-    layers: int
-    phase: str
-
-    def __call__(
-        self, tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
-    ) -> tuple[Numeric, Numeric, Sums]:
-        here = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep)
-        width = self.ffn.wire_width(self.at.model.hidden)
-        dispatch, combine = exchange_cost(tokens / tp, here, self.ffn.picks, self.phase, self.at, width=width)
-        sums = Sums().plus(dispatch.sums, self.layers).plus(combine.sums, self.layers)
-        return dispatch.time, combine.time, sums
+    return tabulate(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
 
 
 def _exchange(
     at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, rank: DistinctCounts
-) -> Lookups[tuple[Numeric, Numeric, Sums]]:
+) -> tuple[Numeric, Numeric, Sums]:
     if np.all(np.asarray(mapping.token_ranks) == 1):
         return 0.0, 0.0, Sums()
-    degrees = mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep
-    found: tuple[Numeric, Numeric, Sums] = yield from look_up(_Exchanged(at, ffn, layers, phase), degrees, rank)
-    return found
+
+    def exchanged(
+        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
+    ) -> tuple[Numeric, Numeric, Sums]:
+        here, width = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep), ffn.wire_width(at.model.hidden)
+        dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at, width=width)
+        return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
+
+    return tabulate(exchanged, (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep), rank)

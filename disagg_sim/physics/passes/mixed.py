@@ -21,7 +21,6 @@ from disagg_sim.physics.passes.mixed_layers import Chunk, Load, mixed_layers
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -62,6 +61,11 @@ class MixedStep(NamedTuple):
 
     time: Numeric  # [s]
     sums: AnySums  # of the whole pass; the largest names its bound [s]
+
+    def columns(self, first: int, count: int) -> MixedStep:
+        """Those of some columns of a grid."""
+        place = np.arange(first, first + count)
+        return MixedStep(np.take(self.time, place, axis=1), at_columns(self.sums, place))
 
 
 def mixed_step(
@@ -122,22 +126,20 @@ def mixed_step(
     >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
     ['2.8 ms', '39.5 ms']
     """
-    (step,) = evaluate(
-        mixed_lookups(
-            at,
-            mapping,
-            batch=batch,
-            context=context,
-            chunk=chunk,
-            forms=(mla_form,),
-            interference=interference,
-            rank_batch=rank_batch,
-        )
+    (step,) = mixed_step_by_form(
+        at,
+        mapping,
+        batch=batch,
+        context=context,
+        chunk=chunk,
+        forms=(mla_form,),
+        interference=interference,
+        rank_batch=rank_batch,
     )
     return step
 
 
-def mixed_lookups(
+def mixed_step_by_form(
     at: Setup,
     mapping: Sharding,
     *,
@@ -147,25 +149,27 @@ def mixed_lookups(
     forms: tuple[str, ...] = ("auto",),
     interference: Interference = NO_INTERFERENCE,
     rank_batch: Numeric | None = None,
-) -> Lookups[list[MixedStep]]:
-    """Time the same step as ``mixed_step`` under several forms, its tables joined with those that others ask for.
+) -> list[MixedStep]:
+    """Time the same step as ``mixed_step`` under several forms of MLA.
+
+    Returns one of each form [s].
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")
     >>> wide, chunk = Sharding(dp_attn=8, ep=8), Chunk(512.0, isl=8192)
-    >>> asked = mixed_lookups(at, wide, batch=64.0, context=1e3, chunk=chunk, forms=("naive", "absorbed", "cached"))
-    >>> [f"{1e3 * step.time:.1f} ms" for step in evaluate(asked)]
+    >>> forms = "naive", "absorbed", "cached"
+    >>> steps = mixed_step_by_form(at, wide, batch=64.0, context=1e3, chunk=chunk, forms=forms)
+    >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
     ['28.5 ms', '24.4 ms', '24.3 ms']
     """
     both = Load.of(at, mapping, batch, chunk, RankLoad(context, rank_batch))
-    steps = yield from _steps(at, mapping, both, context, chunk, forms)
+    steps = _steps(at, mapping, both, context, chunk, forms)
     if interference == NO_INTERFERENCE or not (both.joins and both.prefills):
         return steps
     alone: list[Numeric] = []
     if interference.minority_efficiency < 1:
         parts = both.without_chunk, replace(both, decodes=0.0, most=None)
-        asked = [_steps(at, mapping, load, context, chunk, forms) for load in parts]
-        decodes, prefills = yield from side_by_side(asked)
+        decodes, prefills = (_steps(at, mapping, load, context, chunk, forms) for load in parts)
         alone = [np.maximum(one.time, other.time) for one, other in zip(decodes, prefills, strict=True)]
     found = []
     for index, step in enumerate(steps):
@@ -192,14 +196,14 @@ class _Kernels(NamedTuple):
 
 def _steps(
     at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> Lookups[list[MixedStep]]:
+) -> list[MixedStep]:
     """The step without interference, under each form.
 
     With an engine, what the prefill adds to the decodes alone is stretched, and a step with prefill runs outside CUDA
     graphs.
     """
     fullest = load.fullest
-    kernels = yield from _kernels(at, mapping, fullest, context, prompts, forms)
+    kernels = _kernels(at, mapping, fullest, context, prompts, forms)
     pp, mean, microbatches = mapping.pp, load.over_rows(load.decodes), load.over_rows(load.microbatches)
     hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.joins else pp - 1  # decodes return to the first stage
     hop = hop_cost(load.over_rows(fullest.tokens), mapping.gpus, at) * hops
@@ -213,7 +217,7 @@ def _steps(
 
 def _kernels(
     at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> Lookups[list[_Kernels]]:
+) -> list[_Kernels]:
     """Kernels of a step, those of the phase with more tokens at each point.
 
     With an engine they are those of its decodes alone, and what prefill adds, stretched. So no step with prefill is
@@ -228,15 +232,17 @@ def _kernels(
     else:
         needed = {"decode": _Columns.of(~prefill_leads), "prefill": _Columns.of(prefill_leads)}
     stretches = at.overheads is not None and load.prefills
-    asked = [
-        mixed_layers((phase,), at, mapping, columns.of_load(load), context, prompts, forms)
+    found = [
+        mixed_layers((phase,), at, mapping, columns.of_load(load), context, prompts.at_columns(columns.wanted), forms)
         for phase, columns in needed.items()
     ]
     alone = tuple(dict.fromkeys(("decode", *needed))) if stretches and load.joins else ()
+    decodes: dict[str, LayerTimes] = {}
     if alone:
-        asked.append(mixed_layers(alone, at, mapping, load.distinct_decodes, context, prompts, ("auto",), scored=False))
-    found = yield from side_by_side(asked)
-    decodes = dict(zip(alone, (one for (one,) in found.pop()), strict=True)) if alone else {}
+        parts = mixed_layers(
+            alone, at, mapping, load.distinct_decodes, context, Chunk(0.0, 1.0), ("auto",), scored=False
+        )
+        decodes = dict(zip(alone, (one for (one,) in parts), strict=True))
     by_phase = []
     for (phase, columns), (of_forms,) in zip(needed.items(), found, strict=True):
         own_and_same = [load.over_columns(decodes[name], columns.wanted) for name in ("decode", phase) if alone]

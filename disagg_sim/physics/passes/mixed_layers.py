@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,12 @@ from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.distinct import distinct_rows, equal_rows
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import AttentionSide, LayerTimes, all_stages, attention_cost, attention_side
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, Lookups, Partial, look_up, side_by_side
+from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -32,7 +33,9 @@ class Chunk:
     """The prefill that rides along with the decodes of a step."""
 
     tokens: Numeric  # new tokens over all DP ranks [token]
-    isl: Numeric  # length of the prompts that they are cut from; a share of a rank above it is several prompts [token]
+    #: Length of the prompts that they are cut from; a share of a rank above it is several prompts. A number, or of
+    #: shape (1, columns), as ``past``. [token]
+    isl: Numeric
     ranks: Numeric | None = None  # DP ranks that take an even share each, from a prompt of its own; None = all [1]
     past: Numeric = 0.0  # tokens of each prompt whose cache is there already; the others are cut [token]
 
@@ -40,6 +43,12 @@ class Chunk:
     def new(self) -> Numeric:
         """Tokens of a prompt that are computed. [token]"""
         return self.isl - self.past
+
+    def at_columns(self, wanted: Ints | None) -> Chunk:
+        """The prompts at some columns of a grid, None = all; its tokens and ranks are those of a ``Load``."""
+        if wanted is None or not np.ndim(self.isl):
+            return self
+        return replace(self, isl=self.isl[:, wanted], past=self.past[:, wanted])
 
 
 def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
@@ -177,54 +186,48 @@ class Load:
         return values if self.row is None or np.ndim(values) < 2 or len(values) == 1 else values[self.row]
 
 
-@dataclass(frozen=True, slots=True)
-class _Linear:
+def _linear(
+    at: Setup,
+    phase: str,
+    tp: Numeric,
+    dcp: Numeric,
+    rows: Numeric,
+    sequences: Numeric,
+    share: Numeric,
+    new: Numeric,
+    *,
+    emits_all: bool,
+) -> AttentionSide:
     """The attention ranks' part of a step without scores and values."""
-
-    at: Setup
-    phase: str
-    new: Numeric  # of a prompt [token]
-    emits_all: bool  # whether all new tokens of a sequence in decode are sampled, or the last
-
-    def __call__(self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric) -> AttentionSide:
-        some, piece = _prompts(share, self.new)
-        emitted = sequences * (rows if self.emits_all else 1.0) + some
-        tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
-        return attention_side(self.at, tp, tokens, "auto", self.phase, core=False)
+    some, piece = _prompts(share, new)
+    emitted = sequences * (rows if emits_all else 1.0) + some
+    tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
+    return attention_side(at, tp, tokens, "auto", phase, core=False)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cores:
+def _cores(
+    at: Setup, forms: tuple[str, ...], *arguments: Numeric, prefills: bool
+) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
     """Scores and values of one layer of each kind, and the sums of all layers, under each form of the chunk's MLA.
 
     Of the chunk, then of the decodes, which are the same under all forms.
     """
-
-    at: Setup
-    new: Numeric  # of a prompt [token]
-    past: Numeric  # cached tokens before them [token]
-    forms: tuple[str, ...]
-    prefills: bool
-
-    def __call__(
-        self, tp: Numeric, dcp: Numeric, rows: Numeric, sequences: Numeric, share: Numeric, context: Numeric
-    ) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
-        at, new = self.at, self.new
-        some, piece = _prompts(share, new) if self.prefills else (0.0, 0.0)
-        latent = self.past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
-        chunk = Tokens(prompts=some, new=piece, past=self.past + (new - piece) / 2, latent=latent, dcp=dcp)
-        running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
-        kinds = layers_of(at.model)
-        blocks = dict.fromkeys(layer.attention for layer, _ in kinds)
-        decodes = {block: attention_cost(block, at, tp, running, "auto") for block in blocks}
-        found = []
-        for form in self.forms:
-            costs = {block: attention_cost(block, at, tp, chunk, form) + decodes[block] for block in blocks}
-            sums = Sums()
-            for layer, count in kinds:
-                sums = sums.plus(costs[layer.attention].sums, count)
-            found.append((tuple(costs[layer.attention].time for layer, _ in kinds), sums))
-        return tuple(found)
+    tp, dcp, rows, sequences, share, new, past, context = arguments
+    some, piece = _prompts(share, new) if prefills else (0.0, 0.0)
+    latent = past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
+    chunk = Tokens(prompts=some, new=piece, past=past + (new - piece) / 2, latent=latent, dcp=dcp)
+    running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
+    kinds = layers_of(at.model)
+    blocks = dict.fromkeys(layer.attention for layer, _ in kinds)
+    decodes = {block: attention_cost(block, at, tp, running, "auto") for block in blocks}
+    found = []
+    for form in forms:
+        costs = {block: attention_cost(block, at, tp, chunk, form) + decodes[block] for block in blocks}
+        sums = Sums()
+        for layer, count in kinds:
+            sums = sums.plus(costs[layer.attention].sums, count)
+        found.append((tuple(costs[layer.attention].time for layer, _ in kinds), sums))
+    return tuple(found)
 
 
 def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
@@ -246,26 +249,26 @@ def mixed_layers(
     forms: tuple[str, ...],
     *,
     scored: bool = True,
-) -> Lookups[OfPhases]:
+) -> OfPhases:
     """Times of the layers of a step in the kernels of phases, its draft passes at the end of the last stage.
 
     Of each form of MLA; forms differ in ``scores`` and ``sums`` alone, unless draft passes make the head longer.
     Unless they are ``scored`` the scores are left out.
     """
-    times = yield from _layers(phases, at, mapping, load, context, prompts, forms, scored=scored)
+    times = _layers(phases, at, mapping, load, context, prompts, forms, scored=scored)
     if at.speculation is None:
         return times
     own = of_drafter(at)
 
-    def draft(part: Load, *, first: bool) -> Lookups[list[list[tuple[Numeric, AnySums]]]]:
+    def draft(part: Load, *, first: bool) -> list[list[tuple[Numeric, AnySums]]]:
         """A draft pass, of which each sequence and each prompt takes one token further."""
-        layers = yield from _layers(phases, own, mapping, part, context, prompts, forms, emits_all=False)
+        layers = _layers(phases, own, mapping, part, context, prompts, forms, emits_all=False)
         joined = total_cost(joining(at, mapping.tp_attn, part.over_rows(part.tokens), first=first), at)
         return [[(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in of] for of in layers]
 
-    passes = yield from draft(load, first=True)
+    passes = draft(load, first=True)
     if load.joins and np.any(np.asarray(load.drafts) > 0):
-        later = yield from draft(replace(load.without_chunk, drafts=0), first=False)
+        later = draft(replace(load.without_chunk, drafts=0), first=False)
         more = np.maximum(load.over_rows(load.drafts) - 1.0, 0.0)
         passes = [
             [
@@ -294,36 +297,32 @@ def _layers(
     *,
     emits_all: bool = True,
     scored: bool = True,
-) -> Lookups[OfPhases]:
+) -> OfPhases:
     """Times of the layers of one pass; of a sequence in decode all its new tokens are sampled, or the last."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.over_rows(load.queries)
     pairs, new, prefills = DistinctPairs(load.sequences, load.share, row=load.row), prompts.new, load.prefills
     # phases differ in the all-reduces that they hide alone
     hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
-    sides = list(dict.fromkeys(hides.values()))
-    asked: list[Lookups[Any]] = [look_up(_Linear(at, each, new, emits_all), degrees, pairs) for each in sides]
+    linear = {
+        each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new) for each in hides.values()
+    }
+    scores: Any = ()
     if scored:
-        cores = _Cores(at, new, prompts.past, forms if prefills else ("auto",), prefills)
-        counts = pairs
-        if load.uneven is not None:
-            counts = DistinctPairs(load.sequences, load.share, load.uneven, row=load.row)
-        asked.append(look_up(Partial(cores, context) if load.uneven is None else cores, degrees, counts))
-    found = yield from side_by_side(asked)
+        cores = partial(_cores, at, forms if prefills else ("auto",), prefills=prefills)
+        held = context if load.uneven is None else load.uneven
+        scores = tabulate(cores, degrees, pairs, new, prompts.past, held)
     rank, total = (
         DistinctCounts(load.tokens, load.row),
         DistinctCounts(load.decodes * load.queries + load.chunk, load.row),
     )
-    of_phases = yield from side_by_side(
-        [
-            expert_lookups(at, mapping, found[sides.index(each)], phase=phase, rank=rank, total=total)
-            for phase, each in hides.items()
-        ]
-    )
+    of_phases = [
+        join_experts(at, mapping, linear[each], phase=phase, rank=rank, total=total) for phase, each in hides.items()
+    ]
     if not scored:
         return [[times] * len(forms) for times in of_phases]
     count = 1 if prefills else len(forms)
     return [
-        [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in found[-1]] * count
+        [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores] * count
         for times in of_phases
     ]

@@ -6,7 +6,6 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_host, prefill_stretch
-from disagg_sim.physics.passes.experts import expert_lookups
+from disagg_sim.physics.passes.experts import join_experts
 from disagg_sim.physics.passes.layers import (
     AttentionSide,
     LayerTimes,
@@ -30,9 +29,9 @@ from disagg_sim.physics.passes.layers import (
 )
 from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.rank_load import PromptLoad
-from disagg_sim.physics.roofline import AnySums
+from disagg_sim.physics.roofline import AnySums, at_columns
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, Lookups, evaluate, look_up, look_up_at
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -43,6 +42,12 @@ class PrefillPass(NamedTuple):
     busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
     sums: AnySums  # of the whole pass [s]
     load: Numeric = 0.0  # before it, until cached pasts are in HBM; hides behind the pass before [s]
+
+    def columns(self, first: int, count: int) -> PrefillPass:
+        """Those of some columns of a grid."""
+        place = np.arange(first, first + count)
+        ftl, busy = (np.take(each, place, axis=1) for each in (self.ftl, self.busy))
+        return PrefillPass(ftl, busy, at_columns(self.sums, place), self.load)
 
 
 def prefill_pass(
@@ -102,47 +107,6 @@ def prefill_pass(
     >>> f"{rest.ftl / whole.ftl:.3f}"
     '0.121'
     """
-    return evaluate(prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=mla_form, slowest=slowest))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """As ``_Side``, of prompts whose pasts differ by point."""
-
-    at: Setup
-    form: str
-
-    def __call__(
-        self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric, past: Numeric
-    ) -> AttentionSide:
-        return _Side(self.at, past, self.form)(tp, dcp, pcp, sequences, new)
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """The attention ranks' part of a pass."""
-
-    at: Setup
-    past: Numeric
-    form: str
-
-    def __call__(self, tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric) -> AttentionSide:
-        past = self.past
-        tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
-        return attention_side(self.at, tp, tokens, self.form, "prefill")
-
-
-def prefill_lookups(
-    at: Setup,
-    mapping: Sharding,
-    *,
-    batch: Numeric,
-    isl: Numeric,
-    past: Numeric = 0.0,
-    mla_form: str = "auto",
-    slowest: PromptLoad | None = None,
-) -> Lookups[PrefillPass]:
-    """Ask for what ``prefill_pass`` needs, to be joined with what others ask for."""
     at, own, pp, new = with_draft_layers(at), draft_model_of(at), mapping.pp, 1.0 * (isl - past)
     per_rank = np.ceil(batch / mapping.dp_attn)
     microbatches = np.minimum(pp, per_rank)
@@ -150,24 +114,27 @@ def prefill_lookups(
     dcp, pcp = mapping.shares
     alike, alike_prompts = (alike_rows((pp, mapping.dp_attn, *more), batch) for more in ((pcp, new), ()))
     total = DistinctCounts(np.minimum(prompts * mapping.dp_attn, batch) * new, alike=alike)
-    each: Numeric = new
+    each, held = new, past
     if slowest is not None:
         prompts, each, alike, alike_prompts = slowest.prompts / microbatches, slowest.new, None, None
+        held = past if slowest.past is None else slowest.past
 
-    def layers(of: Setup) -> Lookups[LayerTimes]:
-        shards = mapping.tp_attn, dcp, pcp
-        if slowest is None or slowest.past is None:
-            counts = DistinctCounts(prompts, alike=alike_prompts)
-            attention = yield from look_up_at(_Side(of, past, mla_form), shards, counts, each)
-        else:
-            attention = yield from look_up(_Rest(of, mla_form), shards, DistinctPairs(prompts, each, slowest.past))
+    def layers(of: Setup) -> LayerTimes:
+        def attention(
+            tp: Numeric, dcp: Numeric, pcp: Numeric, sequences: Numeric, new: Numeric, past: Numeric
+        ) -> AttentionSide:
+            tokens = Tokens(prompts=sequences, new=new, past=past, latent=past, emitted=sequences, dcp=dcp, pcp=pcp)
+            return attention_side(of, tp, tokens, mla_form, "prefill")
+
+        counts = DistinctCounts(prompts, alike=alike_prompts)
+        side = tabulate(attention, (mapping.tp_attn, dcp, pcp), counts, each, held)
         rank = DistinctCounts(prompts * each / pcp, alike=alike)
-        found = yield from expert_lookups(of, mapping, attention, phase="prefill", rank=rank, total=total)
+        found = join_experts(of, mapping, side, phase="prefill", rank=rank, total=total)
         return stretched(found, prefill_stretch(of))
 
-    times = yield from layers(at)
+    times = layers(at)
     if own is not None:
-        times = followed(times, own.model, (yield from layers(own)))
+        times = followed(times, own.model, layers(own))
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
     hop = hop_cost(prompts * each / pcp, mapping.gpus, at) * (pp - 1)
     launch = launch_time(at, mapping)

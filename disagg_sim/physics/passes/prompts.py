@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.physics.kv_tiers import load_time
-from disagg_sim.physics.passes.chunked import chunked_lookups
-from disagg_sim.physics.passes.prefill import PrefillPass, prefill_lookups
+from disagg_sim.physics.passes.chunked import chunked_passes
+from disagg_sim.physics.passes.prefill import PrefillPass, prefill_pass
 from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import Lookups, evaluate, side_by_side
 from disagg_sim.physics.work import Numeric
 
 
@@ -60,7 +61,7 @@ def prompt_pass(
     >>> [f"{1e3 * one.ftl:.0f} ms" for one in passes]
     ['41 ms', '23 ms']
     """
-    (done,) = evaluate(PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).lookups(isl, past, tier))
+    (done,) = PromptPasses(at, mapping, batch, chunk_tokens, (mla_form,)).passes(isl, past, tier)
     return done
 
 
@@ -82,33 +83,44 @@ class PromptPasses:
         self._chunk_tokens, self._forms = chunk_tokens, forms
         self._known: dict[tuple[float, float], list[PrefillPass]] = {}
 
-    def lookups(self, isl: Numeric, past: Numeric, tier: KvTier | None) -> Lookups[list[PrefillPass]]:
-        """Ask for the pass of ``prompt_pass`` under each form."""
+    def passes(self, isl: Numeric, past: Numeric, tier: KvTier | None) -> list[PrefillPass]:
+        """Passes of ``prompt_pass``, one of each form."""
         if np.ndim(isl - past):
-            return (yield from self._passes(isl, past))
-        found = yield from self._timed(isl, past)
+            return self._each(isl, past)
+        found = self._timed(isl, past)
         if tier is None or not past:
             return found
         load = load_time(self._at, self._mapping, batch=self._as_full, past=past, tier=tier)
-        again = yield from self._timed(isl, 0.0)
+        again = self._timed(isl, 0.0)
         return [_sooner(*both, load) for both in zip(again, found, strict=True)]
 
-    def _timed(self, isl: float, past: float) -> Lookups[list[PrefillPass]]:
+    def time_together(self, prompts: Iterable[tuple[float, float]]) -> None:
+        """Time prompts without a past in one table, which ``passes`` then reads; a column is a prompt and a batch."""
+        isl = [isl for isl, past in dict.fromkeys(prompts) if not past]
+        if np.ndim(self._batch) != 2 or len(isl) < 2:
+            return
+        batches = np.shape(self._batch)[1]
+        every = PromptPasses(
+            self._at, self._mapping, np.tile(self._batch, len(isl)), self._chunk_tokens, self._forms, lone=self._lone
+        )
+        found = every.passes(np.repeat(isl, batches)[None, :], 0.0, None)
+        for place, each in enumerate(isl):
+            self._known[each, 0.0] = [done.columns(place * batches, batches) for done in found]
+
+    def _timed(self, isl: float, past: float) -> list[PrefillPass]:
         if (isl, past) not in self._known:
-            self._known[isl, past] = yield from self._passes(isl, past)
+            self._known[isl, past] = self._each(isl, past)
         return self._known[isl, past]
 
-    def _passes(self, isl: Numeric, past: Numeric) -> Lookups[list[PrefillPass]]:
+    def _each(self, isl: Numeric, past: Numeric) -> list[PrefillPass]:
         at, mapping, batch, chunk, forms = self._at, self._mapping, self._batch, self._chunk_tokens, self._forms
         if np.any(np.asarray(chunk) > 0):
             full = self._as_full
-            asked = chunked_lookups(at, mapping, batch=full, isl=isl, chunk_tokens=chunk, past=past, forms=forms)
-            return (yield from asked)
+            return chunked_passes(at, mapping, batch=full, isl=isl, chunk_tokens=chunk, past=past, forms=forms)
         own = PromptLoad(batch, 1.0 * (isl - past)) if self._lone else None
-        whole = [
-            prefill_lookups(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
+        return [
+            prefill_pass(at, mapping, batch=batch, isl=isl, past=past, mla_form=form, slowest=own) for form in forms
         ]
-        return (yield from side_by_side(whole))
 
 
 def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPass:
