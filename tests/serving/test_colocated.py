@@ -252,9 +252,11 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
         def __init__(self, at, mapping, batch, chunk_tokens, forms, *, lone):
             self.nothing, self.forms = 0.0 * batch * mapping.gpus, forms
 
-        def lookups(self, isl, past, tier):
+        def time_together(self, prompts):
+            """Nothing is timed."""
+
+        def passes(self, isl, past, tier):
             return [PrefillPass(self.nothing + 1e-300, self.nothing + 1e-300, Sums())] * len(self.forms)
-            yield
 
     monkeypatch.setattr(colocated_module, "PromptPasses", Instant)
     table = mappings(R1, 32)
