@@ -194,7 +194,7 @@ class TimedPrompts(NamedTuple):
         """Mean pass over the distribution of lengths, of each form; FTL is that of ``counted`` if set."""
         means: list[PrefillPass] = []
         counted = [] if self.counted is None else [self.counted]
-        passes.time_together([(isl, past) for isl, past, _, _ in self.nodes.each()] + counted)
+        passes.time_at_once([(isl, past) for isl, past, _, _ in self.nodes.each()] + counted)
         for isl, past, weight, tier in self.nodes.each():
             found = passes.passes(isl, past, tier_of(system, tier))
             means = means or [PrefillPass(0.0, 0.0, Sums())] * len(found)

@@ -200,7 +200,7 @@ def _passes(
     at, lengths = case.at, case.lengths
     timed = PromptPasses(at, mapping, prompts, np.full((len(prompts), 1), float(size)), forms, lone=lone)
     nodes = lengths.prompt_nodes(size)
-    timed.time_together(
+    timed.time_at_once(
         [(isl, past) for isl, past, _, _ in nodes.each()] + [lengths.long_prompt] * (not lengths.constant)
     )
     means: list[Any] = [0] * len(forms)

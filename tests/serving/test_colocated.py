@@ -252,7 +252,7 @@ def test_infinitely_fast_prefill_leaves_decode_alone(monkeypatch):
         def __init__(self, at, mapping, batch, chunk_tokens, forms, *, lone):
             self.nothing, self.forms = 0.0 * batch * mapping.gpus, forms
 
-        def time_together(self, prompts):
+        def time_at_once(self, prompts):
             """Nothing is timed."""
 
         def passes(self, isl, past, tier):

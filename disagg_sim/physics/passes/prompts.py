@@ -94,7 +94,7 @@ class PromptPasses:
         again = self._timed(isl, 0.0)
         return [_sooner(*both, load) for both in zip(again, found, strict=True)]
 
-    def time_together(self, prompts: Iterable[tuple[float, float]]) -> None:
+    def time_at_once(self, prompts: Iterable[tuple[float, float]]) -> None:
         """Time prompts without a past in one table, which ``passes`` then reads; a column is a prompt and a batch."""
         isl = [isl for isl, past in dict.fromkeys(prompts) if not past]
         if np.ndim(self._batch) != 2 or len(isl) < 2:
