@@ -29,6 +29,14 @@ LENGTHS = ds.lengths(2048, 256)
 ONE_GPU = ds.Sharding()
 
 
+def test_a_row_rests_on_what_its_throughput_does():
+    """The pools of disaggregation count by their GPUs in its throughput, while its TTL is decode alone."""
+    points = ds.pareto_front(tables_of("inherited")[0]).iloc[[0, -1]]
+    of_number = trust_of_points(points)
+    assert rests_on(points).tolist() == [shares_text(each) for each in of_number["throughput"]]
+    assert of_number["throughput"] != of_number["ttl"]
+
+
 def decode_shares(model, system, precision, mapping=ONE_GPU, **settings):
     at = ds.setup(model, system, precision, **settings)
     return trust_shares(ds.decode_grid(at, mapping, LENGTHS, batch=[64]), 0, 0)

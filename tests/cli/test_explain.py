@@ -53,6 +53,18 @@ def test_printed_parts_add_up_to_the_printed_latency(
         assert filled == pytest.approx(table[f"{phase}_memory_bytes"][row], rel=1e-9)
 
 
+def test_the_table_tells_how_near_a_part_is_to_the_speed_of_light(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--precision", "fp8", "--phase", "decode", "--tp", "4", "--batch", "4", "--isl", "4096", "--osl", "256"]
+    asked = ["explain", "--model", "llama_3_1_70b", "--system", "h100_sxm", *shape]
+    assert run([*asked, "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["operators"]
+    assert run(asked) == 0
+    shown = dict(re.findall(r"^(\S.*?) {2,}[\d.]+ \S+ .* (\d+)%  [a-z]+ ", capsys.readouterr().out, re.MULTILINE))
+    assert len(shown) > 5
+    for part in (each for each in parts if each["operator"] in shown):
+        assert int(shown[part["operator"]]) == pytest.approx(100 * part["ideal_s"] / part["seconds"], abs=0.51)
+
+
 @pytest.mark.parametrize(("options", "pool"), [(["--phase", "decode"], "decode"), (["--phase", "prefill"], "prefill")])
 def test_a_design_that_does_not_fit_says_so_first(
     options: list[str], pool: str, capsys: pytest.CaptureFixture[str]

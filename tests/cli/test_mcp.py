@@ -57,6 +57,11 @@ def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out) == found
 
 
+def test_names_come_with_their_titles() -> None:
+    names = called("list_names", kind="model").structured_content["names"]
+    assert names["llama_3_1_70b"] == "Llama 3.1 70B"
+
+
 PLANNED = {
     "speculate": ("2", ["--speculate", "2"]),
     "acceptance": ("mtp 0.8 0.6", ["--acceptance", "mtp 0.8 0.6"]),

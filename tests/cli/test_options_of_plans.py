@@ -120,6 +120,7 @@ REACHED = [
     Row("max_nic", "--max-nic 25", "max_nic", 25 * GB, tool=("max_nic_gb_per_s", 25)),
     Row("max_nic", "--max-nic '400 Gbit/s'", "max_nic", 50 * GB, tool=("max_nic_gb_per_s", "400 Gbit/s")),
     Row("price", "--price h100_sxm=2.5", "prices", {"h100_sxm": 2.5}, tool=("prices", {"h100_sxm": 2.5})),
+    Row("price", "--price 'h100_sxm=$2.5/h'", "prices", {"h100_sxm": 2.5}),
     Row("availability", "--availability 99.9%", "availability", 0.999, tool=("availability", "99.9%")),
     Row("failures", "--failures rsc_1", "failures", "rsc_1", tool=("failures", "rsc_1")),
     Row("emit", "--emit vllm", "engine", "vllm"),

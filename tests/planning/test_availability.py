@@ -197,6 +197,20 @@ def test_one_failure_stops_all_that_share_a_node():
     assert spares_for([few], 0.5).together == (2,)
 
 
+def test_links_of_a_pool_fail_where_its_deployment_leaves_the_nvlink_domain():
+    """Two pools of 4 GPUs share a domain of 8; with 5 more instances each hands caches over NICs, which fail, too."""
+    best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40).best
+    (one,) = {pool.setup.system.nvlink_domain for pool in best.pools}
+    pool = replace(best.pools[0], instances=1, spares=0)
+    gpus = int(pool.mapping.gpus)
+    small, large = (replace(best, pools=(pool, replace(pool, instances=n))) for n in (1, one // gpus))
+    assert small.gpus <= one < large.gpus
+    asked = Availability(target=0.9, failing=LLAMA)
+    for design, links in ((small, False), (large, True)):
+        assert asked.need(design, pool, {"h100_sxm": 1.0}).blast == blast_of(LLAMA, H100, gpus, links=links)
+    assert blast_of(LLAMA, H100, gpus, links=True) != blast_of(LLAMA, H100, gpus)
+
+
 def test_faults_name_the_value():
     with pytest.raises(InputError, match="availability 1.0 is out of range".replace(".", r"\.")):
         Availability(target=1.0, failing=LLAMA)

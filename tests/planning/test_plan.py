@@ -195,6 +195,26 @@ def test_flips_change_the_answer(model, system, lengths, size):
         assert again.best.mode == flip.mode != found.best.mode
 
 
+def test_a_narrower_link_flips_the_answer_where_it_is_said_to():
+    """At 2 GB/s a GPU two pools still win; at the bandwidth of the flip they do not."""
+    asked = {"ttft": "2 s", "rate": 20}
+    case = "llama_3_1_70b", "h100_sxm", ds.lengths(4096, 256)
+    found = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=2e9))
+    (flip,) = (each for each in flips(found) if each.axis == "nic")
+    assert flip.value == pytest.approx(2e9 * flip.factor)
+    assert flip.factor < 1
+    again = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=flip.value))
+    assert (found.best.mode, again.best.mode, flip.mode) == ("disaggregated", "colocated", "colocated")
+
+
+def test_runners_up_are_on_every_other_set_of_systems():
+    """With prefill on B200 the systems of decode differ: both pools' systems make a deployment another one."""
+    options = ds.PlanOptions(prefill_system="b200_sxm", precision="fp8")
+    found = ds.plan("llama_3_1_70b", ("h100_sxm", "h200_sxm"), ds.lengths(4096, 256), rate=20, options=options)
+    sets = [tuple(pool.setup.system.name for pool in each.pools) for each in (found.best, *found.runners_up)]
+    assert {("b200_sxm", "h200_sxm"), ("b200_sxm", "h100_sxm")} <= set(sets)
+
+
 def test_runners_up_for_gpus_are_answers_for_these_gpus():
     """Each runs on the GPUs of the question, at its own rate, and none is worth more than the best."""
     found = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16)
