@@ -212,24 +212,45 @@ def plan(
         told = replace(told, sure=assurance(found), drawn=_drawn(found) if energy or objective == JOULE else None)
         told = replace(told, prices=token_prices_of(found, utilisation))
         made = _start(found, emit) if emit else None
-    text = blocks_text(screen(found, told))
+    text, shown = blocks_text(screen(found, told)), _Shown()
     if not as_json:
-        typer.echo(text, nl=False)
+        shown.echo(text)
     if found.best is not None:
         told = replace(told, changes=changes_of(found))  # after the answer, which need not wait for it
         last = blocks_text([changes(found, told)])
         text += f"\n{last}"
         if not as_json:
-            typer.echo(f"\n{last}", nl=False)
+            shown.echo(f"\n{last}")
     if as_json:
         start = {} if made is None else {"start": asdict(made)}
-        typer.echo(json.dumps({**plan_json(found, told), **start}, indent=2))
+        shown.echo(json.dumps({**plan_json(found, told), **start}, indent=2) + "\n")
     elif made is not None:
-        typer.echo("".join(f"\n{line}" for line in lines_of(made, None if out is None else out / "start")))
+        shown.echo("".join(f"\n{line}" for line in lines_of(made, None if out is None else out / "start")) + "\n")
     if out is not None:
         _write(found, told, text, out, made)
+    shown.require_open()
     if found.best is None:
         raise typer.Exit(INFEASIBLE)
+
+
+class _Shown:
+    """Standard output of a plan, which is written to ``--out`` even where nobody reads it to its end."""
+
+    def __init__(self) -> None:
+        self._closed: BrokenPipeError | None = None
+
+    def echo(self, text: str) -> None:
+        """Print text as it is, unless the output was closed."""
+        if self._closed is None:
+            try:
+                typer.echo(text, nl=False)
+            except BrokenPipeError as error:
+                self._closed = error
+
+    def require_open(self) -> None:
+        """End as any command does whose output was closed."""
+        if self._closed is not None:
+            raise self._closed
 
 
 def _write(found: Plan, told: PlanExtras, text: str, out: Path, made: Launch | None) -> None:

@@ -171,6 +171,18 @@ def test_a_closed_pipe_is_no_moved_curve(arguments: list[str], results: Path) ->
     assert (code, said) == (3, "error: the output was closed before its end\n")
 
 
+def test_a_plan_is_written_where_nobody_reads_its_answer(tmp_path: Path) -> None:
+    """As in ``plan ... --out DIR | head``: what was computed is not lost."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    question = "plan --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40"
+    code, said = process([*question.split(), "--out", str(tmp_path)], output=writer)
+    os.close(writer)
+    assert (code, said) == (3, "error: the output was closed before its end\n")
+    assert {each.name for each in tmp_path.iterdir()} == {"plan.json", "plan.txt", "designs.csv"}
+    assert "answer" in (tmp_path / "plan.txt").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"), [("check {results} --baseline {results}", 0), ("check gone --baseline {results}", 3)]
 )
