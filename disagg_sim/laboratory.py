@@ -39,7 +39,7 @@ def lab_folder(what: str = "this") -> Path:
 def import_lab(module: str, what: str = "this") -> ModuleType:
     """Import a module of the laboratory.
 
-    Takes ``module`` (its name below ``lab``; empty for that itself).
+    Takes ``module`` (its name below ``lab``; empty for ``lab`` itself).
     """
     folder = lab_folder(what)
     if LAB not in sys.modules:

@@ -144,7 +144,7 @@ def read_table(path: str | Path, **options: Any) -> pd.DataFrame:
 def table_of(content: bytes, path: str | Path, **options: Any) -> pd.DataFrame:
     """Take the content of a file as a CSV table.
 
-    The result is as of ``read_table``.
+    Returns the table as ``read_table`` does.
 
     >>> table_of(b"x" * 20_000_000, "a.csv")
     Traceback (most recent call last):

@@ -17,7 +17,7 @@ from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
 def design_of(grid: PhaseGrid, row: int, column: int) -> Designs:
     """Read one design point of a grid of one phase.
 
-    The result is of one row, an instance for itself.
+    Returns designs of one row: an instance by itself.
     """
     (one,) = designs_at_points(grid, np.array([row]), np.array([column]))
     return one

@@ -33,7 +33,7 @@ def split_spent(
 ) -> tuple[GpuEnergy, GpuEnergy]:
     """Find what one GPU of each pool spends on a decode step.
 
-    The result is of an attention and of a feed-forward GPU; seconds are those of the step [J], [s].
+    Returns joules and seconds of the step, of an attention and of a feed-forward GPU [J], [s].
     """
     context, counts = lengths.context, at.model.kind_counts
     step = split_step(at, ffn, split, sequences=sequences, context=context)

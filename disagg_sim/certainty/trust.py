@@ -223,7 +223,7 @@ def added(parts: Sequence[tuple[float, Shares]]) -> Shares:
 def shares_text(shares: Shares) -> str:
     """Write shares in words, best label first, those below 2 % left out.
 
-    The result is for people; "" where there are none.
+    Returns text for people; "" where there are no shares.
     """
     return ", ".join(f"{label} {100 * shares[label]:.0f} %" for label in Trust if shares.get(label, 0.0) >= LITTLE)
 

@@ -420,7 +420,7 @@ def efficiency_of(path: Path, data: Mapping[str, Any], load: Callable[[str], Eff
 def with_keys(fits: Iterable[Fit], told: Iterable[PrefillKeys]) -> tuple[Any, ...]:
     """Set, in fits of prefill attention, what the kernel of their engine does with the keys of a tile.
 
-    The result is as many fits, in the same order.
+    Returns as many fits, in the same order.
 
     >>> from disagg_sim.facts.load import load_efficiency
     >>> fits = [fit for fit in load_efficiency("h200_sxm").prefill_attention if fit.engine == "vllm"]

@@ -285,7 +285,7 @@ def _known(engine: str, workers: Workers, flags: dict[str, Any]) -> dict[str, An
 def lacking(engine: str, workers: Workers) -> tuple[str, ...]:
     """List the options that an engine has not on the system of workers.
 
-    The result is empty on most.
+    Returns an empty text for most engines.
     """
     support = load_launcher(engine).vendors.get(workers.setup.system.vendor)
     return () if support is None else support.lacks

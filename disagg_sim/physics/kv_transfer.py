@@ -106,7 +106,7 @@ def prefix_bytes(model: ModelSpec, precision: Precision, tokens: float) -> float
 def checkpoint_cost(model: ModelSpec, precision: Precision) -> int:
     """Count the cached tokens that take as much memory as the states of one checkpoint. [token]
 
-    The result is rounded up; 0 without recurrent states, and without any cache of tokens.
+    Rounded up; 0 without recurrent states, and without any cache of tokens.
     """
     token = model.kv_bytes_per_token(precision)
     return math.ceil(model.recurrent_bytes / token) if token else 0

@@ -197,7 +197,7 @@ def clock_under(cap: Numeric, *, drawn: Numeric, idle: Numeric) -> Numeric:
 
     Above the idle :math:`P_0` the power is in proportion to the clock and to the square of the voltage, which falls
     with the clock. Where the voltage can fall no further (below some 0.7 of the limit) clocks fall faster than this.
-    Takes ``cap``, ``drawn`` and ``idle`` [W]. The result is at most 1.
+    Takes ``cap``, ``drawn`` and ``idle`` [W]. Returns a share of at most 1.
     """
     return np.cbrt((cap - idle) / np.maximum(drawn - idle, cap - idle))
 

@@ -139,7 +139,7 @@ def decode_residents(isl: float, osl: float) -> CachedTokens:
 def prompt_residents(isl: float) -> CachedTokens:
     """Describe the cache of one prompt of ``isl`` tokens in prefill, counted whole from its start.
 
-    The result comes without deviation [token].
+    Returns the mean, without deviation [token].
 
     >>> float(prompt_residents(1000).of(3, deviations=2.0))
     3000.0

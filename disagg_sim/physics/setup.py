@@ -110,7 +110,7 @@ def _served(model: ModelSpec, speculation: Speculation | None) -> ModelSpec:
 def engine_names() -> tuple[str, ...]:
     """Name every engine: the files of ``hw_specs/engines/``, or ``KERNELS``.
 
-    The result is sorted names of the files, then ``"kernels"``.
+    Returns the sorted names of the files, then ``"kernels"``.
 
     >>> sorted({"trtllm", "vllm", "sglang"} & set(engine_names())), engine_names()[-1]
     (['sglang', 'trtllm', 'vllm'], 'kernels')

@@ -81,7 +81,7 @@ _Change = Callable[[float], tuple[Sequence[Candidates], float]]
 def flips(plan: Plan) -> tuple[AnswerFlip, ...]:
     """Find the nearest flips of a plan.
 
-    The result is nearest first.
+    Returns the nearest first.
 
     >>> import disagg_sim as ds
     >>> found = flips(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40))
@@ -255,7 +255,7 @@ def _asked_at(plan: Plan, axis: str, factor: float) -> Plan:
 def limit_costs(plan: Plan) -> tuple[LimitCost, ...]:
     """Find what the limits of a plan cost: ask again with each loosened by ``LOOSER``.
 
-    The result is of limits that cost at least ``TOLD`` of the answer [1].
+    Returns the limits that cost at least the share ``TOLD`` of the answer [1].
     """
     if plan.best is None or plan.ask is None:
         return ()

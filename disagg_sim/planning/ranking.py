@@ -66,7 +66,7 @@ def standing_of_pool(pool: PlannedPool) -> Standing:
 def standing(design: Design, of_pool: Callable[[PlannedPool], Standing] = standing_of_pool) -> Standing:
     """Find what puts a design in order among those of nearly its cost.
 
-    Takes ``of_pool`` (finds it for a pool; one that remembers saves time where designs share pools).
+    ``of_pool`` finds it for one pool; a cached one saves time where designs share pools.
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=40).best

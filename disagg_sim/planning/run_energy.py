@@ -95,7 +95,7 @@ def instances_energy(
 ) -> pd.DataFrame:
     """Compute what instances drew over a run.
 
-    The result is as ``run_energy``.
+    Returns the columns of ``run_energy``.
 
     >>> import disagg_sim as ds
     >>> at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")

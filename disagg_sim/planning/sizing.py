@@ -272,7 +272,7 @@ def cost_of(case: Candidates, design: Design) -> float:
 def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> float:
     """Cost of the cheapest deployment of one mode for a rate, in the unit of the objective.
 
-    Takes ``rate`` [request/s]. The result is infinite where none serves.
+    Takes ``rate`` [request/s]. Returns infinity where none serves.
     """
     if case.drawn or case.availability is not None:
         return min((each.cost for each in designs_at(case, rate, most) if each.mode == mode), default=math.inf)
@@ -304,7 +304,7 @@ def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
 def most_of(case: Candidates, design: Design, gpus: int) -> Design:
     """Give a design all of some GPUs: the counts of its layouts with which they serve the most.
 
-    The result is at the highest rate that it serves within the limits [request/s].
+    Returns the design at the highest rate that it serves within the limits [request/s].
     """
     layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
     first, last = layouts[0], layouts[-1]

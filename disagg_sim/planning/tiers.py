@@ -82,7 +82,7 @@ def tiers_of_instance(at: Setup, mapping: Sharding, lengths: Lengths, instances:
 def tiers_of_designs(one: Designs) -> tuple[TierUse, ...]:
     """Find what each tier does for the prompts of a design of a table, or of an instance that prefills.
 
-    The result is as ``tier_uses``; empty of an instance that decodes alone.
+    Returns uses as ``tier_uses`` does; empty for an instance that only decodes.
 
     >>> import disagg_sim as ds
     >>> from disagg_sim.certainty.grid_points import design_of

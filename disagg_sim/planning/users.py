@@ -27,7 +27,7 @@ NARROW = 1e-7
 def designs_of_users(case: Candidates, users: int) -> list[Design]:
     """Find designs of both modes that serve some users within the limits, cheapest first, each at its own rate.
 
-    The result is of each mode some; none where nothing serves.
+    Returns some designs of each mode; none where nothing serves.
     """
     work = case.work
     found: dict[ServingMode, list[Design]] = {ServingMode.DISAGGREGATED: [], ServingMode.COLOCATED: []}

@@ -529,7 +529,7 @@ def json_schema(command: str) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """Turn a value into JSON's own types; None stands for what is not finite.
 
-    The result is of the same shape.
+    Returns the same shape.
     """
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}

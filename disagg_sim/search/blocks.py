@@ -55,7 +55,7 @@ MOST_SIZE = 10**9
 def given_sizes(name: str, values: Any, least: int = 1) -> Ints:
     """Return the distinct numbers of an argument, rising.
 
-    The result comes without repetition; shape (n,).
+    Returns distinct values, shape (n,).
 
     >>> given_sizes("batch", [64, 16, 64]).tolist()
     [16, 64]

@@ -111,7 +111,7 @@ def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
 def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> CheckedKind | None:
     """Find the served runs of the kind of layout of one mapping.
 
-    The result comes with its operating points and the error of their forecast; None where no such layout was served.
+    Returns its operating points and the error of their forecast; None where no such layout was served.
 
     >>> from disagg_sim.physics.setup import setup
     >>> checked_kind(setup("llama_3_1_8b", "h100_sxm", "fp8"), Sharding(tp_attn=2, tp_ffn=2)).points > 100

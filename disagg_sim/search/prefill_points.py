@@ -130,7 +130,7 @@ def _score(at: Setup, block: _Block, mapping: Sharding, axis: Any, form: str) ->
 def best_form(at: Setup, best: Scored, other: Scored) -> Scored:
     """Passes, bytes and forms of CPP: those of the ``other`` form of MLA wherever it is faster and fits.
 
-    The result is point by point one of the two; [s], [B], index into ``CHOSEN_FORMS``.
+    Returns one of the two, point by point: [s], [B], index into ``CHOSEN_FORMS``.
 
     >>> from disagg_sim.physics.roofline import Sums
     >>> from disagg_sim.physics.setup import setup

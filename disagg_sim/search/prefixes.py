@@ -112,7 +112,7 @@ def _slowest(
 def one_of(even: PrefillPass, uneven: PrefillPass, ranks: Numeric) -> PrefillPass:
     """Take the pass of unequal ranks where there are several.
 
-    The result is point by point one of the two [s].
+    Returns one of the two, point by point [s].
 
     >>> even, uneven = (PrefillPass(time, time, Sums()) for time in (np.array([1.0, 1.0]), np.array([1.0, 1.5])))
     >>> one_of(even, uneven, np.array([1, 8])).busy.tolist()

@@ -307,7 +307,7 @@ def _handed_over(side: PhaseGrid | PrefillCandidates | SplitGrid) -> tuple[str, 
 def least(values: NDArray[Any], mask: Mask) -> float:
     """Find the smallest of some values.
 
-    The result is infinite where none counts.
+    Returns infinity where none counts.
 
     >>> least(np.array([3, 1, 2]), np.array([True, False, True]))
     2.0

@@ -59,7 +59,7 @@ class PassColumns(NamedTuple):
 def pass_sizes(case: ColocatedCase, groups: Sequence[Group]) -> list[Ints]:
     """Choose the prompts that a pass may take, those worth trying unless they are given.
 
-    The result is of each group, (batches, options), 0 where an option is not tried [request].
+    Returns an array (batches, options) for each group, 0 where an option is not tried [request].
     """
     if (given := case.options.prefill_batch) is not None:
         return [np.where(np.array(given) <= group.batch[:, None], given, 0) for group in groups]

@@ -40,7 +40,7 @@ WITH_SPARES = "_with_spares"
 def spares_columns(throughput: str = THROUGHPUT) -> tuple[Column, ...]:
     """Columns that a table has beside ``points.COLUMNS`` where an availability was asked for.
 
-    Returns the last is what a frontier is taken in.
+    The frontier is taken in the last of them.
 
     >>> spares_columns()[-1].name
     'tokens_per_s_per_gpu_with_spares'

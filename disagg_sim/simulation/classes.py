@@ -117,7 +117,7 @@ def slo_of(model: str, slo: Slo, classes: Sequence[ServiceClass]) -> Slo:
 def with_class(requests: pd.DataFrame, trace: Trace) -> pd.DataFrame:
     """Add the class of each request to the rows of ``RunResult.frame()``, where its trace has classes.
 
-    The result comes with a last column ``class``, or as it was.
+    Returns the table with a last column ``class``, or unchanged.
 
     >>> from disagg_sim.workload.request_columns import Labels
     >>> kinds = Labels(names=("chat", "batch"), number=[1])

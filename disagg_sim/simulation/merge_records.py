@@ -69,7 +69,7 @@ def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> I
 def joined_decisions(logs: Sequence[Sequence[Decision]]) -> tuple[Decision, ...]:
     """Merge the decision logs of several models by time.
 
-    The result is of one instant in the order of the models.
+    Rows of one instant are in the order of the models.
 
     >>> early, late = (Decision(time, "flip", 0, "flip of instance 0", "") for time in (1.0, 2.0))
     >>> joined_decisions([[late], [early]]) == (early, late)

@@ -91,7 +91,7 @@ MEASURED = ("wall_s", "requests_per_cpu_s")
 def histogram_percentile(edges: Floats, counts: NDArray[np.int64], share: float) -> float:
     """Estimate a percentile of values that were counted in bins: in proportion inside the bin that holds it.
 
-    Takes ``edges`` [unit of the result]. The result is at most one bin's width off; NaN of no values.
+    Takes ``edges`` [unit of the result]. Returns a value at most one bin's width off; NaN without values.
     """
     total = int(np.sum(counts))
     if not total:

@@ -321,7 +321,7 @@ def _handed_on(sink: Sink, rows: Rows, cell: int, cells: int, piece: Requests) -
 def serve(trace: Trace, policy: Policy | str, site: Site, engine: Engine, options: RunOptions) -> RunResult:
     """Serve a trace at a site that is there already; ``run`` makes one from the physics.
 
-    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``). The result is as of ``run`` [s].
+    Takes ``policy`` (a registered name, or ``policy_named(name, option=...)``). Returns times as ``run`` does [s].
 
     A step takes 10 ms and 1 ms a token of prefill: 100 tokens and 4 more outputs are done after 0.110 + 4 * 0.010 s:
 

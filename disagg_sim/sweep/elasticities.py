@@ -60,7 +60,7 @@ def write_elasticities(tables: Mapping[str, pd.DataFrame], root: Path) -> None:
 def sweep_elasticities(result: SweepResult, root: Path, *, jobs: int | Workers = 1) -> dict[str, pd.DataFrame]:
     """Compute the elasticities of every case that has some (``why_not``).
 
-    The result is by name of the case, columns as ``certainty.elasticity.sensitivity``.
+    Returns a table for each name of a case, with the columns of ``certainty.elasticity.sensitivity``.
     """
     store = Store(root.absolute())
     tasks = [(item, store) for item in result.cases if not why_not(item)]

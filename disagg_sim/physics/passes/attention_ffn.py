@@ -285,7 +285,7 @@ def split_bytes(
 def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
     """Make setups whose models have one half of every layer alone, to size the memory of both pools.
 
-    The result comes with the attention halves, embedding and head; and with the feed-forward halves.
+    Returns times of the attention halves with embedding and head, and of the feed-forward halves.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")

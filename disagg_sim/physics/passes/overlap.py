@@ -99,7 +99,7 @@ def overlapped_prefill(
 def of_halves(at: Setup) -> Setup:
     """Make the setup of one half: no time of the host, and the shared expert belongs to the work.
 
-    The result comes with host times and launches of 0 s.
+    Returns the setup with host times and launches of 0 s.
 
     >>> from disagg_sim.physics.setup import setup
     >>> half = of_halves(setup("deepseek_r1", "h200_sxm", "fp8", engine="sglang"))

@@ -134,7 +134,7 @@ def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPas
 def form_of_whole(form: str, *, reused: bool) -> str:
     """Name the form of MLA that passes of whole prompts run.
 
-    The result comes without a past there is nothing to project again, or to keep.
+    Without a past there is nothing to project again, or to keep.
 
     >>> [form_of_whole(form, reused=False) for form in ("auto", "absorbed", "cached")]
     ['naive', 'absorbed', 'naive']

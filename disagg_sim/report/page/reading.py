@@ -39,7 +39,7 @@ def as_content_faults(path: Path, what: str) -> Iterator[None]:
 def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> pd.DataFrame:
     """Read a CSV file of results.
 
-    The result is empty where there is no such file.
+    Returns an empty table where there is no such file.
     """
     with as_content_faults(path, "a table"):
         try:
@@ -57,7 +57,7 @@ def read_block(
 ) -> pd.DataFrame:
     """Read a Parquet file of results.
 
-    Takes ``columns`` (None = all). The result comes with these columns.
+    Takes ``columns`` (None = all). Returns these columns.
     """
     with as_content_faults(path, "a table of results"):
         return read_parquet(path, columns, rows=rows)

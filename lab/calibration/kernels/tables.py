@@ -66,7 +66,7 @@ class Exclusion:
 def read_tables(path: Path, *, exclusions: Sequence[Exclusion] = (), strict: bool = True) -> tuple[KernelTable, ...]:
     """Read the tables of a CSV of kernel measurements: one, or one a form where a column ``form`` names it.
 
-    Returns each with its form and its rows, times in s.
+    Returns each table with its form and rows; times in s.
     """
     data = _read_bytes(path)
     raw = _cells(path, data)
