@@ -58,7 +58,13 @@ def join_parquet(
     names = ", ".join(_text(_literal(part)) for part in parts)
     order = f" ORDER BY {_name(by)}" if by else ""
     joined = f"(FROM read_parquet([{names}], hive_partitioning = false){order})"
-    _copy(_sorting(Path(path).parent) if by else _duckdb(), joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
+    run = _duckdb()
+    if by:  # in a bounded memory, and in files beside the table
+        import duckdb
+
+        folder = str(Path(path).parent / ".sorting.tmp")
+        run = duckdb.connect(config=_SETTINGS | {"memory_limit": "1GB", "temp_directory": folder})
+    _copy(run, joined, path, {_CATEGORIES: of, _TEXTS: texts, **metadata})
 
 
 def read_parquet(
@@ -70,7 +76,8 @@ def read_parquet(
     written.
     """
     of, texts = _kinds(parquet_metadata(path))
-    casts = {name: f"{_category(name, values)} AS {_name(name)}" for name, values in of.items()}
+    enums = {name: f"{_name(name)}::ENUM({', '.join(map(_text, values))})" for name, values in of.items()}
+    casts = {name: f"{enum} AS {_name(name)}" for name, enum in enums.items()}
     if columns is not None:
         chosen = ", ".join(casts.get(name, _name(name)) for name in columns)
     else:
@@ -151,13 +158,6 @@ def _interrupted_as_one(run: duckdb.DuckDBPyConnection) -> Iterator[None]:
             answered(*came[0])
 
 
-def _sorting(folder: Path) -> duckdb.DuckDBPyConnection:
-    """One that sorts in a bounded memory, and in files of a folder."""
-    import duckdb
-
-    return duckdb.connect(config=_SETTINGS | {"memory_limit": "1GB", "temp_directory": str(folder / ".sorting.tmp")})
-
-
 def _duckdb() -> duckdb.DuckDBPyConnection:
     """The one of this process; a cursor of its own, so that threads do not meet."""
     return _connection().cursor()
@@ -217,10 +217,6 @@ def _literal(path: str | PathLike[str]) -> str:
 def _name(column: str) -> str:
     """A column in a query."""
     return '"' + column.replace('"', '""') + '"'
-
-
-def _category(column: str, values: Sequence[str]) -> str:
-    return f"{_name(column)}::ENUM({', '.join(map(_text, values))})"
 
 
 def _text(value: str) -> str:

@@ -129,17 +129,13 @@ class LatentAttention(AttentionSpec):
     value_dim: Count
     output_gate: bool = False  # an element-wise gate on the output (Kimi K3)
 
-    @property
-    def query_params(self) -> int:
-        """Weights behind the query latent, and 0 without it. [1]"""
-        return self.q_rank * self.q_heads * (self.nope_dim + self.rope_dim)
-
     def matmul_params(self, hidden: int) -> int:
         """Weights of q_a, q_b (or q), kv_a, kv_b, gate and output projections. [1]"""
         first = self.q_rank or self.q_heads * (self.nope_dim + self.rope_dim)
+        queries = self.q_rank * self.q_heads * (self.nope_dim + self.rope_dim)  # 0 without a latent
         down = hidden * (first + self.kv_rank + self.rope_dim)
         up = self.kv_rank * self.q_heads * (self.nope_dim + self.value_dim)
-        return down + self.query_params + up + (1 + self.output_gate) * self.q_heads * self.value_dim * hidden
+        return down + queries + up + (1 + self.output_gate) * self.q_heads * self.value_dim * hidden
 
     def other_params(self, hidden: int) -> int:  # noqa: ARG002 - as the base class asks
         """Norms of the two latents. [1]"""

@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, keys_of, validate
-from disagg_sim.facts.yaml_files import spec_error
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range
 from disagg_sim.notebook import Shown
 from disagg_sim.units import HOUR
 
@@ -39,15 +36,3 @@ class FailureSpec(Shown):
         """Failures of one ``gpu``, ``node``, ``domain`` or ``link`` a second; 0 where no figure is known. [1/s]"""
         mtbf: float | None = getattr(self, f"{part}_mtbf")
         return 0.0 if mtbf is None or math.isinf(mtbf) else 1.0 / mtbf
-
-
-_WORDS = ("title", "sources")
-
-
-def failures_of(path: Path, data: Mapping[str, Any], name: str) -> FailureSpec:
-    """Failure rates from their file; every figure must have a source."""
-    spec = FailureSpec(name=name, **dict(validate(keys_of(FailureSpec), data, path)))
-    figures = [field for field in keys_of(FailureSpec).model_fields if field not in _WORDS]
-    if found := source_faults(spec.sources, figures, needed=[key for key in figures if data[key] is not None]):
-        raise spec_error(path, found)
-    return spec

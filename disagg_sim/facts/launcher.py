@@ -109,8 +109,3 @@ def launcher_of(path: Path, data: Mapping[str, Any], name: str) -> LauncherSpec:
     if said:
         raise spec_error(path, said)
     return spec
-
-
-def checkpoints_of(path: Path, data: Mapping[str, Any], name: str) -> CheckpointSpec:
-    """The published checkpoints of a file."""
-    return CheckpointSpec(name=name, **dict(validate(keys_of(CheckpointSpec), data, path)))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.kinds import ATTENTION_KINDS
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Range, Several, keys_of, validate
 from disagg_sim.facts.speculation import METHODS
@@ -89,15 +88,6 @@ class EvidenceSpec(Shown):
     title: Line
     kinds: Several[CheckedKind]
     source: str
-
-
-def rules_of(path: Path, data: Mapping[str, Any], name: str) -> LayoutRules:
-    """The rules of an engine from its file; every value needs a source."""
-    spec = LayoutRules(name=name, **dict(validate(keys_of(LayoutRules), data, path)))
-    told = [key for key in keys_of(LayoutRules).model_fields if key not in ("title", "version", "sources")]
-    if found := source_faults(spec.sources, told, needed=told):
-        raise spec_error(path, found)
-    return spec
 
 
 def evidence_of(path: Path, data: Mapping[str, Any], name: str) -> EvidenceSpec:

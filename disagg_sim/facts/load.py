@@ -7,10 +7,10 @@ Past 400 lines: one function a kind, each with its own type and example.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +19,20 @@ from pydantic import BeforeValidator
 from disagg_sim.errors import InputError, UnknownNameError, quoted
 from disagg_sim.facts.efficiency import EfficiencySpec, efficiency_of
 from disagg_sim.facts.engine import EngineSpec, engine_of
-from disagg_sim.facts.failures import FailureSpec, failures_of
-from disagg_sim.facts.faults import expected
+from disagg_sim.facts.failures import FailureSpec
+from disagg_sim.facts.faults import expected, source_faults
 from disagg_sim.facts.hardware import SystemSpec, system_of
 from disagg_sim.facts.hub.files import is_config
-from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, checkpoints_of, launcher_of
-from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of, rules_of
+from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, launcher_of
+from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.power import PowerSpec, power_of
 from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
+from disagg_sim.facts.schema import keys_of, validate
 from disagg_sim.facts.speculation import Speculation, speculation_in_words, speculation_of
-from disagg_sim.facts.traffic import TrafficSpec, traffic_of
+from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.facts.uncertainty import UncertaintySpec, uncertainty_of
 from disagg_sim.facts.yaml_files import (
     NOUNS,
@@ -69,6 +70,8 @@ __all__ = [
 ]
 
 S = TypeVar("S")
+#: Makes a spec from a path, the content of the file and a name.
+Reader = Callable[[Path, dict[str, Any], str], object]
 
 
 def load_system(name: str | Path) -> SystemSpec:
@@ -95,7 +98,7 @@ def load_system(name: str | Path) -> SystemSpec:
     >>> h100.nvlink_domain, f"{h100.hbm_bandwidth / 1e12:.2f} TB/s"
     (8, '3.35 TB/s')
     """
-    return _load("hardware", name, SystemSpec)
+    return _load(SystemSpec, name)
 
 
 def load_model(name: str | Path) -> ModelSpec:
@@ -121,7 +124,7 @@ def load_model(name: str | Path) -> ModelSpec:
         from disagg_sim.facts.hub.spec import imported_spec  # reads other files than these
 
         return imported_spec(name)
-    return _load("model", name, ModelSpec)
+    return _load(ModelSpec, name)
 
 
 def load_precision(name: str | Path) -> PrecisionRecipe:
@@ -142,7 +145,7 @@ def load_precision(name: str | Path) -> PrecisionRecipe:
     >>> load_precision("fp8").cache
     'fp8'
     """
-    return _load("precision", name, PrecisionRecipe)
+    return _load(PrecisionRecipe, name)
 
 
 def load_profile(name: str | Path) -> ProfileSpec:
@@ -165,12 +168,12 @@ def load_profile(name: str | Path) -> ProfileSpec:
     [('ideal', False), ('measured', True)]
     """
     base, skew = profile_and_skew(name) if isinstance(name, str) else (name, 0.0)
-    return with_skew(load_profile(base), skew) if skew else _load("profile", base, ProfileSpec)
+    return with_skew(load_profile(base), skew) if skew else _load(ProfileSpec, base)
 
 
 def load_engine(name: str | Path) -> EngineSpec:
     """Load the serving engine ``name`` (``hw_specs/engines/``): host times [s], token budget of a step [token]."""
-    return _load("engine", name, EngineSpec)
+    return _load(EngineSpec, name)
 
 
 def load_failures(name: str | Path) -> FailureSpec:
@@ -178,7 +181,7 @@ def load_failures(name: str | Path) -> FailureSpec:
 
     Returns mean times between failures, and until an instance serves again [s].
     """
-    return _load("failures", name, FailureSpec)
+    return _load(FailureSpec, name)
 
 
 def load_scheduler(name: str | Path) -> SchedulerSpec:
@@ -186,7 +189,7 @@ def load_scheduler(name: str | Path) -> SchedulerSpec:
 
     Returns admission, watermark [1], defaults of a step [token], [1].
     """
-    return _load("scheduler", name, SchedulerSpec)
+    return _load(SchedulerSpec, name)
 
 
 def load_traffic(name: str | Path) -> TrafficSpec:
@@ -207,7 +210,7 @@ def load_traffic(name: str | Path) -> TrafficSpec:
     >>> load_traffic("reasoning").shapes[0]
     (1024, 32768)
     """
-    return _load("traffic", name, TrafficSpec)
+    return _load(TrafficSpec, name)
 
 
 def load_speculation(name: str | Path) -> Speculation:
@@ -231,7 +234,7 @@ def load_speculation(name: str | Path) -> Speculation:
     """
     if isinstance(name, str) and " " in name and not is_path(name):
         return speculation_in_words(name, load_model)
-    found = _load("speculation", name, Speculation)
+    found = _load(Speculation, name)
     if not found.draft_model:
         return found
     drafter = load_model(found.draft_model)
@@ -240,7 +243,7 @@ def load_speculation(name: str | Path) -> Speculation:
 
 def load_uncertainty(name: str | Path) -> UncertaintySpec:
     """Load the spreads ``name`` of calibrated times (``hw_specs/uncertainty/``): deviations of logarithms [1]."""
-    return _load("uncertainty", name, UncertaintySpec)
+    return _load(UncertaintySpec, name)
 
 
 def load_layout_rules(engine: str | Path) -> LayoutRules:
@@ -249,24 +252,24 @@ def load_layout_rules(engine: str | Path) -> LayoutRules:
     >>> load_layout_rules("vllm").expert_groups
     'one_or_all'
     """
-    return _load("layout", engine, LayoutRules)
+    return _load(LayoutRules, engine)
 
 
 def load_evidence(name: str | Path) -> EvidenceSpec:
     """Load the kinds of layouts that served runs have checked (``hw_specs/evidence/``): runs and errors [1]."""
-    return _load("evidence", name, EvidenceSpec)
+    return _load(EvidenceSpec, name)
 
 
 def load_launcher(name: str | Path) -> LauncherSpec:
     """Load the launcher ``name`` (``hw_specs/launchers/``): options of an engine or orchestrator, with their
     sources.
     """
-    return _load("launcher", name, LauncherSpec)
+    return _load(LauncherSpec, name)
 
 
 def load_checkpoints(name: str | Path = "published") -> CheckpointSpec:
     """Load names of checkpoints (``hw_specs/checkpoints/``) by model and format of weights."""
-    return _load("checkpoint", name, CheckpointSpec)
+    return _load(CheckpointSpec, name)
 
 
 def load_efficiency(system: str | Path) -> EfficiencySpec | None:
@@ -276,7 +279,7 @@ def load_efficiency(system: str | Path) -> EfficiencySpec | None:
     """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("efficiency"):
         return None
-    return _load("efficiency", system, EfficiencySpec)
+    return _load(EfficiencySpec, system)
 
 
 def load_power(system: str | Path) -> PowerSpec | None:
@@ -286,7 +289,7 @@ def load_power(system: str | Path) -> PowerSpec | None:
     """
     if not is_path(system) and canonical_name(str(system)) not in spec_files("power"):
         return None
-    return _load("power", system, PowerSpec)
+    return _load(PowerSpec, system)
 
 
 def resolve_precision(name: str | Path, model: ModelSpec, system: SystemSpec) -> Precision:
@@ -330,10 +333,11 @@ def spec_name(kind: str) -> BeforeValidator:
 
 def load_spec(kind: str, name: str | Path) -> object:
     """Load the spec ``name`` of any ``kind`` that ``list_specs`` knows, sweeps and scenarios apart."""
-    return _load(kind, name, object)
+    return _load(next(of for of, (known, _) in _KINDS.items() if known == kind), name)
 
 
-def _load(kind: str, name: str | Path, of: type[S]) -> S:
+def _load(of: type[S], name: str | Path) -> S:
+    kind, read = _KINDS[of]
     if not isinstance(name, str | Path):
         raise InputError(f"{NOUNS.get(kind, kind)} {quoted(name)} is neither a name nor the path of a file")
     path = find_file(kind, name)
@@ -341,37 +345,51 @@ def _load(kind: str, name: str | Path, of: type[S]) -> S:
         stamp = path.stat().st_mtime_ns
     except OSError:
         stamp = 0
-    found = _load_file(kind, path, stamp)
+    found = _load_file(read, path, stamp)
     assert isinstance(found, of)
     return found
 
 
-_READERS: dict[str, Callable[[Path, dict[str, Any], str], object]] = {
-    "hardware": system_of,
-    "model": model_of,
-    "precision": recipe_of,
-    "profile": profile_of,
-    "engine": engine_of,
-    "scheduler": scheduler_of,
-    "traffic": traffic_of,
-    "speculation": speculation_of,
-    "uncertainty": uncertainty_of,
-    "layout": rules_of,
-    "evidence": evidence_of,
-    "failures": failures_of,
-    "launcher": launcher_of,
-    "checkpoint": checkpoints_of,
-}
-
-
 @lru_cache(maxsize=256)
-def _load_file(kind: str, path: Path, stamp: int) -> object:  # noqa: ARG001 - a new version of the file is another entry
-    data = read_mapping(path)
-    if kind == "efficiency":
-        return efficiency_of(path, data, lambda parent: _parent("efficiency", path, parent, EfficiencySpec))
-    if kind == "power":
-        return power_of(path, data, lambda parent: _parent("power", path, parent, PowerSpec))
-    return _READERS[kind](path, data, canonical_name(path.stem))
+def _load_file(read: Reader, path: Path, stamp: int) -> object:  # noqa: ARG001 - a new version is another entry
+    return read(path, read_mapping(path), canonical_name(path.stem))
+
+
+def _fields(of: Any, path: Path, data: Mapping[str, Any], name: str) -> Any:
+    return of(name=name, **dict(validate(keys_of(of), data, path)))
+
+
+def _sourced(of: Any, words: tuple[str, ...], path: Path, data: Mapping[str, Any], name: str) -> Any:
+    """A spec whose values, but ``words`` and null, need a source."""
+    spec = _fields(of, path, data, name)
+    told = [key for key in keys_of(of).model_fields if key not in (*words, "sources")]
+    if found := source_faults(spec.sources, told, needed=[key for key in told if data[key] is not None]):
+        raise spec_error(path, found)
+    return spec
+
+
+#: Type of a spec -> the kind of its files, and their reader.
+_KINDS: dict[type, tuple[str, Reader]] = {
+    SystemSpec: ("hardware", system_of),
+    ModelSpec: ("model", model_of),
+    PrecisionRecipe: ("precision", recipe_of),
+    ProfileSpec: ("profile", profile_of),
+    EngineSpec: ("engine", engine_of),
+    SchedulerSpec: ("scheduler", scheduler_of),
+    TrafficSpec: ("traffic", partial(_fields, TrafficSpec)),
+    Speculation: ("speculation", speculation_of),
+    UncertaintySpec: ("uncertainty", uncertainty_of),
+    LayoutRules: ("layout", partial(_sourced, LayoutRules, ("title", "version"))),
+    EvidenceSpec: ("evidence", evidence_of),
+    FailureSpec: ("failures", partial(_sourced, FailureSpec, ("title",))),
+    LauncherSpec: ("launcher", launcher_of),
+    CheckpointSpec: ("checkpoint", partial(_fields, CheckpointSpec)),
+    EfficiencySpec: (
+        "efficiency",
+        lambda path, data, _: efficiency_of(path, data, partial(_parent, EfficiencySpec, path)),
+    ),
+    PowerSpec: ("power", lambda path, data, _: power_of(path, data, partial(_parent, PowerSpec, path))),
+}
 
 
 #: Files of fits that are being read, each because the one before it inherits from it.
@@ -380,11 +398,11 @@ _HEIRS: ContextVar[tuple[Path, ...]] = ContextVar("_HEIRS", default=())
 _MOST_HEIRS = 20
 
 
-def _parent(kind: str, path: Path, parent: str, of: type[S]) -> S:
+def _parent(of: type[S], path: Path, parent: str) -> S:
     """Fits of the system that a file inherits from; a fault of the name is a fault of the file."""
     heirs = (*_HEIRS.get(), path)
     try:
-        ancestor = find_file(kind, parent)
+        ancestor = find_file(_KINDS[of][0], parent)
     except UnknownNameError as error:
         raise spec_error(path, [str(error)]) from None
     names = [canonical_name(each.stem) for each in (*heirs, ancestor)]
@@ -396,6 +414,6 @@ def _parent(kind: str, path: Path, parent: str, of: type[S]) -> S:
         raise spec_error(path, [f"inherits through more than {_MOST_HEIRS} files: {' -> '.join(names[:4])} -> ..."])
     token = _HEIRS.set(heirs)
     try:
-        return _load(kind, ancestor, of)
+        return _load(of, ancestor)
     finally:
         _HEIRS.reset(token)

@@ -359,7 +359,10 @@ def schema_of(*targets: type, kind: str = "") -> type[Strict]:
         hints = get_type_hints(target, include_extras=True)
         for field in dataclasses.fields(target):
             if NOT_IN_FILE not in getattr(hint := hints[field.name], "__metadata__", ()):
-                fields[field.name] = (_form(hint), _default(field))
+                default = ... if field.default is dataclasses.MISSING else field.default
+                if field.default_factory is not dataclasses.MISSING:
+                    default = Field(default_factory=field.default_factory)
+                fields[field.name] = (_form(hint), default)
     model: type[Strict] = create_model(targets[0].__name__, __base__=Strict, **fields)
     return model
 
@@ -375,12 +378,6 @@ def keys_of(*targets: type) -> type[Strict]:
     True
     """
     return schema_of(*targets)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return Field(default_factory=field.default_factory)
-    return ... if field.default is dataclasses.MISSING else field.default
 
 
 @cache

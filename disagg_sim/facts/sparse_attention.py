@@ -196,13 +196,10 @@ class HcaAttention(CompressedAttention):
     kind: ClassVar[str] = "hca"
     ratio: Window  # tokens of an entry [token]; 0 = no entries
 
-    def compressor_params(self, hidden: int) -> int:
-        """Weights that make entries of tokens: values and gate. [1]"""
-        return 2 * hidden * self.head_dim if self.ratio else 0
-
     def matmul_params(self, hidden: int) -> int:
-        """Weights of attention and compressor. [1]"""
-        return CompressedAttention.matmul_params(self, hidden) + self.compressor_params(hidden)
+        """Weights of attention, and of the values and the gate that make entries of tokens. [1]"""
+        compressor = 2 * hidden * self.head_dim if self.ratio else 0
+        return CompressedAttention.matmul_params(self, hidden) + compressor
 
     def other_params(self, hidden: int) -> int:
         """Norms, sinks, and of the compressor a position bias and a norm. [1]"""

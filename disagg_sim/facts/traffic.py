@@ -5,16 +5,14 @@ Only the parameters live here; ``workload.distributions`` gives them mean, quant
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
 from disagg_sim.errors import check_kinds
-from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written, keys_of, validate
+from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneKind, Range, Written
 from disagg_sim.notebook import Shown
 
 _Tokens = Annotated[float, Range(1.0, 10**9)]
@@ -205,8 +203,3 @@ class TrafficSpec(Shown):
             for case in self.cases
             if isinstance(case.isl, ConstantLength) and isinstance(case.osl, ConstantLength)
         )
-
-
-def traffic_of(path: Path, data: Mapping[str, Any], name: str) -> TrafficSpec:
-    """A traffic family from its file."""
-    return TrafficSpec(name=name, **dict(validate(keys_of(TrafficSpec), data, path)))

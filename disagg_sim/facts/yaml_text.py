@@ -34,7 +34,9 @@ def parse_yaml(text: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        looked_ahead = isinstance(error, yaml.scanner.ScannerError) and mark and _open_at(text[: mark.index]) > DEEPEST
+        before = text[: mark.index] if mark and isinstance(error, yaml.scanner.ScannerError) else ""
+        # some parsers refuse many open brackets with words of their own, before any event of them
+        looked_ahead = sum(map(before.count, "[{")) - sum(map(before.count, "]}")) > DEEPEST
         raise ValueError(f"broken YAML: {place}{_TOO_DEEP if looked_ahead else error.problem}") from None
     except yaml.YAMLError as error:
         reason = " ".join(str(getattr(error, "reason", error)).split())
@@ -44,12 +46,6 @@ def parse_yaml(text: str) -> object:
 def _fault(problem: str, mark: Any) -> Exception:
 
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-
-
-def _open_at(text: str) -> int:
-    """Brackets that a text leaves open: some parsers refuse many with words of their own, before any event of them."""
-
-    return sum(map(text.count, "[{")) - sum(map(text.count, "]}"))
 
 
 def _require_bounds(text: str) -> None:

@@ -203,18 +203,12 @@ def moe_block(config: Config, traits: MoeTraits) -> dict[str, Any]:
     if shared and shared_width:
         block |= {"shared_experts": shared, "shared_width": shared_width}
         block |= {"shared_gate": True} if traits.shared_gate else {}
-    if _router_bias(config, traits.router_bias):
+    bias = traits.router_bias  # of each expert, added to its score
+    if config.word("topk_method") == "noaux_tc" if bias == "topk_method" else _holds(config, bias):
         block["router_bias"] = True
     if traits.expert_bias:
         block["expert_bias"] = True
     return block
-
-
-def _router_bias(config: Config, trait: bool | str) -> bool:
-    """Whether each expert has a bias that is added to its score."""
-    if trait == "topk_method":
-        return config.word("topk_method") == "noaux_tc"
-    return _holds(config, trait)
 
 
 def sparse_layers(config: Config) -> list[bool]:

@@ -12,7 +12,7 @@ from disagg_sim.facts.faults import value_text
 from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.families import FAMILIES, TEXT_KEYS, TEXT_OF, Family
 from disagg_sim.facts.hub.files import ModelFiles
-from disagg_sim.facts.hub.keys import ONLY, without_size
+from disagg_sim.facts.hub.keys import NO_SIZE, NO_SIZE_BEGINS, NO_SIZE_ENDS, ONLY
 from disagg_sim.facts.hub.vision import encoder_of
 from disagg_sim.facts.layers import AND, NONE
 
@@ -83,7 +83,7 @@ def document_of(config: Config, family: Family) -> dict[str, Any]:
         "tied_embeddings": config.flag("tie_word_embeddings", default=family.tied),
         **family.whole(config),
         "block_scaled_fp8": False,
-        "max_context": _context(config),
+        "max_context": config.count("max_position_embeddings", most=MOST_CONTEXT),
         "max_context_sure": True,
         "attention": {name: attention.known[name] for name in dict.fromkeys(attention.layers) if name != NONE},
         "ffn": {name: ffn.known[name] for name in dict.fromkeys(ffn.layers) if name != NONE},
@@ -97,16 +97,16 @@ def document_of(config: Config, family: Family) -> dict[str, Any]:
     return document
 
 
-def _context(config: Config) -> int:
-    return config.count("max_position_embeddings", most=MOST_CONTEXT)
-
-
 def unread_keys(config: Config) -> list[str]:
     """Keys with a value that no reader asked for, and that are not known to move no size."""
     return sorted(
         key
         for key, value in config.data.items()
-        if key not in config.read and not without_size(key) and value not in (None, False, 0, "", [], {})
+        if value not in (None, False, 0, "", [], {})
+        and key not in config.read
+        and key not in NO_SIZE
+        and not key.startswith(NO_SIZE_BEGINS)
+        and not key.endswith(NO_SIZE_ENDS)
     )
 
 

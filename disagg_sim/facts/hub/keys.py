@@ -44,8 +44,3 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_double_wide_mlp": ((False,), "layers of double width are not modelled"),
     "engram_layer_ids": (([],), "tables of n-grams are not modelled"),
 }
-
-
-def without_size(key: str) -> bool:
-    """Whether a key moves no tensor's size."""
-    return key in NO_SIZE or key.startswith(NO_SIZE_BEGINS) or key.endswith(NO_SIZE_ENDS)

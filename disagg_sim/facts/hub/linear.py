@@ -37,16 +37,12 @@ def gated_delta(config: Config) -> Blocks:
     full = gqa_block(config) | {"qk_norm": True}
     if config.flag("attn_output_gate", default=True):
         full |= {"output_gate": "element"}
-    return Blocks({"linear": linear, "full": full}, ["linear" if each else "full" for each in _linear_layers(config)])
-
-
-def _linear_layers(config: Config) -> list[bool]:
-    """Whether each layer is linear: by its type, or all but every few."""
     every = config.count("full_attention_interval", default=4)
+    layers = ["linear" if (layer + 1) % every else "full" for layer in range(config.layers)]
     if config.has("layer_types"):
         types = config.words("layer_types", ("linear_attention", "full_attention"), length=config.layers)
-        return [each == "linear_attention" for each in types]
-    return [(layer + 1) % every != 0 for layer in range(config.layers)]
+        layers = [each.removesuffix("_attention") for each in types]
+    return Blocks({"linear": linear, "full": full}, layers)
 
 
 def kimi_delta(config: Config) -> Blocks:

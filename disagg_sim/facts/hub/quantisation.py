@@ -112,7 +112,9 @@ def quantisation_of(config: Config, beside: Mapping[str, Any] | None, model: Mod
     for group in _left_out(told, model):
         if not (group == "expert" and fp4):
             formats[group] = "bf16"
-    formats["cache"] = "fp8" if _fp8_cache(told) else "bf16"
+    cache = told.get("kv_cache_quant_algo") or told.get("kv_cache_scheme")
+    fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8)
+    formats["cache"] = "fp8" if fp8 else "bf16"
     return Quantisation(formats=Formats(**formats), said=method, remarks=tuple(dict.fromkeys(remarks)))
 
 
@@ -157,11 +159,6 @@ def _compressed(told: Mapping[str, Any]) -> tuple[str, str, str]:
     if (kind, bits) == ("float", 4):
         return said, "mxfp4" if group == 32 else "nvfp4", ""
     return said, "bf16", f"weights of {kind} {bits} bits in config_groups"
-
-
-def _fp8_cache(told: Mapping[str, Any]) -> bool:
-    scheme = told.get("kv_cache_quant_algo") or told.get("kv_cache_scheme")
-    return scheme == "FP8" or (isinstance(scheme, dict) and scheme.get("num_bits") == 8)
 
 
 def _group(module: str) -> str | None:

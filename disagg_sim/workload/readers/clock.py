@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.errors import InputError, TraceError, nearest
+from disagg_sim.errors import TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,12 +36,6 @@ class Arrivals:
 
     seconds: Floats  # (rows,) from the earliest row on [s]
     stamp: Callable[[int], str]  # what the file says of a row's time, for notes; "" for 0
-
-
-def check_unit(unit: str) -> None:
-    """``InputError`` unless the unit is one of ``TIME_UNITS``, or "" for that of the form."""
-    if unit and unit not in TIME_UNITS:
-        raise InputError(f"time_unit {unit!r} is unknown{nearest(unit, TIME_UNITS)}; allowed: {', '.join(TIME_UNITS)}")
 
 
 def from_numbers(path: Path, name: str, values: Floats, unit: str, own: str) -> Arrivals:
@@ -69,7 +63,8 @@ def require_unit(path: Path, name: str, first: float, own: str, *, whole: bool =
 
     In windows, not ``whole``, a file has no other unit than seconds.
     """
-    if (likely := _date_in(first)) in ("", own):
+    dates = (unit for unit, scale in TIME_UNITS.items() if CLOCK_S[0] <= first * scale <= CLOCK_S[1])
+    if (likely := next(dates, own)) == own:
         return
     say = f"say which: time_unit: {likely} of a scenario's trace, --time-unit {likely}, time_unit={likely!r}"
     if not whole:
@@ -111,8 +106,3 @@ def gap_note(arrival: Floats) -> tuple[str, ...]:
 def _plain(value: float) -> str:
     """A number as a file has it: without an exponent where it is whole."""
     return f"{value:.0f}" if value.is_integer() else f"{value:.15g}"
-
-
-def _date_in(value: float) -> str:
-    """The unit in which a number of units since 1970 is a date of this century; "" for none."""
-    return next((unit for unit, scale in TIME_UNITS.items() if CLOCK_S[0] <= value * scale <= CLOCK_S[1]), "")

@@ -13,10 +13,10 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError, TraceError, UnknownNameError, above_zero, nearest
 from disagg_sim.workload.arrivals import Poisson, arrivals, named_rng
 from disagg_sim.workload.readers.aliases import columns_by_alias, read_objects, with_usage
-from disagg_sim.workload.readers.clock import Arrivals, check_unit, from_column, from_numbers, gap_note
+from disagg_sim.workload.readers.clock import TIME_UNITS, Arrivals, from_column, from_numbers, gap_note
 from disagg_sim.workload.readers.columns import Table, read_bytes
 from disagg_sim.workload.readers.mooncake import read_lines, spread_batches
-from disagg_sim.workload.readers.servegen import draw_pool, is_pool
+from disagg_sim.workload.readers.servegen import POOL_ENDS, draw_pool
 from disagg_sim.workload.readers.turns import SESSION, of_burstgpt, with_turns
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks, Sessions, Tokens
 from disagg_sim.workload.trace import Trace
@@ -100,9 +100,11 @@ def load_trace(
     for role in columns or ():
         if role not in ROLES:
             raise UnknownNameError(f"columns: unknown key {role!r}{nearest(role, ROLES)}; allowed: {', '.join(ROLES)}")
-    check_unit(time_unit)
+    if time_unit and time_unit not in TIME_UNITS:
+        allowed = f"{nearest(time_unit, TIME_UNITS)}; allowed: {', '.join(TIME_UNITS)}"
+        raise InputError(f"time_unit {time_unit!r} is unknown{allowed}")
     path = Path(path)
-    if kind == "servegen" or (kind == "auto" and is_pool(path)):
+    if kind == "servegen" or (kind == "auto" and (path.is_dir() or path.name.endswith(POOL_ENDS))):
         _without(path, "a client pool", columns=columns, time_unit=time_unit)
         note = f"drawn from a pool of clients with seed {seed}; inputs and outputs are independent"
         return assemble(path, *draw_pool(path, seed), notes=(note,))
@@ -180,13 +182,6 @@ def _length_names(table: Table) -> tuple[str, ...]:
     return COLUMNS[kind][1:]
 
 
-def _length_columns(table: Table, names: Sequence[str] = ()) -> tuple[Tokens, Tokens]:
-    """Input and output lengths, zeros included; by default those of the table's own kind."""
-    first, second = names or _length_names(table)
-    table.require((first, second))
-    return table.tokens(first), table.tokens(second)
-
-
 def _without_arrivals(
     table: Table, names: Sequence[str], rate: float | None, seed: int, notes: tuple[str, ...]
 ) -> Trace:
@@ -195,7 +190,9 @@ def _without_arrivals(
         raise TraceError(
             f"{table.path}: no arrival times in the file; give a rate (--rate) and Poisson arrivals are drawn"
         )
-    inputs, outputs = _length_columns(table, names)
+    first, second = names or _length_names(table)
+    table.require((first, second))
+    inputs, outputs = table.tokens(first), table.tokens(second)
     times = arrivals(Poisson(), named_rng(seed, "arrivals"), above_zero("rate", rate), requests=inputs.size)
     note = f"no arrival times in the file: Poisson arrivals at {rate:g} requests/s with seed {seed}"
     return assemble(table.path, times, inputs, outputs, notes=(*notes, note))

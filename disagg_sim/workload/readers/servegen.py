@@ -37,6 +37,8 @@ from disagg_sim.workload.readers.columns import MOST_BYTES
 from disagg_sim.workload.request_columns import Tokens
 from disagg_sim.workload.trace import MOST_REQUESTS, too_many
 
+#: How the name of an archive ends.
+POOL_ENDS = (".tar", ".tar.gz", ".tgz")
 _FILE = re.compile(r"(?:.*/)?chunk-(\d+)-(trace\.csv|dataset\.json)")
 
 
@@ -55,11 +57,6 @@ class _Histogram:
 
     def draw(self, rng: np.random.Generator, count: int) -> Tokens:
         return self.values[np.searchsorted(self.cumulative, rng.random(count), side="right")]
-
-
-def is_pool(path: Path) -> bool:
-    """Whether a path is a folder or named like a tar archive."""
-    return path.is_dir() or path.name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def draw_pool(path: Path, seed: int) -> tuple[Floats, Tokens, Tokens]:
