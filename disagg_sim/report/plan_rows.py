@@ -40,6 +40,9 @@ PLURAL = ("communication", "latency")
 UNITS = {"usd": "USD", "watt": "watt", "joule": "joule"}
 #: How requests find their rank in plans that name no other way.
 LEAST_LOAD = "least_load"
+#: Load from which a plan warns of bursts: 5 % more requests take a step to the TPOT limit, or prefill to a queue that
+#: grows. [1]
+NEAR_FULL = 0.95
 #: Gains that are told as equal, and flips that are told at most. [1]
 SAME, MOST_FLIPS = 0.005, 4
 
@@ -236,6 +239,9 @@ def why_rows(plan: Plan, design: Design) -> Iterator[tuple[str, str]]:
         engine = pool.setup.overheads
         if pool.role == "colocated" and pool.mapping.dp_attn > 1 and engine is not None and not engine.holds_prompts:
             said.append(f"launch writes no option of {pool.setup.engine} that holds prompts back for other ranks")
+        if pool.utilisation >= NEAR_FULL:
+            more = "queues for long" if isinstance(choice, PrefillChoice) else "takes a step to the TPOT limit"
+            said.append(f"at a load of {pool.utilisation:.0%} a burst {more}: --headroom leaves room for it")
         if fewer:
             said.append(f"with {fewer} instance{'s' * (fewer > 1)} {_missed(plan, pool, fewer)}")
         yield role_text(pool), "; ".join(said)

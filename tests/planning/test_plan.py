@@ -21,7 +21,7 @@ from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.ranking import SIMPLER, standing
 from disagg_sim.report.plan import design_json
-from disagg_sim.report.plan_rows import question_line, runner_rows, verdict
+from disagg_sim.report.plan_rows import question_line, runner_rows, verdict, why_rows
 
 LENGTHS = ds.lengths(4096, 512)
 ASK = {"ttft": "2 s", "tpot": "30 ms"}
@@ -193,6 +193,19 @@ def test_flips_change_the_answer(model, system, lengths, size):
         limit = {flip.axis: f"{flip.value} s"} if flip.axis in ("ttft", "tpot") else {}
         again = ds.plan(model, system, ds.lengths(*changed.get(flip.axis, lengths)), **size, **limit)
         assert again.best.mode == flip.mode != found.best.mode
+
+
+def test_a_pool_without_room_for_bursts_says_so():
+    """At a load of 96 % a burst of 5 % takes a step to the TPOT limit; at 80 % one of a fifth does not."""
+    full = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
+    roomy = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40, options=ds.PlanOptions(headroom=0.2))
+    for found, told in ((full, True), (roomy, False)):
+        (pool,) = found.best.pools
+        assert (pool.utilisation >= 0.95) == told
+        ((_, why),) = why_rows(found, found.best)
+        assert (
+            f"at a load of {pool.utilisation:.0%} a burst takes a step to the TPOT limit: --headroom" in why
+        ) == told
 
 
 def test_a_narrower_link_flips_the_answer_where_it_is_said_to():
