@@ -100,6 +100,15 @@ def test_time_and_energy_of_the_same_pass_agree_with_the_served_model(at):
     assert fill == pytest.approx(times.fill)
 
 
+def test_gpus_of_pools_of_unlike_instances_count_by_their_own_degrees():
+    """A prefill instance has two GPUs, one of decode four, and each GPU a TDP of 700 W."""
+    at = ds.setup("llama_3_1_70b", "h200_sxm", "fp8")
+    two, four = (ds.Sharding(tp_attn=tp, tp_ffn=tp) for tp in (2, 4))
+    grids = ds.prefill_grid(at, two, LENGTHS, batch=[1]), ds.decode_grid(at, four, LENGTHS, batch=[64])
+    (row,) = with_energy(ds.disaggregated(*grids, ftl_limit=10.0)).itertuples()
+    assert row.tdp_watts == 700 * (2 * row.prefill_instances + 4 * row.decode_instances)
+
+
 @settings(max_examples=4, deadline=None)
 @given(st.integers(1, 256), st.sampled_from([1, 2, 4]))
 def test_mean_power_is_between_waiting_and_the_tdp(batch, tp):
