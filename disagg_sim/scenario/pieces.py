@@ -107,10 +107,3 @@ def piece_folder(store: Store, run: Run) -> Iterator[Path]:
     for above in (folder.parent, folder.parent.parent):
         if above.is_dir() and not above.is_symlink() and not any(above.iterdir()):
             above.rmdir()
-
-
-def write_requests(store: Store, run: Run, folder: Path) -> None:
-    """Make one table of all pieces, in the order of the trace."""
-    parts = sorted(folder.glob("*/*.parquet"))
-    by = "request" if run.scenario.run.cells > 1 else ""
-    store.write_parts(run.key(REQUESTS), parts, "{}", by=by)

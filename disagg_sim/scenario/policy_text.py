@@ -135,7 +135,8 @@ def _form(
                 options.update(options_of(shipped))
             else:
                 whole = whole and known == "object"
-        fields = _is_dataclass(each)
+        marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in each.decorator_list]
+        fields = any(getattr(mark, "attr", getattr(mark, "id", "")) == "dataclass" for mark in marks)
         for key, value, constant in _assigned(each):
             if key == "needs":
                 needs = _literal(value)
@@ -153,11 +154,6 @@ def _form(
 def _shipped(place: tuple[str, str] | None) -> type[Policy] | None:
     """The class of this package that a file imports from there; it is loaded already."""
     return next((each for each in policies().values() if (each.__module__, each.__name__) == place), None)
-
-
-def _is_dataclass(node: ast.ClassDef) -> bool:
-    names = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
-    return any(getattr(each, "attr", getattr(each, "id", "")) == "dataclass" for each in names)
 
 
 def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None, bool]]:

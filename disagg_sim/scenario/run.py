@@ -19,11 +19,10 @@ import pandas as pd
 from disagg_sim.atomic import no_link, write_csv, write_text
 from disagg_sim.errors import DisaggSimError, PolicyError, StoreError
 from disagg_sim.reading import read_file
-from disagg_sim.scenario.pieces import piece_folder, simulated, write_requests
+from disagg_sim.scenario.pieces import piece_folder, simulated
 from disagg_sim.scenario.plan import DECISIONS, REQUESTS, RUNS, SAMPLES, TABLES, Run, ScenarioPlan
 from disagg_sim.scenario.policy_files import load_policies
-from disagg_sim.scenario.spec import Scenario
-from disagg_sim.simulation.capacity import Aim, attains, p99_inside, serving_capacity
+from disagg_sim.simulation.capacity import attains, p99_inside, serving_capacity
 from disagg_sim.simulation.classes import CLASS_COLUMNS, MODEL_COLUMNS, by_class, by_model, limits_of, with_class
 from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compilation
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
@@ -203,20 +202,15 @@ def _named(result: RunResult, run: Run) -> RunResult:
     return replace(result, policy=run.choice.label, deployment=run.deployment.name, trace=run.source.name)
 
 
-def _aim(scenario: Scenario) -> Aim:
-    aim = scenario.capacity
-    assert aim is not None, "a search is planned only where the scenario asks for it"
-    return attains(aim.share) if aim.criterion == "attainment" else p99_inside(scenario.slo)
-
-
 def _search(task: RunTask) -> None:
     """Search for a capacity, and write its runs."""
-    run = task.run
-
-    def summarised(scale: float) -> Summary:
-        return _summarised(run, _simulated(run, scale), scale)
-
-    found = serving_capacity(summarised, _aim(run.scenario), rate=run.source.load(run.scenario.seed).rate)
+    run, aim = task.run, task.run.scenario.capacity
+    assert aim is not None, "a search is planned only where the scenario asks for it"
+    found = serving_capacity(
+        lambda scale: _summarised(run, _simulated(run, scale), scale),
+        attains(aim.share) if aim.criterion == "attainment" else p99_inside(run.scenario.slo),
+        rate=run.source.load(run.scenario.seed).rate,
+    )
     answer = {
         "rate_scale": found.rate_scale,
         "requests_per_s": found.requests_per_s,
@@ -235,7 +229,8 @@ def _write_records(task: RunTask, result: RunResult, folder: Path | None = None)
     store.write(run.key(SAMPLES), pd.DataFrame({f.name: getattr(samples, f.name) for f in fields(samples)}), "{}")
     store.write(run.key(DECISIONS), pd.DataFrame(list(result.decisions), columns=list(DECISION_COLUMNS)), "{}")
     if run.scenario.run.records == STREAM and folder is not None:
-        write_requests(store, run, folder)
+        parts, by = sorted(folder.glob("*/*.parquet")), "request" if run.scenario.run.cells > 1 else ""
+        store.write_parts(run.key(REQUESTS), parts, "{}", by=by)  # in the order of the trace
     elif run.scenario.run.records == FULL:
         trace = in_memory(run.source.at_rate(run.scenario.seed, run.rate_scale or 1.0))
         store.write(run.key(REQUESTS), with_class(result.frame(), trace), "{}")

@@ -29,26 +29,36 @@ from disagg_sim.facts.schema import (
 )
 from disagg_sim.facts.speculation import MOST_DRAFTS
 from disagg_sim.facts.yaml_files import find_document, read_mapping, spec_error
+from disagg_sim.memory import require_memory
 from disagg_sim.physics.setup import Setup, engine_names
 from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_name, setup_named, speculation_named
 from disagg_sim.scenario.failures import read_failures
-from disagg_sim.scenario.needs import memory_note, run_faults
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
 from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
+from disagg_sim.simulation.cells import require_cells
 from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.feasibility import require_fit
 from disagg_sim.simulation.models import shares_of
-from disagg_sim.simulation.options import options_of
+from disagg_sim.simulation.options import FULL, options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.prefix_tiers import below
 from disagg_sim.simulation.run import RunOptions, require_windows
+from disagg_sim.units import GB
+from disagg_sim.workload.stream import TraceStream
+from disagg_sim.workload.trace import Trace
 
 #: What a capacity is the largest rate of: a share of the requests inside the SLO, or their 99th percentiles.
 CRITERIA = ("attainment", "p99")
+#: A process with its libraries and tables, [B]
+PROCESS = 0.4 * GB
+#: and for each request that it holds: of the trace and the run; of the table at its end; of each block of a prompt. [B]
+REQUEST, RECORD, BLOCK = 260.0, 250.0, 24.0
+#: From which on ``specs check`` says it. [B]
+WORTH_SAYING = 2.0 * GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +130,25 @@ def load_scenario(name: str, *, trace: str = "", seed: int | None = None, run: b
 def check_scenario(name: str) -> tuple[str, ...]:
     """Find the faults of a scenario without running its policy files."""
     scenario, known = _loaded(name, "", run=False)
-    needs = [memory_note(name, source.load(scenario.seed), scenario.run) for source in scenario.traces]
-    return (*known.notes(), *(line for each in needs for line in each))
+    notes = [*known.notes()]
+    for source in scenario.traces:
+        trace = source.load(scenario.seed)
+        if (needed := run_memory(trace, scenario.run.records)) > WORTH_SAYING:
+            notes.append(f"{name}: each process of a run on {trace.name} needs about {needed / GB:.1f} GB of memory")
+    return tuple(notes)
+
+
+def run_memory(trace: Trace | TraceStream, records: str) -> float:
+    """Estimate the memory of a process that runs a trace. [B]
+
+    >>> from disagg_sim.workload.synthetic import synthetic_trace
+    >>> f"{run_memory(synthetic_trace(rate=4.0, lengths=(256, 16), requests=10_000), FULL) / GB:.3f} GB"
+    '0.405 GB'
+    """
+    if isinstance(trace, TraceStream):
+        return PROCESS + REQUEST * trace.window
+    blocks = 0 if trace.prefix is None else trace.prefix.ids.size
+    return PROCESS + (REQUEST + RECORD * (records == FULL)) * len(trace) + BLOCK * blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +366,11 @@ def _conflicts(scenario: Scenario, known: KnownPolicies) -> Iterator[str]:
         yield from faults_of_call("run.tiers", below, what.system, scenario.run.tiers)
         for source in scenario.traces:
             yield from faults_of_call("trace", shares_of, source.load(scenario.seed), deployment, PARTS, what)
-            yield from run_faults(source.load(scenario.seed), deployment, scenario.run)
+            needed = run_memory(source.load(scenario.seed), scenario.run.records)
+            yield from faults_of_call("trace", require_memory, "a run of it", needed)
+            if scenario.run.cells > 1:
+                run = source.load(scenario.seed), deployment, scenario.run
+                yield from faults_of_call("run.cells", require_cells, *run)
             kept = scenario.run.concurrency, scenario.run.records
             yield from faults_of_call("deployments", deployment.check_encode, source.load(scenario.seed), what, *kept)
 

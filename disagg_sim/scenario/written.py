@@ -237,12 +237,13 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     """``InputError`` unless the scenario reads back as what was simulated."""
     trace, own = in_memory(scenario.traces[0].load(scenario.seed)), in_memory(result.trace)
     what, said = result.setup, scenario.setup
+    drafters = [at.speculation and at.speculation.trying(()) for at in (said, what)]  # whatever a search may try
     same = {
         "model": said.model == what.model,
         "system": said.system == what.system,
         "precision": said.precision == what.precision,
         "profile": said.profile == what.profile,
-        "speculation": _same_drafter(said, what),
+        "speculation": drafters[0] == drafters[1],
         "deployments": list(map(_deployment_key, scenario.deployments)) == [_deployment_key(result.deployment)],
         "policies": scenario.policies[0].policy == result.policy,
         "run": scenario.run == result.options,
@@ -254,12 +255,6 @@ def _compare(scenario: Scenario, result: SimulationResult, path: Path) -> None:
     for key, equal in same.items():
         if not equal:
             raise InputError(f"{path}: {key} reads back differently from what was simulated; its runs would differ")
-
-
-def _same_drafter(one: Setup, other: Setup) -> bool:
-    """Whether two setups have the same drafter and acceptance, whatever a search may try of it."""
-    own, its = (at.speculation and at.speculation.trying(()) for at in (one, other))
-    return own == its
 
 
 def _deployment_key(deployment: ServedDeployment) -> tuple[Any, ...]:

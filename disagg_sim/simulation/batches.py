@@ -32,7 +32,7 @@ class Batches:
         self._view, self._engine, self._roster, self._shared = state.view, state.engine, state.roster, state.shared
         self._queues: dict[int, OrderedDict[int, Waiting]] = {}  # instance -> request -> segment, oldest first
         self._running: dict[int, set[int]] = {}  # requests that an instance took and that have not left it
-        self._wake: dict[int, float] = {}  # when it is asked again [s]
+        self.wakes: dict[int, float] = {}  # when an instance is asked again [s]
         #: Instances that may take of the shared queue at once, those that have waited longest first.
         self._wanting: dict[int, None] = dict.fromkeys(state.roster.prefill.tolist())
 
@@ -40,11 +40,6 @@ class Batches:
     def waiting(self) -> int:
         """Prompts that wait, for an instance or for any. [request]"""
         return len(self._shared.segments) + sum(len(queue) for queue in self._queues.values())
-
-    @property
-    def wakes(self) -> bool:
-        """Whether the policy wants to be asked again at some time."""
-        return bool(self._wake)
 
     def wait(self, instance: int, request: int, segment: Waiting) -> None:
         """A prompt has come to an instance."""
@@ -90,7 +85,7 @@ class Batches:
             if not batch.requests:
                 self._want(instance, serves and not self._running.get(instance))
                 if batch.wake_s < math.inf:
-                    self._wake[instance] = batch.wake_s
+                    self.wakes[instance] = batch.wake_s
                     self._engine.at(max(batch.wake_s, self._engine.now), NORMAL, self._woken, instance, batch.wake_s)
                 return
             self._wanting.pop(instance, None)
@@ -129,6 +124,6 @@ class Batches:
         self._submit(instance, taken)
 
     def _woken(self, instance: int, wake_s: float) -> None:
-        if self._wake.get(instance) == wake_s:
-            del self._wake[instance]
+        if self.wakes.get(instance) == wake_s:
+            del self.wakes[instance]
             self.ask(instance)

@@ -10,8 +10,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import reduce
-from heapq import merge
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,8 +18,8 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
-from disagg_sim.simulation.merge_records import OF_INSTANCES, joined_requests
-from disagg_sim.simulation.records import Decision, EncodeUse, Instances, Requests, RunResult, Samples
+from disagg_sim.simulation.merge_records import OF_INSTANCES, joined_decisions, joined_requests
+from disagg_sim.simulation.records import EncodeUse, Instances, Requests, RunResult, Samples
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
@@ -156,7 +154,13 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) 
             column[number[: stop.size]] = getattr(held, name)
     kept = first.totals is None
     own = [np.asarray(each).tolist() for each in rows] if kept else []
-    logs = [[_renumbered(line, cell, cells) for line in each.decisions] for cell, each in enumerate(results)]
+    logs = [
+        [
+            line._replace(instance=cells * line.instance + cell, reason=f"cell {cell}: {line.reason}")
+            for line in each.decisions
+        ]
+        for cell, each in enumerate(results)
+    ]
     return replace(
         first,
         seed=seed,
@@ -164,7 +168,7 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) 
         itl_counts=np.sum([each.itl_counts for each in results], axis=0),
         samples=_joined_samples([each.samples for each in results]),
         instances=Instances(**columns),
-        decisions=tuple(merge(*logs, key=attrgetter("time_s"))),
+        decisions=joined_decisions(logs),
         duration_s=end,
         wall_s=max(each.wall_s for each in results),
         cpu_s=sum(each.cpu_s for each in results),
@@ -179,11 +183,6 @@ def _joined_pools(pools: Sequence[EncodeUse], end: float) -> EncodeUse | None:
         return None
     gpus, busy, flops = (sum(getattr(each, name) for each in pools) for name in ("gpus", "busy_s", "flops"))
     return EncodeUse(gpus=gpus, held_s=end, busy_s=busy, flops=flops)
-
-
-def _renumbered(line: Decision, cell: int, cells: int) -> Decision:
-    """A decision in the words of the whole run."""
-    return line._replace(instance=cells * line.instance + cell, reason=f"cell {cell}: {line.reason}")
 
 
 def _joined_samples(samples: Sequence[Samples]) -> Samples:

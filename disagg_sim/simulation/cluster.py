@@ -31,7 +31,7 @@ from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wellformed import leg_fault
+from disagg_sim.simulation.wellformed import leg_faults
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
 
 if TYPE_CHECKING:
@@ -153,17 +153,15 @@ class Cluster:
         """Whether anything can still happen to a request."""
         return (
             self.view.arrived < self._due
-            or ((self.link.in_flight > 0 or self.transfers.waiting > 0) and not self._cut_off)
+            or (
+                (self.link.in_flight > 0 or self.transfers.waiting > 0)
+                and (self.outages is None or self.link.moves or not self.outages.links_lost(self))
+            )
             or self.fleet.next_time() < math.inf
             or any(self.roster.coming)
-            or (self.view.shared_requests > 0 and (self._ticks or self.batches.wakes))
-            or (self.outages is not None and self.outages.restarts(self) > 0 and self.recovery.waits)
+            or (self.view.shared_requests > 0 and (self._ticks or len(self.batches.wakes) > 0))
+            or (self.outages is not None and self.outages.restarts[id(self)] > 0 and self.recovery.waits)
         )
-
-    @property
-    def _cut_off(self) -> bool:
-        """Whether no cache moves any more: a link is down for good, and nothing else is on its way."""
-        return self.outages is not None and self.outages.links_lost(self) and not self.link.moves
 
     # --- source of the engine -----------------------------------------------------------------------------------
 
@@ -482,7 +480,7 @@ class Cluster:
                 return
         except TypeError:
             pass
-        if fault := leg_fault(leg, have, states, origin):
+        if fault := next(leg_faults(leg, have, states, origin), ""):
             self.roster.refuse(f"request {request} on instance {quoted(instance)}", fault, asked)
 
     # --- instances and ticks ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import ExpectedTraffic, decode_slots, prefill_rate
 from disagg_sim.simulation.site import Site, StepLimits
-from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_fault
+from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_faults
 from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
 
 Index = NDArray[np.intp]
@@ -132,7 +132,7 @@ class Roster:
         if type(wishes) not in (list, tuple):
             self.refuse(wishes, "wishes come in a list, which may be empty")
         for wish in wishes:
-            if fault := wish_fault(wish):
+            if fault := next(wish_faults(wish), ""):
                 self.refuse(quoted(wish), fault)
             if isinstance(wish, Flip):
                 self._flip(wish)

@@ -65,12 +65,6 @@ class MatchedDeployment:
         return decode + prefill + math.ceil(rate * host)
 
 
-def plan_of(deployment: Deployment) -> MatchedDeployment | None:
-    """What a deployment was matched for; None when no grid scored its decode instances."""
-    lengths = deployment.lengths
-    return MatchedDeployment(lengths=lengths, deployment=deployment) if lengths is not None else None
-
-
 def loss(plan: MatchedDeployment, trace: Trace, row: Summary, replay: Replay) -> pd.DataFrame:
     """Tabulate the steps from planned to simulated throughput; simulates two closed loops.
 

@@ -46,7 +46,7 @@ class Outages:
         self.happened: list[Failure] = []
         self._down: dict[int, int] = {}  # failures of the link of an instance so far [1]
         self._until: dict[int, float] = {}  # when the link of an instance is up again after the last of them [s]
-        self._awaited = {id(cluster): 0 for cluster in clusters}  # restarts to come [1]
+        self.restarts = {id(cluster): 0 for cluster in clusters}  # of its instances, to come [1]
         count = {"gpu": sum(gpus), "node": nodes, "instance": len(self._instances), "link": len(self._instances)}
         for event in failures.events:
             if event.number >= count[event.kind]:
@@ -66,10 +66,6 @@ class Outages:
                 self._draw(kind, count["node" if kind == "node" else "gpu"], mean)
         for cluster in clusters:
             cluster.outages = self
-
-    def restarts(self, cluster: Cluster) -> int:
-        """Instances of a cluster that will serve again. [1]"""
-        return self._awaited[id(cluster)]
 
     def links_lost(self, cluster: Cluster) -> bool:
         """Whether a link of a cluster is down for good, and none of its links is to come up again."""
@@ -140,7 +136,7 @@ class Outages:
             own = tuple(instance for where, instance in map(self._there, hit) if where is cluster)
             back = tuple(each for each in own if cluster.roster.state[each] == State.FAILED)
             if back:
-                self._awaited[id(cluster)] += len(back)
+                self.restarts[id(cluster)] += len(back)
                 self._engine.at(until, FIRST, self._restore, cluster, back)
 
     def _log(self, event: FailureEvent, instances: tuple[int, ...], until: float) -> None:
@@ -152,7 +148,8 @@ class Outages:
     def _on(self, gpus: Sequence[int]) -> tuple[int, ...]:
         """Instances that hold some of these GPUs."""
         there = self._instances
-        fits = [self._system_of == self._system_at(number) for number in range(len(there))]
+        names = [roster.site.setup_of(roster.mapping[each]).system.name for roster, each in there]
+        fits = [self._system_of == self._system[name] for name in names]
         held = gpus_of_instances(
             [roster.gpus[each] for roster, each in there],
             np.array([roster.start_s[each] for roster, each in there]),
@@ -163,13 +160,8 @@ class Outages:
         alive = [number for number, (roster, each) in enumerate(there) if roster.state[each] != State.STOPPED]
         return tuple(number for number in alive if np.isin(held[number], gpus).any())
 
-    def _system_at(self, number: int) -> int:
-        """Number of the system that an instance stands on."""
-        roster, instance = self._instances[number]
-        return self._system[roster.site.setup_of(roster.mapping[instance]).system.name]
-
     def _restore(self, cluster: Cluster, instances: tuple[int, ...]) -> None:
-        self._awaited[id(cluster)] -= len(instances)
+        self.restarts[id(cluster)] -= len(instances)
         cluster.recovery.restore(instances)
 
     def _cut(self, number: int, share: float, until: float) -> None:

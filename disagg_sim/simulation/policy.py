@@ -208,12 +208,11 @@ def require_parts(policy: str, parts: object) -> Parts:
     if not isinstance(parts.start, Sequence) or not parts.start:
         faults.append(f"start is {quoted(parts.start)}; allowed: one (Sharding, Role) or more")
     else:
-        bad = [each for each in parts.start if not _is_start(each)]
-        faults += [f"start holds {quoted(bad[0])}; allowed: (Sharding, Role)"] if bad else []
+        for each in parts.start:
+            two = isinstance(each, tuple) and len(each) == 2
+            if not two or not isinstance(each[0], Sharding) or each[1] not in tuple(Role):
+                faults.append(f"start holds {quoted(each)}; allowed: (Sharding, Role)")
+                break
     if faults:
         raise PolicyError(f"policy {policy!r}: {'; '.join(faults)}")
     return parts
-
-
-def _is_start(each: object) -> bool:
-    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], Sharding) and each[1] in tuple(Role)

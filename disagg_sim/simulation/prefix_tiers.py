@@ -187,7 +187,8 @@ class Tiers:
 
         Takes ``now`` [s]. When it is in HBM; ``now`` where nothing is loaded [s].
         """
-        self._store()
+        for begun, other in () if self._begun is None else self._begun():  # since the last look
+            self._stores.used(begun, self.blocks_of(other))
         held = min(self._memory.found(instance, request), prompt - 1) // self.step * self.step
         ends = self._ends(instance, request, held, prompt)
         if ends[-1] == held:
@@ -249,11 +250,6 @@ class Tiers:
         if self._begun is None:
             self._stores.used(instance, self.blocks_of(request))
         self._memory.keep(instance, request, segment, self._ready.pop((instance, request), 0))
-
-    def _store(self) -> None:
-        """The blocks of prompts that instances have taken up since the last look are in tiers, too."""
-        for instance, request in () if self._begun is None else self._begun():
-            self._stores.used(instance, self.blocks_of(request))
 
     def forget(self, instance: int) -> None:
         """See ``PrefixMemory``."""

@@ -231,14 +231,8 @@ def instance_records(cluster: Cluster, end: float) -> Instances:
     )
 
 
-def last_moment(clusters: Sequence[Cluster]) -> float:
-    """The present of a run cut short; else when the last request came or went, or the last wish was met. [s]"""
-    if any(cluster.at_work for cluster in clusters):
-        return clusters[0].engine.now
-    return max(_last_moment(cluster) for cluster in clusters)
-
-
-def _last_moment(cluster: Cluster) -> float:
+def last_moment(cluster: Cluster) -> float:
+    """When the last request of a finished run came or went, or the last wish was met. [s]"""
     order, finish = cluster.state.order, cluster.fleet.segments.finish_s
     arrival = cluster.state.arrival_s[order[-1:] if isinstance(order, range) else order]  # in order: the last is newest
     decided = cluster.roster.decisions[-1].time_s if cluster.roster.decisions else 0.0

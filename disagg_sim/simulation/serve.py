@@ -128,7 +128,9 @@ def serve_models(
         failure = error
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     numbers = [np.array(cluster.roster.number) for cluster in clusters]
-    end = last_moment(clusters)
+    end = engine.now  # of a run cut short
+    if not any(cluster.at_work for cluster in clusters):
+        end = max(map(last_moment, clusters))
     if pieces is not None:
         end = max(end, pieces.last_s)
         pieces.close()

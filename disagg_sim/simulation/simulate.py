@@ -17,7 +17,7 @@ from disagg_sim.simulation.classes import by_class, by_model, limits_of, with_cl
 from disagg_sim.simulation.deployment import ServedDeployment, served
 from disagg_sim.simulation.feasibility import require_fit, require_possible
 from disagg_sim.simulation.kernel.compiled import code_home
-from disagg_sim.simulation.loss import MatchedDeployment, loss, plan_of
+from disagg_sim.simulation.loss import MatchedDeployment, loss
 from disagg_sim.simulation.metrics import Summary, summary, tier_use
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
@@ -223,6 +223,9 @@ def simulate(
     require_possible(at, parts, chosen.needs, trace, limits, options.classes)
     replayed = at_rate(trace, above_zero("rate_scale", rate_scale), scale_by, seed=seed)
     records = run(replayed, parts, chosen, at=at, slo=limits, seed=seed, options=options)
+    plan = None
+    if (planned := parts.planned) is not None and planned.lengths is not None:  # a grid scored its decode instances
+        plan = MatchedDeployment(lengths=planned.lengths, deployment=planned)
     return SimulationResult(
         records=replace(records, policy=policy) if isinstance(policy, str) else records,
         slo=limits,
@@ -233,6 +236,6 @@ def simulate(
         deployment=parts,
         setup=at,
         policy=chosen,
-        plan=plan_of(parts.planned) if parts.planned is not None else None,
+        plan=plan,
         options=options,
     )

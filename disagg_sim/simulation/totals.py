@@ -65,15 +65,11 @@ class Values:
         return float(np.quantile(self.values, share)) if len(self.values) else math.nan
 
 
-def _no_outcomes() -> Ints:
-    return np.zeros(len(Outcome), np.int64)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Totals:
     """What some requests got, all together."""
 
-    ended: Ints = field(default_factory=_no_outcomes)  # by ``Outcome`` [request]
+    ended: Ints = field(default_factory=lambda: np.zeros(len(Outcome), np.int64))  # by ``Outcome`` [request]
     inside: int = 0  # completed inside their limits [request]
     inside_tokens: int = 0  # output of these [token]
     output_tokens: int = 0  # of all that were completed [token]

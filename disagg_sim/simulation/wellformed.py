@@ -49,17 +49,8 @@ def limits_fault(limits: object) -> str:
     return "" if limits.mode in tuple(Mode) else f"mode {quoted(limits.mode)} is no Mode"
 
 
-def leg_fault(leg: Leg, have: int, states: Sequence[State], origin: int) -> str:
-    """What is wrong with a leg of a request that has ``have`` tokens, on ``origin`` so far; empty where nothing is."""
-    return next(_leg_faults(leg, have, states, origin), "")
-
-
-def wish_fault(wish: object) -> str:
-    """What is wrong with the form of a wish; empty where nothing is."""
-    return next(_wish_faults(wish), "")
-
-
-def _wish_faults(wish: object) -> Iterator[str]:
+def wish_faults(wish: object) -> Iterator[str]:
+    """Faults of the form of a wish; those behind the first may follow from it, or fail."""
     if not isinstance(wish, Wish):
         yield "it is no Flip, Start, Stop, Move or SetLimits"
         return
@@ -81,7 +72,8 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> Iterator[str]:
+def leg_faults(leg: Leg, have: int, states: Sequence[State], origin: int) -> Iterator[str]:
+    """Faults of a leg of a request that has ``have`` tokens, on ``origin`` so far, as ``wish_faults``."""
     known = f"known: 0 to {len(states) - 1}"
     if not _is_whole(leg.instance):
         yield f"its instance is {quoted(leg.instance)}, no whole number"

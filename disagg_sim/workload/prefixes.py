@@ -138,8 +138,11 @@ class CachedPrefixes(ByValue):
         return float(at[0]) + past, past
 
     def _strata(self) -> list[Mask]:
-        if self.few:
-            return self._halves()
+        if self.few:  # prompts with few new tokens and with many, of equal sums of their roots
+            order = np.argsort(self.new, kind="stable")
+            roots = np.cumsum(self.weight[order] * np.sqrt(self.new[order]))
+            many = self.new > self.new[order][np.searchsorted(roots, roots[-1] / 2)]
+            return [half for half in (~many, many) if half.any()]
         off = self.past - _line(self.new, self.past, self.weight, self.new)
         if math.sqrt(float(self.weight @ off**2)) <= ON_A_LINE * self.mean_past:
             return [np.ones(self.past.size, dtype=bool)]
@@ -151,13 +154,6 @@ class CachedPrefixes(ByValue):
         rank[order] = np.cumsum(self.weight[order]) / self.weight[order].sum()
         place = np.minimum(np.floor(rank * STRATA * (1 - ROUNDING)), STRATA - 1)
         return [*found, *(each for k in range(STRATA) if (each := warm & (place == k)).any())]
-
-    def _halves(self) -> list[Mask]:
-        """Prompts with few new tokens and with many, of equal sums of their roots."""
-        order = np.argsort(self.new, kind="stable")
-        roots = np.cumsum(self.weight[order] * np.sqrt(self.new[order]))
-        many = self.new > self.new[order][np.searchsorted(roots, roots[-1] / 2)]
-        return [half for half in (~many, many) if half.any()]
 
 
 def reuse_text(reuse: Reuse) -> str:

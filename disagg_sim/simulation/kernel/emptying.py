@@ -1,15 +1,13 @@
-"""Empty an instance: its queues, its run, and the counts of what it has at work; and say what it gave and computed."""
+"""Empty an instance: its queues, its run, and the counts of what it has at work; and say what it gave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.simulation.kernel.layout import IDLE
-from disagg_sim.simulation.kernel.step_table import PassFlops
 
 #: What an instance has and does: nothing of it is left when it dies.
 HELD_AT_WORK = (
@@ -58,13 +56,3 @@ def given(seg: Any, requests: Ints) -> tuple[Ints, Floats]:
     np.maximum.at(last, place, np.where(np.isnan(seg["finish_s"]), seg["last_s"], seg["finish_s"]))
     tokens = np.bincount(place, seg["emitted"], minlength=requests.size).astype(np.int64)
     return tokens, np.where(tokens > 0, last, np.nan)
-
-
-def done_flops(inst: Any, works: Sequence[PassFlops]) -> Floats:
-    """See ``Fleet.flops``; the work of a token, of a pair and of an emitted token of each instance."""
-    work = np.array([[each.per_token, each.per_pair, each.per_emitted] for each in works])
-    emitted = inst["decode_tokens"] + inst["first_tokens"]
-    tokens = inst["prefill_tokens"] + inst["decode_tokens"]
-    pairs = inst["prefill_pairs"] + inst["decode_context"]
-    done: Floats = tokens * work[:, 0] + pairs * work[:, 1] + emitted * work[:, 2]
-    return done

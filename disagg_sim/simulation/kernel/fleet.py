@@ -20,7 +20,7 @@ from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, addresses_of
 from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
-from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, done_flops, given, let_idle, settle_emitted
+from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.forgetting import forget
 from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
 from disagg_sim.simulation.kernel.layout import (
@@ -429,7 +429,13 @@ class Fleet:
 
         Attention counts as if no layer had a sliding window.
         """
-        return done_flops(self._inst[: len(self._specs)], [spec.table.work for spec in self._specs])
+        inst, works = self._inst[: len(self._specs)], [spec.table.work for spec in self._specs]
+        work = np.array([[each.per_token, each.per_pair, each.per_emitted] for each in works])
+        emitted = inst["decode_tokens"] + inst["first_tokens"]
+        tokens = inst["prefill_tokens"] + inst["decode_tokens"]
+        pairs = inst["prefill_pairs"] + inst["decode_context"]
+        done: Floats = tokens * work[:, 0] + pairs * work[:, 1] + emitted * work[:, 2]
+        return done
 
     def _control(self, action: int, segment: int, instance: int, now: float) -> bool:
         done: bool = kernel.control(self.home, action, segment, instance, float(now))

@@ -152,9 +152,10 @@ class StepPhysics:
         times = scores(at)
         if self._own is not None:
             times = followed(times, self._own.model, scores(self._own))
-        rows = [self._through(times, micro) for micro in range(1, self.stages + 1)]
+        slowest, whole = self._slowest(times, at), all_stages(at.model, times)  # without host and hops
+        rows = [np.maximum(micro * slowest, whole) for micro in range(1, self.stages + 1)]
         if self.stages > 1:
-            rows.append(self._slowest(times, at))
+            rows.append(slowest)
         return np.stack(rows) / (prompts[:, None, None] * lengths[:, None])
 
     def _linear_times(
@@ -209,11 +210,6 @@ class StepPhysics:
         rank = DistinctCounts(sequences * queries + share / self._pcp)
         total = DistinctCounts(totals[0] * queries + totals[1])
         return join_experts(at, self._mapping, side, phase=phase, rank=rank, total=total)
-
-    def _through(self, times: LayerTimes, micro: Numeric) -> Floats:
-        """Time of ``micro`` micro-batches of prompts through all stages, without host and hops. [s]"""
-        at = self._prefilled
-        return np.asarray(np.maximum(micro * self._slowest(times, at), all_stages(at.model, times)))
 
     def _slowest(self, times: LayerTimes, at: Setup) -> Floats:
         """The slowest stage for one micro-batch, without host. [s]"""

@@ -145,7 +145,9 @@ class LengthAware:
             if length < threshold:
                 if joined is None:
                     joined = self._joined[queue] = now
-                if total == 0 and now >= self._time_up(joined, view.arrival_s[request]):
+                share, arrival = self._share * self.wait_s, view.arrival_s[request]
+                # a share of the queueing time after the batch began, or in time for the request itself
+                if total == 0 and now >= min(joined + share, arrival + self._limit - self._full_s):
                     break
                 total += length
                 if total >= threshold:
@@ -158,10 +160,6 @@ class LengthAware:
         short = [request for request in waiting if tokens[request] < threshold]
         worth = [1.0 + (now - view.arrival_s[request]) / self._limit for request in short]
         return tuple(short[item] for item in greedy(worth, [tokens[request] for request in short], threshold))
-
-    def _time_up(self, joined: float, arrival: float) -> float:
-        """When the batch must run: a share of the queueing time after it began, or to be in time itself. [s]"""
-        return min(joined + self._share * self.wait_s, arrival + self._limit - self._full_s)
 
 
 def greedy(values: Sequence[float], weights: Sequence[float], capacity: float) -> list[int]:
