@@ -236,6 +236,16 @@ def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+def distinct_by(name: Callable[[T], str]) -> Callable[[tuple[T, ...]], tuple[T, ...]]:
+    """Require that no two values have one name."""
+
+    def require(values: tuple[T, ...]) -> tuple[T, ...]:
+        distinct(tuple(map(name, values)))
+        return values
+
+    return require
+
+
 def _not_empty(value: object) -> object:
     if value in ({}, []):
         raise ValueError("is empty")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from disagg_sim.facts.schema import (
     Title,
     Written,
     checked_or_faults,
-    distinct,
+    distinct_by,
     plain_name,
 )
 from disagg_sim.facts.speculation import MOST_DRAFTS
@@ -35,7 +36,7 @@ from disagg_sim.scenario.deployments import DeploymentKeys, Profile, served_by_n
 from disagg_sim.scenario.failures import read_failures
 from disagg_sim.scenario.option_values import Form, read_options
 from disagg_sim.scenario.policy_files import KnownPolicies
-from disagg_sim.scenario.traces import TraceKeys, TraceSource, distinct_traces, replacing
+from disagg_sim.scenario.traces import TraceKeys, TraceSource, replacing
 from disagg_sim.simulation.admission import ADMISSIONS, AdmissionKind
 from disagg_sim.simulation.cells import require_cells
 from disagg_sim.simulation.classes import MODEL, ServiceClass, limits_of
@@ -239,11 +240,6 @@ def _choice(value: object, info: Any) -> PolicyChoice:
         raise SeveralFaultsError([(("label",), str(error))]) from None
 
 
-def _distinct_labels(choices: tuple[PolicyChoice, ...]) -> tuple[PolicyChoice, ...]:
-    distinct(tuple(choice.label for choice in choices))
-    return choices
-
-
 #: What is said of a key that older files have.
 SYSTEMS = "systems: serving policies stand under 'policies'; 'system' names the GPUs"
 
@@ -302,11 +298,13 @@ class _File(Strict):
     engine: Annotated[str, OneOf(engine_names)] = ""
     speculation: Annotated[str, AfterValidator(speculation_named)] = ""
     draft_tokens: Annotated[int, Range(0, MOST_DRAFTS)] = 0
-    trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_traces)]
+    trace: Annotated[tuple[TraceSource, ...], Written(Several[TraceKeys], distinct_by(attrgetter("name")))]
     slo: Annotated[_Promises, Written(_Slo, _promised)]
     deployments: Annotated[Named[PlainName, DeploymentKeys], AfterValidator(served_by_name)]  # after what it serves
     policy_file: Annotated[Several[str], AfterValidator(_taken)] = ()  # before the policies: they are looked up there
-    policies: Annotated[Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(_distinct_labels)]
+    policies: Annotated[
+        Several[Annotated[PolicyChoice, PlainValidator(_choice)]], AfterValidator(distinct_by(attrgetter("label")))
+    ]
     seed: Annotated[int, Range(0, MOST_SEED)] = 0
     capacity: Annotated[CapacityAim | None, Written(_Capacity, lambda aim: CapacityAim(**dict(aim)))] = None
     run: Annotated[RunOptions, PlainValidator(_run_options)] = RunOptions()

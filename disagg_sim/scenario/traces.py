@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Tag
 
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import SeveralFaultsError, expected
-from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, distinct, one_of, plain_name
+from disagg_sim.facts.schema import Axis, OneOf, PlainName, Range, Strict, Written, one_of, plain_name
 from disagg_sim.reading import as_file
 from disagg_sim.scenario.drawn import Synthetic, SyntheticSessions
 from disagg_sim.workload.arrivals import ArrivalProcess, Gamma, Mmpp, Poisson
@@ -346,12 +346,6 @@ TraceKeys: Any = Annotated[
     | Annotated[_SessionKeys, AfterValidator(_begun), Tag(SESSIONS)],
     one_of(_form, "not a mapping of keys such as path, rate_scale"),
 ]
-
-
-def distinct_traces(sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:
-    """The traces; ``ValueError`` where two have one name."""
-    distinct(tuple(source.name for source in sources))
-    return sources
 
 
 def replacing(path: str, sources: tuple[TraceSource, ...]) -> tuple[TraceSource, ...]:

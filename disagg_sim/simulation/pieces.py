@@ -56,8 +56,13 @@ class Pieces:
     def looked(self, *, now: bool = False) -> None:
         """A sample was taken; a piece leaves if there is enough of it, or in any case ``now``."""
         self._looks.append(self._cluster.engine.now)
-        if now or len(self._cluster.fleet.segments) - self._kept >= PIECE:
-            self._take(self._next_arrival())
+        cluster = self._cluster
+        if now or len(cluster.fleet.segments) - self._kept >= PIECE:
+            order = cluster.state.order
+            new = [*order[self._seen :], *cluster.refused, *cluster.lost]
+            self._seen = len(order)
+            self._newest = max(self._newest, *(each for each in new if each < cluster.requests), -1)
+            self._take(self._newest + 1)  # the first request behind all that have come, or never will
 
     def halve(self) -> None:
         """Every second sample is dropped."""
@@ -75,15 +80,6 @@ class Pieces:
             coming.release(self._next)
             coming.reach(self._next)
         self._take(cluster.requests, whole=True)
-
-    def _next_arrival(self) -> int:
-        """The first request behind all that have come, or never will. [1]"""
-        cluster = self._cluster
-        order, n = cluster.state.order, cluster.requests
-        new = [*order[self._seen :], *cluster.refused, *cluster.lost]
-        self._seen = len(order)
-        self._newest = max(self._newest, *(each for each in new if each < n), -1)
-        return self._newest + 1
 
     def _take(self, end: int, *, whole: bool = False) -> None:
         """Let what is over leave, up to a request; ``whole``: all of it."""

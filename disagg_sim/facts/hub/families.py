@@ -41,11 +41,6 @@ def _streams(config: Config) -> dict[str, Any]:
     return {"residual_streams": count} if count > 1 else {}
 
 
-def _attention_residuals(config: Config) -> dict[str, Any]:
-    """Attention over the residuals of earlier layers."""
-    return {"attention_residuals": True} if config.has("attn_res_block_size") else {}
-
-
 def _post_norms(_: Config) -> dict[str, Any]:
     return {"post_norms": True}
 
@@ -103,7 +98,11 @@ FAMILIES: dict[str, Family] = {
     "Qwen3_5ForCausalLM": Family(attention=gated_delta),
     "Qwen3_5MoeForCausalLM": _QWEN3_NEXT,
     "NemotronHForCausalLM": Family(attention=mamba, ffn=mamba_ffn),
-    "KimiLinearForCausalLM": Family(attention=kimi_delta, ffn=latent_experts, whole=_attention_residuals),
+    "KimiLinearForCausalLM": Family(
+        attention=kimi_delta,
+        ffn=latent_experts,
+        whole=lambda config: {"attention_residuals": True} if config.has("attn_res_block_size") else {},
+    ),
     "Glm5NextForCausalLM": Family(attention=kimi_delta_and_sparse, ffn=_moe(router_bias="topk_method"), whole=_streams),
     "GlmMoeDsaForCausalLM": Family(attention=dsa_blocks, ffn=_moe(router_bias="topk_method")),
     "DeepseekV32ForCausalLM": Family(attention=dsa_blocks, ffn=_moe(router_bias="topk_method")),

@@ -237,9 +237,11 @@ class StepTable:
         own = -(-prompts // self.ranks)
         together = own if head["chunk"] else -(-own // min(int(head["pipeline"]), own))
         busy, others = float(self.values[head["host_at"]]), 0.0  # each part has host time of its own, too
+        each, more = divmod(prompts, self.ranks)  # of a rank, as even as can be: some have one more
         for first in range(0, own, together):
             count = min(together, own - first)
-            filled = _of_even(prompts, self.ranks, first, count) / (count * self.ranks)
+            longer, shorter = (min(count, max(mine - first, 0)) for mine in (each + 1, each))
+            filled = (longer * more + shorter * (self.ranks - more)) / (count * self.ranks)
             slowest, rest = self._ask(kernel.PASS_TIME, 0, 0.0, count, prompt, past, filled)
             busy, others = busy + slowest, max(others, rest)
         return busy + others, busy
@@ -254,13 +256,6 @@ class StepTable:
         step = (decodes, float(context), pieces, prefill, float(past), float(limit_s))
         found: tuple[float, float] = kernel.look_up(self.head, self.values, action, step)
         return found
-
-
-def _of_even(prompts: int, ranks: int, first: int, count: int) -> int:
-    """Prompts of all ranks, as even as can be, from the one numbered ``first`` of each on, ``count`` of each. [1]"""
-    each, more = divmod(prompts, ranks)
-    held = (min(count, max(own - first, 0)) for own in (each + 1, each))
-    return sum(one * number for one, number in zip(held, (more, ranks - more), strict=True))
 
 
 def pack_tables(tables: Sequence[StepTable]) -> tuple[Any, Floats]:

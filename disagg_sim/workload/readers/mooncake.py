@@ -25,7 +25,7 @@ FIELDS = ("timestamp", "input_length", "output_length")
 
 
 def read_lines(path: Path, content: bytes) -> tuple[Floats, Tokens, Tokens, PrefixBlocks | None]:
-    """Time stamps, input and output lengths [token] of all lines, each (requests,), and their prefix blocks."""
+    """Time stamps, input and output lengths [token] of all lines, each (requests,), and their prefix blocks, if any."""
     rows, blocks = [], []
     for line, text in enumerate(content.splitlines(), start=1):
         if text.strip():
@@ -33,7 +33,11 @@ def read_lines(path: Path, content: bytes) -> tuple[Floats, Tokens, Tokens, Pref
             rows.append(row)
             blocks.append(ids)
     timestamp, inputs, outputs = np.array(rows, dtype=np.float64).T
-    return timestamp, inputs.astype(np.int64), outputs.astype(np.int64), _prefix(blocks)
+    sizes, prefix = np.array([len(ids) for ids in blocks]), None
+    if sizes.any():
+        flat = np.fromiter(chain.from_iterable(blocks), dtype=np.int64, count=int(sizes.sum()))
+        prefix = PrefixBlocks(offsets=np.concatenate([[0], np.cumsum(sizes)]), ids=flat, block_tokens=BLOCK_TOKENS)
+    return timestamp, inputs.astype(np.int64), outputs.astype(np.int64), prefix
 
 
 def spread_batches(arrival: Floats) -> tuple[Floats, int]:
@@ -92,12 +96,3 @@ def _number(path: Path, line: int, record: dict[str, Any], name: str) -> float:
     if name != "timestamp" and (not number.is_integer() or number > MOST_TOKENS):
         raise TraceError(f"{path}:{line}: {name} {quoted(value)} is not a whole number of tokens up to {MOST_TOKENS}")
     return number
-
-
-def _prefix(blocks: Sequence[Sequence[int]]) -> PrefixBlocks | None:
-    """``None`` where no line has ids."""
-    sizes = np.array([len(ids) for ids in blocks])
-    if not sizes.any():
-        return None
-    flat = np.fromiter(chain.from_iterable(blocks), dtype=np.int64, count=int(sizes.sum()))
-    return PrefixBlocks(offsets=np.concatenate([[0], np.cumsum(sizes)]), ids=flat, block_tokens=BLOCK_TOKENS)
