@@ -28,6 +28,12 @@ LIMIT, LIMITS = 1.10, {"piggyback": 1.20, "sweep": 1.05}
 R1 = """import disagg_sim as ds
 at, lengths = ds.setup("deepseek_r1", "gb200_nvl72", "nvfp4_fp8kv"), ds.lengths(16_384, 2048)
 mappings = ds.enumerate_mappings(at)"""
+SEARCH = f"""{R1}
+import importlib.util
+known = [name for name in ("search_cache", "searched") if importlib.util.find_spec("disagg_sim.serving." + name)]
+kept = importlib.import_module("disagg_sim.serving." + known[0])._kept
+spread = ds.lengths("log_normal_4096_512")
+def anew(search, lengths): kept.clear(); search(at, mappings, lengths)"""
 FRONT = f"""{R1}
 grids = ds.prefill_grid(at, mappings, lengths), ds.decode_grid(at, mappings, lengths)
 def front(): return ds.pareto_front(ds.disaggregated(*grids, ftl_limit=10.0, gpu_cap=576))"""
@@ -56,7 +62,10 @@ class Workload(NamedTuple):
 WORKLOADS = {
     "decode": Workload(R1, "ds.decode_grid(at, mappings, lengths)", 60),
     "prefill": Workload(R1, "ds.prefill_grid(at, mappings, lengths)", 20),
-    "piggyback": Workload(R1, "ds.piggyback(at, mappings, lengths)", 40),
+    "colocated": Workload(SEARCH, "anew(ds.colocated, lengths)", 8),
+    "piggyback": Workload(SEARCH, "anew(ds.piggyback, lengths)", 8),
+    "co. of a distribution": Workload(SEARCH, "anew(ds.colocated, spread)", 2),
+    "pig. of a distribution": Workload(SEARCH, "anew(ds.piggyback, spread)", 2),
     "disaggregated": Workload(FRONT, "front()", 20),
     "plan": Workload("import disagg_sim as ds", 'ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)'),
     "large plan": Workload(

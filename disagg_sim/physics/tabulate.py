@@ -19,6 +19,8 @@ from disagg_sim.physics.work import Numeric
 
 #: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
 DENSE = 0.5
+#: Pairs below which leaving some out saves nothing, as measured. [1]
+FEW = 1024
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
 
@@ -176,7 +178,7 @@ class _Table(NamedTuple):
     def of(cls, row: Any, degrees: int, levels: DistinctCounts | DistinctPairs) -> _Table:
         """Those of rows with the degrees of place ``row``."""
         whole = degrees, levels.counts[0].size
-        if degrees == 1:
+        if degrees == 1 or degrees * whole[1] < FEW:
             return cls(whole, None, None)
         needed = np.zeros(whole, dtype=bool)
         _, once = np.unique(row * len(levels.position) + levels.row, return_index=True)

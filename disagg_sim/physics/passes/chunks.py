@@ -149,6 +149,8 @@ class ChunkRows:
         columns = np.shape(values)[-1] if np.ndim(values) else 1
         laid = np.zeros((self.last.size, columns, int(self.most.max())), dtype=np.result_type(values, float))
         laid[self.row, :, self.step] = values
+        if self.most.min() == self.most.max():
+            return laid.sum(axis=-1)
         found = np.empty(laid.shape[:-1], dtype=laid.dtype)
         for most in np.unique(self.most).tolist():
             rows = self.most == most
