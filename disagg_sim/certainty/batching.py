@@ -85,7 +85,9 @@ def batch_passes(designs: Sequence[Designs]) -> list[PassBatch]:
 
 def _kind_of(one: Designs, prompt: Prompt) -> tuple[Hashable, ...]:
     """What passes of prompts share that are timed together, of whatever length they are."""
-    same = prompt.tier, prompt.waits, prompt.lone, prompt.past > 0, _most_chunks(prompt.isl - prompt.past, one)
+    size, new = one.chunk_tokens.min(), prompt.isl - prompt.past
+    most = 4 ** int(np.ceil(np.log2(max(new / size, 1.0)) / 2)) if size else 0  # chunks of a prompt, a power of four
+    same = prompt.tier, prompt.waits, prompt.lone, prompt.past > 0, most
     lengths = one.lengths if prompt.waits else (prompt.isl, prompt.past) if prompt.tier != HBM else None
     return (*same, lengths, _leading(one, lone=prompt.lone) if one.mode == "piggyback" else None)
 
@@ -96,12 +98,6 @@ def _leading(one: Designs, *, lone: bool) -> tuple[bool, bool]:
     microbatches = np.minimum(one.mapping.pp, one.batch)
     leads = chunk / microbatches > np.ceil(one.batch / microbatches) * (1.0 + one.mapping.draft_tokens)
     return bool(np.any(leads)), bool(np.all(leads))
-
-
-def _most_chunks(new: float, one: Designs) -> int:
-    """Pieces that prompts are cut into, the largest number a power of four; 0 of whole prompts."""
-    size = one.chunk_tokens.min()
-    return 4 ** int(np.ceil(np.log2(max(new / size, 1.0)) / 2)) if size else 0
 
 
 def batched_times(designs: Sequence[Designs], under: Callable[[Setup], Setup]) -> list[Times]:
@@ -131,7 +127,12 @@ def _unit(designs: Sequence[Designs], groups: Sequence[Sequence[_Asked]]) -> Pas
     prompts = [prompt for _, prompt in asked if prompt is not None]
     if not prompts:
         return PassBatch("decode", _joined([designs[place] for place, _ in asked]), tuple(members))
-    joined = _joined([_at_batch(designs[place], own) for place, own in asked])
+    joined = _joined(
+        [
+            designs[place] if own is None or own.batch is None else replace(designs[place], prefill_batch=own.batch)
+            for place, own in asked
+        ]
+    )
     first, sizes = prompts[0], [designs[place].rows.size for place, _ in asked]
     isl, past = (_of_rows([getattr(each, name) for each in prompts], sizes) for name in ("isl", "past"))
     once = Prompt(isl, past, load=1.0, tier=first.tier, waits=first.waits, lone=first.lone)
@@ -143,11 +144,6 @@ def _of_rows(values: Sequence[Any], sizes: Sequence[int]) -> Any:
     if all(np.ndim(each) == 0 for each in values) and len({*values}) == 1:
         return values[0]
     return np.concatenate([np.broadcast_to(each, size) for each, size in zip(values, sizes, strict=True)])
-
-
-def _at_batch(one: Designs, prompt: Prompt | None) -> Designs:
-    """Designs with the prompts that a pass has."""
-    return one if prompt is None or prompt.batch is None else replace(one, prefill_batch=prompt.batch)
 
 
 def _setup_of(at: Setup) -> Hashable:
@@ -169,12 +165,9 @@ def _joined(designs: Sequence[Designs]) -> Designs:
             columns[name] = np.concatenate(parts)
         elif isinstance(parts[0], Sharding):
             columns[name] = _stacked(parts, sizes)
-    return replace(first, **columns, held=_joined_loads([one.load for one in designs], sizes))
-
-
-def _joined_loads(loads: Sequence[RankLoad], sizes: Sequence[int]) -> RankLoad:
+    loads = [one.load for one in designs]
     batch = None if loads[0].batch is None else _of_rows([load.batch for load in loads], sizes)
-    return RankLoad(_of_rows([load.context for load in loads], sizes), batch)
+    return replace(first, **columns, held=RankLoad(_of_rows([load.context for load in loads], sizes), batch))
 
 
 def _stacked(mappings: Sequence[Sharding], sizes: Sequence[int]) -> Sharding:

@@ -7,7 +7,7 @@ Past 400 lines: the frames of a breakdown share their private forms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -251,7 +251,10 @@ def _latencies(designs: Sequence[Designs], *, fits: bool) -> tuple[pd.DataFrame,
             if each.key[1] == "waiting":  # unlike stages may differ more at the speed of light, where a wait is none
                 bound = np.minimum(bound, each.seconds)
             columns = common | _columns(each, one, spent.get(each.key)) | {"ideal_s": bound}
-            found += _weighted(columns, counted)
+            for latency, (weight, whole) in counted.items():  # the part, as often as a latency holds such passes
+                if np.any(weight):
+                    part = columns | {"latency": latency} | {name: columns[name] * weight for name in _EXTENSIVE}
+                    found.append(part | {"share": part["seconds"] / whole})
             if fits:
                 timed = rows[np.flatnonzero(each.seconds)].tolist()
                 new = [row for row in dict.fromkeys(timed) if (one.name, *each.key, row) not in known]
@@ -335,14 +338,6 @@ def _columns(each: Summand, one: Pass, spent: OperatorTotals | None) -> _Columns
     columns |= {"ideal_s": nothing, "flops": spent.flops, "hbm_bytes": spent.hbm_bytes}
     columns |= {"trust": _trust(each, one), "outside": _outside(each.operator[0]) if each.operator else ""}
     return columns | {"source": _source(each, one), "equation": f"{equation.__module__}.{equation.__name__}"}
-
-
-def _weighted(columns: _Columns, counted: Mapping[str, tuple[Floats, Floats]]) -> Iterator[_Columns]:
-    """The part in every latency that holds such passes, as often as it does; behind it what the latency is."""
-    for latency, (weight, whole) in counted.items():
-        if np.any(weight):
-            found = columns | {"latency": latency} | {name: columns[name] * weight for name in _EXTENSIVE}
-            yield found | {"share": found["seconds"] / whole}
 
 
 def _outside(operator: Contribution) -> Any:

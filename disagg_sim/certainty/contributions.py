@@ -214,8 +214,8 @@ def shares_of(keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, m
             return _along(marked(op, cost), place[key], len(place)) if key in place else _real(cost)
 
         with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
-            for whole, part in zip(found, derivative(timed(adjusted(at, adjust))), strict=True):
-                whole[start : start + step] = part
+            for whole, part in zip(found, timed(adjusted(at, adjust)), strict=True):
+                whole[start : start + step] = np.imag(part) / STEP
     return Times(*found)
 
 
@@ -239,11 +239,6 @@ def _along(cost: Cost, index: int, count: int) -> Cost:
 def key_of(op: Operator) -> OperatorKey:
     """What tells operators of a pass apart, as ``Contribution.key``."""
     return op.name, op.kind, op.format or op.table
-
-
-def derivative(times: Times) -> Times:
-    """Derivatives by the parameter that carries the step; arrays of shape (rows,)."""
-    return Times(*(np.imag(part) / STEP for part in times))
 
 
 def adjusted(at: Setup, adjust: Adjust) -> Setup:
@@ -279,12 +274,10 @@ def _recorded(at: Setup, timed: Timed, marked: Adjust) -> tuple[Times, dict[Oper
 def _ranges(calls: list[dict[str, Any]], rows: int) -> Ranges:
     """Least and largest of every size over the calls of an operator."""
     ends = {size: [_over_rows(call[size], rows) for call in calls] for size in calls[0]}
-    return {size: pairs[0] if len(pairs) == 1 else _of_all(pairs) for size, pairs in ends.items()}
-
-
-def _of_all(pairs: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
-    """Least of the least and largest of the largest."""
-    return np.min([low for low, _ in pairs], axis=0), np.max([high for _, high in pairs], axis=0)
+    return {
+        size: (np.min([low for low, _ in pairs], axis=0), np.max([high for _, high in pairs], axis=0))
+        for size, pairs in ends.items()
+    }
 
 
 def _over_rows(values: Any, rows: int) -> tuple[Floats, Floats]:

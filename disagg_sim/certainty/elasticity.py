@@ -150,7 +150,10 @@ def sensitivity(
     groups = list(designs_of(near, origin))
     lines = []
     for parameter in parameters:
-        ends = [_scores(groups, len(near), parameter, 1.0 + step) for step in (-WIDE, WIDE)]
+        ends = [
+            _gathered(groups, len(near), [_scored(designs, parameter, 1.0 + step) for designs in groups])
+            for step in (-WIDE, WIDE)
+        ]
         at_design = _gathered(groups, len(near), [elasticities_of(designs, parameter) for designs in groups])
         if parameter == CAPACITY:
             found = [_searched(search, groups, factor) for factor in (1.0 - WIDE_CAPACITY, 1.0 + WIDE_CAPACITY)]
@@ -190,11 +193,6 @@ def _scored(designs: Designs, parameter: str, factor: Any) -> Scores:
             decode=scaled(designs.at, parameter, factor), prefill=scaled(designs.prefill_at, parameter, factor)
         )
     return scores_of(changed, times_of(changed), rematch=True)
-
-
-def _scores(groups: Sequence[Designs], rows: int, parameter: str, factor: float) -> Scores:
-    """Scores of all groups under a changed parameter, (rows,)."""
-    return _gathered(groups, rows, [_scored(designs, parameter, factor) for designs in groups])
 
 
 def _gathered(groups: Sequence[Designs], rows: int, found: Sequence[Scores]) -> Scores:

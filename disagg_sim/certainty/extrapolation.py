@@ -65,18 +65,14 @@ def breaches(operator: Contribution) -> list[Breach]:
     if operator.cut_of is None:
         return _breaches(operator)
     whole, rows = operator.cut_of  # each row passes what it passes, whichever stand beside it
-    cut = [replace(each, value=each.value[rows], where=each.where[rows]) for each in _breaches_of_all(whole)]
+    if whole not in _KNOWN:
+        _KNOWN[whole] = _breaches(whole)
+    cut = [replace(each, value=each.value[rows], where=each.where[rows]) for each in _KNOWN[whole]]
     return [each for each in cut if each.where.any()]
 
 
 #: Of operators that were cut into rows, as long as there are such rows.
 _KNOWN: WeakKeyDictionary[Contribution, list[Breach]] = WeakKeyDictionary()
-
-
-def _breaches_of_all(operator: Contribution) -> list[Breach]:
-    if operator not in _KNOWN:
-        _KNOWN[operator] = _breaches(operator)
-    return _KNOWN[operator]
 
 
 def _breaches(operator: Contribution) -> list[Breach]:
@@ -152,16 +148,13 @@ def words_outside(
         for number in np.unique(case[designs.rows]).tolist():
             mine = case[designs.rows] == number
             own = [part.of_rows(mine) for part in parts]
-            words[designs.rows[mine]] = words_of([part for part in own if _takes_time(part)], _of_rows(times, mine))
+            taken = [part for part in own if any(np.any(seconds) for seconds in part.seconds)]
+            words[designs.rows[mine]] = words_of(taken, _of_rows(times, mine))
     return pd.Series(words, index=points.index, name=OUTSIDE)
 
 
 def _of_rows(times: Times, mine: Mask) -> Times:
     return Times(*(part[mine] for part in times))
-
-
-def _takes_time(part: Contribution) -> bool:
-    return any(np.any(seconds) for seconds in part.seconds)
 
 
 def doubtful(operator: Contribution) -> bool:
@@ -187,7 +180,10 @@ def words_of(parts: Sequence[Contribution], times: Times) -> list[str]:
     rows = np.size(times.step)
     passed: dict[tuple[str, str, bool, float], Floats] = {}
     inherited: dict[str, dict[str, Mask]] = {}
-    for same in _by_operator(parts):
+    by_operator: dict[tuple[Any, ...], list[Contribution]] = defaultdict(list)  # one part for every length of prompts
+    for part in parts:
+        by_operator[part.phase, *part.key].append(part)
+    for same in by_operator.values():
         operator, matters = same[0], _matters([each.seconds for each in same], times)
         for far in _passed_by_any(same):
             key = (operator.label, SIZE_WORDS.get(far.size, far.size), far.above, far.end)
@@ -233,14 +229,6 @@ def _without_numbers(statement: str) -> str:
     head, _, tail = statement.partition(": ")
     *size, _, side, end = tail.split(" ")
     return f"{head}: {' '.join(size)} {side} {end}"
-
-
-def _by_operator(parts: Sequence[Contribution]) -> list[list[Contribution]]:
-    """The parts of each operator, one for every length of the prompts."""
-    found: dict[tuple[Any, ...], list[Contribution]] = defaultdict(list)
-    for part in parts:
-        found[part.phase, *part.key].append(part)
-    return list(found.values())
 
 
 @dataclass

@@ -143,8 +143,10 @@ def batched_passes(designs: Sequence[Designs]) -> Iterator[tuple[PassBatch, Pass
 
     The second pass is the first at the speed of light.
     """
+    ideal = load_profile("ideal")
     for unit in batch_passes(designs):
-        same = unit.designs, at_light(unit.designs)
+        own, at, prefill_at = unit.designs, unit.designs.at, unit.designs.prefill_at
+        same = own, own.under(decode=at.changed(profile=ideal), prefill=prefill_at.changed(profile=ideal))
         one, light = (_decode_step(each) if unit.phase == "decode" else _prefill(each, *each.prompts) for each in same)
         yield unit, one, light
 
@@ -211,12 +213,6 @@ def _prefill(whole: Designs, prompt: Prompt) -> Pass:
         field=1,
         routes=(CountedOperators(timed(apart), field, hops=False), CountedOperators(timed(designs), 1, hops=True)),
     )
-
-
-def at_light(designs: Designs) -> Designs:
-    """The designs at the speed of light."""
-    ideal = load_profile("ideal")
-    return designs.under(decode=designs.at.changed(profile=ideal), prefill=designs.prefill_at.changed(profile=ideal))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -122,16 +122,11 @@ def token_prices(designs: Designs, prefill: Floats, decode: Floats, rate: Floats
     past = 0.0 if cached is None else cached.mean_past
     if past == 0.0:
         return TokenPrices(prefill * per_million / lengths.mean_isl, np.nan * output, output)
-    share = _share_of_past(designs)
-    new = prefill * (1.0 - share) * per_million / lengths.mean_new
-    return TokenPrices(new, prefill * share * per_million / past, output)
-
-
-def _share_of_past(designs: Designs) -> Floats:
-    """Share of the passes of prefill that goes by for cached tokens, (rows,). [1]"""
     alone = tuple(Prompt(each.isl - each.past, 0.0, *each[2:]) for each in designs.prompts)
     whole, new = (times_of(each, step=False).busy for each in (designs, replace(designs, prompts=alone)))
-    return np.asarray(np.maximum(1.0 - new / whole, 0.0))
+    share = np.asarray(np.maximum(1.0 - new / whole, 0.0))  # of the passes of prefill, that goes by for cached tokens
+    new = prefill * (1.0 - share) * per_million / lengths.mean_new
+    return TokenPrices(new, prefill * share * per_million / past, output)
 
 
 def _hourly(designs: Designs, points: pd.DataFrame, prices: Mapping[str, float] | None) -> tuple[Floats, Floats]:

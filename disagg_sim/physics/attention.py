@@ -39,7 +39,6 @@ aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0), all systems and engines togethe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -208,15 +207,12 @@ def decode_attention_cost(work: Work, shape: AttentionShape, rate: AttentionRate
     compute = work.flops * (np.ceil(group / ROW_TILE) * ROW_TILE / group) / rate.flops
     blocks = shape.sequences * shape.kv_heads * np.ceil(group / BLOCK_ROWS) * (rate.block_time / rate.multiprocessors)
     floor = rate.t0 + rate.ramp * (cache / (cache + RAMP_BYTES))
-    waiting = blocks**2 + of_column(partial(_serial_squared, rate), shape.longest)
+    # squares of the time that the blocks which split the keys of one sequence walk through them
+    waiting = blocks**2 + of_column(
+        lambda keys: (rate.serial_time * (keys / SERIAL_KEYS) ** rate.serial_power) ** 2, shape.longest
+    )
     time = floor + np.sqrt(np.maximum(compute, memory) ** 2 + waiting)
     return Cost(time, Sums(compute, memory, 0.0, floor + np.sqrt(waiting)))
-
-
-def _serial_squared(rate: AttentionRate, keys: Numeric) -> Numeric:
-    """Square of the time that the blocks which split the keys of one sequence walk through them. [s^2]"""
-    serial: Numeric = rate.serial_time * (keys / SERIAL_KEYS) ** rate.serial_power
-    return serial**2
 
 
 def _from_hbm(cache: Numeric, resident: float) -> Numeric:

@@ -60,18 +60,14 @@ def post_share(model: ModelSpec, sender: Sharding, receiver: Sharding) -> Numeri
     >>> [float(post_share(load_model("llama_3_1_70b"), *pair)) for pair in ((one, two), (two, one), (one, stages))]
     [1.0, 2.0, 0.5]
     """
-    share: Numeric = _pieces_of_block(model, sender, receiver) / (receiver.pp * receiver.dcp)
-    return share
+    # a block comes in parts: one of each sender whose heads the receiving GPU holds
+    parts: Numeric = np.maximum(_heads_apart(model, sender) / _heads_apart(model, receiver), 1.0)
+    return parts / (receiver.pp * receiver.dcp)
 
 
 def _heads_apart(model: ModelSpec, mapping: Sharding) -> Numeric:
     """GPUs of a TP group that hold distinct heads. [1]"""
     return unique_gpus(model, replace(mapping, dcp=1)) / (mapping.dp_attn * mapping.pp)
-
-
-def _pieces_of_block(model: ModelSpec, sender: Sharding, receiver: Sharding) -> Numeric:
-    """Parts in which a block comes: one of each sender whose heads the receiving GPU holds. [1]"""
-    return np.maximum(_heads_apart(model, sender) / _heads_apart(model, receiver), 1.0)
 
 
 def blocks_of(model: ModelSpec, tokens: float, layout: KvLayout) -> int:

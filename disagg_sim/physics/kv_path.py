@@ -183,16 +183,13 @@ def hand_over(
     latency, wire = 0.0, 0.0 * carried
     if path:
         bandwidth = min(path_bandwidth(end.system, end.profile, path) for end in ends)
-        latency, wire = max(_path_latency(end.profile, path) for end in ends), carried / bandwidth
+        profiles, inside = [end.profile for end in ends], path in ("host", "domain")
+        hops = [each.p2p_latency_inside if inside else each.p2p_latency_across for each in profiles]
+        latency = max(each.kv_transfer_latency + hop for each, hop in zip(profiles, hops, strict=True))
+        wire = carried / bandwidth
     return KvHandOver(
         descriptors=count, gpu_bytes=carried, latency=latency, post=count * descriptor / threads, wire=wire
     )
-
-
-def _path_latency(profile: ProfileSpec, path: str) -> float:
-    """Time before the first byte. [s]"""
-    inside = path in ("host", "domain")
-    return profile.kv_transfer_latency + (profile.p2p_latency_inside if inside else profile.p2p_latency_across)
 
 
 def kv_hand_over(

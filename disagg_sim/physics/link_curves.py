@@ -150,7 +150,8 @@ def collective_curve(rows: Sequence[CollectiveFit], link: float, *, latency: flo
     algorithms = _with_ranks(laws, link)
     timed = [_gpus(row)[1] for row in laws]
     reach = min((algorithm.most for algorithm in algorithms), default=0.0)
-    for n in _powers_of_two(min(max(timed, default=0.0), np.inf if not counted else reach)) if laws else ():
+    most = min(max(timed, default=0.0), np.inf if not counted else reach, 1024.0)
+    for n in [2.0**i for i in range(1, int(np.log2(most)) + 1)] if laws else ():
         mine = [algorithm for algorithm in algorithms if algorithm.takes(n)]
         points[n] = min(a.latency + a.hop * (n - 1.0) for a in mine), max(a.bandwidth for a in mine)
     ranks = sorted(points)
@@ -207,10 +208,6 @@ def _gpus(row: CollectiveFit) -> tuple[float, float]:
 
 def _spans(row: CollectiveFit | AllToAllFit) -> list[tuple[str, tuple[float, float]]]:
     return [(size, (low, high)) for size, low, high in row.valid]
-
-
-def _powers_of_two(largest: float) -> list[float]:
-    return [2.0**i for i in range(1, int(np.log2(min(largest, 1024.0))) + 1)]
 
 
 def pick_backend(rows: Sequence[AllToAllFit], backends: tuple[str, ...], wire: str) -> list[AllToAllFit]:

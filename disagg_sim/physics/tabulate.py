@@ -30,11 +30,6 @@ def is_one(degree: Numeric) -> bool:
     return np.ndim(degree) == 0 and degree == 1.0
 
 
-def is_column(numbers: Numeric, tokens: Numeric) -> bool:
-    """Whether each row of a grid of several batches has one of the numbers at all of them."""
-    return np.ndim(numbers) == 2 and np.shape(numbers)[1] == 1 and np.shape(tokens)[1] > 1
-
-
 class DistinctCounts:
     """The distinct values of a token count of shape (rows, batches), and their positions.
 
@@ -118,7 +113,8 @@ def tabulate(
     """
     if not levels.gathers:
         return function(*degrees, *levels.arguments, *others)
-    of_rows = [is_column(each, levels.arguments[0]) for each in others]
+    batches = levels.arguments[0]  # a column has one number for all of them
+    of_rows = [np.ndim(each) == 2 and np.shape(each)[1] == 1 and np.shape(batches)[1] > 1 for each in others]
     of_points = [np.ndim(each) == 2 and not column for each, column in zip(others, of_rows, strict=True)]
     if any(of_points):
         levels = DistinctPairs(

@@ -18,11 +18,10 @@ from disagg_sim.facts.load import load_failures
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
-from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.limits import TPOT, TTFT, Demand, limit_of
-from disagg_sim.planning.question import OBJECTIVES, PlanOptions, Size, systems_of, usable_systems
+from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
@@ -134,7 +133,8 @@ def _planned(
     cases, unpriced = [], []
     for decode, prefill in setups:
         try:
-            costs = _costs(decode, prefill, options)
+            idle = {at.system.name: power_at(at).idle for at in (decode, prefill) if options.objective == JOULE}
+            costs = idle or costs_of_gpus([decode.system, prefill.system], options.per)
         except InputError:
             if len(setups) == 1:
                 raise
@@ -176,14 +176,6 @@ def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | 
 def _again(model: Any, system: Any, asked: dict[str, Any], *, others: int = RUNNERS_UP, **changed: Any) -> Plan:
     """The plan of the same question but for what is changed, lengths among it."""
     return _planned(model, system, **(asked | changed), others=others)
-
-
-def _costs(decode: Setup, prefill: Setup, options: PlanOptions) -> dict[str, float]:
-    """Cost of a GPU by system, in the unit of the objective; where that is what GPUs draw, of one that waits. [W]"""
-    if options.objective == JOULE:
-        return {at.system.name: power_at(at).idle for at in (decode, prefill)}
-    per = options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
-    return costs_of_gpus([decode.system, prefill.system], per)
 
 
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:

@@ -46,16 +46,13 @@ def _watts(found: PlannedPools) -> list[float]:
     own = _split_watts(found, halves["attention"], halves["ffn"]) if halves else {}
     for stage in found.stages:
         if stage.pool == "encode":
-            own[stage.pool] = _encode_watts(stage, steps[0], found.plan.request_rate)
+            step = steps[0]
+            spent, idle = encode_spent(step), power_at(stage.setup).idle
+            work = found.plan.request_rate * (1.0 - step.cached) * (float(spent.joules) - idle * float(spent.seconds))
+            own[stage.pool] = stage.gpus * idle + work
         elif stage.pool not in halves:
             own[stage.pool] = float(watts_of_pools([whole[stage.pool]], lengths)[0])
     return [own[stage.pool] for stage in found.stages]
-
-
-def _encode_watts(stage: PoolInstances, step: EncodeStep, rate: float) -> float:
-    spent, idle = encode_spent(step), power_at(stage.setup).idle
-    work = rate * (1.0 - step.cached) * (float(spent.joules) - idle * float(spent.seconds))
-    return stage.gpus * idle + work
 
 
 def _split_watts(found: PlannedPools, attention: PoolInstances, ffn: PoolInstances) -> dict[str, float]:

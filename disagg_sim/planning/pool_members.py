@@ -40,7 +40,9 @@ def members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced
         halves = next(each for each in grids if isinstance(each, SplitGrid))
         place = _place_of_split(halves, decode, split)
         member = replace(halves.instance(*place), request_rate_per_s=rates[1])
-        whole = whole if whole == "ttl" else _fuller(halves, *place)
+        if whole != "ttl":  # the pool whose memory a larger batch would break
+            beyond = halves.attention_bytes[place[0], place[1] + 1 :] > halves.setup.memory_limit
+            whole = "attention_memory" if not beyond.size or beyond[0] else "ffn_memory"
     members.append((member, sized.instances[1]))
     osl = prefill.work.lengths.mean_osl
     return PoolsPlan(
@@ -75,9 +77,3 @@ def _place_of_split(grid: SplitGrid, choice: DecodeChoice, ffn: FfnPool) -> tupl
             alike = alike & (np.asarray(getattr(table, name)) == getattr(one, name))
     row = int(np.flatnonzero(alike)[0])
     return row, int(np.flatnonzero(grid.batch[row] == choice.seats)[0])
-
-
-def _fuller(grid: SplitGrid, row: int, column: int) -> str:
-    """The pool whose memory a larger batch would break."""
-    beyond = grid.attention_bytes[row, column + 1 :] > grid.setup.memory_limit
-    return "attention_memory" if not beyond.size or beyond[0] else "ffn_memory"

@@ -22,23 +22,15 @@ from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import TPOT, TTFT, Demand, Limit, limit_of
 from disagg_sim.planning.plan import plan
 from disagg_sim.planning.pool_members import members_of
-from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, Sized, split_choices
+from disagg_sim.planning.pool_queues import EncodeChoice, PoolChoices, split_choices
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice
-from disagg_sim.planning.question import (
-    MOST_GPUS,
-    OBJECTIVES,
-    PlanOptions,
-    Size,
-    systems_of,
-    usable_systems,
-    usual_precision,
-)
+from disagg_sim.planning.question import MOST_GPUS, PlanOptions, Size, systems_of, usable_systems, usual_precision
 from disagg_sim.planning.sizing import mappings_of
 from disagg_sim.search.deployment import Instance
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, split_grid
-from disagg_sim.serving.costs import Per, costs_of_gpus
+from disagg_sim.serving.costs import costs_of_gpus
 from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
@@ -193,14 +185,19 @@ def _planned(
     law = replace(first.lengths, rank_imbalance=lengths.rank_imbalance)
     work = Demand(lengths=law, ttft=question.ttft, tpot=question.tpot, headroom=options.headroom)
     systems = {at.system.name: at.system for each in grids for at in _setups(each)}
-    choices = _choices(grids, work, options, costs_of_gpus(systems.values(), _per(options)), one=len(systems) == 1)
+    choices = _choices(grids, work, options, costs_of_gpus(systems.values(), options.per), one=len(systems) == 1)
     size = question.size
     rate = size.rate if size.gpus is None else choices.most_rate(size.gpus)
     most = MOST_GPUS if size.gpus is None else size.gpus
     sized = choices.sized(rate, most) if rate else None
     if sized is None or not rate:
         return _infeasible(grids, question, options), None
-    return members_of(grids, sized, rate, priced=options.objective in ("usd", "watt")), _design(sized, rate, work)
+    pools = (
+        PlannedPool(role="prefill", choice=sized.prefill, instances=sized.instances[0], rate=rate),
+        PlannedPool(role="decode", choice=sized.decode, instances=sized.instances[1], rate=rate),
+    )
+    design = Design(mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
+    return members_of(grids, sized, rate, priced=options.objective in ("usd", "watt")), design
 
 
 def _grids(
@@ -262,10 +259,6 @@ def _most(at: Setup, budget: int | None) -> int | None:
     return None if budget is None or budget >= max(at.system.nvlink_domain, 64) else max(budget, 2)
 
 
-def _per(options: PlanOptions) -> Per:
-    return options.prices or "usd" if options.objective == "usd" else OBJECTIVES[options.objective]
-
-
 def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: PlanOptions) -> PoolsPlan:
     """What binds: a limit that no configuration alone meets, or else the queues."""
     size, ttft, tpot = question.size, question.ttft, question.tpot
@@ -285,16 +278,6 @@ def _infeasible(grids: Sequence[Candidates], question: PoolsQuestion, options: P
         f"{alone.request_rate:.4g} requests/s on {alone.total_gpus} GPUs"
     )
     return PoolsPlan(status="infeasible", message=text, binds="queues")
-
-
-def _design(sized: Sized, rate: float, work: Demand) -> Design:
-    """Prefill and decode, which see what requests see."""
-    sends, takes = sized.instances
-    pools = (
-        PlannedPool(role="prefill", choice=sized.prefill, instances=sends, rate=rate),
-        PlannedPool(role="decode", choice=sized.decode, instances=takes, rate=rate),
-    )
-    return Design(mode=ServingMode.DISAGGREGATED, pools=pools, rate=rate, cost=sized.cost, work=work)
 
 
 def _stages(plan: PoolsPlan, design: Design) -> Iterator[PoolInstances]:

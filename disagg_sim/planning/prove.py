@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pandas as pd
 
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InfeasibleError, InputError
@@ -254,13 +253,14 @@ def judged(design: Design, result: SimulationResult, begin: float) -> ProofRun:
     ttft = (done["first_token_s"] - done["arrival_s"]).to_numpy()
     gaps = np.maximum(done["output_tokens"].to_numpy() - 1, 1)
     tpot = (done["finish_s"] - done["first_token_s"]).to_numpy() / gaps
+    passed = (done["first_token_s"] - done["prefill_end_s"]).to_numpy()
     return ProofRun(
         counts=tuple(pool.instances for pool in design.pools),
         rate=design.rate,
         requests=len(table),
         ttft=_percentiles(ttft),
         tpot=_percentiles(tpot),
-        hand_over=_hand_over(done, work.ttft),
+        hand_over=float(np.quantile(passed, work.ttft.share)) if passed.size else math.inf,
         lost=lost,
         holds_ttft=_holds(ttft, work.ttft),
         holds_tpot=_holds(tpot, work.tpot),
@@ -269,11 +269,6 @@ def judged(design: Design, result: SimulationResult, begin: float) -> ProofRun:
 
 def _percentiles(values: Floats) -> Percentiles:
     return {name: float(np.quantile(values, share)) if values.size else math.nan for name, share in SHARES.items()}
-
-
-def _hand_over(done: pd.DataFrame, limit: Limit) -> float:
-    passed = (done["first_token_s"] - done["prefill_end_s"]).to_numpy()
-    return float(np.quantile(passed, limit.share)) if passed.size else math.inf
 
 
 def _holds(values: Floats, limit: Limit) -> bool:

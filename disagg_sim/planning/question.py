@@ -24,7 +24,7 @@ from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.limits import HEADROOM
 from disagg_sim.serving.availability import FAILURES, check_target
-from disagg_sim.serving.costs import JOULE
+from disagg_sim.serving.costs import JOULE, Per
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
@@ -76,6 +76,11 @@ class PlanOptions:
     # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
     headroom: float = HEADROOM  # share of the rate that every pool could serve beside it [1]
     trace: Trace | None = None  # whose arrivals count: how bursty they are, and what a simulation replays
+
+    @property
+    def per(self) -> Per:
+        """Unit of cost of a GPU: own prices or the market's, or what the objective counts."""
+        return self.prices or "usd" if self.objective == "usd" else OBJECTIVES[self.objective]
 
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""

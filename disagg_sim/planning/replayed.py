@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from disagg_sim.domain import ServingMode, Slo
 from disagg_sim.errors import InputError
-from disagg_sim.facts.traffic import Reuse, TrafficCase
+from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.rank_sums import LEAST_LOAD
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design
@@ -44,18 +44,15 @@ def run_options(design: Design, max_nic: float | None) -> RunOptions:
             f"rank_imbalance {design.work.lengths.rank_imbalance}: plan --simulate sends each request to the DP rank "
             f"with the least load; allowed with it: {EVEN_RANKS}, {LEAST_LOAD}; without --simulate any"
         )
-    options, cached = RunOptions(link=_link_of(design, max_nic)), design.work.lengths.cached
+    link, sender = LinkSpec(), design.pools[0].setup
+    if max_nic is not None:  # the wire that the design was sized for
+        wire = wire_of(design.pools[-1].setup, sender, design.gpus, max_nic)
+        link = LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
+    options, cached = RunOptions(link=link), design.work.lengths.cached
     if cached is None:
         return options
-    return replace(options, reuse=cached.reuse, tiers=tiers_below(cached.reuse, design))
-
-
-def _link_of(design: Design, max_nic: float | None) -> LinkSpec:
-    """With a limit of bandwidth, the wire that the design was sized for."""
-    if max_nic is None:
-        return LinkSpec()
-    wire = wire_of(design.pools[-1].setup, design.pools[0].setup, design.gpus, max_nic)
-    return LinkSpec(bandwidth=wire.bandwidth, latency_s=wire.latency_s, descriptor_s=wire.descriptor_s)
+    tiers = sorted(cached.reuse.below, key=lambda name: -sender.system.kv_tiers[name].bandwidth)
+    return replace(options, reuse=cached.reuse, tiers=tuple(tiers))
 
 
 def policy_of(design: Design) -> Policy:
@@ -93,9 +90,3 @@ def drawn_requests(work: Demand, source: TrafficCase | tuple[int, int], rate: fl
 def time_alone(work: Demand) -> float:
     """Time of a mean request in the system at its limits. [s]"""
     return work.ttft.seconds + work.lengths.gaps * work.tpot.seconds
-
-
-def tiers_below(reuse: Reuse, design: Design) -> tuple[str, ...]:
-    """Tiers below HBM that pasts lie in, the fastest of the prefill system first."""
-    known = design.pools[0].setup.system.kv_tiers
-    return tuple(sorted(reuse.below, key=lambda name: -known[name].bandwidth))

@@ -22,7 +22,6 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.errors import InputError
 from disagg_sim.physics.drafting import accepted_length
-from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
 from disagg_sim.physics.setup import Setup
@@ -129,17 +128,12 @@ def instances_energy(
         waiting = sum(count * power_at(one).idle for one, count in _sides(at, replicas)) * max(span - busy, 0.0)
         rows.append((role.name.lower(), gpus, span, busy, gpus * work + waiting, waiting))
     if encode is not None and deployment.encode is not None:
-        rows.append(_encode_row(encode, deployment.encode.step))
+        step = deployment.encode.step  # GPUs draw what the tower draws while they encode, and wait else
+        spent, waiting = encode_spent(step), power_at(step.setup).idle * (encode.gpu_s - encode.busy_s)
+        work = encode.busy_s * spent.joules / spent.seconds
+        rows.append(("encode", encode.gpus, encode.held_s, encode.busy_s / encode.gpus, work + waiting, waiting))
     table = pd.DataFrame(rows, columns=["role", "gpus", "held_s", "busy_s", "joules", "waiting_joules"])
     return table.assign(watts=table["joules"] / table["held_s"])
-
-
-def _encode_row(use: EncodeUse, step: EncodeStep) -> tuple[str, int, float, float, float, float]:
-    """GPUs of an encode pool: they draw what the tower draws while they encode, and wait else."""
-    spent = encode_spent(step)
-    waiting = power_at(step.setup).idle * (use.gpu_s - use.busy_s)
-    work = use.busy_s * spent.joules / spent.seconds
-    return "encode", use.gpus, use.held_s, use.busy_s / use.gpus, work + waiting, waiting
 
 
 def _replicas(deployment: ServedDeployment, role: Role, gpus: int) -> Replicas:

@@ -40,16 +40,14 @@ def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) 
     [[1, 0], [2]]
     """
 
-    def both_join(*places: int) -> bool:
-        return all(joins[place] and rows[place] * axes[place].size <= BLOCK_POINTS for place in places)
-
     held: list[int] = []
     points = 0
     for place in sorted(range(len(axes)), key=lambda place: -axes[place].size):
         own = axes[place]
         more = rows[place] * axes[held[0]].size if held else 0
         small = more <= BLOCK_POINTS and points <= 2 * BLOCK_POINTS - more and own.size > 1
-        if not (held and small and both_join(held[0], place) and np.array_equal(axes[held[0]][: own.size], own)):
+        fits = all(joins[each] and rows[each] * axes[each].size <= BLOCK_POINTS for each in (*held[:1], place))
+        if not (held and small and fits and np.array_equal(axes[held[0]][: own.size], own)):
             if held:
                 yield held
             held, points = [], 0

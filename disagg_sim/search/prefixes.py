@@ -198,7 +198,15 @@ class TimedPrompts(NamedTuple):
         for isl, past, weight, tier in self.nodes.each():
             found = passes.passes(isl, past, tier_of(system, tier))
             means = means or [PrefillPass(0.0, 0.0, Sums())] * len(found)
-            means = [_plus(mean, each, weight) for mean, each in zip(means, found, strict=True)]
+            means = [
+                PrefillPass(
+                    mean.ftl + weight * each.ftl,
+                    mean.busy + weight * each.busy,
+                    mean.sums.plus(each.sums, weight),
+                    mean.load + weight * each.load,
+                )
+                for mean, each in zip(means, found, strict=True)
+            ]
         if self.counted is None:
             return means
         longest = passes.passes(*self.counted, tier_of(system, HBM))
@@ -213,12 +221,3 @@ class RowPrompts(NamedTuple):
     def expected(self, passes: PromptPasses, _: SystemSpec) -> list[PrefillPass]:
         """The pass of each form; nothing is loaded."""
         return passes.passes(self.isl, 0.0, None)
-
-
-def _plus(mean: PrefillPass, each: PrefillPass, weight: float) -> PrefillPass:
-    return PrefillPass(
-        mean.ftl + weight * each.ftl,
-        mean.busy + weight * each.busy,
-        mean.sums.plus(each.sums, weight),
-        mean.load + weight * each.load,
-    )

@@ -57,15 +57,10 @@ def fastest_points(grid: PhaseGrid, rates: Floats, usable: Mask) -> tuple[Ints, 
     rate = np.where(usable, rates, -np.inf)
     columns = rate.argmax(axis=1)  # of equal ones the smallest batch
     rows = np.flatnonzero(usable[np.arange(columns.size), columns])
-    keep = rows[best_per_size(grid.gpus[rows], rate[rows, columns[rows]], _row_order(grid)[rows])]
+    order = np.empty(grid.gpus.size, dtype=np.int64)  # rank of every row by its mapping
+    order[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(order.size)
+    keep = rows[best_per_size(grid.gpus[rows], rate[rows, columns[rows]], order[rows])]
     return keep, columns[keep]
-
-
-def _row_order(grid: PhaseGrid) -> Ints:
-    """Rank of every row in the lexicographic order of its mapping, from 0. [1]"""
-    rows = np.empty(grid.gpus.size, dtype=np.int64)
-    rows[np.lexsort([getattr(grid.mappings, name) for name in reversed(MAPPING_COLUMNS)])] = np.arange(rows.size)
-    return rows
 
 
 def kv_rate_per_gpu(grid: PhaseGrid) -> Floats:

@@ -159,11 +159,6 @@ class _Cut:
         load = self.load[rows] if isinstance(self.load, np.ndarray) else self.load
         return replace(self, time=self.time[rows], long_time=self.long_time[rows], load=load)
 
-    @property
-    def kept_form(self) -> str:
-        """Form of MLA as far as memory goes: whole prompts keep no up-projected past."""
-        return self.form if self.chunk_tokens else "auto"
-
     def form_code(self, at: Setup) -> np.int8:
         """Form of MLA as index into ``CHOSEN_FORMS``."""
         return form_code(at, self.form)
@@ -334,4 +329,6 @@ class _Scored:
     @cached_property
     def _resident_bytes(self) -> list[Floats]:
         """Bytes of all rows under each cut, at the distinct sizes of ``passes.sized``."""
-        return pass_bytes(self.case, self.group, self.passes, [(cut.kept_form, cut.chunk_tokens) for cut in self.cuts])
+        # whole prompts keep no up-projected past
+        kept = [(cut.form if cut.chunk_tokens else "auto", cut.chunk_tokens) for cut in self.cuts]
+        return pass_bytes(self.case, self.group, self.passes, kept)

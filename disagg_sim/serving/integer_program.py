@@ -90,7 +90,7 @@ def least_cost(
     )
     program = _Program(pools, scale=required_rate / FINE, most=FINE, limits=limits, sense="min")
     program.objective(program.gpu_terms(prices))
-    program.at_least_rate(FINE)
+    program.rate.lowBound = FINE
     if gpu_budget is not None:
         program.at_most_gpus(gpu_budget)
     program.at_most_kinds(kinds)
@@ -158,9 +158,6 @@ class _Program:
 
     def at_most_gpus(self, gpu_budget: int) -> None:
         self._add(self.gpu_terms([1.0] * len(self.pools)), "<=", gpu_budget)
-
-    def at_least_rate(self, scaled_rate: float) -> None:
-        self.rate.lowBound = scaled_rate
 
     def at_most_kinds(self, kinds: int | None) -> None:
         for pool, counts, limits in zip(self.pools, self.counts, self.limits, strict=True):

@@ -233,8 +233,8 @@ def _kernels(
         needed = {"decode": _Columns.of(~prefill_leads), "prefill": _Columns.of(prefill_leads)}
     stretches = at.overheads is not None and load.prefills
     found = [
-        mixed_layers((phase,), at, mapping, columns.of_load(load), context, prompts.at_columns(columns.wanted), forms)
-        for phase, columns in needed.items()
+        mixed_layers((phase,), at, mapping, load.at_columns(own.wanted), context, prompts.at_columns(own.wanted), forms)
+        for phase, own in needed.items()
     ]
     alone = tuple(dict.fromkeys(("decode", *needed))) if stretches and load.joins else ()
     decodes: dict[str, LayerTimes] = {}
@@ -276,10 +276,6 @@ class _Columns(NamedTuple):
         place = np.zeros(some.size, dtype=np.intp)
         place[wanted] = np.arange(wanted.size)
         return cls(wanted, place)
-
-    def of_load(self, load: Load) -> Load:
-        """What these columns carry."""
-        return load if self.wanted is None else load.at_columns(self.wanted)
 
     def spread(self, kernels: _Kernels) -> _Kernels:
         """Kernels of these columns, laid out over the grid."""

@@ -148,8 +148,10 @@ class Load:
         """New tokens of the fullest rank. [token]"""
         return self.sequences * self.queries + self.share
 
-    def at_columns(self, wanted: Ints) -> Load:
-        """The same at some columns of the grid."""
+    def at_columns(self, wanted: Ints | None) -> Load:
+        """The same at some columns of the grid, None = all."""
+        if wanted is None:
+            return self
         named = {
             name: getattr(self, name) for name in ("microbatches", "decodes", "chunk", "chunk_ranks", "most", "uneven")
         }
