@@ -27,7 +27,8 @@ from disagg_sim.facts.launcher import CheckpointSpec, LauncherSpec, launcher_of
 from disagg_sim.facts.layouts import EvidenceSpec, LayoutRules, evidence_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.power import PowerSpec, power_of
-from disagg_sim.facts.precision import Precision, PrecisionRecipe, recipe_of
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.precision_recipe import PrecisionRecipe, recipe_of
 from disagg_sim.facts.profile import ProfileSpec, profile_and_skew, profile_of, with_skew
 from disagg_sim.facts.scheduler import SchedulerSpec, scheduler_of
 from disagg_sim.facts.schema import keys_of, validate

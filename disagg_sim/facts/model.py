@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.encoder import EncoderSpec
@@ -26,12 +26,10 @@ from disagg_sim.facts.layers import (
     NoAttention,
     NoFfn,
 )
+from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
-
-if TYPE_CHECKING:
-    from disagg_sim.facts.precision import Precision
 
 #: Layers of one model; the deepest known has some hundred. [1]
 MOST_LAYERS = 10_000

@@ -16,7 +16,8 @@ from disagg_sim.certainty.passes import LATENCIES
 from disagg_sim.domain import BOUNDS, Sharding
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision, PrecisionRecipe
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.precision_recipe import PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import TrafficSpec
 from disagg_sim.physics.setup import Setup
@@ -44,7 +45,7 @@ from disagg_sim.serving.rate_matching import MatchPlan
 from disagg_sim.simulation.capacity import Capacity
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.records import RunResult
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.units import GB, MS
 
 LEFT = ' style="text-align:left"'

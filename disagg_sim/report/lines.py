@@ -9,7 +9,8 @@ from typing import Any
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_precision
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import ANY_KIND, Precision, PrecisionRecipe
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.precision_recipe import ANY_KIND, PrecisionRecipe
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.facts.traffic import ConstantLength, LengthSpec, TrafficSpec
 from disagg_sim.report.words import text_of

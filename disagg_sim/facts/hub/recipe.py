@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from disagg_sim.facts.hub.quantisation import NAMES, SHARED, Formats, Quantisation, groups_of
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.facts.precision import Precision, recipe_of
+from disagg_sim.facts.precision import Precision
+from disagg_sim.facts.precision_recipe import recipe_of
 from disagg_sim.facts.yaml_files import read_mapping, spec_files
 
 #: What a group is worth in the search: where most weights are counts most. [1]
