@@ -33,7 +33,7 @@ from made import conversations, deployment, drawn_conversations, grids, sweep
 
 import disagg_sim as ds
 from disagg_sim.serving.disaggregated import Rules, match_pools
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.units import HOUR
 from disagg_sim.workload.stream import WINDOW

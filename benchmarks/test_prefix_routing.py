@@ -14,7 +14,8 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace
 

@@ -253,14 +253,14 @@ def test_extras_are_those_of_the_distribution():
     assert declared["optional-dependencies"]["dev"][0] == "disagg-sim[all,dask,ray]"
 
 
-#: Module and what it imports against the order of the modules, inside a function, with the reason.
+#: Module and what it imports against the order of the modules, with the reason.
 AGAINST_THE_ORDER: dict[tuple[str, str], str] = {}
 
 
 def test_no_import_cycle_between_modules():
-    """Imports inside functions count: a deferred circle is a circle. Depth first; colour 1 = on the path, 2 = done."""
+    """Imports inside functions and under TYPE_CHECKING count. Depth first; colour 1 = on the path, 2 = done."""
     names = {module_of(path): path for path in BOTH}
-    graph = {n: {i for i in source_of(p).run_imports if i in names and i != n} for n, p in names.items()}
+    graph = {n: {i for i in source_of(p).imports if i in names and i != n} for n, p in names.items()}
     for (name, other), reason in AGAINST_THE_ORDER.items():
         assert reason
         graph[name].remove(other)  # an exception that nothing needs is a fault, too

@@ -21,7 +21,7 @@ from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.kv_link import LinkSpec
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep

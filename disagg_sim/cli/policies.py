@@ -13,7 +13,7 @@ from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.simulation.failures import Failures
 from disagg_sim.simulation.policies.registry import policies, policy_named, title_of
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 _OPTION_HEADER = ("option", "default", "allowed", "meaning")
 

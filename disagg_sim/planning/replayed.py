@@ -16,7 +16,7 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.lengths import EVEN_RANKS
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace

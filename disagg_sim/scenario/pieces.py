@@ -16,9 +16,10 @@ from disagg_sim.scenario.plan import REQUESTS, Run
 from disagg_sim.scenario.policy_files import load_policies
 from disagg_sim.simulation.cells import Rows, cell_of, forget, in_whole, joined_cells
 from disagg_sim.simulation.options import FULL, STREAM
-from disagg_sim.simulation.records import Requests, RunResult, frame_of
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.records import Requests, frame_of
 from disagg_sim.simulation.run import run as simulate
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.lock import PIECES
 from disagg_sim.sweep.store import Store

@@ -28,8 +28,9 @@ from disagg_sim.simulation.kernel.compiled import COMPILING, code_home, on_compi
 from disagg_sim.simulation.metrics import COLUMNS, MEASURED, Summary, summary, tier_use
 from disagg_sim.simulation.options import FULL, MOST_SAMPLES, NONE, STREAM
 from disagg_sim.simulation.pieces import PIECE
-from disagg_sim.simulation.records import EncodeUse, RunResult
+from disagg_sim.simulation.records import EncodeUse
 from disagg_sim.simulation.run import run as simulate
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
 from disagg_sim.sweep.keys import Key

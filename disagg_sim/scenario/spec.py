@@ -47,7 +47,8 @@ from disagg_sim.simulation.options import FULL, options_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy
 from disagg_sim.simulation.prefix_tiers import below
-from disagg_sim.simulation.run import RunOptions, require_windows
+from disagg_sim.simulation.run import require_windows
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.units import GB
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace

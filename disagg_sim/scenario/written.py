@@ -31,7 +31,7 @@ from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.options import options_of
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.simulate import SimulationResult
 from disagg_sim.workload.stream import in_memory
 from disagg_sim.workload.trace import Trace

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +19,12 @@ from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
 from disagg_sim.simulation.merge_records import OF_INSTANCES, joined_decisions, joined_requests
-from disagg_sim.simulation.records import EncodeUse, Instances, Requests, RunResult, Samples
+from disagg_sim.simulation.records import EncodeUse, Instances, Requests, Samples
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.run import RunOptions
 
 #: Columns of samples that stay as they were when a cell has nothing left to do; the others are 0 then.
 LASTING = ("arrivals", "finished", "gpus", "prefill_gpus", "decode_gpus")
@@ -51,7 +50,7 @@ def cell_of(
     """Cut out one of the ``options.cells`` cells.
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.run import RunOptions
+    >>> from disagg_sim.simulation.run_options import RunOptions
     >>> four = (ds.Replicas(mapping=ds.Sharding(), instances=4),)
     >>> trace = Trace(arrival=[0.0, 1.0, 2.0], input_tokens=[5, 6, 7], output_tokens=[2, 2, 2])
     >>> pool = ServedDeployment(name="pool", gpus=4, colocated=four)
@@ -92,7 +91,7 @@ def require_cells(trace: Trace | TraceStream, deployment: ServedDeployment, opti
     """Refuse cells that do not divide a run.
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.run import RunOptions
+    >>> from disagg_sim.simulation.run_options import RunOptions
     >>> one = ServedDeployment(name="two", gpus=2, colocated=(ds.Replicas(mapping=ds.Sharding(), instances=2),))
     >>> trace = Trace(arrival=[0.0], input_tokens=[5], output_tokens=[1])
     >>> require_cells(trace, one, RunOptions(cells=10**6))
@@ -133,7 +132,8 @@ def joined_cells(results: Sequence[RunResult], rows: Sequence[Rows], seed: int) 
     until the last cell is done.
 
     >>> import disagg_sim as ds
-    >>> from disagg_sim.simulation.run import RunOptions, run
+    >>> from disagg_sim.simulation.run import run
+    >>> from disagg_sim.simulation.run_options import RunOptions
     >>> part, at = ds.Replicas(mapping=ds.Sharding(), instances=1), ds.setup("llama_3_1_8b", "h100_sxm", "fp8")
     >>> one = ServedDeployment(name="one", gpus=1, colocated=(part,))
     >>> traces = [Trace(arrival=[at_s], input_tokens=[5], output_tokens=[2]) for at_s in (0.0, 1.0)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.options import MOST_LOOKS
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.prefix_tiers import Tiers
-from disagg_sim.simulation.recovery import Recovery
+from disagg_sim.simulation.recovery import ActiveLeg, Recovery
 from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Lengths, Transfers, Work
@@ -34,16 +34,20 @@ from disagg_sim.simulation.view import ClusterView
 from disagg_sim.simulation.wellformed import leg_faults
 from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
 
-if TYPE_CHECKING:
-    from disagg_sim.simulation.outages import Outages
-
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived
 READY, STOPPED, MANUAL = State.READY, State.STOPPED, Mode.MANUAL  # an enum's members are slow to look up
 HEARD, KEPT = NOTIFY | CLOSES, NOTIFY | HOLD | CLOSES  # a last segment whose end is heard, and one that goes on
-#: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],
-#: instance of the rest, or ``LATER``, and whether the request goes on after it. Plain tuples are made fastest.
-ActiveLeg = tuple[int, int, int, int, bool]
+
+
+class LinkFailures(Protocol):
+    """What fails in a run, as one of its clusters sees it."""
+
+    restarts: dict[int, int]  # of instances that have failed, to come, by ``id`` of their cluster [1]
+
+    def links_lost(self, cluster: Cluster) -> bool:
+        """Whether a link of a cluster is down for good, and none of its links is to come up again."""
+        ...
 
 
 class Cluster:
@@ -77,7 +81,7 @@ class Cluster:
         self._late: dict[int, int] = {}  # segments that are over, by requests that take their next leg later
         self._told = -1
         self._clients = clients
-        self.outages: Outages | None = None  # where something fails
+        self.outages: LinkFailures | None = None  # where something fails
         self._host = self.site.request_host_s  # of a request before it is placed [s]
         self._feed: RoutingQueue | None = None  # where the kernel places requests by itself
         self._due = len(clients.timed) + len(clients.at_once)  # requests that have come or are sure to come [request]

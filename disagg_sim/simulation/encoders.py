@@ -21,7 +21,7 @@ from disagg_sim.simulation.records import EncodeUse
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:
-    from disagg_sim.simulation.records import RunResult
+    from disagg_sim.simulation.run_result import RunResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ import pandas as pd
 
 from disagg_sim.search.deployment import Deployment
 from disagg_sim.simulation.metrics import Summary
-from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.site import request_host
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace

@@ -26,7 +26,8 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM
 from disagg_sim.notebook import Shown
 from disagg_sim.simulation.classes import RequestLimits
-from disagg_sim.simulation.records import Outcome, RunResult
+from disagg_sim.simulation.records import Outcome
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.totals import totals_of
 from disagg_sim.units import HOUR
 

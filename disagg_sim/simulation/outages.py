@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from disagg_sim.errors import InputError, quoted
+from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.engine import FIRST
 from disagg_sim.simulation.failures import RANDOM, Failure, FailureEvent, Failures, gpus_of_instances
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.wishes import State
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.cluster import Cluster
 
 #: States of an instance that can fail.
 ALIVE = (State.STARTING, State.READY, State.DRAINING, State.FLIPPING)

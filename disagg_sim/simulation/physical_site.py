@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,11 @@ from disagg_sim.simulation.instance_variants import bare, ffn_of, placed, setup_
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.run import RunOptions
 
 Tables = Callable[[Sharding, int], StepTable]
 

@@ -8,20 +8,18 @@ request that stays keeps those behind it. Nothing that follows changes.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Slo
 from disagg_sim.simulation.classes import RequestLimits
+from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.kernel.layout import SegmentStatus
 from disagg_sim.simulation.records import Outcome, Requests
 from disagg_sim.simulation.records_of_run import request_records
 from disagg_sim.simulation.totals import Totals, added, sketched, totals_of
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.cluster import Cluster
 
 #: Segments that come between two pieces: some 40 MB of them. [1]
 PIECE = 2**17

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from heapq import heapreplace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
@@ -29,14 +29,12 @@ from disagg_sim.facts.hardware import KvTier, SystemSpec
 from disagg_sim.physics.kv_tiers import loaded_bytes, rank_bandwidth, tier_of, tier_tokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.instance_variants import bare
+from disagg_sim.simulation.instances import Roster
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.prefix_cache import Checkpointed, FreeMemory, PrefixCache, PrefixMemory
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.stated_pasts import StatedPasts, StatedStores
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.instances import Roster
-    from disagg_sim.simulation.run import RunOptions
 
 #: Number under which a store keeps what all instances share.
 ALL = -1

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.domain import Slo
-from disagg_sim.notebook import Shown
-from disagg_sim.simulation.failures import Failure
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.totals import Totals
 
 
 class Outcome(IntEnum):
@@ -158,42 +152,3 @@ class TierLoads:
         for place, name in enumerate(self.names):
             found |= {f"{name}_tokens": self.tokens[:, place], f"{name}_bytes": self.bytes[:, place]}
         return found | {"load_s": self.load_s, "computed_again": self.computed_again}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult(Shown):
-    """All that a run left behind; metrics are computed from it alone."""
-
-    policy: str  # its name
-    deployment: str
-    trace: str
-    seed: int
-    requests: Requests
-    itl_edges: Floats  # of the gaps between tokens, shape (bins + 1,); the last bin is open above [s]
-    itl_counts: Ints  # gaps, one a token after the first, shape (bins,) [token]
-    samples: Samples
-    instances: Instances
-    decisions: tuple[Decision, ...]
-    duration_s: float  # from 0 to the last event [s]
-    peak_flops: float  # dense peak of one GPU in the arithmetic of the recipe's matrices [FLOP/s]
-    wall_s: float  # of the simulation itself [s]
-    cpu_s: float  # [s]
-    failures: tuple[Failure, ...] = ()  # that happened
-    models: Models | None = None  # None = one
-    tier_loads: TierLoads | None = None  # None = no tiers below HBM
-    totals: Totals | None = None  # of requests that have left the run in pieces; ``requests`` has none of them then
-    judged_by: Slo | None = None  # the limits that these totals were judged by [s]
-    encode: EncodeUse | None = None  # None = no encode pool
-
-    def gpus_by_model(self) -> dict[str, float]:
-        """GPUs that the instances of each model held on average; none where there is one model. [1]"""
-        if self.models is None:
-            return {}
-        held = np.bincount(self.models.instance, self.instances.gpu_s, minlength=len(self.models.names))
-        return dict(zip(self.models.names, (held / self.duration_s).tolist(), strict=True))
-
-    def frame(self) -> pd.DataFrame:
-        """The requests as a table; ``status`` in words, and ``model`` or loads where there are several, or tiers."""
-        model = {} if self.models is None else {"model": np.array(self.models.names)[self.models.request]}
-        loads = {} if self.tier_loads is None else self.tier_loads.columns
-        return frame_of(self.requests).assign(**model | loads)

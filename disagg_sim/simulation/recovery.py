@@ -8,18 +8,56 @@ wait at the front end, and those whose prompt is computed on the instance that h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from disagg_sim.simulation.engine import NORMAL
+from disagg_sim.simulation.batches import Batches
+from disagg_sim.simulation.engine import NORMAL, Engine
+from disagg_sim.simulation.instances import Roster
+from disagg_sim.simulation.policy import Parts
+from disagg_sim.simulation.prefix_cache import PrefixMemory
+from disagg_sim.simulation.state import ClusterState
+from disagg_sim.simulation.transfers import Transfers
+from disagg_sim.simulation.view import ClusterView
 
-if TYPE_CHECKING:
-    from disagg_sim.simulation.cluster import ActiveLeg, Cluster
+#: A segment whose end the cluster waits for: request, instance, tokens of the request that exist when it ends [token],
+#: instance of the rest, or ``LATER``, and whether the request goes on after it. Plain tuples are made fastest.
+ActiveLeg = tuple[int, int, int, int, bool]
+
+
+class RequestOwner(Protocol):
+    """The cluster whose requests lose their instances."""
+
+    parts: Parts
+    state: ClusterState
+    view: ClusterView
+    engine: Engine
+    roster: Roster
+    prefix: PrefixMemory | None
+    batches: Batches
+    transfers: Transfers
+    going: dict[int, ActiveLeg]  # by segment
+
+    def arrive(self, request: int, known: bool = False) -> None:
+        """Place a request, which policies know of already where it is ``known``."""
+        ...
+
+    def lose(self, request: int) -> None:
+        """A request has ended with its instance."""
+        ...
+
+    def start_next_leg(self, segment: int, going: ActiveLeg) -> None:
+        """A request has done its leg on an instance, and takes the next."""
+        ...
+
+    def discard_first_token(self, segment: int, going: ActiveLeg) -> int:
+        """Tokens that exist for the next instance, without a first token that it emits itself. [token]"""
+        ...
 
 
 class Recovery:
     """What failures of instances leave behind."""
 
-    def __init__(self, cluster: Cluster, migration_limit: int) -> None:
+    def __init__(self, cluster: RequestOwner, migration_limit: int) -> None:
         self._cluster, self._limit = cluster, migration_limit
         self.closed = False  # whether a phase has no instance
         self.held: dict[int, ActiveLeg] = {}  # by segment: those that wait for one to go on

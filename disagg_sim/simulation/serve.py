@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,24 +33,23 @@ from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.merge_records import joined_decisions, joined_instances, joined_loads, joined_requests
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
+from disagg_sim.simulation.pieces import Pieces
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
 from disagg_sim.simulation.prefix_tiers import tiered
-from disagg_sim.simulation.records import Instances, Models, RunResult
-from disagg_sim.simulation.records_of_run import Sampler, instance_records, last_moment, request_records, tier_records
+from disagg_sim.simulation.records import Instances, Models
+from disagg_sim.simulation.records_of_run import instance_records, last_moment, request_records, tier_records
 from disagg_sim.simulation.request_window import RequestWindow
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
+from disagg_sim.simulation.sampler import Sampler
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.stated_pasts import StatedPasts
 from disagg_sim.simulation.wishes import Role
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.pieces import Pieces
-    from disagg_sim.simulation.run import RunOptions
-
 
 #: Segments for which there is room at first where requests leave the run. [1]
 FEW = 4096
@@ -85,7 +84,7 @@ def serve_models(
     >>> import disagg_sim as ds
     >>> from disagg_sim.simulation.models import shares_of
     >>> from disagg_sim.simulation.physical_site import physical_site
-    >>> from disagg_sim.simulation.run import RunOptions
+    >>> from disagg_sim.simulation.run_options import RunOptions
     >>> from disagg_sim.workload.request_columns import Labels
     >>> names, slo, options = ("llama_3_1_8b", "mistral_7b"), ds.Slo(ttft=1.0, tpot=0.1), RunOptions()
     >>> each = [ds.Replicas(mapping=ds.Sharding(), instances=1, setup=ds.setup(n, "h100_sxm", "fp8")) for n in names]

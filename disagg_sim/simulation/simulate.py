@@ -22,8 +22,9 @@ from disagg_sim.simulation.metrics import Summary, summary, tier_use
 from disagg_sim.simulation.models import shares_of
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.policy import Policy, require_policy
-from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.scaling import TIME, at_rate
 from disagg_sim.workload.stream import TraceStream, in_memory
 from disagg_sim.workload.trace import Trace
@@ -177,7 +178,7 @@ def simulate(
     seed : int
         Of all random streams.
     options : RunOptions, optional
-        Start-up and flip times, network, period of samples (``disagg_sim.simulation.run.RunOptions``).
+        Start-up and flip times, network, period of samples (``disagg_sim.simulation.run_options.RunOptions``).
 
     Returns
     -------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +14,14 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.instances import Index, Roster
+from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import Arrays
 from disagg_sim.simulation.kernel.ranking import Rankings
 from disagg_sim.simulation.kernel.step_table import StepTable
+from disagg_sim.simulation.prefix_cache import PrefixMemory
+from disagg_sim.simulation.shared_queue import SharedQueue
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.wishes import Role, State
-
-if TYPE_CHECKING:
-    from disagg_sim.simulation.state import ClusterState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,32 @@ class Window:
     prefill_tokens: Ints  # (instances,) [token]
 
 
+class ViewedState(Protocol):
+    """What the view reads of the state of a cluster."""
+
+    engine: Engine
+    fleet: Fleet
+    roster: Roster
+    site: Site
+    prefix: PrefixMemory | None
+    shared: SharedQueue
+    arrival_s: Floats  # [s]
+
+    @property
+    def order(self) -> Sequence[int]:
+        """Requests that have come so far, in the order in which they came."""
+        ...
+
+    @property
+    def lengths(self) -> tuple[Ints, Ints]:
+        """Input and output of all requests. [token]"""
+        ...
+
+    def window(self, seconds: float) -> Window:
+        """Observations of the last ``seconds`` [s]."""
+        ...
+
+
 class ClusterView:
     """State of the cluster as a policy sees it: nothing of it can be written.
 
@@ -56,7 +82,7 @@ class ClusterView:
     real system cannot know: only predictors of lengths may look at it.
     """
 
-    _state: ClusterState
+    _state: ViewedState
     _engine: Engine
     _roster: Roster
     _rankings: Rankings
@@ -83,13 +109,13 @@ class ClusterView:
     prefill_rate: Floats
     seats: Ints
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ViewedState) -> None:
         own = self.__dict__
         own["_state"], own["_engine"], own["_roster"] = state, state.engine, state.roster
         own["site"] = state.site
         self.show_requests(state)
 
-    def show_requests(self, state: ClusterState) -> None:
+    def show_requests(self, state: ViewedState) -> None:
         """Show the requests of the cluster, after some have begun again; for its state alone."""
         own, arrival_s = self.__dict__, state.arrival_s
         own["arrival_s"] = memoryview(arrival_s).toreadonly()  # type: ignore[arg-type]

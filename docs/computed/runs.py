@@ -22,7 +22,7 @@ from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, AdmissionRule
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import log_normal
 from docs.computed import plain_fits, slow, table
 from lab.studies.beyond_the_buzz.claims import evaluate

@@ -14,8 +14,9 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.simulation.deployment import ServedDeployment
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policy import Policy
-from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.scaling import TIME
 from disagg_sim.workload.trace import Trace
 from lab.studies.keeping import Keeping

@@ -16,7 +16,7 @@ from disagg_sim.report.plan import plan_json, screen
 from disagg_sim.report.plan_facts import spares_rows
 from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, expected_share, spares_for
 from disagg_sim.simulation.failures import Failures
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 LLAMA, H100, NVL72 = load_failures("llama_3_405b"), load_system("h100_sxm"), load_system("gb200_nvl72")

@@ -5,7 +5,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.errors import InputError
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 ISL, OSL, ONE = 2048, 256, ds.Sharding()
 LENGTHS = ds.lengths(ISL, OSL)

@@ -16,7 +16,7 @@ from disagg_sim.scenario.plan import plan_scenario
 from disagg_sim.scenario.run import run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation.classes import MODEL, ServiceClass
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.classes import with_models
 from disagg_sim.workload.trace import concatenate
 

@@ -25,7 +25,7 @@ from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.classes import with_classes
 from disagg_sim.workload.session_traces import session_trace
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, RunResult, Samples
+from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, Samples
+from disagg_sim.simulation.run_result import RunResult
 
 LETTERS = {"c": Outcome.COMPLETED, "r": Outcome.REJECTED, "f": Outcome.FAILED, "u": Outcome.UNFINISHED}
 

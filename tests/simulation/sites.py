@@ -11,7 +11,8 @@ from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import Scheduling, Segment, World, dtype_of
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.run import serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.workload.trace import Trace
 

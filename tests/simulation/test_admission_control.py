@@ -14,7 +14,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.simulation.admission import Busy, PredictedTtft
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from tests.simulation.sites import SIMPLE, deployment, served
 
 ONE = deployment(colocated=1)

@@ -17,7 +17,7 @@ from disagg_sim.simulation.policies.arrow.profile import Predictor, max_running_
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import LATER, Flip, Leg, Limits, Role, State
 
 P, D = Role.PREFILL, Role.DECODE

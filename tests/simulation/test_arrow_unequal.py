@@ -19,7 +19,8 @@ from disagg_sim.simulation.policies.arrow.policy import Arrow, GlobalScheduler
 from disagg_sim.simulation.policies.loads import ByRole
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.run import serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits, Move
 
 SMALL, LARGE = Sharding(), Sharding(tp_attn=4, tp_ffn=4)

@@ -23,7 +23,7 @@ from disagg_sim.simulation.instance_variants import FfnPool, placed
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.policies.disaggregated import Disaggregated
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Flip, Limits, Role
 
 BOUND, SLO = 0.02, Slo(ttft=100.0, tpot=10.0)

@@ -16,7 +16,7 @@ from disagg_sim.simulation.policies.loads import ByRole, Handover, fewest_reques
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts, register
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Batch, Flip, Leg, Limits, Move, Role, Start, Stop
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace

@@ -16,7 +16,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Flip, Move, Role, Start, Stop
 from disagg_sim.workload.session_traces import session_trace

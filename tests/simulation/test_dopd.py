@@ -19,7 +19,7 @@ from disagg_sim.simulation.policies.loads import least_uncached
 from disagg_sim.simulation.policies.pools import Sizes
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.synthetic import synthetic_trace
 

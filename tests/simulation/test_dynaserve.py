@@ -15,7 +15,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.policies.dynaserve import book, predictor
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 PAIR = deployment(pairs=2)
 

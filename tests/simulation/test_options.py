@@ -9,7 +9,7 @@ import pytest
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.options import Option, check_options, option, options_of
 from disagg_sim.simulation.policies.registry import policies, title_of
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 OWNERS = {**policies(), "run": RunOptions}
 EVERY_OPTION = pytest.mark.parametrize(

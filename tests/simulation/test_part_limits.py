@@ -12,7 +12,7 @@ from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import ROLE_OF
 from disagg_sim.simulation.wishes import Role
 

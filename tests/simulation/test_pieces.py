@@ -17,7 +17,8 @@ from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.metrics import MEASURED, summary
 from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.sketch import RELATIVE_ERROR, Sketch
 from disagg_sim.simulation.totals import Totals, added
 from disagg_sim.workload.request_columns import Sessions

@@ -20,7 +20,7 @@ from disagg_sim.simulation.policies.dynamo.sla import decode_instances, prefill_
 from disagg_sim.simulation.policies.pools import Sizes, within
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 #: 10 ms a step, 1 ms a sequence that decodes, 0.1 ms a prompt token.
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_token=0.0001)

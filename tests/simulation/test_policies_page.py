@@ -10,7 +10,7 @@ from sites import ONE, SIMPLE, served
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 EXAMPLE = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)[-1]

@@ -17,7 +17,8 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace

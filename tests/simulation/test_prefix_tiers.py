@@ -25,7 +25,8 @@ from disagg_sim.simulation.metrics import tier_use
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.prefix_tiers import Stores
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions, run, serve
+from disagg_sim.simulation.run import run, serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.hit_rates import hit_curve
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks

@@ -11,7 +11,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import RESERVE, Mode, Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import Labels
 from disagg_sim.workload.trace import Trace
 from tests.simulation.sites import SIMPLE, deployment, served

@@ -23,7 +23,7 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import CLOSES, NOTIFY, Mode, RankChoice
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.named import lengths_named
 
 BOUND = 0.02

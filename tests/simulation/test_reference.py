@@ -26,7 +26,8 @@ from disagg_sim.simulation.kernel.layout import AdmissionRule, Mode, RankChoice,
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import PUSHES, SHARING, LinkSpec
 from disagg_sim.simulation.policy import Parts
-from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.run import serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import Site
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Leg, Limits, Role

@@ -12,7 +12,7 @@ from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
 

@@ -26,7 +26,8 @@ from disagg_sim.simulation.policies.loads import ByRole, Whole, fewest_requests
 from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions, run
+from disagg_sim.simulation.run import run
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits, Role
 from disagg_sim.units import MB
 from disagg_sim.workload.synthetic import log_normal, synthetic_trace

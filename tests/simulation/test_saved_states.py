@@ -21,7 +21,7 @@ from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.physical_site import physical_site
 from disagg_sim.simulation.prefix_cache import Checkpoints, prefix_memory
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import Limits
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.trace import Trace

@@ -14,7 +14,8 @@ from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.run import RunOptions, run, serve
+from disagg_sim.simulation.run import run, serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.site import of_ranks, with_defaults
 from disagg_sim.simulation.wishes import Limits
 

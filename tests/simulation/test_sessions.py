@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from disagg_sim.simulation.policies.registry import policies
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import Sessions
 from disagg_sim.workload.trace import Trace
 from tests.simulation.sites import SIMPLE, deployment, served

@@ -13,7 +13,8 @@ from disagg_sim.simulation.classes import ServiceClass
 from disagg_sim.simulation.engine import Engine
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions, serve
+from disagg_sim.simulation.run import serve
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.request_columns import Labels, PrefixBlocks
 from disagg_sim.workload.trace import Trace
 

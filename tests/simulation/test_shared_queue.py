@@ -12,7 +12,7 @@ from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.policies.loads import ByRole, least_decode
 from disagg_sim.simulation.policy import Parts
 from disagg_sim.simulation.records import Outcome
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.wishes import SHARED, Batch, Flip, Leg, Limits, Role, Start, Stop
 
 TWO = deployment(prefill=2, decode=1)

@@ -21,7 +21,7 @@ from disagg_sim.simulation.failures import FailureEvent, Failures
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.layout import Mode
 from disagg_sim.simulation.kernel.step_table import StepTable
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.synthetic import drawn_pasts
 
 BOUND = 0.02

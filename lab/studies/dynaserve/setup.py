@@ -22,8 +22,8 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, ITL_PER_OCTAVE
 from disagg_sim.simulation.kv_link import LinkSpec
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.records import RunResult
-from disagg_sim.simulation.run import RunOptions
+from disagg_sim.simulation.run_options import RunOptions
+from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 from lab.studies.arrow.setup import SHAPES as SHAPES_OF_TRACES
