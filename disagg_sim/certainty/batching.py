@@ -89,15 +89,13 @@ def _kind_of(one: Designs, prompt: Prompt) -> tuple[Hashable, ...]:
     most = 4 ** int(np.ceil(np.log2(max(new / size, 1.0)) / 2)) if size else 0  # chunks of a prompt, a power of four
     same = prompt.tier, prompt.waits, prompt.lone, prompt.past > 0, most
     lengths = one.lengths if prompt.waits else (prompt.isl, prompt.past) if prompt.tier != HBM else None
-    return (*same, lengths, _leading(one, lone=prompt.lone) if one.mode == "piggyback" else None)
-
-
-def _leading(one: Designs, *, lone: bool) -> tuple[bool, bool]:
-    """Whether prefill has more tokens in any mixed step, and whether in all: ``mixed_step`` takes its kernels."""
-    chunk = np.maximum(one.mixed_chunk / one.mapping.dp_attn, 1.0) if lone else one.mixed_chunk
+    if one.mode != "piggyback":
+        return (*same, lengths, None)
+    # ``mixed_step`` takes the kernels of the phase with more tokens: prefill in any step, and in all
+    chunk = np.maximum(one.mixed_chunk / one.mapping.dp_attn, 1.0) if prompt.lone else one.mixed_chunk
     microbatches = np.minimum(one.mapping.pp, one.batch)
     leads = chunk / microbatches > np.ceil(one.batch / microbatches) * (1.0 + one.mapping.draft_tokens)
-    return bool(np.any(leads)), bool(np.all(leads))
+    return (*same, lengths, (bool(np.any(leads)), bool(np.all(leads))))
 
 
 def batched_times(designs: Sequence[Designs], under: Callable[[Setup], Setup]) -> list[Times]:

@@ -1,4 +1,4 @@
-"""Choose the answer to a question among the designs of its cases, and what is told beside it."""
+"""Choose the answer to a question among the designs of its cases, or name the limits that none keeps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.notebook import Shown
+from disagg_sim.planning.choices import host_of
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.infeasible import Rebuild, why_infeasible
-from disagg_sim.planning.limits import Demand
+from disagg_sim.planning.limits import Demand, Limit
+from disagg_sim.planning.pools import gpus_of
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.planning.ranking import NEAR, first_mode, is_simpler, ranked
 from disagg_sim.planning.sizing import Candidates, candidates, designs_at, most_of, most_rate, near_of
 from disagg_sim.planning.users import designs_of_users
+from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.serving.candidates import least
+from disagg_sim.units import GB
 
 #: Designs that are told beside the best. [1]
 RUNNERS_UP = 3
 #: Rates below the most that GPUs serve, in its parts, at which other designs for as many GPUs are looked for. [1]
 FEWER = (NEAR, 1.1, 1.25, 1.5, 2.0)
+#: Factors by which a limit is loosened in turn, until something keeps it. [1]
+LOOSER = (1.05, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0)
+#: Gives the choices of a case under other limits.
+Rebuild = Callable[[Candidates, Demand], Candidates]
 #: Gives a design, the same or one that holds its limits where this one does not; None where none does.
 Check = Callable[[Design], Design | None]
 
@@ -184,3 +194,63 @@ def rebuilt(options: PlanOptions) -> Rebuild:
         return found.with_costs_of(case)
 
     return rebuild
+
+
+def why_infeasible(case: Candidates, size: Size, rebuild: Rebuild) -> str:
+    """Name the limit that nothing keeps, and values that something does."""
+    where = f"{case.at.model.name} in {case.at.precision.name} on {case.at.system.name}"
+    if said := _of_memory(case.grids.decode) or _of_memory(case.grids.prefill):
+        return f"{where}: {said}"
+    work, told = case.work, []
+    fastest = least(case.grids.decode.latency, case.grids.decode.feasible)
+    if fastest > work.tpot.seconds:
+        told.append(f"no mapping decodes in the TPOT limit of {_ms(work.tpot)}; the best step is {_ms(fastest)}")
+    first = host_of(case.prefill_at) + least(case.grids.prefill.latency, case.grids.prefill.feasible)
+    if first > work.ttft.seconds:
+        told.append(
+            f"no mapping prefills a prompt in the TTFT limit of {_ms(work.ttft)}; the best pass with the host's share "
+            f"is {_ms(first)}"
+        )
+    if told:
+        return f"{where}: {'; '.join(told)}"
+    if size.gpus is not None:
+        pools = [case.colocated, *case.across]
+        smallest = min(
+            min((gpus_of(each) for each in case.colocated), default=math.inf),
+            sum(min((gpus_of(each) for each in choices), default=math.inf) for choices in case.across),
+        )
+        if any(map(len, pools)) and smallest > size.gpus:
+            return f"{where}: {size.gpus} GPUs are too few; the smallest deployment has {smallest:g}"
+    nearest = _nearest(case, size, rebuild)
+    return f"{where}: no number of instances keeps both limits with queueing{nearest}"
+
+
+def _of_memory(grid: PhaseGrid) -> str:
+    if not len(grid.mappings):
+        return f"no {grid.phase} layout that an engine can start"
+    if grid.feasible.any():
+        return ""
+    lacking = least(grid.memory_bytes - grid.memory_limit, np.ones_like(grid.feasible))
+    return f"no {grid.phase} mapping fits in memory; the closest lacks {lacking / GB:.1f} GB a GPU"
+
+
+def _nearest(case: Candidates, size: Size, rebuild: Rebuild) -> str:
+    """Limits, one loosened at a time, that a deployment keeps; in words."""
+    found = []
+    rate = size.rate or 1e-3
+    for name in ("ttft", "tpot"):
+        limit: Limit = getattr(case.work, name)
+        for factor in LOOSER:
+            looser = replace(limit, seconds=limit.seconds * factor)
+            work = replace(case.work, ttft=looser) if name == "ttft" else replace(case.work, tpot=looser)
+            other = rebuild(case, work)
+            if designs_at(other, rate):
+                found.append(f"a {name.upper()} limit of {_ms(looser)}")
+                break
+    return f"; {' or '.join(found)} would do" if found else ""
+
+
+def _ms(limit: Limit | float) -> str:
+    seconds = limit if isinstance(limit, float) else limit.seconds
+    text = f"{seconds:.3g} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+    return text if isinstance(limit, float) else f"{text} ({limit.percentile})"

@@ -32,7 +32,8 @@ class OneByOne(ColocatedChoice):
     @classmethod
     def of(cls, shared: ColocatedChoice) -> OneByOne:
         """The same instance with one seat; without a pipeline."""
-        alone = shared.host + shared.prefill_alone
+        held, (time, *_) = shared.steps.own
+        alone = shared.host + np.ceil(shared.nodes / held[0]) * time[0]  # beside no other sequence than its own
         if shared.loads is not None:  # one after the other with what they are of
             alone = alone + shared.loads.link + shared.loads.latency
         values = {each.name: getattr(shared, each.name) for each in fields(shared)}

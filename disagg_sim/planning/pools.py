@@ -274,12 +274,6 @@ class ColocatedChoice:
         """Rate of an instance whose steps are just in time, at the best number of sequences. [request/s]"""
         return self._in_time(self.steps.rates[self.steps.waits.index(self.hold_steps)])
 
-    @property
-    def prefill_alone(self) -> Floats:
-        """Prefill of each prompt beside no other sequence than its own, (lengths,). [s]"""
-        held, (time, *_) = self.steps.own
-        return np.asarray(np.ceil(self.nodes / held[0]) * time[0])
-
     def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
         mixing = self.steps.mixing(rate / instances, self.hold_steps)
         done = self.batch * mixing.steps / self.steps.each

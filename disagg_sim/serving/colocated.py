@@ -20,6 +20,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.kv_tiers import tier_of
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
+from disagg_sim.physics.residents import prefilling_in_passes
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS
 from disagg_sim.search.blocks import bound_codes
@@ -36,7 +37,6 @@ from disagg_sim.serving.colocation import (
     drafted_groups,
     points_of_search,
 )
-from disagg_sim.serving.pass_bytes import pass_bytes
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
 from disagg_sim.serving.slot_turnover import passes_in_gap
@@ -332,3 +332,24 @@ class _Scored:
         # whole prompts keep no up-projected past
         kept = [(cut.form if cut.chunk_tokens else "auto", cut.chunk_tokens) for cut in self.cuts]
         return pass_bytes(self.case, self.group, self.passes, kept)
+
+
+def pass_bytes(case: ColocatedCase, group: Group, passes: PassColumns, cuts: Sequence[tuple[str, int]]) -> list[Floats]:
+    """Find the bytes on the fullest GPU under each cut; residents and prompts are the same under all.
+
+    Takes ``cuts`` (0 = whole prompts). The result is of each cut (rows, sizes); ``passes.sized`` says which size a
+    column has [B].
+    """
+    mapping, first = group.mapping.narrowed(), np.unique(passes.sized, return_index=True)[1]
+    batch, prompts = (each[first].astype(float)[None, :] for each in (group.batch[passes.batch_index], passes.together))
+    prompt, deviations = case.lengths.prompt, case.at.profile.resident_deviations
+    chunks = list(dict.fromkeys(chunk for _, chunk in cuts))
+    forms = list(dict.fromkeys(form for form, _ in cuts))
+    # an axis in front holds the chunks
+    prefilling = prefilling_in_passes(mapping, prompts, prompt, np.array(chunks)[:, None, None], deviations)
+    shape = len(chunks), len(group.table), first.size
+    found = {
+        form: np.broadcast_to(each, shape)
+        for form, each in zip(forms, case.memory_bytes(mapping, batch, prefilling, forms), strict=True)
+    }
+    return [found[form][chunks.index(chunk)] for form, chunk in cuts]
