@@ -41,7 +41,10 @@ def table_text(
 ) -> str:
     """The lines that ``print_table`` prints."""
     table = Table(box=None, show_header=bool(header), padding=(0, 2, 0, 0), pad_edge=False)
-    body = [[_cell(cell) for cell in row] for row in rows]
+    body = [
+        [cell if isinstance(cell, Text) else Text(" ".join(printable(str(cell)).splitlines())) for cell in row]
+        for row in rows
+    ]
     for index in range(max((len(row) for row in body), default=len(header))):
         table.add_column(
             header[index] if index < len(header) else "",
@@ -73,7 +76,3 @@ def print_frame(table: pd.DataFrame) -> None:
     numeric = [i for i, column in enumerate(table.columns) if table[column].dtype.kind in "fi"]
     rows = [[f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.to_numpy().tolist()]
     print_table(rows, header=list(map(str, table.columns)), numeric=numeric)
-
-
-def _cell(value: object) -> Text:
-    return value if isinstance(value, Text) else Text(" ".join(printable(str(value)).splitlines()))

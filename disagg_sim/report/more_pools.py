@@ -61,9 +61,11 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
     head = f"{plan.total_gpus} GPUs: " if plan.members else "INFEASIBLE: "
     blocks = [_lines(_question(found)), _lines(f"{head}{plan.message}")]
     if plan.members:
+        rate = plan.request_rate
+        watts = watts_rows(facts.drawn, plan.total_gpus, rate, rate * found.lengths.mean_osl)
         blocks += [
             ScreenPart(tuple(_rows(found)), HEADER, (5, 6, 7)),
-            ScreenPart((*_facts(found), *_more_facts(found, facts))),
+            ScreenPart((*_facts(found), *price_rows(facts.prices), *watts)),
         ]
     told = [f"beside, on {names}: {_message(other)}" for names, other in found.others]
     told += [f"left out: {line}" for line in found.left_out]
@@ -181,12 +183,6 @@ def _facts(found: PlannedPools) -> Iterator[tuple[str, str, str]]:
         yield "price", f"{hour:,.2f} USD/h, {million}", f"{Trust.ASSUMED}: {rests}"
     watts = sum(stage.gpus * stage.setup.system.tdp for stage in found.stages)
     yield "energy", f"{tokens / watts:.3g} output tokens/J", f"{Trust.ASSUMED}: GPUs at their TDP"
-
-
-def _more_facts(found: PlannedPools, facts: PoolFacts) -> Iterator[tuple[str, str, str]]:
-    plan = found.plan
-    yield from price_rows(facts.prices)
-    yield from watts_rows(facts.drawn, plan.total_gpus, plan.request_rate, plan.request_rate * found.lengths.mean_osl)
 
 
 def pools_json(found: PlannedPools, run: ProofRun | None = None, facts: PoolFacts = NO_FACTS) -> PoolsJson:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,10 +203,6 @@ def draw_cells(cells: Cells, path: Path) -> None:
                 colour = "white" if strong else "#222222"
                 panel.text(column, row, text, ha="center", va="center", color=colour, fontsize=9)
         bar = figure.colorbar(image, ax=panel, shrink=0.8, label=cells.legend)
-        ticks = _ratio_ticks(cells.limit)
+        ticks = [each for each in (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0) if 1 / cells.limit <= each <= cells.limit]
         bar.set_ticks([math.log(tick) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
         save_png(figure, path)
-
-
-def _ratio_ticks(limit: float) -> Sequence[float]:
-    return [tick for tick in (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0) if 1 / limit <= tick <= limit]

@@ -8,7 +8,6 @@ from pathlib import Path
 from disagg_sim.atomic import leftovers
 from disagg_sim.errors import InputError
 from disagg_sim.sweep.index import read_index
-from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
 from disagg_sim.sweep.store import BlockState, Store
@@ -49,18 +48,14 @@ def check_store(root: Path) -> StoreReport:
     tables = {key.table for key in index.blocks}
     with locked(root, tables, reading=True):
         store.require_single(tables)
-        faults = [Fault(key.relative, _SAID[state]) for key, state in _states(store, index.blocks)]
+        states = [(key, store.state(key)) for key in index.blocks]
+        faults = [Fault(key.relative, _SAID[state]) for key, state in states if state is not BlockState.STORED]
         faults += [Fault(path.relative_to(root), "left by a writer that was killed") for path in leftovers(root)]
         if index.holds == "sweep":
             faults += _tables(root)
     files = {path for key in index.blocks if (path := store.path(key)).is_file()}
     size = sum(path.stat().st_size for path in files)
     return StoreReport(index.holds, len(index.blocks), len(files), size, tuple(dict.fromkeys(faults)))
-
-
-def _states(store: Store, keys: tuple[Key, ...]) -> list[tuple[Key, BlockState]]:
-    """Blocks that cannot be used."""
-    return [(key, state) for key in keys if (state := store.state(key)) is not BlockState.STORED]
 
 
 def _tables(root: Path) -> list[Fault]:

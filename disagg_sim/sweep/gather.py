@@ -39,7 +39,8 @@ class GatheredFront:
             self._parts.append(front)
             self._numbers.append(np.full(len(front), number))
         if len(self._parts) > WAITING:
-            self._merge()
+            joint, numbers, kept = self._kept()
+            self._parts, self._numbers = [joint.take(kept)], [numbers[kept]]
 
     def rows(self) -> pd.DataFrame:
         """The frontier, interactivity rising; without columns where no block has a point."""
@@ -48,10 +49,6 @@ class GatheredFront:
         joint, _, kept = self._kept()
         rising = np.argsort(joint[self._axes[0]].to_numpy(dtype=float)[kept], kind="stable")
         return joint.take(kept[rising]).reset_index(drop=True)
-
-    def _merge(self) -> None:
-        joint, numbers, kept = self._kept()
-        self._parts, self._numbers = [joint.take(kept)], [numbers[kept]]
 
     def _kept(self) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
         """All parts below one another, the number of the block of each row, and the rows that stay."""

@@ -17,7 +17,7 @@ from disagg_sim.certainty.extrapolation import OUTSIDE
 from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.cases import Case, origin_of
+from disagg_sim.sweep.cases import origin_of
 from disagg_sim.sweep.extra_columns import OWN_COLUMNS
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.keys import Key
@@ -246,7 +246,9 @@ def _collect_case(
             return _not_computed(mode, failed)
         key = plan.digest, mode.mode
         front, outside = fronts.get(key, pd.DataFrame()), beyond.get(key, _UNTOLD)
-        return _collect_mode(plan.case, mode, gathered, front, outside)
+        prefill, points = (gathered.tally(blocks) for blocks in (mode.prefill, mode.points))
+        said = "" if len(front) else verdict(plan.case, mode, prefill, points)
+        return ModeResult(plan=mode, frontier=front, prefill=prefill, points=points, verdict=said, outside=outside)
 
     modes = tuple(map(collected, plan.modes))
     return CaseResult(plan=plan, modes=modes, fits=fits_used(plan.case), pools=gathered.table(plan.pools))
@@ -259,11 +261,3 @@ def _not_computed(plan: ModePlan, failed: Mapping[Key, str]) -> ModeResult:
     return ModeResult(
         plan=plan, frontier=pd.DataFrame(), prefill=add_up(()), points=add_up(()), verdict=said, outside=_UNTOLD
     )
-
-
-def _collect_mode(
-    case: Case, plan: ModePlan, gathered: Gathered, front: pd.DataFrame, outside: pd.Series
-) -> ModeResult:
-    prefill, points = (gathered.tally(blocks) for blocks in (plan.prefill, plan.points))
-    said = "" if len(front) else verdict(case, plan, prefill, points)
-    return ModeResult(plan=plan, frontier=front, prefill=prefill, points=points, verdict=said, outside=outside)

@@ -44,9 +44,10 @@ def simulation_content(root: Path) -> Content:
         requests, samples = read_block(root / REQUESTS / name), read_block(root / SAMPLES / name)
         with as_content_faults(root / REQUESTS / name, "a run"):
             done = _latencies(requests)
+            step = max(1, -(-len(samples) // max(MOST_SAMPLES // len(summary), 1)))
             tables = {
                 "over_time": _over_time(done, requests, samples),
-                "samples": _thin(samples, MOST_SAMPLES // len(summary)),
+                "samples": samples.iloc[::step].reset_index(drop=True),
                 "spread": _spread(done),
             }
         for kind, table in tables.items():
@@ -97,7 +98,3 @@ def _spread(done: pd.DataFrame) -> pd.DataFrame:
     """Latencies at ``SHARES`` of the completed requests."""
     told = done[[*LATENCIES]].quantile(SHARES)
     return told.rename_axis("share").reset_index()
-
-
-def _thin(table: pd.DataFrame, most: int) -> pd.DataFrame:
-    return table.iloc[:: max(1, -(-len(table) // max(most, 1)))].reset_index(drop=True)
