@@ -9,18 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from disagg_sim.physics.distinct import distinct, distinct_rows, equal_rows
 from disagg_sim.physics.roofline import GridSums, Points, Sums
 from disagg_sim.physics.work import Numeric
-
-#: Share of all pairs of degrees and tokens from which on all are computed, as rows and columns that broadcast. [1]
-DENSE = 0.5
-#: Pairs below which leaving some out saves nothing, as measured. [1]
-FEW = 1024
 
 Result = TypeVar("Result", bound=tuple[Any, ...])
 
@@ -77,9 +72,7 @@ class DistinctCounts:
 
 
 class DistinctPairs:
-    """The distinct combinations of token counts, each a number or of shape (rows, batches); else as
-    ``DistinctCounts``.
-    """
+    """The distinct combinations of several token counts, each a number or of shape (rows, batches)."""
 
     def __init__(self, *arguments: Numeric, row: Any = None) -> None:
         self.arguments, self.given = arguments, row
@@ -102,8 +95,9 @@ def tabulate(
 ) -> Result:
     """Evaluate ``function(*degrees, *tokens, *others)`` at every point, computed once per distinct point.
 
-    Takes ``function`` (broadcasts, and returns a tuple, nested if it likes, of arrays), ``degrees`` of shape (rows, 1)
-    and ``levels`` (numbers are handed through [token]). The result is as the function returns it, each array of shape
+    Takes ``function`` (it broadcasts, and returns a tuple of arrays or of such tuples), ``degrees`` of shape (rows, 1),
+    ``levels`` of shape (rows, batches) [token], and ``others``: numbers, which the function gets as they are, columns
+    of shape (rows, 1), or points of shape (rows, batches). Returns what the function does, each array of shape
     (rows, batches).
 
     The function sees the two distinct counts alone:
@@ -124,30 +118,28 @@ def tabulate(
     columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
     columns += [each[:, 0] for each, own in zip(others, of_rows, strict=True) if own]
     first, row = distinct_rows([column for column in columns if np.ndim(column)], rows)
-    table = _Table.of(row, first.size, levels)
-    distinct = [table.of_degrees(column[first]) if np.ndim(column) else column for column in columns]
-    counts = [table.of_levels(count) for count in levels.counts]
+    distinct = [column[first][:, None] if np.ndim(column) else column for column in columns]
+    counts = [count[None, :] for count in levels.counts]
     tokens = len(counts) - sum(of_points)
     rest = iter(distinct[len(degrees) :]), iter(counts[tokens:])
     last = (
         next(rest[0]) if of_row else next(rest[1]) if of_point else each
         for each, of_row, of_point in zip(others, of_rows, of_points, strict=True)
     )
-    computed = function(*distinct[: len(degrees)], *counts[:tokens], *last)
-    start = row * levels.counts[0].size
+    table = function(*distinct[: len(degrees)], *counts[:tokens], *last)
+    shape = first.size, levels.counts[0].size
+    start = row * shape[1]
 
     def places(points: Points) -> Any:
         """Where points of the grid find their own in the table; None = all of them."""
         if points is None:
-            index = start[:, None] + levels.position[levels.row]
-        else:
-            rows, columns = points
-            index = start[rows] + levels.position[levels.row[rows], columns]
-        return index if table.place is None else table.place.take(index)
+            return start[:, None] + levels.position[levels.row]
+        rows, columns = points
+        return start[rows] + levels.position[levels.row[rows], columns]
 
     def take(values: Any, index: Any) -> Any:
         """A number is the same at all points."""
-        return values if np.ndim(values) == 0 else np.broadcast_to(values, table.shape).ravel().take(index)
+        return values if np.ndim(values) == 0 else np.broadcast_to(values, shape).ravel().take(index)
 
     every = places(None)
 
@@ -159,37 +151,5 @@ def tabulate(
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
         return take(part, every)
 
-    found: Result = spread(computed)
+    found: Result = spread(table)
     return found
-
-
-class _Table(NamedTuple):
-    """Pairs of distinct degrees and token counts at which a function is computed: all, or those that a grid needs."""
-
-    shape: tuple[int, int]
-    pair: tuple[Any, Any] | None  # degrees and count of each, (pairs,) each; None = all pairs
-    place: Any  # of every pair in these, one degree after the other
-
-    @classmethod
-    def of(cls, row: Any, degrees: int, levels: DistinctCounts | DistinctPairs) -> _Table:
-        """Those of rows with the degrees of place ``row``."""
-        whole = degrees, levels.counts[0].size
-        if degrees == 1 or degrees * whole[1] < FEW:
-            return cls(whole, None, None)
-        needed = np.zeros(whole, dtype=bool)
-        _, once = np.unique(row * len(levels.position) + levels.row, return_index=True)
-        needed[row[once][:, None], levels.position[levels.row[once]]] = True
-        chosen = np.flatnonzero(needed)
-        if chosen.size > DENSE * needed.size:
-            return cls(whole, None, None)
-        place = np.zeros(needed.size, dtype=np.intp)
-        place[chosen] = np.arange(chosen.size)
-        return cls((1, chosen.size), np.divmod(chosen, whole[1]), place)
-
-    def of_degrees(self, values: Any) -> Any:
-        """Distinct degrees at every pair, which broadcast with ``of_levels``."""
-        return values[:, None] if self.pair is None else values[self.pair[0]][None, :]
-
-    def of_levels(self, values: Any) -> Any:
-        """Distinct counts at every pair."""
-        return values[None, :] if self.pair is None else values[self.pair[1]][None, :]

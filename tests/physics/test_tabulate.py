@@ -41,15 +41,6 @@ def test_a_table_is_what_the_function_finds_at_every_point(degrees, batches):
     np.testing.assert_array_equal(sums.compute, tokens * column(degrees))
 
 
-def test_pairs_that_no_point_needs_are_left_out():
-    """Rows of their own degree and their own tokens need the diagonal of the table alone."""
-    degrees = column(range(1, 65))
-    function, tokens = Counted(), 8 * degrees + np.zeros((1, 2))
-    time, _ = tabulate(function, (degrees,), DistinctCounts(tokens))
-    assert function.calls == [64]
-    np.testing.assert_array_equal(time, np.sqrt(tokens) / degrees)
-
-
 @given(DEGREES, BATCHES)
 def test_what_a_function_takes_beside_tokens_may_differ_by_row_or_by_point(degrees, batches):
     """A number goes to the function as it is; a column is one more degree; points are one more count."""

@@ -198,7 +198,7 @@ def test_one_failure_stops_all_that_share_a_node():
 
 
 def test_links_of_a_pool_fail_where_its_deployment_leaves_the_nvlink_domain():
-    """Two pools of 4 GPUs share a domain of 8; with 5 more instances each hands caches over NICs, which fail, too."""
+    """Two instances fit into an NVLink domain of 8; a pool that fills it sends caches over NICs, which fail, too."""
     best = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40).best
     (one,) = {pool.setup.system.nvlink_domain for pool in best.pools}
     pool = replace(best.pools[0], instances=1, spares=0)
