@@ -19,6 +19,7 @@ class SourceNames:
     boards: Mapping[str, str]  # part of a board's name -> system, where a family has several
     other_boards: tuple[str, ...]  # boards that carry such a name but not its chip, power or links
     engines: Mapping[str, str]  # part of a framework's name -> engine
+    other_benchmarks: tuple[str, ...]  # parts of a framework cell that ran another benchmark than the row's
     old_engines: Mapping[str, str]  # engine -> its profile as it was before 2025
     expert_kernels_of: Mapping[str, str]  # engine and version -> engine whose kernel of experts such a run has
     source_engines: Mapping[str, str]  # start of the name of a source that names no engine -> engine
@@ -51,8 +52,16 @@ def derived_from(checkpoint: str) -> str:
 
 
 def engine_named(text: str) -> str:
-    """Engine of a framework as a source writes it; "" where there is none."""
-    return _first(text, names().engines)
+    """Engine of a framework as a source writes it; "" where there is none.
+
+    Of a list, parts that ran another benchmark do not count:
+
+    >>> engine_named("TensorRT-LLM feat/1.2-mlpinf, vLLM CentML:mlperf-inf-mm-q3vl-v6.0")
+    'trtllm'
+    """
+    parts = text.split(",")
+    own = [part for part in parts if not any(word in part.lower() for word in names().other_benchmarks)]
+    return _first(",".join(own), names().engines)
 
 
 def source_engine(source: str) -> str:

@@ -82,6 +82,26 @@ ARGONNE = {
     "ttft_latency_s": "",
 }
 
+MLPERF = {
+    "row_id": "m",
+    "mlperf_id": "6.0-0001",
+    "submitter": "Somebody",
+    "division": "closed",
+    "hardware": "NVIDIA GB300",
+    "gpu_family": "GB300",
+    "gpus_total": 72,
+    "model": "deepseek-r1",
+    "precision_weights": "fp4",
+    "framework": "TensorRT 10.14, CUDA 13.1",
+    "scenario": "Server",
+    "samples_per_s": 100.0,
+    "tokens_per_sample_out": 3750.0,
+    "value": 375_000.0,
+    "slo_ttft_ms": 2000.0,
+    "slo_tpot_ms": 80.0,
+    "tpot_p50_ms": 60.0,
+}
+
 
 def write(path: Path, *lines: dict) -> Path:
     with path.open("w", newline="", encoding="utf-8") as stream:
@@ -151,6 +171,14 @@ def test_saturated_by_memory_by_flag_and_by_waiting(tmp_path):
     lines = [calm, calm | {"concurrency": 60_000}, calm | {"qa_flag": "check"}, calm | {"ttft_median_ms": 30_000}]
     table = evaluate(read_rows(write(tmp_path / "x.csv", *lines)))
     assert table[table["quantity"] == "tpot"]["saturated"].tolist() == [False, True, True, True]
+
+
+def test_the_engine_of_an_mlperf_row_is_the_one_that_ran_its_model(tmp_path):
+    """A v6.0 cell lists the software of all benchmarks of a submission; its vLLM ran Qwen3-VL."""
+    cell = "TensorRT 10.14, CUDA 13.1, TensorRT-LLM feat/1.2-mlpinf, vLLM CentML:mlperf-inf-mm-q3vl-v6.0"
+    cells = (cell, "vLLM 0.10.0, RHEL 9.6", "LLM-D v0.5.0 ,OpenShift 4.21", "TensorRT 10.14, CUDA 13.1")
+    rows = read_rows(write(tmp_path / "x.csv", *(MLPERF | {"framework": each} for each in cells)))
+    assert [row.engine for row in rows] == ["trtllm", "vllm", "vllm", "trtllm"]
 
 
 def test_the_split_follows_the_configuration_not_the_load(tmp_path):
