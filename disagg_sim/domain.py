@@ -29,8 +29,6 @@ class ServingMode(StrEnum):
     PIGGYBACK = "piggyback"
 
 
-#: Largest seed of a random stream: tables keep it in 64 bits, and nobody needs more. [1]
-MOST_SEED = 2**32
 #: Largest instance without a pipeline, least NVLink domain that one may fill instead, largest with a pipeline. [1]
 MAX_INSTANCE_GPUS = 64
 MAX_DOMAIN_GPUS = 72

@@ -19,6 +19,7 @@ from disagg_sim.extras import EXTRAS
 ROOT = Path(disagg_sim.__file__).parent
 LAB = ROOT.parent / "lab"
 SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet", "memory", "reading"}
+SHARED |= {"choices"}
 #: Rooms that the laboratory, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
@@ -26,6 +27,7 @@ ABOVE |= {"workload", "planning", "launch"}
 ALLOWED = {
     "units": set(),
     "errors": set(),
+    "choices": set(),
     "extras": set(),
     "notebook": set(),
     "domain": set(),
@@ -58,6 +60,7 @@ ALLOWED = {
 PACKAGES = {
     "units": set(),
     "errors": set(),
+    "choices": set(),
     "extras": set(),
     "notebook": set(),
     "domain": {"numpy"},

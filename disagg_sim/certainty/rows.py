@@ -18,6 +18,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
+from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import DEGREES, SHARDING, Sharding
 from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
@@ -29,7 +30,7 @@ from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.setup import Setup, engine_names, setup
 from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import CASE_COLUMNS, NO_SPECULATION, THROUGHPUT, with_unsaid
-from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths_at, uneven, with_cached
+from disagg_sim.workload.lengths import Lengths, lengths_at, uneven, with_cached
 from disagg_sim.workload.named import lengths_named, ranks_parted
 from disagg_sim.workload.prefixes import constant_named, parted
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from disagg_sim.choices import LAUNCHERS, OBJECTIVES, PHASES
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.yaml_files import DIRECTORIES, list_specs
 from disagg_sim.laboratory import lab_folder
@@ -34,9 +35,9 @@ VALUES: Mapping[str, str | tuple[str, ...]] = {
     "precision": "precision",
     "profile": "profile",
     "engine": "engine",
-    "emit": ("dynamo", "vllm", "sglang", "trtllm", "llm-d"),
-    "objective": ("gpus", "throughput", "usd", "watt", "joule"),
-    "phase": ("prefill", "decode", "colocated", "piggyback"),
+    "emit": LAUNCHERS,
+    "objective": tuple(OBJECTIVES),
+    "phase": PHASES,
     "device": ("cuda", "cpu"),
     "study": ("beyond-the-buzz", "arrow", "dopd", "dynaserve"),
 }

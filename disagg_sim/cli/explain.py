@@ -18,8 +18,9 @@ from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
+from disagg_sim.choices import EVEN_RANKS, FAILURES, MORE_PHASES, NOT_HELD, PHASES, RANK_IMBALANCES
 from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.explain_pools import MORE_PHASES, OF_TABLE, explain_pool, refuse_given, refuse_of_tables, refused
+from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool, refuse_given, refuse_of_tables, refused
 from disagg_sim.cli.plan_pools import INFEASIBLE
 from disagg_sim.cli.quantities import reader, share
 from disagg_sim.cli.tables import print_table
@@ -57,7 +58,7 @@ from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid
-from disagg_sim.serving.availability import FAILURES, Spares
+from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.colocated import colocated
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
@@ -67,14 +68,10 @@ from disagg_sim.sweep.blocks import read_block
 from disagg_sim.sweep.compare import read_frontier
 from disagg_sim.sweep.kv_links import HandedOver, handed_over
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
+from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.prefixes import reuse_text
 
-#: What ``--phase`` may say.
-PHASES = ("prefill", "decode", "colocated", "piggyback")
-#: What ``--hold-prompts`` is unless said.
-NOT_HELD = "none"
 #: Why prompts of another phase are not held back.
 _WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
 #: Characters of the longest bar.

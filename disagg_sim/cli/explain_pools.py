@@ -10,6 +10,7 @@ import typer
 
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
+from disagg_sim.choices import ENCODE
 from disagg_sim.cli.plan_pools import INFEASIBLE, images_of
 from disagg_sim.cli.tables import print_table
 from disagg_sim.domain import Sharding
@@ -25,8 +26,6 @@ from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.units import GB, MB
 from disagg_sim.workload.lengths import Lengths
 
-#: Phases that are pools beside prefill and decode.
-ATTENTION_FFN, ENCODE = MORE_PHASES = ("attention_ffn", "encode")
 HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
 #: Options of a design by hand, and what a table says in their place.

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.choices import LAUNCHERS
 from disagg_sim.cli.explain import chosen_row, read_points
 from disagg_sim.cli.explain_pools import OF_TABLE, refuse_given
 from disagg_sim.errors import InputError, nearest
-from disagg_sim.launch.expressible import LAUNCHERS
 from disagg_sim.launch.launch import launch as launched
 from disagg_sim.launch.launch import lines_of
 

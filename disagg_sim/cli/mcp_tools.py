@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from disagg_sim.certainty.rows import Origin
+from disagg_sim.choices import EVEN_RANKS, FAILURES, POOLS, RANK_IMBALANCES
 from disagg_sim.cli.compare import causes_of
 from disagg_sim.cli.explain import breakdown_of, by_hand, mapping_by_hand, reuse_by_hand
 from disagg_sim.cli.plan import cached_work, memory_of, token_prices_of, work_of
@@ -43,9 +44,7 @@ from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
 from disagg_sim.report.more_pools import pools_json
 from disagg_sim.report.plan import PlanExtras, plan_json
 from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, PoolsJson, SimulateJson, SweepJson
-from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
@@ -53,7 +52,7 @@ from disagg_sim.sweep.compare import compare_frontiers, read_frontier
 from disagg_sim.sweep.plan import plan_sweep
 from disagg_sim.sweep.spec import load_sweep
 from disagg_sim.units import GB, asked_quantity
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, uneven, with_cached
+from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.synthetic import synthetic_trace
 from disagg_sim.workload.trace import Trace
 

@@ -10,35 +10,44 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.certainty.token_prices import TokenPrices
+from disagg_sim.choices import (
+    EVEN_RANKS,
+    FAILURES,
+    HEADROOM,
+    HELD,
+    LAUNCHERS,
+    MOST_HEADROOM,
+    MOST_SEED,
+    MOST_SKEW,
+    OBJECTIVES,
+    POOLS,
+    RANK_IMBALANCES,
+)
 from disagg_sim.cli.cached import asked_reuse
 from disagg_sim.cli.plan_pools import INFEASIBLE, PoolsOutput, answer_pools, of_more_pools, pools_question, refused
 from disagg_sim.cli.quantities import gb_per_s, per_s, reader, share
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.cli.workers import Offline
-from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError, as_float, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import list_specs, load_model, load_traffic
-from disagg_sim.facts.profile import MOST_SKEW
 from disagg_sim.facts.traffic import HBM, TrafficCase
-from disagg_sim.launch.expressible import LAUNCHERS, engines_of, expressible
+from disagg_sim.launch.expressible import engines_of, expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance, surer
 from disagg_sim.planning.energy import Drawn, drawn
 from disagg_sim.planning.flips import changes_of
-from disagg_sim.planning.limits import HEADROOM, TPOT, TTFT
+from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.plan import plan as planned
 from disagg_sim.planning.prices import planned_prices
-from disagg_sim.planning.question import HELD, MOST_HEADROOM, OBJECTIVES, OWN, PlanOptions, Size
+from disagg_sim.planning.question import OWN, PlanOptions, Size
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.report.plan import PlanExtras, changes, plan_json, screen, write_plan
 from disagg_sim.search.prefixes import GpuCaches
-from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import JOULE
-from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.units import GB, parse_quantity
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES, Lengths, lengths, with_cached
+from disagg_sim.workload.lengths import Lengths, lengths, with_cached
 from disagg_sim.workload.named import traffic_case
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import Trace

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from disagg_sim.choices import EVEN_RANKS, TWO
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.traffic import TrafficCase
@@ -20,8 +21,8 @@ from disagg_sim.planning.pool_facts import PoolFacts, drawn_of_pools, prices_of_
 from disagg_sim.planning.pools_plan import PlannedPools, PoolsQuestion, plan_more_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.more_pools import played_screen, pools_json, pools_screen, write_pools
-from disagg_sim.serving.pool_names import TWO, Images
-from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
+from disagg_sim.serving.pool_names import Images
+from disagg_sim.workload.lengths import Lengths, lengths, uneven
 from disagg_sim.workload.trace import Trace
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
+from disagg_sim.choices import MOST_SEED
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
 from disagg_sim.cli.workers import Address, Backend, cores
-from disagg_sim.domain import MOST_SEED
 from disagg_sim.report.documents import simulate_json
 from disagg_sim.report.perfetto import write_perfetto
 from disagg_sim.report.run_energy import ENERGY_HEADER, write_run_energy

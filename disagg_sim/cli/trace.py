@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from disagg_sim.choices import MOST_SEED
 from disagg_sim.cli.quantities import per_s
 from disagg_sim.cli.tables import print_table
-from disagg_sim.domain import MOST_SEED
 from disagg_sim.errors import InputError
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics, trace_statistics

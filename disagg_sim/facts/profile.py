@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from disagg_sim.choices import MOST_SKEW
 from disagg_sim.errors import InputError, as_float
 from disagg_sim.facts.faults import source_faults
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Quantity, Range, Written, keys_of, validate
@@ -17,7 +18,6 @@ from disagg_sim.units import GB
 
 _Time = Annotated[float, Quantity("s", 0.0, 1.0)]
 _Efficiency = Annotated[float, Range(1e-6, 1.0)]
-MOST_SKEW = 3.0  # coefficient of variation of the popularity of experts [1]
 _Skew = Annotated[float, Range(0.0, MOST_SKEW)]
 _Deviations = Annotated[float, Range(0.0, 10.0)]
 _Imbalance = Annotated[float, Range(1.0, 100.0)]

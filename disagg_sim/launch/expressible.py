@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from disagg_sim.choices import LAUNCHERS
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.facts.engine import hold_settings
 from disagg_sim.facts.load import load_launcher
@@ -27,8 +28,6 @@ ORCHESTRATORS = {"dynamo": tuple(ENGINES), "llm_d": ("vllm",)}
 LATENT = ("mla", "dsa")
 #: Formats of weights whose checkpoints may name one of the KV cache, as those of ModelOpt do (``kv_cache_quant_algo``).
 OWN_CACHES = ("fp8", "nvfp4")
-#: What ``launch`` takes as its engine, as users write it.
-LAUNCHERS = ("dynamo", "vllm", "sglang", "trtllm", "llm-d")
 
 
 def expressible(deployment: Any, engine: str, *, backend: str = "") -> tuple[str, ...]:

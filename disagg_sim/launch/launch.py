@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from disagg_sim.atomic import require_own, write_text
+from disagg_sim.choices import LAUNCHERS
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_launcher
 from disagg_sim.facts.yaml_files import canonical_name
@@ -22,7 +23,7 @@ from disagg_sim.launch.engines import (
     lacking,
     tier_bytes,
 )
-from disagg_sim.launch.expressible import LAUNCHERS, backend_of, degrees_of, expressible
+from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of

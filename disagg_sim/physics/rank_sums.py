@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats
+from disagg_sim.choices import RANK_ROUTINGS
 from disagg_sim.domain import ByValue
 
 #: How requests find their attention rank.
-LEAST_LOAD, ROUND_ROBIN, RANDOM = RANK_ROUTINGS = ("least_load", "round_robin", "random")
+LEAST_LOAD, ROUND_ROBIN, RANDOM = RANK_ROUTINGS
 #: Values of a sum at which its distribution is found. [1]
 VALUES = 4096
 #: Half of the window that they lie in: standard deviations of the sum. [1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from disagg_sim.choices import HEADROOM
 from disagg_sim.errors import InputError, above_zero, quoted
 from disagg_sim.units import BARE, asked_quantity
 from disagg_sim.workload.lengths import Lengths
@@ -30,9 +31,6 @@ class Limit:
         return f"p{self.share * 100:g}"
 
 
-#: Share of its rate that a pool could serve beside it, where nothing is said: closed forms are right on average, and a
-#: run of some thousand requests has more or less luck (chosen). [1]
-HEADROOM = 0.03
 #: Limits of a plan that names none.
 TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)
 

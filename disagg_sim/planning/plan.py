@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.errors import InputError, MissingExtraError, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures
@@ -26,7 +27,7 @@ from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
-from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, uneven
+from disagg_sim.workload.lengths import Lengths, uneven
 from disagg_sim.workload.lengths import lengths as lengths_of
 from disagg_sim.workload.trace import Trace
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from disagg_sim.choices import POOLS, TWO
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, check_kinds, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
@@ -31,7 +32,7 @@ from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import PhaseGrid
 from disagg_sim.search.splits import SplitGrid, split_grid
 from disagg_sim.serving.costs import costs_of_gpus
-from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
+from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.pool_program import MatchOptions
 from disagg_sim.serving.pools import Candidates, Member, PoolsPlan, plan_pools
 from disagg_sim.simulation.instance_variants import ffn_of
@@ -47,7 +48,7 @@ class PoolsQuestion:
     Of ``prefill`` and ``decode`` alone, the plan is that of ``ds.plan``, with the same limits of requests.
     """
 
-    pools: tuple[str, ...]  # of ``serving.pool_names.POOLS``
+    pools: tuple[str, ...]  # of ``choices.POOLS``
     size: Size  # a rate or GPUs
     images: Images | None = None  # of a request; None = no encode pool
     ttft: Limit = TTFT  # of requests, encoding included; seconds, or "500 ms@p99"
@@ -92,7 +93,7 @@ class PoolsQuestion:
 class PoolInstances:
     """Equal instances of one pool; attention and feed-forward ranks of an instance are a pool each."""
 
-    pool: str  # of ``serving.pool_names.POOLS``
+    pool: str  # of ``choices.POOLS``
     instances: int  # [1]
     gpus: int  # of all of them [1]
     setup: Setup = field(repr=False)

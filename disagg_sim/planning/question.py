@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from disagg_sim.choices import EVEN_RANKS, FAILURES, HEADROOM, HELD, MOST_HEADROOM, OBJECTIVES, RANK_IMBALANCES
 from disagg_sim.errors import (
     DisaggSimError,
     InputError,
@@ -22,15 +23,11 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.planning.limits import HEADROOM
-from disagg_sim.serving.availability import FAILURES, check_target
-from disagg_sim.serving.costs import JOULE, Per
+from disagg_sim.serving.availability import check_target
+from disagg_sim.serving.costs import Per
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.workload.trace import Trace
 
-#: What a plan minimises, or is best at: GPUs (output tokens over GPUs), price, power at the TDP, or what GPUs draw.
-OBJECTIVES = {"gpus": "gpu", "throughput": "gpu", "usd": "usd", "watt": "watt", "joule": JOULE}
 #: In place of names of systems: all that are shipped and have fits.
 ANY = "any"
 #: Recipes in the order in which they are taken where none is named: the first whose arithmetic the GPU has.
@@ -39,12 +36,6 @@ USUAL_PRECISIONS = ("nvfp4_fp8kv", "fp8", "bf16")
 MXFP4_MODELS, MXFP4 = "gpt_oss", "mxfp4"
 #: Most GPUs that are planned for. [1]
 MOST_GPUS = 100_000
-#: Most headroom: a pool of eleven times the size that its rate needs. [1]
-MOST_HEADROOM = 10.0
-
-
-#: How long prompts are held back where nothing else is said.
-HELD = "tuned"
 #: In place of an engine that mappings must suit: that of the times.
 OWN = "own"
 
@@ -71,7 +62,7 @@ class PlanOptions:
     failures: str = FAILURES  # name or path of a file of failure rates (``hw_specs/failures/``)
     speculation: Speculation | None = None  # drafter of all instances, and the numbers of drafts that compete
     set_aside: float = 0.0  # of each GPU of instances that prefill, for prompts between requests [B]
-    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
+    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``choices.RANK_IMBALANCES``
     hold_prompts: str | int = HELD  # most decode steps that prompts of co-located instances wait until every
     # attention rank has one; or "none", or "tuned", as far as that saves GPUs and the engine can [1]
     headroom: float = HEADROOM  # share of the rate that every pool could serve beside it [1]

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainValidator
 
-from disagg_sim.domain import MOST_SEED, Slo
+from disagg_sim.choices import MOST_SEED
+from disagg_sim.domain import Slo
 from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for

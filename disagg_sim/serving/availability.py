@@ -25,8 +25,6 @@ from disagg_sim.errors import InputError, as_float, quoted
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 
-#: Failure rates where none are named.
-FAILURES = "llama_3_405b"
 #: Most spare instances of a pool that are tried. [1]
 MOST_SPARES = 1000
 #: Share of time below which a pool is taken to be never short. [1]

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from disagg_sim.choices import TWO
 from disagg_sim.errors import check_kinds
 from disagg_sim.facts.load import load_model
 from disagg_sim.facts.model import ModelSpec
-
-#: Pools in the order in which a request passes them; the last two decode together.
-POOLS = ("encode", "prefill", "decode", "attention", "ffn")
-#: The pools of a text model whose layers stay whole.
-TWO = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Floats
+from disagg_sim.choices import POOLS
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.encoder import EncodeStep
@@ -19,7 +20,6 @@ from disagg_sim.search.splits import SplitGrid, SplitInstance
 from disagg_sim.serving.candidates import check_same_case
 from disagg_sim.serving.costs import Per, costs_of_gpus
 from disagg_sim.serving.integer_program import Choices
-from disagg_sim.serving.pool_names import POOLS
 from disagg_sim.serving.pool_options import EncodeSide, GridSide, SplitSide
 from disagg_sim.serving.pool_program import MOST_GPUS, NAN, USUAL, Goal, MatchOptions, PoolCounts, fill_pools
 

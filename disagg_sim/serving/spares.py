@@ -21,13 +21,14 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats, Ints
+from disagg_sim.choices import FAILURES
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.facts.failures import FailureSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_failures, load_system
 from disagg_sim.physics.power import power_of
-from disagg_sim.serving.availability import FAILURES, MOST_SPARES, NEVER, Blast, blast_of, check_target
+from disagg_sim.serving.availability import MOST_SPARES, NEVER, Blast, blast_of, check_target
 from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE, Per, check_per, costs_of_gpus, throughput_of
 from disagg_sim.serving.points import THROUGHPUT, Column
 

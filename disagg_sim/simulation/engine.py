@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from disagg_sim.domain import MOST_SEED
+from disagg_sim.choices import MOST_SEED
 from disagg_sim.errors import InputError, whole_number
 
 #: What happens at one time happens in this order; a smaller number comes first. [1]

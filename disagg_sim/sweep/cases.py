@@ -16,6 +16,7 @@ from typing import Any
 
 from disagg_sim.certainty.energy import COLUMNS_PER
 from disagg_sim.certainty.rows import ASSUMED, Origin
+from disagg_sim.choices import TWO
 from disagg_sim.domain import MAX_PIPELINE_GPUS, ServingMode
 from disagg_sim.facts import load
 from disagg_sim.facts.hardware import KvTier, SystemSpec
@@ -25,7 +26,7 @@ from disagg_sim.physics.setup import Setup, engine_name, setup
 from disagg_sim.serving.colocation import ColocatedCase as SharedCase
 from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.points import THROUGHPUT
-from disagg_sim.serving.pool_names import TWO, Images
+from disagg_sim.serving.pool_names import Images
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.serving_options import NOTHING, ServingOptions

@@ -13,12 +13,12 @@ from functools import cache, partial
 from importlib.metadata import version
 
 from disagg_sim.arrays import Ints
+from disagg_sim.choices import TWO
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import UnknownNameError, nearest
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis
 from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.piggyback import count_piggyback
-from disagg_sim.serving.pool_names import TWO
 from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
 from disagg_sim.sweep.digests import code_digest, digest_of
 from disagg_sim.sweep.inputs import Inputs, SpecFile, inputs_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
+from disagg_sim.choices import FAILURES
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
-from disagg_sim.serving.availability import FAILURES
 from disagg_sim.serving.costs import Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainValidator, Tag, WrapValidator
 
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
+from disagg_sim.choices import EVEN_RANKS, MOST_SKEW, POOLS, RANK_IMBALANCES, TWO
 from disagg_sim.domain import ServingMode
 from disagg_sim.domain import Sharding as Mappings
 from disagg_sim.errors import DisaggSimError, SpecError
@@ -24,7 +25,7 @@ from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import expected, faults_of_call, require_few
 from disagg_sim.facts.hardware import KvTier
-from disagg_sim.facts.profile import MOST_SKEW, skewed_profile
+from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.schema import (
     Axis,
     Named,
@@ -51,7 +52,7 @@ from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.colocation import TTL_MEASURES, Colocation
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
-from disagg_sim.serving.pool_names import POOLS, TWO, Images, pool_faults
+from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.prefill_delay import delays_to_try
 from disagg_sim.sweep.entries import ratio
 from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, ExtraColumns
@@ -60,7 +61,6 @@ from disagg_sim.sweep.serving_options import NOTHING, ServedKeys, ServingOptions
 from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
 from disagg_sim.sweep.turns import TierKeys
 from disagg_sim.units import GB
-from disagg_sim.workload.lengths import EVEN_RANKS, RANK_IMBALANCES
 
 #: The first has two pools; in the others every instance does both phases.
 MODES = tuple(mode.value for mode in ServingMode)
@@ -166,7 +166,7 @@ class SweepSpec:
     per: str = "gpu"  # what throughput is divided by, of ``certainty.energy.COLUMNS_PER``
     prices: tuple[tuple[str, float], ...] = ()  # (system, price of a GPU) in place of the market's [USD/h]
     block_points: int = BLOCK_POINTS  # design points of one block, about [1]
-    pool_names: tuple[str, ...] = TWO  # that a request passes, of ``serving.pools.POOLS``
+    pool_names: tuple[str, ...] = TWO  # that a request passes, of ``choices.POOLS``
     images: Images | None = None  # of a request, for an encode pool
     speculations: tuple[str, ...] = ("",)  # curve, or method and acceptance; "" = no speculative decoding
     draft_tokens: tuple[int, ...] = ()  # numbers that are tried; () = all positions of the acceptance [token]

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Tag
 
+from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.facts import load
 from disagg_sim.facts.faults import expected
 from disagg_sim.facts.schema import Axis, Range, Strict, Written, distinct, one_of
 from disagg_sim.facts.traffic import ConstantLength, ConstantShare, Reuse, TierShares, TrafficCase
 from disagg_sim.sweep.turns import TurnKeys, Turns
-from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, lengths, uneven
+from disagg_sim.workload.lengths import Lengths, lengths, uneven
 from disagg_sim.workload.named import RANKS_SUFFIX
 from disagg_sim.workload.prefixes import reuse_text
 from disagg_sim.workload.turns import TurnCaches, turn_lengths, turns_text
@@ -33,7 +34,7 @@ class Traffic:
     cached: Reuse | None = None  # what caches hold of the prompts; None = what the law says, or nothing
     turns: Turns | None = None  # sessions of the law, whose turns are the requests
     met: TurnCaches | None = None  # the caches of ``turns``, counted in tokens of a model
-    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``workload.lengths.RANK_IMBALANCES``
+    rank_imbalance: str = EVEN_RANKS  # how requests find their DP rank, of ``choices.RANK_IMBALANCES``
 
     @property
     def shape(self) -> tuple[int, int]:

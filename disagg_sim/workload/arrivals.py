@@ -34,7 +34,7 @@ from typing import Protocol
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import MOST_SEED
+from disagg_sim.choices import MOST_SEED
 from disagg_sim.errors import InputError, above_zero, whole_number
 from disagg_sim.workload.trace import MOST_REQUESTS, too_many
 

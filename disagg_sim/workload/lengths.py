@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from disagg_sim.arrays import Floats
+from disagg_sim.choices import EVEN_RANKS, RANK_IMBALANCES
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
@@ -43,7 +44,7 @@ from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, 
 from disagg_sim.notebook import Shown
 from disagg_sim.physics.piece_loads import PieceLoads
 from disagg_sim.physics.rank_load import RankLoad, RankLoads, RestLoads
-from disagg_sim.physics.rank_sums import RANDOM, RANK_ROUTINGS, RequestLaw, request_law
+from disagg_sim.physics.rank_sums import RANDOM, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution
 from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
@@ -54,9 +55,6 @@ from disagg_sim.workload.trace import Trace
 SCORE_LIMIT = 6.0
 #: ... at this many places.
 SCORES = 2049
-#: Where DP ranks count as even, and all words for how unequal they are.
-EVEN_RANKS = "even"
-RANK_IMBALANCES = (EVEN_RANKS, *RANK_ROUTINGS)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

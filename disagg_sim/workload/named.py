@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.load import list_specs, load_traffic
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.facts.yaml_files import is_path
-from disagg_sim.workload.lengths import EVEN_RANKS, Lengths, constant_lengths, lengths, uneven, with_cached
+from disagg_sim.workload.lengths import Lengths, constant_lengths, lengths, uneven, with_cached
 from disagg_sim.workload.prefixes import constant_named, parted
 from disagg_sim.workload.turns import turn_lengths, turns_of
 
@@ -19,7 +20,7 @@ def lengths_named(name: str) -> Lengths:
 
     Takes ``name`` (the traffic, for its first case; ``NAME_1`` for its second, and so on; or ``ISL/OSL``. Behind that
     may stand what is cached, as ``prefixes.reuse_text`` writes it, or what turns of sessions meet
-    (``turns.turns_text``), and last ``RANKS_SUFFIX`` and one of ``rank_sums.RANK_ROUTINGS``).
+    (``turns.turns_text``), and last ``RANKS_SUFFIX`` and one of ``choices.RANK_ROUTINGS``).
     """
     plain, rank_imbalance = ranks_parted(name)
     try:
@@ -40,7 +41,7 @@ def lengths_named(name: str) -> Lengths:
 def ranks_parted(name: str) -> tuple[str, str]:
     """Part the name of a traffic in the tables of a sweep from how unequal its ranks are.
 
-    Returns the traffic without it, and of ``lengths.RANK_IMBALANCES``.
+    Returns the traffic without it, and of ``choices.RANK_IMBALANCES``.
 
     >>> ranks_parted("16384/2048/cached0.9/ranks_random"), ranks_parted("chat")
     (('16384/2048/cached0.9', 'random'), ('chat', 'even'))

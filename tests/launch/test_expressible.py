@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.launch.expressible import LAUNCHERS
+from disagg_sim.choices import LAUNCHERS
 from tests.launch.deployments import CASES, PAIRS, R1_ON_H200, chunked, tp, workers
 
 

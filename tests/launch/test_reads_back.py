@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 import disagg_sim as ds
+from disagg_sim.choices import LAUNCHERS
 from disagg_sim.facts.load import load_checkpoints, load_launcher
-from disagg_sim.launch.expressible import LAUNCHERS, engines_of
+from disagg_sim.launch.expressible import engines_of
 from disagg_sim.launch.workers import ROOM, ROOM_STEP
 from tests.launch.test_launch_options import containers, options_in
 
