@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from disagg_sim.facts.load import load_checkpoints, load_model, load_system
+from disagg_sim.facts.load import list_specs, load_checkpoints, load_model, load_system
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.units import MS
+from disagg_sim.workload.named import lengths_named
 from lab.calibration.names import engine_named, model_named, old_engine, source_engine
 from lab.calibration.served.cells import (
     count,
@@ -38,16 +39,9 @@ INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES, INFERENCEX_SPREAD = 0.9, 10.0, 0.1 / 0
 #: Prompts per concurrency slot of the gap runs: not stated, as InferenceX. Runs with lengths in powers of two line up
 #: (their TTFT is half of the prefill of all requests in flight), those with lengths in thousands do not.
 GAP_WAVES, GAP_SPREAD = 10.0, 0.1
-#: Mean input length of the MLPerf data sets [token]: MLCommons posts on Llama 3.1 405B (April 2025), Llama 3.1 8B and
-#: DeepSeek-R1 (September 2025). Assumptions: OpenOrca (Llama 2) half of the output, as with all of it the best H200
-#: results would take 0.62 of the FP8 peak; gpt-oss as long as the output.
-MLPERF_INPUT = {
-    "llama_3_1_405b": 9428.0,
-    "llama_3_1_8b": 778.0,
-    "deepseek_r1": 800.0,
-    "llama_2_70b": 150.0,
-    "gpt_oss_120b": 1300.0,
-}
+#: Traffic of the data set that MLPerf runs a model on, as published; what has none states no input length. OpenOrca, of
+#: Llama 2, is such: its rows are not judged.
+MLPERF_TRAFFIC = "mlperf_{model}"
 #: Where no parallelism is stated: the fewest GPUs whose memory the weights fill to this share at most. [1]
 WEIGHT_SHARE = 0.6
 #: Share by which a whole run of the Splitwise profile may differ from its own prompt and token times. [1]
@@ -300,22 +294,32 @@ def mlperf(line: Any) -> ServingRow:
     own = (count(line, "tp") or _least_tp(names.model, names.system, weights, gpus)) * pp
     offline = text(line, "scenario") == "Offline"
     known = "" if offline else "the offered rate, which is the input of this row"
-    quantities = (Measurement(name="throughput", measured=samples, basis="request", reason=known),)
+    throughput = (Measurement(name="throughput", measured=samples, basis="request", reason=known),)
+    latencies = mean_or_median(line, "tpot", "ttft")
+    if not any(each.name == "tpot" for each in latencies):
+        latencies = times(line, ("tpot", "median", "tpot_p50_ms")) + latencies
     reason = "open division: the model may be changed" if text(line, "division") == "open" else ""
     return replace(
         _row(line, names),
         load="offline" if offline else "server",
         mode="aggregated",
-        quantities=quantities if offline else quantities + mean_or_median(line, "tpot", "ttft"),
+        quantities=throughput if offline else throughput + latencies,
         workers=WorkerGroup(
             count=max(gpus // own, 1), mapping=instance(own, ep=count(line, "ep"), dp=groups_of(line), pp=pp)
         ),
-        isl=MLPERF_INPUT.get(names.model, math.nan),
+        isl=_mlperf_input(names.model),
         osl=tokens,
         rate=samples,
         batch=value(line, "batch"),
         reason=names.reason or reason,
     )
+
+
+@lru_cache(maxsize=32)
+def _mlperf_input(model: str) -> float:
+    """Mean input length of the data set of a model, nan where it is not published. [token]"""
+    name = MLPERF_TRAFFIC.format(model=model)
+    return lengths_named(name).mean_isl if name in list_specs("traffic") else math.nan
 
 
 @lru_cache(maxsize=1024)

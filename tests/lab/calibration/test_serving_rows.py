@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from shared_data import shared_file
 
+import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
 from disagg_sim.planning.question import usual_precision
+from disagg_sim.workload.distributions import length_distribution
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
 from lab.calibration.served.bars import judged
 from lab.calibration.served.cells import instance
@@ -179,6 +181,28 @@ def test_the_engine_of_an_mlperf_row_is_the_one_that_ran_its_model(tmp_path):
     cells = (cell, "vLLM 0.10.0, RHEL 9.6", "LLM-D v0.5.0 ,OpenShift 4.21", "TensorRT 10.14, CUDA 13.1")
     rows = read_rows(write(tmp_path / "x.csv", *(MLPERF | {"framework": each} for each in cells)))
     assert [row.engine for row in rows] == ["trtllm", "vllm", "vllm", "trtllm"]
+    told = {(q.name, q.statistic): q.measured for q in rows[0].quantities}
+    assert told["tpot", "median"] == pytest.approx(0.06)  # logs of v6.0 state no mean
+
+
+def test_a_length_that_no_source_states_is_not_assumed(tmp_path):
+    """gpt-oss: 5,011 tokens in, as published. That of OpenOrca is not: no row of Llama 2 is judged."""
+    lines = [
+        MLPERF | {"model": name, "scenario": "Offline"} for name in ("gpt-oss-120b", "deepseek-r1", "llama2-70b-99")
+    ]
+    rows = read_rows(write(tmp_path / "x.csv", *lines))
+    assert [row.isl for row in rows[:2]] == [pytest.approx(5011, rel=0.005), 800.0]
+    table = evaluate(rows)
+    assert table["evaluated"].tolist() == [True, True, False]
+    assert table["reason"].tolist()[2] == "lengths are not stated"
+
+
+def test_the_traffic_of_mlperf_is_as_published():
+    papers, questions = ds.load_traffic("mlperf_gpt_oss_120b").cases[0], ds.load_traffic("mlperf_deepseek_r1").cases[0]
+    isl, osl = length_distribution(papers.isl), length_distribution(questions.osl)
+    assert [isl.quantile(p) for p in (0.0, 0.25, 0.5, 0.75, 1.0)] == [600, 3492, 4593, 6046, 15330]
+    assert [osl.quantile(p) for p in (0.5, 0.9, 0.95, 0.97, 1.0)] == [2105, 9300, 13100, 15800, 20000]
+    assert osl.mean == pytest.approx(3750, rel=0.02)  # tokens a sample of submissions
 
 
 def test_the_split_follows_the_configuration_not_the_load(tmp_path):
