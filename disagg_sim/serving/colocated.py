@@ -176,9 +176,12 @@ def _cuts(
 ) -> list[_Cut]:
     """Time the passes of one chunk size: ``prompts`` over all ranks, then those on one rank, of (rows, passes) each."""
     spread, lone = prompts
-    parts = [_passes(case, mapping, spread, size, forms, lone=False)]
-    if lone.shape[1]:
-        parts.append(_passes(case, mapping, lone, size, forms, lone=True))
+    if size:  # a pass in chunks takes as long as if all ranks had as many prompts
+        parts = [_passes(case, mapping, np.concatenate([spread, lone * mapping.dp_attn], axis=1), size, forms, spread)]
+    else:
+        parts = [_passes(case, mapping, spread, size, forms, spread)]
+        if lone.shape[1]:
+            parts.append(_passes(case, mapping, lone, size, forms))
     found = []
     for form, *cuts in zip(forms, *parts, strict=True):
         mean, longest = (np.concatenate([np.asarray(cut[i]) for cut in cuts], axis=1) for i in (0, 1))
@@ -189,11 +192,20 @@ def _cuts(
 
 
 def _passes(
-    case: ColocatedCase, mapping: Sharding, prompts: Floats, size: int, forms: tuple[str, ...], *, lone: bool
+    case: ColocatedCase,
+    mapping: Sharding,
+    prompts: Floats,
+    size: int,
+    forms: tuple[str, ...],
+    spread: Floats | None = None,
 ) -> list[tuple[Any, Any, Any]]:
-    """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts."""
+    """Passes at every prompt that stands for the law, of each form: mean, of long prompts, and load of their pasts.
+
+    The first of the ``prompts`` are ``spread`` over the ranks, which wait for each other; None = all are on one rank.
+    """
     at, lengths = case.at, case.lengths
-    timed = PromptPasses(at, mapping, prompts, np.full((len(prompts), 1), float(size)), forms, lone=lone)
+    chunks = np.full((len(prompts), 1), float(size))
+    timed = PromptPasses(at, mapping, prompts, chunks, forms, lone=spread is None)
     nodes = lengths.prompt_nodes(size)
     timed.time_at_once(
         [(isl, past) for isl, past, _, _ in nodes.each()] + [lengths.long_prompt] * (not lengths.constant)
@@ -204,12 +216,18 @@ def _passes(
         done = timed.passes(isl, past, tier_of(at.system, tier))
         means = [mean + weight * each.ftl for mean, each in zip(means, done, strict=True)]
         loads = [load + weight * each.load for load, each in zip(loads, done, strict=True)]
-    if not lone and (waits := uneven_passes(at, lengths, mapping, prompts, size, forms)) is not None:
+    waits = None if spread is None else uneven_passes(at, lengths, mapping, spread, size, forms)
+    if spread is not None and waits is not None:
         several = mapping.dp_attn > 1
-        means = [np.where(several, slow.ftl, mean) for slow, mean in zip(waits, means, strict=True)]
+
+        def waiting(slow: Any, even: Any) -> Any:
+            even = np.broadcast_to(even, prompts.shape)
+            first = np.where(several, slow, even[:, : spread.shape[1]])
+            return np.concatenate([first, even[:, spread.shape[1] :]], axis=1)
+
+        means = [waiting(slow.ftl, mean) for slow, mean in zip(waits, means, strict=True)]
         loads = [
-            np.where(several, slow.load, load) if np.any(slow.load) else load
-            for slow, load in zip(waits, loads, strict=True)
+            waiting(slow.load, load) if np.any(slow.load) else load for slow, load in zip(waits, loads, strict=True)
         ]
     longest = means
     if not lengths.constant:

@@ -262,11 +262,16 @@ class Layer(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def layer_of(kind: LayerKind) -> Layer:
-    """Find the blocks of a layer."""
-    for known, spec in ((ATTENTION, kind.attention), (FFN, kind.ffn)):
-        if spec.kind not in known:
-            raise InputError(f"kind {spec.kind!r}: not timed yet; timed: {', '.join(known)}")
-    return Layer(ATTENTION[kind.attention.kind](kind.attention), FFN[kind.ffn.kind](kind.ffn), kind)
+    """Find the blocks of a layer; layers with equal parts share these."""
+    return Layer(_block_of(kind.attention), _block_of(kind.ffn), kind)
+
+
+@lru_cache(maxsize=1024)
+def _block_of(spec: AttentionSpec | FfnSpec) -> Any:
+    known: dict[str, Any] = ATTENTION if isinstance(spec, AttentionSpec) else FFN
+    if spec.kind not in known:
+        raise InputError(f"kind {spec.kind!r}: not timed yet; timed: {', '.join(known)}")
+    return known[spec.kind](spec)
 
 
 def layers_of(model: ModelSpec) -> list[tuple[Layer, int]]:

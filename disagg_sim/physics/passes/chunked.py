@@ -14,7 +14,7 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.blocks import AttentionBlock, Layer, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
@@ -293,15 +293,12 @@ def chunk_cores(
 def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
     """Attention of the chunks of some rows."""
     here = chunks.of(rows)
-    times: list[list[Numeric]] = [[], [], []]
-    sums = Sums()
-    for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, here.tp, here.tokens, form)
-        times[0].append(here.summed(cost.time))
-        for chosen, where in zip(times[1:], (here.full, here.last), strict=True):
-            chosen.append(here.at(cost.time, where))
-        sums = sums.plus(Sums(*map(here.summed, cost.sums)), count)
-    return ChunkCores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
+    kinds, found = layers_of(at.model), {}
+    for block in dict.fromkeys(layer.attention for layer, _ in kinds):
+        cost = attention_cost(block, at, here.tp, here.tokens, form)
+        chosen = [here.at(cost.time, where) for where in (here.full, here.last)]
+        found[block] = here.summed(cost.time), *chosen, Sums(*map(here.summed, cost.sums))
+    return _of_layers(kinds, found)
 
 
 def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...]) -> ChunkCores:
@@ -319,15 +316,23 @@ def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, 
         dcp=dcp,
         pcp=pcp,
     )
-    times: list[list[Numeric]] = [[], [], []]
-    sums = Sums()
-    for layer, count in layers_of(at.model):
-        cost = attention_cost(layer.attention, at, tp, tokens, form)
+    kinds, found = layers_of(at.model), {}
+    for block in dict.fromkeys(layer.attention for layer, _ in kinds):
+        cost = attention_cost(block, at, tp, tokens, form)
         shape = np.broadcast_shapes(np.shape(cost.time), live.shape)
-        every = np.broadcast_to(cost.time, shape)
-        times[0].append(np.sum(every * live, axis=-1))
-        for chosen, where in zip(times[1:], (np.maximum(last - 1, 0), last), strict=True):
+        every, chosen = np.broadcast_to(cost.time, shape), []
+        for where in (np.maximum(last - 1, 0), last):
             index = np.broadcast_to(where, (*shape[:-1], 1))
             chosen.append(np.take_along_axis(every, index, axis=-1)[..., 0])
-        sums = sums.plus(Sums(*(np.sum(part * live, axis=-1) for part in cost.sums)), count)
-    return ChunkCores(tuple(times[0]), tuple(times[1]), tuple(times[2]), sums)
+        sums = Sums(*(np.sum(part * live, axis=-1) for part in cost.sums))
+        found[block] = np.sum(every * live, axis=-1), *chosen, sums
+    return _of_layers(kinds, found)
+
+
+def _of_layers(kinds: list[tuple[Layer, int]], found: dict[AttentionBlock[Any], tuple[Any, ...]]) -> ChunkCores:
+    """Attention of all layers, from the times and sums of each kind of attention."""
+    whole, full, last = ([found[layer.attention][place] for layer, _ in kinds] for place in range(3))
+    sums = Sums()
+    for layer, count in kinds:
+        sums = sums.plus(found[layer.attention][3], count)
+    return ChunkCores(tuple(whole), tuple(full), tuple(last), sums)

@@ -6,7 +6,8 @@ degrees of shape (rows, 1) and batches of shape (1, batches).
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Iterable
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import AttentionBlock, elementwise, layers_of
 from disagg_sim.physics.blocks.base import OUTWARD
 from disagg_sim.physics.context import shared_decode, shared_prefill
-from disagg_sim.physics.cost import cheapest, total_cost
-from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
+from disagg_sim.physics.cost import adjusted, all_reduce_cost, cheapest, kernel_cost, total_cost
+from disagg_sim.physics.operators import Operator, Tokens, all_reduce, embedding, head
 from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
@@ -139,15 +140,27 @@ def attention_side(
     layers: list[Numeric] = []
     scores: list[Numeric] = []
     shared: list[Numeric] = []
+    summed = all_reduce("attention all-reduce", linear, model, precision, tp)
+    reduced = all_reduce_cost(summed.size, tp, at)  # that behind the FFN sums as many bytes
+
+    def timed(operators: Iterable[Operator]) -> Cost:
+        costs = (adjusted(op, reduced, at) if op.kind == "all_reduce" else kernel_cost(op, at) for op in operators)
+        return sum(costs, NOTHING)
+
+    @cache  # layers of several kinds may have the same attention
+    def projected(block: AttentionBlock[Any]) -> Cost:
+        return timed([*_projections(block, at, tp, tokens, absorbed), summed] if block.present else [])
+
+    @cache
+    def scored(block: AttentionBlock[Any]) -> Cost:
+        return attention_cost(block, at, tp, tokens, form) if core else NOTHING
+
     for layer, count in layers_of(model):
-        summed = all_reduce("attention all-reduce", linear, model, precision, tp)
-        projections = _projections(layer.attention, at, tp, tokens, absorbed)
-        own = total_cost([*projections, summed] if layer.attention.present else [], at)
-        own = own + total_cost(layer.ffn.local(model, precision, tp, linear), at)
+        own = projected(layer.attention) + timed(layer.ffn.local(model, precision, tp, linear))
         apart = total_cost(layer.ffn.beside(model, precision, tp, linear), at)
         own = own + total_cost([elementwise(model, layer, tp, linear)], at)
         layers.append(own.time - hidden * own.sums.communication)
-        mixing = attention_cost(layer.attention, at, tp, tokens, form) if core else NOTHING
+        mixing = scored(layer.attention)
         own = own + mixing
         scores.append(mixing.time)
         shared.append(apart.time)
