@@ -119,7 +119,8 @@ def searched(
 
 def _names(table: Sharding) -> list[tuple[int, ...]]:
     """All degrees of each mapping."""
-    columns = (np.broadcast_to(getattr(table, name), (len(table),)).tolist() for name in MAPPING_FIELDS)
+    rows = len(table)
+    columns = (np.broadcast_to(getattr(table, name), (rows,)).tolist() for name in MAPPING_FIELDS)
     return list(zip(*columns, strict=True))
 
 

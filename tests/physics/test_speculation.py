@@ -106,7 +106,7 @@ class TestCounts:
         found = operators_of(at, tp, 16.0, 4096.0)
         rows = {name: [float(op.shape[0]) for op in found if op.name == name] for name in ("o", "head", "router")}
         joined = [op for op in found if op.name == "join hidden states"]
-        assert rows["o"] == [64.0, 64.0, 64.0, 16.0]  # dense and MoE layers verify, then the module, first and later
+        assert rows["o"] == [64.0, 64.0, 16.0]  # dense and MoE layers verify alike, then the module, first and later
         assert rows["head"] == [64.0, 16.0, 16.0]
         assert rows["router"] == [64.0, 64.0, 16.0]
         assert [op.shape for op in joined] == [(64.0, 7168, 14336), (16.0, 7168, 14336)]

@@ -307,7 +307,8 @@ def _layers(
     # phases differ in the all-reduces that they hide alone
     hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
     linear = {
-        each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new) for each in hides.values()
+        each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new)
+        for each in dict.fromkeys(hides.values())
     }
     scores: Any = ()
     if scored:
