@@ -14,9 +14,12 @@ r"""Compute error bars of latencies and throughput of designs, and of frontiers.
   averages over the operators of a layer, and batches of one mapping share it;
 * :math:`\tau_p` is the discrepancy of an engine: what served runs show beyond their kernels (host, scheduling), wider
   for layouts, families of models and engines of which no run was fitted (``ServedSpread``). For decode steps and passes
-  of prefill it is that of the time of an output token, and more for the time to the first token; estimated from the
-  served runs of the FITTED part alone. What all configurations have in common cancels where
-  two modes are compared.
+  of prefill it is that of the time of an output token, estimated from the served runs of the FITTED part alone. What
+  all configurations have in common cancels where two modes are compared.
+
+What a request spends beside its pass before the first token (HTTP, tokenising, scheduling, hand-over) is no part of the
+FTL of a configuration. It is off by seconds, not by a factor (``ServedSpread`` of ``first_token``), and ``beside`` has
+draws of it for who adds it to a pass.
 
 All of z and :math:`\epsilon` are standard normal, and drawn by name from one seed: tables of several modes, or the same
 table twice, see the same factors.
@@ -82,6 +85,7 @@ class Uncertainty:
     ttl: Floats  # [s]
     ftl: Floats  # [s]
     throughput: Floats  # of ``column`` [token/s, token/USD or token/J]
+    beside: Floats  # what a request spends beside its pass before its first token, over its forecast [s]
     outside_calibration: tuple[str, ...]  # as ``calibrated.outside_calibration``
 
     def bands(self) -> pd.DataFrame:
@@ -231,6 +235,7 @@ def uncertainty(
     spec = load_uncertainty(spreads) if isinstance(spreads, str) else spreads
     kept = near_frontier(points, throughput=throughput)
     arrays = {name: np.empty((len(kept), samples)) for name in ("ttl", "ftl", "throughput")}
+    beside = np.empty((len(kept), samples))
     words = np.full(len(kept), "", dtype=object)
     draws = _Draws(samples, seed)
     columns = {"ttl": "ttl_s", "ftl": "ftl_s", "throughput": throughput}
@@ -238,10 +243,11 @@ def uncertainty(
         found, told = _sampled(designs, spec, draws, rematch=rematch)
         nominal = scores_of(designs, times_of(designs))
         words[designs.rows] = told
+        beside[designs.rows] = _beside(designs, spec, draws)
         for name, values in arrays.items():
             own = kept[columns[name]].to_numpy(dtype=float)[designs.rows]
             values[designs.rows] = getattr(found, name) * (own / getattr(nominal, name))[:, None]
-    return Uncertainty(points=kept, column=throughput, **arrays, outside_calibration=tuple(words))
+    return Uncertainty(points=kept, column=throughput, **arrays, beside=beside, outside_calibration=tuple(words))
 
 
 def near_frontier(points: pd.DataFrame, *, throughput: str = THROUGHPUT) -> pd.DataFrame:
@@ -330,27 +336,30 @@ def _sampled(designs: Designs, spec: UncertaintySpec, draws: _Draws, *, rematch:
             sampled[index] *= factor
     turned = Times(*(part.T for part in sampled))
     found = Scores(*(np.asarray(value).T for value in scores_of(designs, turned, rematch=rematch)))
-    what = f"{designs.mode} first token"
-    first = _engine_factor(designs, what, "first token", places["prefill"], spec, draws)
-    return found._replace(ftl=found.ftl * first), words_of(operators, nominal)
+    return found, words_of(operators, nominal)
 
 
 def _engine_factor(
     designs: Designs, what: str, kind: str, places: Sequence[str], spec: UncertaintySpec, draws: _Draws
 ) -> Floats:
-    """What an engine adds to passes of a kind, or to the first token beyond its pass, (rows, samples). [1]"""
+    """What an engine adds to passes of a kind, (rows, samples). [1]"""
     at, mapping = (designs.at, designs.mapping) if kind == "decode" else (designs.prefill_at, designs.prefill_mapping)
     engine = engine_of(at.rates, at.engine, spec)
     sigma = _engine_sigma(designs, mapping, engine, spec.served["step"])
-    if kind == "first token":  # the pass itself is off by ``step`` already
-        first = _engine_sigma(designs, mapping, engine, spec.served["first_token"])
-        sigma = np.sqrt(np.maximum(first**2 - sigma**2, 0.0))
     own = [f"{what} {place}" for place in places]
     return np.exp(sigma[:, None] * draws.mixed(f"engine {engine} {kind}", own, spec.shared))
 
 
+def _beside(designs: Designs, spec: UncertaintySpec, draws: _Draws) -> Floats:
+    """What a request spends beside its pass before its first token, over its forecast, (rows, samples). [s]"""
+    at = designs.prefill_at
+    engine = engine_of(at.rates, at.engine, spec)
+    sigma = _engine_sigma(designs, designs.prefill_mapping, engine, spec.served["first_token"])
+    return sigma[:, None] * draws.of(f"engine {engine} first token")
+
+
 def _engine_sigma(designs: Designs, mapping: Sharding, engine: str, spread: ServedSpread) -> Floats:
-    """S.d. of the logarithm of what an engine adds, by how well designs of this kind are known, (rows,). [1]"""
+    """S.d. of what an engine adds, by how well designs of this kind are known, (rows,), in the unit of the spread."""
     kinds = layout_kinds(mapping)
     rows = len(designs.rows)
     same = {

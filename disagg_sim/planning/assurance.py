@@ -16,13 +16,16 @@ deployment holds by :math:`\mu_r`, :math:`\sigma_r` (``RATE_ERROR``). So
 .. math:: P(\text{better}) = \operatorname{mean}_s \Phi\left(\frac{\ln g_s + \mu_g}{\sigma_g}\right), \qquad
           P(\text{holds}) = \operatorname{mean}_s \Phi\left(\frac{\ln (K_s/r) + \mu_r}{\sigma_r}\right)
 
-with the rate r and the highest rate K_s that the planned instances keep the limits at in a sample. Where the time to a
-first token is a_s times its forecast, that of a step b_s times, and throughput q_s times, a limit L is kept as L/a_s or
-L/b_s at nominal times would be:
+with the rate r and the highest rate K_s that the planned instances keep the limits at in a sample. Where a pass of
+prefill takes a_s times its forecast and a step b_s times, all of a pool happens in time stretched by as much: queues of
+prefill at the rate r are a_s times those at the rate a_s r of nominal times. What a request spends beside its pass is
+off by seconds e_s over its forecast h (HTTP, tokenising, scheduling), whatever the load. So
 
-.. math:: K_s = q_s \min\left(K(L_{TTFT}/a_s, \infty),\; K(\infty, L_{TPOT}/b_s)\right)
+.. math:: K_s = \min\left(\frac{1}{a_s} K\left(h + \frac{L_{TTFT} - h - e_s}{a_s}, \infty\right),\;
+          \frac{1}{b_s} K(\infty, L_{TPOT}/b_s)\right)
 
-with the queues of the plan in K (``Design.keeping``). The probability of one limit alone has its term alone.
+with the queues of the plan in K (``Design.keeping``). Instances of both phases serve q_s times as much, in place of
+1/a_s and 1/b_s. The probability of one limit alone has its term alone.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
-from disagg_sim.planning.pools import AnyChoice
+from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
 from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.front import best_from
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -112,6 +115,7 @@ class Assurance:
     most: float  # that the same GPUs serve within the limits, as forecast, over the plan's rate [1]
     capacity: Band  # the same with the error bars [1]
     ttft: Band  # time of a pass of prefill over its forecast [1]
+    beside: Band  # what a request spends beside its pass before its first token: HTTP, tokenising, scheduling [s]
     tpot: Band  # time of a step over its forecast [1]
     pools: tuple[PoolEvidence, ...]
     throughput: Shares  # what it rests on: the time of every pool, by its GPUs [1]
@@ -145,8 +149,9 @@ def assurance(plan: Plan) -> Assurance:
         within_reach=_reach(np.minimum(*kept)),
         most=most,
         capacity=_band(_spread(np.minimum(*kept), RATE_ERROR)),
-        ttft=_band(own.ttft),
-        tpot=_band(own.tpot),
+        ttft=_band(own.prefill),
+        beside=_band(np.maximum(_host(best) + own.beside, 0.0)),
+        tpot=_band(own.step),
         pools=pools,
         throughput=added([(pool.gpus, each.rests_on) for pool, each in zip(best.pools, pools, strict=True)]),
     )
@@ -218,39 +223,49 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     return np.asarray(gain[~np.isnan(gain)])
 
 
-class _Own(NamedTuple):
+class Own(NamedTuple):
     """What the best design of a plan may turn out to be over its forecast, (samples,); empty where nothing says it."""
 
-    ttft: Floats  # time to a first token [1]
-    tpot: Floats  # time of a step [1]
+    prefill: Floats  # time of a pass of prefill [1]
+    step: Floats  # time of a step [1]
     throughput: Floats  # [1]
+    beside: Floats  # what a request spends beside its pass before its first token, more than forecast [s]
 
     def kept(self, design: Design) -> tuple[Floats, Floats]:
         """Highest rate over the planned one at which it keeps the limit of TTFT, and that of TPOT, (samples,). [1]"""
-        work = design.work
+        work, host, shared = design.work, _host(design), design.mode == ServingMode.COLOCATED
 
-        def of(slower: Floats, keeping: Callable[[float], float]) -> Floats:
-            rates = np.zeros(slower.size)
-            for alike in np.array_split(np.argsort(slower), min(GROUPS, slower.size)):
-                rates[alike] = keeping(float(np.median(slower[alike])))
-            return np.asarray(self.throughput * rates / design.rate)
+        def of(limits: Floats, keeping: Callable[[float], float], slower: Floats) -> Floats:
+            rates = np.zeros(limits.size)
+            for alike in np.array_split(np.argsort(limits), min(GROUPS, limits.size)):
+                rates[alike] = keeping(float(np.median(limits[alike])))
+            return np.asarray((self.throughput if shared else 1.0 / slower) * rates / design.rate)
 
-        first = of(self.ttft, lambda slower: design.keeping(work.ttft.seconds / slower, math.inf))
-        return first, of(self.tpot, lambda slower: design.keeping(math.inf, work.tpot.seconds / slower))
+        left = host + np.maximum(work.ttft.seconds - host - self.beside, 0.0) / self.prefill
+        first = of(left, lambda limit: design.keeping(limit, math.inf), self.prefill)
+        return first, of(work.tpot.seconds / self.step, lambda limit: design.keeping(math.inf, limit), self.step)
 
 
-def _own(plan: Plan) -> _Own:
+def _host(design: Design) -> float:
+    """What a request spends beside its pass before its first token, as forecast. [s]"""
+    first = design.pools[0].choice
+    assert isinstance(first, PrefillChoice | ColocatedChoice)
+    return first.host
+
+
+def _own(plan: Plan) -> Own:
     """Sample the point of a frontier that has the layouts of the best design, and a step nearest to its own."""
     best = plan.best
     assert best is not None
     sides: list[Any] = [[pool.choice] for pool in best.pools]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
     if not (tables := list(_points(plan, alone, best.mode))):
-        return _Own(*np.zeros((3, 0)))
+        return Own(*np.zeros((4, 0)))
     found = _sampled(plan, tables)
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
     samples = {"ftl_s": found.ftl, "ttl_s": found.ttl, THROUGHPUT: found.throughput}
-    return _Own(*(values[row] / float(found.points[name].iloc[row]) for name, values in samples.items()))
+    prefill, step, throughput = (values[row] / float(found.points[name].iloc[row]) for name, values in samples.items())
+    return Own(prefill, step, throughput, found.beside[row])
 
 
 def _chance(values: Floats, error: Error) -> float:

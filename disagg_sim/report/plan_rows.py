@@ -207,8 +207,10 @@ def latency_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator
         ("TTFT", design.ttft, plan.work.ttft, sure and sure.ttft, sure and sure.pools[0].ttft),
         ("TPOT", design.tpot, plan.work.tpot, sure and sure.tpot, sure and sure.pools[-1].tpot),
     ):
-        of = "pass and engine" if name == "TTFT" else "step"
-        told = f"{of} {_times(band)}" if band else ""
+        told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band else ""
+        if sure and name == "TTFT":
+            low, high = sure.beside
+            told += f", engine {low * 1e3:.0f} to {seconds_text(high)}"
         yield (
             name if design.simulated is None else f"{name}, simulated",
             *(seconds_text(value) for value in values.values()),

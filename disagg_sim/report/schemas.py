@@ -185,7 +185,8 @@ class AssuranceJson(TypedDict):
     within_reach: Annotated[float | None, Field(description="the most that more instances make of holds [1]")]
     most: Annotated[float | None, Field(description="rate that these GPUs serve within the limits, over its own [1]")]
     capacity: Annotated[Band, Field(description="the same with its error bars")]
-    ttft: Band
+    ttft: Annotated[Band, Field(description="time of a pass of prefill over its forecast [1]")]
+    beside: Annotated[Band, Field(description="what a request spends beside its pass before its first token [s]")]
     tpot: Band
     pools: list[PoolEvidenceJson]
     throughput: Shares

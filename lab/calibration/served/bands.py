@@ -21,12 +21,12 @@ from disagg_sim.certainty.error_bars import kind_of, sigma_of
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.certainty.extrapolation import words_of
 from disagg_sim.facts.load import load_uncertainty
-from disagg_sim.facts.uncertainty import EVIDENCE, UncertaintySpec
+from disagg_sim.facts.uncertainty import EIGHTY, EVIDENCE, UncertaintySpec
 from disagg_sim.physics.setup import Setup
 from lab.calibration.kernels.residuals import band
 from lab.calibration.served.evaluate import engine_of, expert_kernel_of, pool_of
 from lab.calibration.served.rows import ServingRow
-from lab.calibration.served.spreads import evidence_of
+from lab.calibration.served.spreads import FEW, evidence_of, pass_doubt
 from lab.calibration.served.steady_state import (
     RowLengths,
     ServedModel,
@@ -131,6 +131,14 @@ def with_bands(
         mine = (known_by["field"] == field).to_numpy() & np.isfinite(sigmas[0])
         sigmas[1, mine] = served_sigma(spread, {kind: known_by.loc[mine, kind].tolist() for kind in EVIDENCE})
     low, high = band(lines["predicted"].to_numpy(dtype=float), np.hypot(*sigmas))
+    few = (known_by["field"] == FEW).to_numpy() & np.isfinite(sigmas[0])
+    passes, off = pass_doubt(
+        lines[few].drop(columns=list(EVIDENCE), errors="ignore").join(known_by).assign(kernel_sigma=sigmas[0, few]),
+        spec.served["step"],
+    )
+    half = EIGHTY * np.hypot(passes * off, sigmas[1, few])
+    middle = lines.loc[few, "predicted"].to_numpy(dtype=float)
+    low[few], high[few] = np.maximum(middle - half, passes / np.exp(EIGHTY * off)), middle + half
     inside = [bool(known_row) and not word for known_row, word in zip(found_rows, words, strict=True)]
     return lines.assign(
         predicted_p10=low, predicted_p90=high, kernel_sigma=sigmas[0], outside_calibration=words, calibrated=inside

@@ -9,13 +9,17 @@ configurations' worth of doubt. Then two things that a fit to its own data canno
   points, all levels with equal weight, and is no less than that of any level that was fitted;
 * the base is what holds 80 % of the points of configurations that a fit of four fifths of the others did not see.
 
+What a request spends beside its pass (HTTP, tokenising, scheduling, hand-over) does not grow with the pass: the error
+of a first token is measured - predicted [s], its kernels are those of the pass with the spread of ``step``, and it is
+told apart by engine and mode alone.
+
 Points of configurations that are held out are used nowhere here.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +28,12 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.certainty.evidence import served_sigma
 from disagg_sim.errors import InputError
+from disagg_sim.facts.load import load_engine
 from disagg_sim.facts.uncertainty import EIGHTY, EVIDENCE, SERVED, ServedSpread
 from lab.calibration.served.groups import TTFT_CONCURRENCY, per_instance, points
 
+#: Field whose spread is in seconds.
+FEW = SERVED[1]
 #: Configurations' worth of doubt that pulls a factor towards 1, and those from which a level has a factor. [1]
 PRIOR, LEAST = 10, 3
 #: Rounds of raking, and the share of a step that each takes. [1]
@@ -35,6 +42,8 @@ ROUNDS, STEP = 30, 0.7
 FOLDS = 5
 #: Least base: nothing is surer than this beyond its kernels. [1]
 LEAST_BASE = 0.01
+#: Kinds of evidence by which the time beside the pass is told apart: factors of more would multiply on 100 points.
+BESIDE_PASS = ("engine", "mode")
 #: Columns of served lines that make a case: its configurations share what the engine does to all of them.
 CASE = ("system", "model", "engine", "recipe")
 #: Errors count up to so many deviations where variances are compared. [1]
@@ -48,7 +57,7 @@ def evidence_of(lines: pd.DataFrame) -> pd.DataFrame:
     """
     first = lines["quantity"] == "ttft"
     loaded = first & ~(per_instance(lines) <= TTFT_CONCURRENCY)
-    field = np.select([loaded, first, lines["quantity"] == "throughput"], [SERVED[2], SERVED[1], SERVED[3]], SERVED[0])
+    field = np.select([loaded, first, lines["quantity"] == "throughput"], [SERVED[2], FEW, SERVED[3]], SERVED[0])
     version = (lines["engine"] + " " + lines["version"]).where(lines["version"] != "", "")
     layout = lines["layout"].where(~first, lines["prefill_layout"])
     return lines[["engine", "load", "family", "mode"]].assign(layout=layout, version=version, field=field)
@@ -64,35 +73,53 @@ def served_spreads(lines: pd.DataFrame) -> tuple[float, dict[str, ServedSpread]]
     once = points(usable)
     known = once.drop(columns=[name for name in EVIDENCE if name in once]).join(evidence_of(once))
     known = known.assign(error=-np.log1p(known["relative_error"].astype(float)))
-    spreads = {}
+    spreads: dict[str, ServedSpread] = {}
     for field in SERVED:
         mine = known[(known["field"] == field) & np.isfinite(known["kernel_sigma"].astype(float))]
         if mine["configuration"].nunique() < FOLDS:
             raise InputError(f"spread of {field}: fewer than {FOLDS} configurations of served runs are not held out")
-        spreads[field] = _spread(mine)
+        spreads[field] = _spread(_in_seconds(mine, spreads["step"]), BESIDE_PASS) if field == FEW else _spread(mine)
     return _shared_by_case(known), spreads
 
 
-def _spread(rows: pd.DataFrame) -> ServedSpread:
+def pass_doubt(rows: pd.DataFrame, step: ServedSpread) -> tuple[Floats, Floats]:
+    """Pass behind the predicted first token of each row [s], and the s.d. of its logarithm [1].
+
+    Takes lines with ``EVIDENCE`` of their first token and ``kernel_sigma``, and the spread of ``step``.
+    """
+    host = np.array([load_engine(name).request_host for name in rows["engine"]])
+    kernels = rows["kernel_sigma"].to_numpy(dtype=float)
+    return rows["predicted"].to_numpy(dtype=float) - host, np.hypot(kernels, _beyond(step, rows))
+
+
+def _in_seconds(rows: pd.DataFrame, step: ServedSpread) -> pd.DataFrame:
+    """The rows with errors and the part that their pass explains in seconds."""
+    passes, sigma = pass_doubt(rows, step)
+    return rows.assign(error=rows["measured"].astype(float) - rows["predicted"], kernel_sigma=passes * sigma)
+
+
+def _spread(rows: pd.DataFrame, kinds: Sequence[str] = EVIDENCE) -> ServedSpread:
     """Spread of one field: raked, then ``unseen`` and the base as of configurations that were not seen."""
-    first = _raked(rows)
-    unseen = {kind: max(_unseen(rows, kind), *levels.values(), 1.0) for kind, levels in first.levels.items()}
+    first = _raked(rows, kinds)
+    unseen = {kind: max(_unseen(rows, kind, kinds), *levels.values(), 1.0) for kind, levels in first.levels.items()}
     first = replace(first, unseen=unseen)
     fold = rows["configuration"].map(lambda name: hashlib.sha256(f"fold {name}".encode()).digest()[0] % FOLDS)
     parts = [(rows[fold != number], rows[fold == number]) for number in range(FOLDS)]
-    apart = [(replace(_raked(fitted), unseen=unseen), other) for fitted, other in parts if len(fitted) and len(other)]
+    apart = [
+        (replace(_raked(fitted, kinds), unseen=unseen), other) for fitted, other in parts if len(fitted) and len(other)
+    ]
     left = np.concatenate([np.abs(other["error"]) for _, other in apart])
     kernels = np.concatenate([other["kernel_sigma"].astype(float) for _, other in apart])
     beyond = np.concatenate([_beyond(spread, other) for spread, other in apart])
     return replace(first, base=max(first.base * _holding(left, kernels, beyond), LEAST_BASE))
 
 
-def _raked(rows: pd.DataFrame) -> ServedSpread:
+def _raked(rows: pd.DataFrame, kinds: Sequence[str]) -> ServedSpread:
     """Base and factors under which 80 % of the rows of every level lie within their bands."""
     error, kernels = np.abs(rows["error"].to_numpy(dtype=float)), rows["kernel_sigma"].to_numpy(dtype=float)
     configurations = rows["configuration"].to_numpy(dtype=object)
     members: dict[tuple[str, str], np.ndarray] = {}
-    for kind in EVIDENCE:
+    for kind in kinds:
         for level in sorted(set(rows[kind]) - {""}):
             mine = rows[kind].to_numpy(dtype=object) == level
             if len(set(configurations[mine])) >= LEAST:
@@ -101,7 +128,7 @@ def _raked(rows: pd.DataFrame) -> ServedSpread:
     factors = dict.fromkeys(members, 1.0)
     base = max(_deviation(error), LEAST_BASE)
     for _ in range(ROUNDS):
-        for kind in EVIDENCE:
+        for kind in kinds:
             mine = {key: where for key, where in members.items() if key[0] == kind}
             sigma = np.hypot(kernels, base * _product(factors, members, len(error)))
             for key, where in mine.items():
@@ -126,7 +153,7 @@ def _product(factors: Mapping[tuple[str, str], float], members: Mapping[tuple[st
     return found
 
 
-def _unseen(rows: pd.DataFrame, kind: str) -> float:
+def _unseen(rows: pd.DataFrame, kind: str, kinds: Sequence[str]) -> float:
     """Factor on rows of a level that was never fitted: what holds 80 % of those of each level, fitted without it."""
     parts: list[tuple[Floats, Floats, Floats]] = []
     for level in sorted(set(rows[kind]) - {""}):
@@ -134,7 +161,7 @@ def _unseen(rows: pd.DataFrame, kind: str) -> float:
         rest = rows[rows[kind] != level]
         if rest["configuration"].nunique() < LEAST:
             continue
-        beyond = _beyond(_raked(rest), other)
+        beyond = _beyond(_raked(rest, kinds), other)
         error, kernels = (other[name].to_numpy(dtype=float) for name in ("error", "kernel_sigma"))
         take = np.linspace(0, len(other) - 1, EACH).round().astype(int)  # each level counts alike
         order = np.argsort(np.abs(error) / np.hypot(kernels, beyond))[take]
@@ -147,7 +174,7 @@ EACH = 50
 
 
 def _beyond(spread: ServedSpread, rows: pd.DataFrame) -> Floats:
-    """S.d. beyond the kernels of each row. [1]"""
+    """S.d. beyond the kernels of each row: [1], of the time beside a pass [s]."""
     return served_sigma(spread, {kind: rows[kind].tolist() for kind in EVIDENCE})
 
 
@@ -164,7 +191,7 @@ def _holding(error: Floats, kernels: Floats, beyond: Floats) -> float:
 
 
 def _deviation(errors: Floats) -> float:
-    """S.d. of the normal law around 0 whose 80 % band holds 80 % of these values. [1]"""
+    """S.d. of the normal law around 0 whose 80 % band holds 80 % of these values, in their unit."""
     return float(np.quantile(np.abs(errors), 0.8)) / EIGHTY
 
 
