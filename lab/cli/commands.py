@@ -73,4 +73,9 @@ class ValidateCommands(LazyGroup):
             "Judge the configurations that a forecast picks.",
             "validate ranking served.csv --out reports/ranking",
         ),
+        "optimum": CommandEntry(
+            "lab/validate_optimum:validate_optimum",
+            "Judge what a plan would deploy.",
+            "validate optimum served.csv --out reports/optimum",
+        ),
     }

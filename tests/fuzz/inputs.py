@@ -319,6 +319,7 @@ def served(rng: Random) -> Spoilt:
     judge = ["validate", "serving", "served.csv", "--out", "out"]
     fit = ["calibrate", "engine", "served.csv", "--engine", "vllm", "--out", "vllm.yaml"]
     rank = ["validate", "ranking", "served.csv", "--predictions", "tool.csv", "--out", "out"]
+    optimum = ["validate", "optimum", "served.csv", "--out", "out"]
     count = ["calibrate", "layouts", "served.csv", "--out", "measured.yaml"]
     passes = ["validate", "passes", "passes.csv", "--out", "out"]
     requests = ["validate", "requests", "run.csv", "--system", "h100_sxm", "--out", "out"]
@@ -329,7 +330,7 @@ def served(rng: Random) -> Spoilt:
     tables |= {"servers.csv": SERVERS}
     spoilt_ones |= {name: spoilt_table(table, rng) for name, table in tables.items()}
     files = {name: table.encode() for name, table in tables.items()} | {"run.meta.json": json.dumps(ARGUMENTS).encode()}
-    chosen = rng.choice((judge, fit, rank, rank, count, passes, requests, requests, held))
+    chosen = rng.choice((judge, fit, rank, optimum, count, passes, requests, requests, held))
     read = [name for name in files if name.partition(".")[0] in " ".join(chosen)]
     for name in rng.sample(read, 1) if rng.random() < 0.7 else files:
         files[name] = spoilt_ones[name] if rng.random() < 0.7 else files[name]
@@ -408,6 +409,7 @@ LINES = (
     ["validate", "kernels", "gemm.csv", "--out", "out"],
     ["validate", "serving", "served.csv"],
     ["validate", "ranking", "served.csv", "--out", "out"],
+    ["validate", "optimum", "served.csv", "--out", "out"],
     ["validate", "passes", "passes.csv"],
     ["validate", "requests", "run.csv", "--system", "h100_sxm"],
     ["validate", "memory", "servers.csv", "--engine", "vllm"],

@@ -311,6 +311,11 @@ def mlperf(line: Any) -> ServingRow:
         osl=tokens,
         rate=samples,
         batch=value(line, "batch"),
+        assumed_layout=not count(line, "tp"),
+        submitter=text(line, "submitter"),
+        scenario=text(line, "scenario"),
+        ttft_limit=value(line, "slo_ttft_ms") * MS,
+        tpot_limit=value(line, "slo_tpot_ms") * MS,
         reason=names.reason or reason,
     )
 

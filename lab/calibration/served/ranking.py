@@ -27,6 +27,8 @@ from lab.calibration.served.groups import points
 LEVELS = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 65.0, 80.0, 100.0, 125.0, 150.0, 200.0)
 #: Interactivity below which the height of a frontier is told apart: large batches. [token/s/user]
 SLOW = 35.0
+#: Share of the best throughput that a pick may lack and still count as good: runs repeat to 1 to 6 % elsewhere. [1]
+NEAR_BEST = 0.03
 #: What makes a group, and what a configuration in it.
 GROUP = ("family", "model", "system", "engine", "isl", "osl")
 CONFIGURATION = ("mode", "weights", "prefill_workers", "workers")
@@ -172,11 +174,11 @@ def _ranked_forecast(forecast: pd.Series, names: pd.Index, runs: pd.DataFrame) -
 def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
     """Sum up judged cells, in all or by a column.
 
-    Returns ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``relative_throughput`` (mean), ``regret`` (1
-    less it), ``worst`` (least relative throughput), ``pairs``, ``pairs_right`` (share), ``height`` (median over cells)
-    and ``height_p10``, ``height_p90`` [1].
+    Returns ``group``, ``groups``, ``cells``, ``best_picked`` (share), ``near_best`` (share within ``NEAR_BEST`` of the
+    best), ``relative_throughput`` (mean), ``regret`` (1 less it), ``worst`` (least relative throughput), ``pairs``,
+    ``pairs_right`` (share), ``height`` (median over cells) and ``height_p10``, ``height_p90`` [1].
     """
-    names = ["group", "groups", "cells", "best_picked", "relative_throughput", "regret", "worst"]
+    names = ["group", "groups", "cells", "best_picked", "near_best", "relative_throughput", "regret", "worst"]
     names += ["pairs", "pairs_right", "height", "height_p10", "height_p90"]
     parts = [("all", cells)] if by is None else list(cells.groupby(by, sort=True))
     lines = []
@@ -184,7 +186,8 @@ def summed(cells: pd.DataFrame, by: str | None = None) -> pd.DataFrame:
         if not len(mine):
             continue
         relative, height = mine["relative_throughput"].mean(), mine["height"]
-        shares = (mine["right"].mean(), relative, 1.0 - relative, mine["relative_throughput"].min())
+        near = (mine["relative_throughput"] >= 1.0 - NEAR_BEST).mean()
+        shares = (mine["right"].mean(), near, relative, 1.0 - relative, mine["relative_throughput"].min())
         order = (int(mine["pairs"].sum()), mine["pairs_right"].sum() / mine["pairs"].sum())
         heights = (height.median(), height.quantile(0.1), height.quantile(0.9))
         lines.append((name, len(mine.groupby(list(GROUP))), len(mine), *shares, *order, *heights))

@@ -69,6 +69,11 @@ class ServingRow:
     spread: float = 0.1  # half width of the service times over their mean [1]
     chunk_tokens: int = 0  # token budget of a step where the source states it; 0 = the engine's [token]
     speculative: bool = False
+    assumed_layout: bool = False  # the source states GPUs alone
+    submitter: str = ""  # who sent a result to a benchmark
+    scenario: str = ""  # of a benchmark
+    ttft_limit: float = float("nan")  # that p99 of the requests kept, as its rules say [s]
+    tpot_limit: float = float("nan")  # likewise [s]
     qa_flag: str = ""
     hardware: str = ""  # as the source writes it
     framework: str = ""  # as the source writes it

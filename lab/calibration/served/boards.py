@@ -1,0 +1,189 @@
+"""Judge what ``plan`` deploys on the boards of MLPerf: beside the best submission, on as many GPUs, under its limits.
+
+A **board** is one model on one system in one scenario, that is under one pair of limits. Submitters differ by a factor
+of up to 1.7 there, so the run that a plan is held against is the **best** submission: the most output tokens a second
+and GPU. The plan is asked with the lengths of the data set (``traffic/mlperf_*.yaml``, distributions where they are
+published), the recipe and the engine of that submission, and with drafts where the rules have them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from disagg_sim.domain import ServingMode
+from disagg_sim.facts.acceptance import asked_speculation
+from disagg_sim.facts.load import list_specs
+from disagg_sim.facts.speculation import Speculation
+from disagg_sim.facts.yaml_files import read_mapping
+from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.design import Design
+from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.plan import plan
+from disagg_sim.planning.question import PlanOptions
+from disagg_sim.report.words import text_of
+from disagg_sim.search.layouts import why_unserved
+from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.named import lengths_named
+from lab.calibration.served.forms import MLPERF_TRAFFIC
+from lab.calibration.served.rows import ServingRow
+
+#: Share of the requests that keep the limits of MLPerf. [1]
+P99 = 0.99
+#: Columns of ``judged_boards``, in order.
+COLUMNS = (
+    "model",
+    "system",
+    "scenario",
+    "ttft_limit_s",
+    "tpot_limit_s",
+    "gpus",
+    "submissions",
+    "run",  # of the best submission [token/s/GPU]
+    "best_over_least",  # of the submissions [1]
+    "plan",  # [token/s/GPU]
+    "plan_over_run",  # [1]
+    "gpus_for_run",  # that the plan takes at the rate of the run [1]
+    "submitter",
+    "ran",  # layout of the best submission that states it
+    "mode",
+    "planned",
+    "never_served",  # what of the planned layouts nobody is known to have run
+    "reason",  # why there is no plan
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """Submissions of one model on one system in one scenario, the best of them first."""
+
+    submissions: tuple[ServingRow, ...]
+
+    @property
+    def best(self) -> ServingRow:
+        """The submission with the most output tokens a second and GPU."""
+        return self.submissions[0]
+
+    @property
+    def traffic(self) -> str:
+        """Name of the lengths of its data set."""
+        return MLPERF_TRAFFIC.format(model=self.best.model)
+
+    @property
+    def drafts(self) -> Speculation | None:
+        """Drafts that the rules of the scenario have."""
+        return _drafts().get((self.best.model, self.best.scenario))
+
+
+def tokens_per_gpu(row: ServingRow) -> float:
+    """Output tokens of a submission. [token/s/GPU]"""
+    return row.rate * row.osl / row.gpus
+
+
+def boards(rows: Iterable[ServingRow]) -> list[Board]:
+    """Put submissions under limits of latency together by board; those that cannot be evaluated are left out."""
+    found: dict[tuple[object, ...], list[ServingRow]] = {}
+    known = set(list_specs("traffic"))
+    for row in rows:
+        limits = (row.ttft_limit, row.tpot_limit)
+        if row.reason or any(map(math.isnan, limits)) or MLPERF_TRAFFIC.format(model=row.model) not in known:
+            continue
+        found.setdefault((row.model, row.system, row.scenario, *limits), []).append(row)
+    return [
+        Board(submissions=tuple(sorted(mine, key=tokens_per_gpu, reverse=True)))
+        for _, mine in sorted(found.items(), key=lambda each: each[0])
+    ]
+
+
+def planned(board: Board, lengths: Lengths) -> Plan:
+    """Ask what to deploy on as many GPUs as the best submission had, under the limits of the board."""
+    run = board.best
+    options = PlanOptions(engine=run.engine, precision=run.recipe, speculation=board.drafts)
+    ttft, tpot = Limit(run.ttft_limit, P99), Limit(run.tpot_limit, P99)
+    return plan(run.model, run.system, lengths, ttft=ttft, tpot=tpot, gpus=int(run.gpus), options=options)
+
+
+def judged_boards(
+    several: Sequence[Board], *, at_rate: bool = True, listen: Callable[[], None] = lambda: None
+) -> pd.DataFrame:
+    """Plan every board and hold the plan against its best submission.
+
+    Takes ``at_rate`` (whether to ask, too, for the fewest GPUs at the rate of the run) and ``listen`` (called after
+    each board). Returns a row a board, columns ``COLUMNS``.
+    """
+    lines = []
+    for board in several:
+        lines.append(_judged(board, at_rate=at_rate))
+        listen()
+    return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def _judged(board: Board, *, at_rate: bool) -> dict[str, object]:
+    run, lengths = board.best, lengths_named(board.traffic)
+    tokens = [tokens_per_gpu(each) for each in board.submissions]
+    told: dict[str, object] = {
+        "model": run.model,
+        "system": run.system,
+        "scenario": run.scenario,
+        "ttft_limit_s": run.ttft_limit,
+        "tpot_limit_s": run.tpot_limit,
+        "gpus": int(run.gpus),
+        "submissions": len(tokens),
+        "run": tokens[0],
+        "best_over_least": tokens[0] / tokens[-1],
+        "submitter": run.submitter,
+        "ran": next(_layouts(board.submissions), ""),
+    }
+    found = planned(board, lengths)
+    if found.best is None or found.ask is None:
+        return told | {"plan": math.nan, "plan_over_run": math.nan, "reason": found.infeasible}
+    design = found.best
+    told |= {
+        "plan": design.tokens_per_s / run.gpus,
+        "plan_over_run": design.tokens_per_s / run.gpus / tokens[0],
+        "mode": str(design.mode.value),
+        "planned": _pools(design),
+        "never_served": _never_served(design),
+        "reason": "",
+    }
+    if at_rate:
+        fewest = found.ask(rate=tokens[0] * run.gpus / lengths.mean_osl, gpus=None).best
+        told["gpus_for_run"] = math.nan if fewest is None else fewest.gpus
+    return told
+
+
+def _layouts(submissions: Iterable[ServingRow]) -> Iterator[str]:
+    """Layouts of those submissions that state them."""
+    for row in submissions:
+        if row.workers is not None and not row.assumed_layout:
+            yield f"{row.workers.count} x {text_of(row.workers.mapping)}"
+
+
+def _pools(design: Design) -> str:
+    """Pools of a design: ``prefill 25 x 1 GPU; decode 11 x DP4 FFN-TP4``."""
+    several = design.mode == ServingMode.DISAGGREGATED
+    words = (f"{pool.role} " * several + f"{pool.instances} x {text_of(pool.mapping)}" for pool in design.pools)
+    return "; ".join(words)
+
+
+def _never_served(design: Design) -> str:
+    """What of its layouts nobody is known to have run."""
+    found = [
+        why for pool in design.pools for why in why_unserved(pool.setup, pool.mapping, prefill=pool.role == "prefill")
+    ]
+    return "; ".join(dict.fromkeys(filter(None, map(str, found))))
+
+
+@cache
+def _drafts() -> dict[tuple[str, str], Speculation | None]:
+    """Drafts by model and scenario, as ``boards.yaml`` has them."""
+    lines = read_mapping(Path(__file__).with_name("boards.yaml"))["drafts"]
+    return {
+        (each["model"], each["scenario"]): asked_speculation(each["model"], str(each["drafts"]), each["acceptance"])
+        for each in lines
+    }

@@ -1,0 +1,232 @@
+"""Judge the optimum of split deployments: the best that a search finds, beside the best that was published.
+
+A **group** is one model, system, recipe, engine and pair of lengths with disaggregated runs in a closed loop. Its
+published frontier are the runs that no other run beats in interactivity (``1/TPOT``) and throughput. At the
+interactivity of each of them three forecasts are held against the measured throughput:
+
+* ``as_run``: the forecast of the run itself, its layout, counts and load;
+* ``same_kinds``: the frontier over the layouts of workers that the group's runs have, at any batch and in any number;
+* ``free``: the frontier over all layouts that a plan may take (``supported``).
+
+So ``as_run`` is the error of the model, ``same_kinds`` over it what the search gains by counts and batches, and
+``free`` over that what it gains by layouts. A right optimum gains little: operators have searched, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+
+from disagg_sim.domain import Sharding
+from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.report.words import mapping_text
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.layouts import Layouts, layouts_of
+from disagg_sim.search.mappings import enumerate_mappings
+from disagg_sim.serving.disaggregated import Rules, match_pools
+from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
+from disagg_sim.workload.lengths import Lengths, lengths_at
+from lab.calibration.served.ranking import curve_at, served_points
+from lab.calibration.served.rows import ServingRow
+
+#: Interactivity below which optima are judged: faster runs have drafts, or one prefill worker. [token/s/user]
+FASTEST = 60.0
+#: Classes of interactivity that are told apart. [token/s/user]
+CLASSES = (0.0, 20.0, 35.0, FASTEST)
+#: Longest first-token latency of a frontier, without a queue. [s]
+FTL = 10.0
+#: Fewest prefill workers of a run whose ratio of pools is judged: below that it is rounded to whole workers. [1]
+LEAST_WORKERS = 3
+GROUP = ("model", "system", "recipe", "engine", "isl", "osl")
+#: Columns of ``judged_optima``, in order.
+COLUMNS = (
+    *GROUP,
+    INTERACTIVITY,
+    "published",  # input and output tokens [token/s/GPU]
+    "as_run",  # forecast over published [1]
+    "same_kinds",  # likewise
+    "free",  # likewise
+    "ran",
+    "found",  # of the free frontier, at this interactivity
+    "found_prefill",  # kinds of its layouts
+    "found_decode",
+    "prefill_over_decode",  # GPUs, as published [1]
+    "ratio_over_published",  # of the run's own two kinds, matched, over this; from LEAST_WORKERS prefill workers on [1]
+)
+
+
+@dataclass(frozen=True)
+class SplitGroup:
+    """Disaggregated runs of one group, as operating points with their rows."""
+
+    runs: pd.DataFrame  # as ``served_points``
+    rows: tuple[ServingRow, ...]  # of the points, in order
+
+    @property
+    def lengths(self) -> Lengths:
+        """Means of input and output."""
+        return lengths_at(self.rows[0].isl, self.rows[0].osl)
+
+    @cached_property
+    def at(self) -> Setup:
+        """Model, system, recipe and engine."""
+        first = self.rows[0]
+        return setup(first.model, first.system, first.recipe, engine=first.engine)
+
+    @cached_property
+    def same_kinds(self) -> pd.DataFrame:
+        """Frontier over the layouts of its prefill and of its decode workers."""
+        return self.frontier(_kinds(each.prefill for each in self.rows), _kinds(each.workers for each in self.rows))
+
+    @cached_property
+    def free(self) -> pd.DataFrame:
+        """Frontier over all layouts that a plan takes."""
+        every = enumerate_mappings(self.at, layouts=Layouts.SUPPORTED)
+        return self.frontier(every, every)
+
+    def frontier(self, prefill: Sharding | list[Sharding], decode: Sharding | list[Sharding]) -> pd.DataFrame:
+        """The best matches of these layouts, in any number."""
+        sent, taken = prefill_grid(self.at, prefill, self.lengths), decode_grid(self.at, decode, self.lengths)
+        return match_pools(sent, taken, Rules(ftl_limit=FTL, keep="frontier")).points
+
+    def best(self, frontier: pd.DataFrame, level: float) -> dict[str, Any] | None:
+        """The point of a frontier with the most throughput from an interactivity on [token/s/user]."""
+        fast = frontier[frontier[INTERACTIVITY] >= level]
+        found = fast.nlargest(1, THROUGHPUT).to_dict("records")
+        return {str(name): value for name, value in found[0].items()} if found else None
+
+    def height(self, frontier: pd.DataFrame, level: float) -> float:
+        """Input and output tokens of a frontier at an interactivity. [token/s/GPU]"""
+        both = 1.0 + self.rows[0].isl / self.rows[0].osl
+        found = curve_at(frontier[INTERACTIVITY].to_numpy(), frontier[THROUGHPUT].to_numpy(), [level])
+        return float(both * found[0])
+
+
+def _kinds(workers: Iterable[Any]) -> list[Sharding]:
+    """Layouts of workers, each once."""
+    return list(dict.fromkeys(each.mapping for each in workers))
+
+
+def split_groups(table: pd.DataFrame, rows: Sequence[ServingRow]) -> list[SplitGroup]:
+    """Put disaggregated operating points whose throughput was measured together by group.
+
+    Takes ``table`` (of ``evaluate`` of these rows). Runs beyond saturation count: what they delivered is on the
+    frontier, though they did not decode all that was in flight.
+    """
+    split = table[(table["mode"] == "disaggregated") & (table["qa_flag"] != "check")]
+    stated = split.loc[(split["quantity"] == "throughput") & split["evaluated"], "point"]
+    found = served_points(split[split["point"].isin(stated)].assign(saturated=False))
+    by_point = {row.point: row for row in rows if row.prefill is not None and not row.reason}
+    found = found.assign(recipe=[by_point[point].recipe for point in found["point"]])
+    return [
+        SplitGroup(mine.reset_index(drop=True), tuple(by_point[point] for point in mine["point"]))
+        for _, mine in found.groupby(list(GROUP), sort=True)
+    ]
+
+
+def on_frontier(runs: pd.DataFrame) -> pd.Series:
+    """Whether no other run is as fast as each, and has more throughput, measured."""
+    fast, high = (runs[f"{name}_measured"].to_numpy() for name in ("interactivity", "throughput"))
+    beaten = (fast[:, None] <= fast) & (high[:, None] < high) | (fast[:, None] < fast) & (high[:, None] <= high)
+    return pd.Series(~beaten.any(axis=1), index=runs.index)
+
+
+def judged_optima(groups: Sequence[SplitGroup], *, listen: Callable[[], None] = lambda: None) -> pd.DataFrame:
+    """Hold the frontiers of every group against its published one, up to ``FASTEST``.
+
+    Takes ``listen`` (called after each group). Returns a row a run on a published frontier, columns ``COLUMNS``.
+    """
+    lines: list[dict[str, Any]] = []
+    for group in groups:
+        kept = on_frontier(group.runs) & (group.runs["interactivity_measured"] < FASTEST)
+        runs = zip(kept, group.runs.to_dict("records"), group.rows, strict=True)
+        lines += [_judged(group, run, row) for good, run, row in runs if good]
+        listen()
+    return pd.DataFrame(lines, columns=list(COLUMNS))
+
+
+def _judged(group: SplitGroup, run: dict[Any, Any], row: ServingRow) -> dict[str, Any]:
+    assert row.prefill is not None
+    assert row.workers is not None
+    level, published = float(run["interactivity_measured"]), float(run["throughput_measured"])
+    ratio = row.prefill.gpus / row.workers.gpus
+    told: dict[str, Any] = {name: run[name] for name in GROUP} | {
+        INTERACTIVITY: level,
+        "published": published,
+        "as_run": float(run["throughput_forecast"]) / published,
+        "same_kinds": group.height(group.same_kinds, level) / published,
+        "free": group.height(group.free, level) / published,
+        "ran": run["configuration"],
+        "prefill_over_decode": ratio,
+        "ratio_over_published": math.nan,
+    }
+    if (found := group.best(group.free, level)) is not None:
+        phases = [(phase, int(found[f"{phase}_instances"])) for phase in ("prefill", "decode")]
+        told["found"] = " + ".join(f"{count}x{mapping_text(found, phase)}" for phase, count in phases)
+        told |= {f"found_{phase}": _kind(found, phase) for phase, _ in phases}
+    if row.prefill.count >= LEAST_WORKERS:
+        own = group.best(group.frontier([row.prefill.mapping], [row.workers.mapping]), level)
+        if own is not None:
+            told["ratio_over_published"] = float(own["ctx_gen_gpu_ratio"]) / ratio
+    return told
+
+
+def _kind(point: dict[str, Any], phase: str) -> str:
+    """Kind of the layout of one phase of a point."""
+    degrees: dict[str, Any] = {
+        name: int(point[f"{phase}_{name}"]) for name in ("tp_attn", "dp_attn", "tp_ffn", "ep", "pp")
+    }
+    return str(layouts_of(Sharding(**degrees))[0])
+
+
+def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
+    """Medians of the three heights by system, weights and class of interactivity, and of all below one another.
+
+    Returns ``system``, ``weights``, ``tokens_per_s_per_user`` (class, "all" = all of them), ``points``, ``as_run``,
+    ``same_kinds``, ``free`` (medians [1]).
+    """
+    bounds = [f"{low:g}-{high:g}" for low, high in pairwise(CLASSES)]
+    classes = pd.cut(optima[INTERACTIVITY], CLASSES, right=False, labels=bounds).astype(str)
+    lines = optima.assign(speed=classes, weights=[str(name).partition("_")[0] for name in optima["recipe"]])
+    parts = [(system, weights, "all", mine) for (system, weights), mine in lines.groupby(["system", "weights"])]
+    parts += [("all", "all", speed, lines[lines["speed"] == speed]) for speed in bounds]
+    parts.append(("all", "all", "all", lines))
+    found = [
+        (*words, len(mine), *(mine[name].median() for name in ("as_run", "same_kinds", "free")))
+        for *words, mine in parts
+        if len(mine)
+    ]
+    return pd.DataFrame(found, columns=["system", "weights", INTERACTIVITY, "points", "as_run", "same_kinds", "free"])
+
+
+def preferred(optima: pd.DataFrame) -> pd.DataFrame:
+    """Kinds of layouts that free frontiers take, and how far above the published kinds they put it.
+
+    Returns ``phase``, ``layout``, ``points``, ``gain`` (median of ``free`` over ``same_kinds``), ``most``, ``height``
+    (median of ``free``); most points first.
+    """
+    gain = optima["free"] / optima["same_kinds"]
+    lines = []
+    for phase in ("prefill", "decode"):
+        for layout, mine in gain.groupby(optima[f"found_{phase}"]):
+            height = optima.loc[mine.index, "free"].median()
+            lines.append((phase, layout, len(mine), mine.median(), mine.max(), height))
+    found = pd.DataFrame(lines, columns=["phase", "layout", "points", "gain", "most", "height"])
+    return found.sort_values(["phase", "points"], ascending=False, kind="stable", ignore_index=True)
+
+
+def ratios_by(optima: pd.DataFrame) -> pd.DataFrame:
+    """Ratio of the pools over the published one by input length, of runs with ``LEAST_WORKERS`` prefill workers.
+
+    Returns ``isl`` [token], ``points``, ``median``, ``p10``, ``p90`` [1].
+    """
+    known = optima.dropna(subset=["ratio_over_published"])
+    found = known.groupby("isl")["ratio_over_published"]
+    columns = {"points": found.size(), "median": found.median(), "p10": found.quantile(0.1), "p90": found.quantile(0.9)}
+    return pd.DataFrame(columns).reset_index()

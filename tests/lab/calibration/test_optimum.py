@@ -1,0 +1,197 @@
+"""What a plan would deploy beside what was published: boards of three submissions, frontiers, ratios, by hand."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from disagg_sim.cli.main import run
+from lab.calibration.served.boards import boards, judged_boards, tokens_per_gpu
+from lab.calibration.served.cells import instance
+from lab.calibration.served.evaluate import evaluate
+from lab.calibration.served.optimum import heights_by, judged_optima, on_frontier, preferred, ratios_by, split_groups
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+
+
+def submission(samples: float, *, gpus: int = 8, submitter: str = "", **changed: object) -> ServingRow:
+    """A Server result of Llama-3.1-8B on H200, 129 tokens out."""
+    row = ServingRow(
+        file="mlperf.csv",
+        row=submitter,
+        form="mlperf",
+        quantities=(),
+        model="llama_3_1_8b",
+        system="h200_sxm",
+        engine="trtllm",
+        recipe="fp8",
+        load="server",
+        workers=WorkerGroup(count=gpus, mapping=instance(1)),
+        assumed_layout=True,
+        isl=778.0,
+        osl=129.0,
+        rate=samples,
+        submitter=submitter,
+        scenario="Server",
+        ttft_limit=2.0,
+        tpot_limit=0.1,
+    )
+    return replace(row, **changed)
+
+
+def test_the_run_of_a_board_is_its_best_submission_by_gpu():
+    """100 requests/s on 8 GPUs are 1,612.5 tokens/s/GPU, 60 on 4 are 1,935; other limits are another board."""
+    rows = [
+        submission(100.0, submitter="A"),
+        submission(60.0, gpus=4, submitter="B"),
+        submission(90.0, submitter="C", assumed_layout=False),
+        submission(300.0, submitter="D", tpot_limit=0.2),
+        submission(999.0, submitter="E", reason="open division: the model may be changed"),
+        submission(999.0, submitter="F", tpot_limit=math.nan),  # Offline
+        submission(999.0, submitter="G", model="llama_2_70b"),  # whose lengths are not published
+    ]
+    first, second = boards(rows)
+    assert [each.submitter for each in first.submissions] == ["B", "A", "C"]
+    assert [tokens_per_gpu(each) for each in first.submissions] == [1935.0, 1612.5, 1451.25]
+    assert [each.submitter for each in second.submissions] == ["D"]
+
+
+def test_the_rules_of_a_scenario_say_what_drafts():
+    interactive = submission(1.0, model="deepseek_r1", scenario="Interactive")
+    (fast,), (slow,) = boards([interactive]), boards([replace(interactive, scenario="Server")])
+    assert slow.drafts is None
+    assert fast.drafts is not None
+    assert (fast.drafts.choices, 1 + sum(fast.drafts.acceptance)) == ((3,), pytest.approx(2.82))
+
+
+def test_a_run_that_does_what_the_plan_does_has_a_ratio_of_one():
+    """And half of the rate needs no more than the same GPUs, at twice the ratio."""
+    (told,) = judged_boards(boards([submission(200.0)]), at_rate=False).to_dict("records")
+    rate = told["plan"] * 8 / 129.0
+    same, half = judged_boards(boards([submission(rate)]) + boards([submission(rate / 2)])).to_dict("records")
+    assert (same["plan_over_run"], half["plan_over_run"]) == (pytest.approx(1.0), pytest.approx(2.0))
+    assert half["gpus_for_run"] <= same["gpus_for_run"] <= 8
+    assert (same["mode"], same["planned"], same["ran"]) == ("colocated", "8 x 1 GPU", "")
+
+
+def test_a_board_whose_limits_nothing_keeps_says_why():
+    (told,) = judged_boards(boards([submission(200.0, tpot_limit=1e-4)])).to_dict("records")
+    assert math.isnan(told["plan_over_run"])
+    assert "TPOT" in told["reason"]
+
+
+def test_a_run_is_on_the_frontier_unless_another_is_as_fast_and_higher_or_faster_and_as_high():
+    runs = pd.DataFrame(
+        [(10.0, 100.0), (10.0, 90.0), (20.0, 100.0), (30.0, 40.0), (30.0, 40.0)],
+        columns=["interactivity_measured", "throughput_measured"],
+    )
+    assert on_frontier(runs).tolist() == [False, False, True, True, True]
+
+
+def split_run(row: str, concurrency: float, tpot: float, throughput: float, *, prefill: int, decode: int) -> ServingRow:
+    """R1 in fp8 on B200: prefill workers and decode workers of DP8 EP8."""
+    gpus = 8.0 * (prefill + decode)
+    quantities = (
+        Measurement(name="tpot", measured=tpot),
+        Measurement(name="ttft", measured=1.0),
+        Measurement(name="throughput", measured=throughput, basis="total", gpus=gpus),
+    )
+    return ServingRow(
+        file="runs.csv",
+        row=row,
+        form="inferencex_dsr1",
+        quantities=quantities,
+        model="deepseek_r1",
+        system="b200_sxm",
+        engine="trtllm",
+        recipe="fp8",
+        load="closed_loop",
+        mode="disaggregated",
+        workers=WorkerGroup(count=decode, mapping=instance(8, ep=8, dp=0)),
+        prefill=WorkerGroup(count=prefill, mapping=instance(8, ep=8, dp=0)),
+        isl=7372.8,
+        osl=921.6,
+        concurrency=concurrency,
+    )
+
+
+def test_heights_at_the_interactivity_of_each_published_run():
+    """Three prefill workers beside two of decode; a run of one prefill worker has no ratio to judge.
+
+    Frontiers are in output tokens; with 8 tokens in for one out they are 9 times as high. What is free to choose is at
+    least as high as the kinds that ran, whose layout is among the free ones.
+    """
+    rows = [
+        split_run("slow", 512, 1 / 20.0, 3000.0, prefill=3, decode=2),
+        split_run("fast", 64, 1 / 50.0, 900.0, prefill=1, decode=2),
+        split_run("beaten", 72, 1 / 45.0, 800.0, prefill=1, decode=2),
+        split_run("beyond", 8, 1 / 80.0, 100.0, prefill=1, decode=2),
+    ]
+    table = evaluate(rows)
+    (group,) = split_groups(table, rows)
+    optima = judged_optima([group])
+    assert optima["published"].tolist() == pytest.approx([900.0, 3000.0])
+    assert optima["prefill_over_decode"].tolist() == [0.5, 1.5]
+    assert optima["ratio_over_published"].notna().tolist() == [False, True]
+    forecast = table[table["quantity"] == "throughput"].set_index("row")["predicted"]
+    assert optima["as_run"].tolist() == pytest.approx([forecast["fast"] / 900.0, forecast["slow"] / 3000.0])
+    assert (optima["free"] >= optima["same_kinds"] * (1 - 1e-9)).all()
+    best = group.best(group.same_kinds, 20.0)
+    assert best["ctx_gen_gpu_ratio"] / 1.5 == pytest.approx(optima["ratio_over_published"][1])
+    beside = group.same_kinds[group.same_kinds["tokens_per_s_per_user"] >= 20.0]["tokens_per_s_per_gpu"].max()
+    assert optima["same_kinds"][1] * 3000.0 >= 9.0 * beside * (1 - 1e-9)  # between two points the curve is higher
+
+
+def test_medians_by_system_and_class_layouts_and_ratios():
+    optima = pd.DataFrame(
+        {
+            "system": ["a", "a", "b"],
+            "recipe": ["fp8", "fp8_bf16kv", "nvfp4_fp8kv"],
+            "isl": [900.0, 900.0, 7000.0],
+            "tokens_per_s_per_user": [10.0, 30.0, 34.0],
+            "as_run": [1.0, 1.2, 1.1],
+            "same_kinds": [1.0, 2.0, 1.0],
+            "free": [1.5, 2.0, 1.2],
+            "found_prefill": ["PP", "PP", "DP"],
+            "found_decode": ["DP", "DP", "DP"],
+            "ratio_over_published": [0.5, math.nan, 0.9],
+        }
+    )
+    found = heights_by(optima).set_index(["system", "weights", "tokens_per_s_per_user"])
+    assert found["points"].to_dict() == {
+        ("a", "fp8", "all"): 2,
+        ("b", "nvfp4", "all"): 1,
+        ("all", "all", "0-20"): 1,
+        ("all", "all", "20-35"): 2,
+        ("all", "all", "all"): 3,
+    }
+    assert found.loc[("a", "fp8", "all"), ["as_run", "same_kinds", "free"]].tolist() == pytest.approx([1.1, 1.5, 1.75])
+    taken = preferred(optima)
+    assert taken[["phase", "layout", "points"]].to_numpy().tolist() == [
+        ["prefill", "PP", 2],
+        ["prefill", "DP", 1],
+        ["decode", "DP", 3],
+    ]
+    assert taken["gain"].tolist() == pytest.approx([1.25, 1.2, 1.2])
+    assert ratios_by(optima)[["isl", "points", "median"]].to_numpy().tolist() == [[900.0, 1, 0.5], [7000.0, 1, 0.9]]
+
+
+MLPERF = (
+    "row_id,mlperf_id,submitter,division,hardware,gpu_family,gpus_total,model,precision_weights,framework,scenario,"
+    "samples_per_s,tokens_per_sample_out,value,slo_ttft_ms,slo_tpot_ms\n"
+    "a,6.0-1,Somebody,closed,NVIDIA H200-SXM-141GB,H200,1,llama3.1-8b,fp8,TensorRT 10.14,Server,40,129,5160,2000,100\n"
+    "b,6.0-2,Nobody,closed,NVIDIA H200-SXM-141GB,H200,1,llama3.1-8b,fp8,TensorRT 10.14,Server,50,129,6450,2000,100\n"
+)
+
+
+def test_the_command_prints_a_screen_and_writes_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file, out = tmp_path / "mlperf.csv", tmp_path / "out"
+    file.write_text(MLPERF)
+    assert run(["validate", "optimum", str(file), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    (board,) = pd.read_csv(out / "boards.csv").to_dict("records")
+    assert (board["submissions"], board["run"], board["submitter"]) == (2, 6450.0, "Nobody")
+    assert f"{board['plan_over_run']:.2f}" in told
+    assert "boards within 0.85 to 1.15" in told
+    assert pd.read_csv(out / "optima.csv").empty
