@@ -19,7 +19,7 @@ from disagg_sim.extras import EXTRAS
 ROOT = Path(disagg_sim.__file__).parent
 LAB = ROOT.parent / "lab"
 SHARED = {"units", "errors", "extras", "notebook", "domain", "atomic", "arrays", "parquet", "memory", "reading"}
-SHARED |= {"choices"}
+SHARED |= {"choices", "question"}
 #: Rooms that the laboratory, commands and the notebook API may all use.
 ABOVE = {"facts", "physics", "search", "serving", "certainty", "simulation", "sweep", "scenario"}
 ABOVE |= {"workload", "planning", "launch"}
@@ -28,6 +28,7 @@ ALLOWED = {
     "units": set(),
     "errors": set(),
     "choices": set(),
+    "question": set(),
     "extras": set(),
     "notebook": set(),
     "domain": set(),
@@ -61,6 +62,7 @@ PACKAGES = {
     "units": set(),
     "errors": set(),
     "choices": set(),
+    "question": set(),
     "extras": set(),
     "notebook": set(),
     "domain": {"numpy"},

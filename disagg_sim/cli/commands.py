@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from disagg_sim.cli.lazy import CommandEntry, LazyGroup
+from disagg_sim.question import ExplainQuestion, PlanQuestion
 
 
 class SpecsCommands(LazyGroup):
@@ -58,6 +59,7 @@ class Commands(LazyGroup):
             "plan:plan",
             "Answer what to deploy, on one screen.",
             "plan --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20",
+            PlanQuestion,
         ),
         "sweep": CommandEntry(
             "sweep:sweep",
@@ -73,6 +75,7 @@ class Commands(LazyGroup):
             "explain:explain",
             "Take one design apart, down to its fits.",
             "explain reports/demo --best --figure best.png",
+            ExplainQuestion,
         ),
         "launch": CommandEntry(
             "launch:launch",

@@ -125,13 +125,15 @@ def _parameter(command: str, given: ast.arg, named: Mapping[str, ast.expr]) -> P
     if flag:
         type_: Any = Annotated[bool, typer.Option(*declarations, help=text)]
     else:
-        info = declares(*declarations, help=text, autocompletion=_words_of(command, given.arg))
+        info = declares(*declarations, help=text, autocompletion=words_of(command, given.arg))
         several = "list[" in ast.unparse(kind)
         type_ = Annotated[list[str], info] if several else Annotated[str, info]
     return Parameter(given.arg, Parameter.KEYWORD_ONLY, default=False if flag else None, annotation=type_)
 
 
-def _words_of(command: str, parameter: str) -> Callable[[typer.Context, str], list[str]]:
+def words_of(command: str, parameter: str) -> Callable[[typer.Context, str], list[str]]:
+    """Make the function that finds the words of a parameter."""
+
     def words(ctx: typer.Context, incomplete: str) -> list[str]:
         """Those that begin with what is there; behind a comma, for the next one."""
         before, comma, rest = incomplete.rpartition(",") if parameter == "system" else ("", "", incomplete)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import typer
@@ -18,22 +18,19 @@ from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
-from disagg_sim.choices import EVEN_RANKS, FAILURES, MORE_PHASES, NOT_HELD, PHASES, RANK_IMBALANCES
-from disagg_sim.cli.cached import asked_reuse
-from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool, refuse_given, refuse_of_tables, refused
-from disagg_sim.cli.plan_pools import INFEASIBLE
-from disagg_sim.cli.quantities import reader, share
-from disagg_sim.cli.tables import print_table
-from disagg_sim.cli.workers import Offline
+from disagg_sim.choices import EVEN_RANKS, MORE_PHASES, NOT_HELD, PHASES
+from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool, refuse_given
+from disagg_sim.cli.plan_inputs import asked_reuse
+from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
-from disagg_sim.facts.traffic import Reuse
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
+from disagg_sim.question import ExplainQuestion
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -80,129 +77,25 @@ BAR = 30
 MARKS = {"compute": "█", "hbm": "▓", "nvlink": "▒", "nic": "░", "latency": "─", "host": "h", "waiting": "·"}
 
 
-def explain(
-    results: Annotated[
-        Path | None,
-        typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a file of points/."),
-    ] = None,
-    row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, counted from 0.")] = None,
-    case: Annotated[str, typer.Option(help="Only rows of this case.")] = "",
-    best: Annotated[bool, typer.Option("--best", help="Take the row of highest throughput.")] = False,
-    at_interactivity: Annotated[
-        float | None,
-        typer.Option("--at-interactivity", metavar="X", help="Take the highest throughput at X tokens/s/user or more."),
-    ] = None,
-    model: Annotated[str, typer.Option(help="Design by hand: model; the options down to --osl apply.")] = "",
-    system: Annotated[str, typer.Option(help="The GPU system.")] = "",
-    precision: Annotated[str, typer.Option(help="The precision recipe.")] = "",
-    profile: Annotated[str, typer.Option(help="ideal, optimistic or measured.")] = "measured",
-    engine: Annotated[str, typer.Option(help="Engine profile; default: the system's.")] = "",
-    phase: Annotated[
-        str,
-        typer.Option(
-            help=f"{', '.join(PHASES)}: an instance of one phase or of both; {', '.join(MORE_PHASES)}: further pools."
-        ),
-    ] = "decode",
-    ffn_gpus: Annotated[int, typer.Option(min=0, help="GPUs of the feed-forward pool, of attention_ffn.")] = 0,
-    microbatches: Annotated[int, typer.Option(min=1, help="That alternate between both pools, of attention_ffn.")] = 3,
-    images: Annotated[str, typer.Option(metavar="NxHxW[@SHARE]", help="Images of a request, of encode.")] = "",
-    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism of attention.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Data parallelism of attention.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism; the FFN shards over tp*dp*pcp/ep.")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline stages.")] = 1,
-    dcp: Annotated[int, typer.Option(min=1, help="Of the tp GPUs, those that share the tokens of a KV head.")] = 1,
-    pcp: Annotated[int, typer.Option(min=1, help="Groups of tp GPUs that share a prompt, of prefill.")] = 1,
-    speculate: Annotated[str, typer.Option(metavar="auto|off|K", help="Draft tokens of a decode step.")] = "off",
-    acceptance: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|METHOD SHARES", help="Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'."
-        ),
-    ] = "",
-    batch: Annotated[int, typer.Option(min=1, help="Requests of the instance.")] = 1,
-    isl: Annotated[int, typer.Option(min=1, help="Input tokens.")] = 1024,
-    osl: Annotated[int, typer.Option(min=2, help="Output tokens.")] = 256,
-    traffic: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.",
-        ),
-    ] = "",
-    cached: Annotated[float, typer.Option(parser=share, metavar="SHARE", help="Share of prompts in caches.")] = 0.0,
-    tiers: Annotated[
-        str, typer.Option(metavar="TIER[=SHARE,...]", help="Where they are cached: hbm, dram, ssd, remote.")
-    ] = "",
-    rank_imbalance: Annotated[
-        str,
-        typer.Option(metavar="ROUTING", help=f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}."),
-    ] = EVEN_RANKS,
-    hold_prompts: Annotated[
-        str, typer.Option(metavar="none|tuned|N", help="Most decode steps that prompts wait for seats of all ranks.")
-    ] = NOT_HELD,
-    figure: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Picture to write (.png, .svg, .pdf): bars and roofline.")
-    ] = None,
-    energy: Annotated[bool, typer.Option("--energy", help="Tell watts and joules of the passes, too.")] = False,
-    availability: Annotated[
-        float | None,
-        typer.Option(
-            parser=reader("share"), metavar="SHARE", help="Tell what a failure stops, and the spares for so much time."
-        ),
-    ] = None,
-    failures: Annotated[str, typer.Option(metavar="NAME|FILE", help="Failure rates for --availability.")] = FAILURES,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    offline: Offline = False,  # noqa: ARG001 - its callback answers it
-) -> None:
-    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
-
-    Name a table of results and one of its rows, or a design by hand.
-    """
-    if (results is None) == (not model):
-        raise InputError("name either a table of results, or a design by --model, --system and --precision")
-    asked = lengths_named(traffic) if traffic else None
-    wanted = None if availability is None else Availability(target=availability, failing=load_failures(failures))
-    if results is None:
-        chooses = {"--row": row is not None, "--case": case, "--best": best}
-        refuse_given(chooses | {"--at-interactivity": at_interactivity is not None}, OF_TABLE)
-    if results is not None:
-        given = {"--rank-imbalance": rank_imbalance != EVEN_RANKS, "--cached": cached, "--tiers": tiers}
-        refuse_of_tables(given | {"--hold-prompts": hold_prompts != NOT_HELD})
-        table = read_points(results, case)
-        chosen = chosen_row(table, row, at_interactivity, best=best)
-        design: pd.DataFrame | PhaseGrid = table.loc[[chosen]]
-    else:
-        named = _given("--system", system), _given("--precision", precision)
-        drafter = asked_speculation(load_model(model).name, speculate, acceptance)
-        at, chosen = setup(model, *named, profile, engine or None, drafter), 0
-        mapping = mapping_by_hand(at, Sharding(tp_attn=tp, dp_attn=dp, pp=pp, dcp=dcp, pcp=pcp), ep)
-        asked = asked or lengths(isl, osl)
-        if (reuse := reuse_by_hand(cached, tiers, phase, asked)) is not None:
-            asked, traffic = with_cached(asked, reuse), f"{traffic or f'{isl}/{osl}'}/{reuse_text(reuse)}"
-        if phase in MORE_PHASES:
-            refused({"--json": as_json, "--figure": figure, "--availability": wanted})
-            refused({"--speculate": drafter, "--rank-imbalance": rank_imbalance != EVEN_RANKS})
-            refused({"--hold-prompts": hold_prompts != NOT_HELD})
-            explain_pool(
-                at, phase, mapping, asked, batch, halves=(ffn_gpus, microbatches), images=images, energy=energy
-            )
-            return
-        asked = uneven(asked, rank_imbalance)
-        design = by_hand(at, mapping, asked, phase, batch, hold_prompts)
-    apart = breakdown_of(design, Origin(lengths=asked), energy=energy, wanted=wanted)
-    full = too_full(memory_of_pools(apart.found, chosen))
-    if figure is not None:
-        draw_breakdown(apart.found, figure, row=chosen)
-    if as_json:
+def explain(asked: ExplainQuestion) -> None:
+    """Take a design apart, print and draw it; exit code 2 where its memory is too small."""
+    if asked.results is None and asked.phase in MORE_PHASES:
+        explain_pool(asked, *design_by_hand(asked)[:3])
+        return
+    apart = explained(asked)
+    full = too_full(memory_of_pools(apart.found, apart.row))
+    if asked.figure is not None:
+        draw_breakdown(apart.found, asked.figure, row=apart.row)
+    if asked.as_json:
         typer.echo(json.dumps(apart.json(), indent=2))
         raise typer.Exit(INFEASIBLE if full else 0)
     if full:
         typer.echo(f"{full}; the times below are those of GPUs with room for it\n")
-    _print(apart.found, chosen, traffic, apart.watts)
+    _print(apart)
     one, spared = apart.one, apart.spared
     facts = [*cached_rows(one.lengths, apart.uses, one.prefill_at.system.name, passes="prefill" in one.phases)]
     facts += [*prefill_delay_rows(apart.held), *hand_over_rows(apart.handed)]
-    facts += [] if spared is None else spares_rows(spared[1], spared[0], failures)
+    facts += [] if spared is None else spares_rows(spared[1], spared[0], asked.failures)
     if facts:
         typer.echo("\nas it is served")
         print_table(facts, header=("what", "", "rests on"))
@@ -215,6 +108,8 @@ class Apart(NamedTuple):
 
     one: Designs
     found: Breakdown
+    row: Any  # of the table; 0 of a design by hand
+    traffic: str  # in the heading; "" = that of the row
     watts: pd.DataFrame | None  # of its passes; None where energy is not asked for
     uses: tuple[TierUse, ...]
     spared: tuple[list[tuple[str, int]], Spares] | None  # pools and their spares; None without an availability
@@ -227,17 +122,35 @@ class Apart(NamedTuple):
         return explain_json(self.found, self.watts, self.uses, spares, self.held, self.handed)
 
 
-def breakdown_of(
-    design: pd.DataFrame | PhaseGrid, origin: Origin, *, energy: bool, wanted: Availability | None
-) -> Apart:
-    """Take one design apart."""
+def explained(asked: ExplainQuestion) -> Apart:
+    """Take the row of a table, or a design by hand, apart."""
+    row: Any = 0
+    design: pd.DataFrame | PhaseGrid
+    if asked.results is None:
+        at, mapping, law, traffic = design_by_hand(asked)
+        law = uneven(law, asked.rank_imbalance)
+        design, origin = _scored(asked, at, mapping, law), Origin(lengths=law)
+    else:
+        _require_one(asked)
+        for option, (value, of_table) in _of_tables(asked).items():
+            if value:
+                raise InputError(f"{option} is of a design by hand; a table says {of_table}")
+        origin, traffic = Origin(lengths=lengths_named(asked.traffic) if asked.traffic else None), asked.traffic
+        table = read_points(asked.results, asked.case)
+        row = chosen_row(table, asked.row, asked.at_interactivity, best=asked.best)
+        design = table.loc[[row]]
     one = design_of(design, 0, 0) if isinstance(design, PhaseGrid) else next(designs_of(design, origin))
+    spared = None
+    if asked.availability is not None:
+        spared = Availability(target=asked.availability, failing=load_failures(asked.failures)).of_designs(one)
     return Apart(
         one=one,
         found=breakdown(design, origin=origin),
-        watts=energy_parts(design, origin=origin) if energy else None,
+        row=row,
+        traffic=traffic,
+        watts=energy_parts(design, origin=origin) if asked.energy else None,
         uses=tiers_of_designs(one),
-        spared=None if wanted is None else wanted.of_designs(one),
+        spared=spared,
         held=prefill_delay_effect_of(one),
         handed=None
         if isinstance(design, PhaseGrid)
@@ -245,21 +158,52 @@ def breakdown_of(
     )
 
 
-def reuse_by_hand(share: float, tiers: str, phase: str, asked: Lengths) -> Reuse | None:
-    """What caches hold of the prompts of a design by hand."""
-    reuse = asked_reuse(share, tiers)
-    if reuse is not None and phase == "decode":
-        others = ", ".join(each for each in PHASES if each != phase)
-        raise InputError(f"--cached is of prompts, and --phase is {phase}; allowed: {others}")
-    if reuse is not None and asked.cached is not None:
+def _require_one(asked: ExplainQuestion) -> None:
+    """``InputError`` unless a table of results is named, or a design by hand."""
+    if (asked.results is None) == (not asked.model):
+        raise InputError("name either a table of results, or a design by --model, --system and --precision")
+
+
+def _of_tables(asked: ExplainQuestion) -> dict[str, tuple[object, str]]:
+    """Options of a design by hand, and what a table says in their place."""
+    return {
+        "--rank-imbalance": (asked.rank_imbalance != EVEN_RANKS, "how its ranks were counted"),
+        "--cached": (asked.cached, "what was cached"),
+        "--tiers": (asked.tiers, "where that was"),
+        "--hold-prompts": (asked.hold_prompts != NOT_HELD, "how long prompts wait"),
+    }
+
+
+def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, str]:
+    """Setup, mapping, lengths and name of the traffic of a design that is given by its parts."""
+    _require_one(asked)
+    law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
+    refuse_given(
+        {
+            "--row": asked.row is not None,
+            "--case": asked.case,
+            "--best": asked.best,
+            "--at-interactivity": asked.at_interactivity is not None,
+        },
+        OF_TABLE,
+    )
+    for option, value in (("--system", asked.system), ("--precision", asked.precision)):
+        if not value:
+            raise InputError(f"a design by hand needs {option}, too")
+    drafter = asked_speculation(load_model(asked.model).name, asked.speculate, asked.acceptance)
+    at = setup(asked.model, asked.system, asked.precision, asked.profile, asked.engine or None, drafter)
+    attention = Sharding(tp_attn=asked.tp, dp_attn=asked.dp, pp=asked.pp, dcp=asked.dcp, pcp=asked.pcp)
+    mapping = mapping_by_hand(at, attention, asked.ep)
+    reuse = asked_reuse(asked.cached, asked.tiers)
+    if reuse is None:
+        return at, mapping, law, asked.traffic
+    if asked.phase == "decode":
+        others = ", ".join(each for each in PHASES if each != asked.phase)
+        raise InputError(f"--cached is of prompts, and --phase is {asked.phase}; allowed: {others}")
+    if law.cached is not None:
         raise InputError("--cached: --traffic says what is cached already; name a traffic without")
-    return reuse
-
-
-def _given(option: str, value: str) -> str:
-    if not value:
-        raise InputError(f"a design by hand needs {option}, too")
-    return value
+    name = asked.traffic or f"{asked.isl}/{asked.osl}"
+    return at, mapping, with_cached(law, reuse), f"{name}/{reuse_text(reuse)}"
 
 
 def mapping_by_hand(at: Setup, attention: Sharding, ep: int) -> Sharding:
@@ -270,28 +214,29 @@ def mapping_by_hand(at: Setup, attention: Sharding, ep: int) -> Sharding:
     return replace(attention, tp_ffn=attention.stage_gpus // ep, ep=ep, redundant_slots=slots)
 
 
-def by_hand(
-    at: Setup, mapping: Sharding, asked: Lengths, phase: str, batch: int, hold_prompts: str = NOT_HELD
-) -> pd.DataFrame | PhaseGrid:
+def _scored(asked: ExplainQuestion, at: Setup, mapping: Sharding, law: Lengths) -> pd.DataFrame | PhaseGrid:
     """One design: of an instance that does both phases the way to prefill that leaves decode the least TTL."""
+    phase = asked.phase
+    if phase in MORE_PHASES:
+        raise InputError(f"--phase {phase} is printed by disagg-sim explain alone; allowed: {', '.join(PHASES)}")
     if phase not in PHASES:
         known = (*PHASES, *MORE_PHASES)
         raise InputError(f"--phase {phase!r} is unknown{nearest(phase, known)}; allowed: {', '.join(known)}")
-    if phase != ServingMode.COLOCATED and hold_prompts != NOT_HELD:
+    if phase != ServingMode.COLOCATED and asked.hold_prompts != NOT_HELD:
         raise InputError(f"--hold-prompts is of --phase colocated; {phase} {_WHY_NOT.get(phase, 'is of one phase')}")
     if phase in ("prefill", "decode"):
         score = decode_grid if phase == "decode" else prefill_grid
-        return score(at, mapping, asked, batch=[batch])
+        return score(at, mapping, law, batch=[asked.batch])
     serve = colocated if phase == ServingMode.COLOCATED else piggyback
-    hold = parse_prefill_delay(hold_prompts)
-    rows = serve(at, mapping, asked, ftl_limit=NO_LIMIT, options=Colocation(batch=(batch,), hold_steps=hold))
+    hold = parse_prefill_delay(asked.hold_prompts)
+    rows = serve(at, mapping, law, ftl_limit=NO_LIMIT, options=Colocation(batch=(asked.batch,), hold_steps=hold))
     if not hold:
         return rows
     waits = rows[rows["hold_steps"] == hold[0]]
     if not len(waits):
         raise InputError(
-            f"--hold-prompts {hold_prompts}: no gain for this design; allowed: none, tuned, or with several attention "
-            "ranks (--dp) and fewer than one answer a rank that ends in a step"
+            f"--hold-prompts {asked.hold_prompts}: no gain for this design; allowed: none, tuned, or with several "
+            "attention ranks (--dp) and fewer than one answer a rank that ends in a step"
         )
     return waits.iloc[[0]].reset_index(drop=True)
 
@@ -324,9 +269,10 @@ def chosen_row(table: pd.DataFrame, row: int | None, least: float | None, *, bes
     return enough[THROUGHPUT].idxmax()
 
 
-def _print(found: Breakdown, row: Any, traffic: str, watts: pd.DataFrame | None) -> None:
+def _print(apart: Apart) -> None:
+    found, row, watts = apart.found, apart.row, apart.watts
     point = point_of(found, row)
-    typer.echo(heading(point | {"traffic": traffic} if traffic else point))
+    typer.echo(heading(point | {"traffic": apart.traffic} if apart.traffic else point))
     for latency in LATENCIES:
         lines = lines_of(found, row, latency)
         if not lines:

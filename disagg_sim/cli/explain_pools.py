@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Named
 from dataclasses import replace
 
 import pandas as pd
@@ -10,14 +9,15 @@ import typer
 
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
-from disagg_sim.choices import ENCODE
-from disagg_sim.cli.plan_pools import INFEASIBLE, images_of
-from disagg_sim.cli.tables import print_table
+from disagg_sim.choices import ENCODE, EVEN_RANKS, NOT_HELD
+from disagg_sim.cli.plan_pools import images_of
+from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
+from disagg_sim.question import ExplainQuestion
 from disagg_sim.report.breakdown import time_text
 from disagg_sim.report.memory import too_full
 from disagg_sim.report.sources import entries_of
@@ -28,39 +28,29 @@ from disagg_sim.workload.lengths import Lengths
 
 HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
-#: Options of a design by hand, and what a table says in their place.
-_SAID = {
-    "--rank-imbalance": "how its ranks were counted",
-    "--cached": "what was cached",
-    "--tiers": "where that was",
-    "--hold-prompts": "how long prompts wait",
-}
 #: Of options that choose a row.
 OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
 
 
-def explain_pool(
-    at: Setup,
-    phase: str,
-    mapping: Sharding,
-    lengths: Lengths,
-    batch: int,
-    *,
-    halves: tuple[int, int],
-    images: str,
-    energy: bool,
-) -> None:
-    """Print what a step over both pools waits for, or what encoding a request takes, with ``energy`` in joules, too.
-
-    ``halves`` are the GPUs of the feed-forward pool and the micro-batches.
-    """
-    if phase == ENCODE:
-        _explain_encode(at, images, energy=energy)
+def explain_pool(asked: ExplainQuestion, at: Setup, mapping: Sharding, lengths: Lengths) -> None:
+    """Print what a step over both pools waits for, or what encoding a request takes, perhaps in joules, too."""
+    others = {
+        "--json": asked.as_json,
+        "--figure": asked.figure,
+        "--availability": asked.availability is not None,
+        "--speculate": at.speculation,
+        "--rank-imbalance": asked.rank_imbalance != EVEN_RANKS,
+        "--hold-prompts": asked.hold_prompts != NOT_HELD,
+    }
+    if given := [name for name, value in others.items() if value]:
+        raise InputError(f"{', '.join(given)}: only prefill, decode and instances of both take it")
+    if asked.phase == ENCODE:
+        _explain_encode(at, asked.images, energy=asked.energy)
         return
+    batch, gpus, micro = asked.batch, asked.ffn_gpus, asked.microbatches
     attention = Sharding(tp_attn=mapping.tp_attn, dp_attn=mapping.dp_attn, tp_ffn=mapping.tp_attn, ep=mapping.dp_attn)
     if attention.gpus != mapping.gpus:
         raise InputError("--phase attention_ffn takes --tp and --dp of attention, and --ffn-gpus; no other degrees")
-    gpus, micro = halves
     sequences, left = divmod(batch, int(attention.dp_attn) * micro)
     if left or not sequences:
         whole = int(attention.dp_attn) * micro
@@ -100,7 +90,7 @@ def explain_pool(
         for pool, (held, limit) in zip(("attention", "FFN"), found.memory, strict=True)
     ]
     print_table(cells, numeric=(1, 3))
-    if energy:
+    if asked.energy:
         split = Split(attention, ffn, micro)
         spent = split_spent(at, at, split, lengths, float(sequences))
         rows = [
@@ -151,22 +141,8 @@ def _rows(parts: pd.DataFrame) -> list[tuple[str, ...]]:
     ]
 
 
-def refused(given: Named[str, object]) -> None:
-    """``InputError`` for options of ``explain`` that act on prefill and decode alone."""
-    said = [name for name, value in given.items() if value]
-    if said:
-        raise InputError(f"{', '.join(said)}: only prefill, decode and instances of both take it")
-
-
 def refuse_given(given: dict[str, object], why: str) -> None:
     """``InputError`` for an option that was given and has nothing to act on."""
     for option, value in given.items():
         if value:
             raise InputError(f"{option} {why}")
-
-
-def refuse_of_tables(given: dict[str, object]) -> None:
-    """``InputError`` for options that say what a table has said."""
-    for option, value in given.items():
-        if value:
-            raise InputError(f"{option} is of a design by hand; a table says {_SAID[option]}")

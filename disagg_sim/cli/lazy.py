@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from disagg_sim.cli.aliases import AliasedCommand
+from disagg_sim.cli.asked import command_of
 from disagg_sim.cli.completion import BESIDE, Word, completing, outline
 from disagg_sim.laboratory import import_lab
 
@@ -22,6 +24,7 @@ class CommandEntry(NamedTuple):
     place: str  # of a function or a ``LazyGroup``: "module:name" below ``disagg_sim.cli``, "lab/..." below ``lab.cli``
     said: str  # in the list of commands
     example: str = ""  # of a function: arguments of a call, shown below the help
+    question: type | None = None  # of a function that answers one, whose fields are its options
 
 
 class LazyGroup(TyperGroup):
@@ -86,14 +89,21 @@ class _Commands(Mapping[str, Any]):
 
 def _load(name: str, entry: CommandEntry) -> Any:
     module, _, attribute = entry.place.partition(":")
-    if completing() and entry.example:  # a function
+    if entry.question is not None:
+        found = command_of(name, entry.question, partial(_answer, module, name, attribute))
+    elif completing() and entry.example:  # a function
         return outline(name, module, attribute)
-    found = getattr(_imported(module, name), attribute)
+    else:
+        found = getattr(_imported(module, name), attribute)
     if isinstance(found, type):
         return found(name=name, help=found.__doc__, rich_markup_mode=None)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=AliasedCommand, short_help=entry.said, epilog=f"Example: disagg-sim {entry.example}")(found)
     return typer.main.get_command(app)
+
+
+def _answer(module: str, command: str, function: str, asked: Any) -> None:
+    getattr(_imported(module, command), function)(asked)
 
 
 def _imported(module: str, command: str) -> Any:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from disagg_sim.report.plan import ScreenPart
 
+#: Exit code of an answer that nothing keeps the limits.
+INFEASIBLE = 2
 #: Columns of the output when it is no terminal.
 WIDE = 200
 

@@ -12,11 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from disagg_sim.choices import MOST_SEED
-from disagg_sim.cli.quantities import per_s
+from disagg_sim.cli.asked import parser_of
 from disagg_sim.cli.tables import print_table
 from disagg_sim.errors import InputError
+from disagg_sim.question import Ask
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.statistics import LengthStatistics, MinuteStatistics, TraceStatistics, trace_statistics
+
+RATE = Ask("", unit="rate")
 
 
 def stats(
@@ -30,7 +33,9 @@ def stats(
     rate: Annotated[
         float | None,
         typer.Option(
-            "--rate", parser=per_s, help="rate of Poisson arrivals for a table without arrival times [requests/s]"
+            "--rate",
+            parser=parser_of(RATE),
+            help="rate of Poisson arrivals for a table without arrival times [requests/s]",
         ),
     ] = None,
     column: Annotated[

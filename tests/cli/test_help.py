@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 from every_command import COMMANDS, LEAVES
@@ -37,3 +39,14 @@ def test_the_example_of_a_command_is_one(words: tuple[str, ...]) -> None:
     assert tuple(example[: len(words)]) == words
     known = {name for each in LEAVES[words].params for name in each.opts}
     assert {word for word in example if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("command", ["plan", "explain"])
+def test_the_help_of_a_question_loads_no_room(command: str) -> None:
+    heavy = ("numpy", "pandas", "rich", "disagg_sim.facts.schema", f"disagg_sim.cli.{command}")
+    code = "import sys; from disagg_sim.cli.main import run; run(sys.argv[1:]); "
+    code += f"print({{*{heavy}}} & {{*sys.modules}})"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, command, "-h"], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown.splitlines()[-1] == "set()"

@@ -288,12 +288,13 @@ def test_the_garbage_collector_works_again_once_a_command_is_imported():
     gc.unfreeze()
 
 
+@pytest.mark.parametrize("words", [["sweep", "--help"], ["plan", "--model", "llama_3_1_8b", "--system", "any"]])
 def test_ctrl_c_is_a_line_while_a_command_is_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lazy, "_imported", interrupted)
-    assert run(["plan", "--help"]) == 130
+    assert run(words) == 130
     assert capsys.readouterr() == ("", "interrupted\n")

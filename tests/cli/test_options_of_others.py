@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from disagg_sim.cli import launch as launch_room
 from disagg_sim.cli import simulate as simulate_room
 from disagg_sim.cli import sweep as sweep_room
-from disagg_sim.cli.explain import explain
 from disagg_sim.cli.main import app, run
 from disagg_sim.errors import InputError
+from disagg_sim.question import ExplainQuestion, fields_of
 
 ROOT = Path(__file__).parents[2]
 BY_HAND = "--model llama_3_1_8b --system h100_sxm --precision fp8"
@@ -72,7 +72,6 @@ CHANGES = [
 ]
 #: Of rows of a table, of pools that have no JSON, and of files: in ``test_explain``; of the hub: in ``test_hub_names``.
 ELSEWHERE = {
-    "offline",
     *("results", "row", "case", "best", "at_interactivity", "figure", "as_json"),
     *("ffn_gpus", "microbatches", "images"),
 }
@@ -108,7 +107,7 @@ def test_an_option_of_explain_changes_the_answer(option: str, base: str, changed
 
 
 def test_no_option_of_explain_lacks_a_row() -> None:
-    assert {each[0] for each in CHANGES} | ELSEWHERE == set(inspect.signature(explain).parameters)
+    assert {each[0] for each in CHANGES} | ELSEWHERE == {each.name for each in fields_of(ExplainQuestion)}
 
 
 @pytest.mark.parametrize(

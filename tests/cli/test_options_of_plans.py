@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
 
-from disagg_sim.cli import mcp_tools, plan_pools
 from disagg_sim.cli import plan as plan_room
+from disagg_sim.cli import plan_pools
 from disagg_sim.cli.main import run
-from disagg_sim.cli.plan import plan
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.planning.limits import limit_of
+from disagg_sim.question import PlanQuestion, fields_of
 from disagg_sim.units import GB
 from disagg_sim.workload.named import traffic_case
 
-OPTIONS = set(inspect.signature(plan).parameters)
+FIELDS = {each.name: each for each in fields_of(PlanQuestion)}
 SMALL = "--model llama_3_1_8b --system h100_sxm"
 LENGTHS = f"{SMALL} --isl 1024 --osl 128"
 RATE = f"{LENGTHS} --rate 40"
@@ -73,7 +72,6 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> list[Reached]:
         raise InputError("caught")
 
     monkeypatch.setattr(plan_room, "planned", caught)
-    monkeypatch.setattr(mcp_tools, "planned", caught)
     monkeypatch.setattr(plan_pools, "plan_more_pools", caught)
     return found
 
@@ -86,7 +84,6 @@ class Row(NamedTuple):
     field: str
     value: Any
     base: str = RATE
-    tool: tuple[str, Any] | None = None  # argument of the tool for agents, and what is said there; None = as the option
 
 
 REACHED = [
@@ -95,34 +92,34 @@ REACHED = [
     Row("prefill_system", "--prefill-system b200_sxm", "prefill_system", "b200_sxm"),
     Row("isl", "", "lengths.mean_isl", 1024.0),
     Row("osl", "", "lengths.mean_osl", 128.0),
-    Row("cached", "--cached 90%", "lengths.mean_new", 1024 - 912.0, tool=("cached", "90%")),
-    Row("cached", "--cached 0.5", "lengths.mean_new", 512.0, tool=("cached", 0.5)),
-    Row("rank_imbalance", "--rank-imbalance random", "rank_imbalance", "random", tool=("rank_imbalance", "random")),
-    Row("ttft", "--ttft '500 ms@p99'", "ttft", (0.5, 0.99), tool=("ttft", "500 ms@p99")),
-    Row("ttft", "--ttft 1.5", "ttft", (1.5, 0.9), tool=("ttft", 1.5)),
-    Row("ttft", "", "ttft", (2.0, 0.9), tool=("ttft", None)),
-    Row("tpot", "--tpot 20ms", "tpot", (0.02, 0.9), tool=("tpot", "20ms")),
-    Row("tpot", "--tpot 0.03", "tpot", (0.03, 0.9), tool=("tpot", 0.03)),
-    Row("tpot", "", "tpot", (0.05, 0.9), tool=("tpot", None)),
-    Row("rate", "--rate 600/min", "rate", 10.0, LENGTHS, tool=("rate_per_s", "600/min")),
-    Row("rate", "--rate 7.5", "rate", 7.5, LENGTHS, tool=("rate_per_s", 7.5)),
-    Row("gpus", "--gpus 8", "gpus", 8, LENGTHS, tool=("gpus", 8)),
-    Row("users", "--users 50", "users", 50, LENGTHS, tool=("users", 50)),
-    Row("objective", "--objective watt", "objective", "watt", tool=("objective", "watt")),
-    Row("engine", "--engine sglang", "engine", "sglang", tool=("engine", "sglang")),
-    Row("precision", "--precision bf16", "precision", "bf16", tool=("precision", "bf16")),
+    Row("cached", "--cached 90%", "lengths.mean_new", 1024 - 912.0),
+    Row("cached", "--cached 0.5", "lengths.mean_new", 512.0),
+    Row("rank_imbalance", "--rank-imbalance random", "rank_imbalance", "random"),
+    Row("ttft", "--ttft '500 ms@p99'", "ttft", (0.5, 0.99)),
+    Row("ttft", "--ttft 1.5", "ttft", (1.5, 0.9)),
+    Row("ttft", "", "ttft", (2.0, 0.9)),
+    Row("tpot", "--tpot 20ms", "tpot", (0.02, 0.9)),
+    Row("tpot", "--tpot 0.03", "tpot", (0.03, 0.9)),
+    Row("tpot", "", "tpot", (0.05, 0.9)),
+    Row("rate", "--rate 600/min", "rate", 10.0, LENGTHS),
+    Row("rate", "--rate 7.5", "rate", 7.5, LENGTHS),
+    Row("gpus", "--gpus 8", "gpus", 8, LENGTHS),
+    Row("users", "--users 50", "users", 50, LENGTHS),
+    Row("objective", "--objective watt", "objective", "watt"),
+    Row("engine", "--engine sglang", "engine", "sglang"),
+    Row("precision", "--precision bf16", "precision", "bf16"),
     Row("max_dcp", "--max-dcp 4", "max_dcp", 4),
     Row("max_pcp", "--max-pcp 2", "max_pcp", 2),
     Row("max_redundant_experts", "--max-redundant-experts 8 --expert-skew 0.4", "max_redundant_experts", 8, EXPERTS),
     Row("expert_skew", "--expert-skew 0.4", "expert_skew", 0.4, EXPERTS),
     Row("hold_prompts", "--hold-prompts none", "hold_prompts", "none"),
     Row("headroom", "--headroom 20%", "headroom", 0.2),
-    Row("max_nic", "--max-nic 25", "max_nic", 25 * GB, tool=("max_nic_gb_per_s", 25)),
-    Row("max_nic", "--max-nic '400 Gbit/s'", "max_nic", 50 * GB, tool=("max_nic_gb_per_s", "400 Gbit/s")),
-    Row("price", "--price h100_sxm=2.5", "prices", {"h100_sxm": 2.5}, tool=("prices", {"h100_sxm": 2.5})),
+    Row("max_nic", "--max-nic 25", "max_nic", 25 * GB),
+    Row("max_nic", "--max-nic '400 Gbit/s'", "max_nic", 50 * GB),
+    Row("price", "--price h100_sxm=2.5", "prices", {"h100_sxm": 2.5}),
     Row("price", "--price 'h100_sxm=$2.5/h'", "prices", {"h100_sxm": 2.5}),
-    Row("availability", "--availability 99.9%", "availability", 0.999, tool=("availability", "99.9%")),
-    Row("failures", "--failures rsc_1", "failures", "rsc_1", tool=("failures", "rsc_1")),
+    Row("availability", "--availability 99.9%", "availability", 0.999),
+    Row("failures", "--failures rsc_1", "failures", "rsc_1"),
     Row("emit", "--emit vllm", "engine", "vllm"),
     Row("emit", "--emit vllm", "within", "own"),
     Row("pools", "", "asked.pools", ("encode", "prefill", "decode"), ENCODE),
@@ -141,16 +138,36 @@ def test_a_value_reaches_the_planner_in_si_units(row: Row, reached: list[Reached
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
 
 
-@pytest.mark.parametrize("row", [row for row in REACHED if row.tool], ids=lambda row: f"{row.tool}")
+def arguments(said: str) -> dict[str, Any]:
+    """Arguments of the tool that say what a command line does, numbers as numbers."""
+    flags = {f"--{each.ask.flag or name}".replace("_", "-"): each for name, each in FIELDS.items()}
+    found: dict[str, Any] = {}
+    for flag, value in zip(*[iter(words(said))] * 2, strict=True):
+        name, kind, option, _ = flags[flag]
+        number = re.fullmatch(r"[0-9.]+", value) and {int, float} & {kind, *get_args(kind)}
+        found[option.agents or name] = json.loads(value) if number else [value] if name == "price" else value
+    return found
+
+
+OF_TOOLS = [row for row in REACHED if FIELDS[row.option].ask.agents is not None]
+
+
+@pytest.mark.parametrize("row", OF_TOOLS, ids=lambda row: f"{row.option} {row.said}")
 def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row: Row, reached: list[Reached]) -> None:
     pytest.importorskip("mcp")
     from test_mcp import called
 
-    assert row.tool is not None
-    size = {} if row.tool[0] in ("rate_per_s", "gpus", "users") else {"rate_per_s": 40.0}
-    shape = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
-    assert called("plan", **shape, **size, **dict([row.tool])).is_error
+    tool = "plan_pools" if "--pools" in row.base else "plan"
+    assert called(tool, **arguments(f"{row.base} {row.said}")).is_error
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
+
+
+def test_prices_of_a_tool_are_a_mapping_too(reached: list[Reached]) -> None:
+    pytest.importorskip("mcp")
+    from test_mcp import called
+
+    assert called("plan", **arguments(RATE), prices={"h100_sxm": 2.5}, ttft=None).is_error
+    assert (reached[0].of("prices"), reached[0].of("ttft")) == ({"h100_sxm": 2.5}, (2.0, 0.9))
 
 
 def test_images_of_further_pools_reach_the_planner(reached: list[Reached]) -> None:
@@ -256,13 +273,13 @@ SLOW = [
     _with("seed", f"{RATE} --simulate", "--seed 7", "best.ttft_s"),
 ]
 #: Told apart below; what is asked of the hub, in ``tests/facts/test_hub_names.py``.
-OTHERS = {"out", "as_json", "offline"}
+OTHERS = {"out", "as_json"}
 
 
 def test_no_option_of_plan_lacks_a_row() -> None:
-    assert {row.option for row in (*CHANGES, *SLOW)} | OTHERS == OPTIONS
+    assert {row.option for row in (*CHANGES, *SLOW)} | OTHERS == {*FIELDS}
     reaching = {row.option for row in REACHED} | {"images", "speculate", "acceptance", "tiers", "trace", "traffic"}
-    assert OPTIONS - reaching == OTHERS | {
+    assert {*FIELDS} - reaching == OTHERS | {
         "confidence",
         "utilisation",
         "energy",

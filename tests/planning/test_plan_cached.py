@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 import disagg_sim as ds
+from disagg_sim.cli.main import app
 from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.planning.prove import prove
 
@@ -68,12 +69,6 @@ def test_what_decode_holds_is_not_handed_over_in_simulation():
     ],
 )
 def test_faults_of_the_command_are_named(options, said):
-    import typer
-
-    from disagg_sim.cli.plan import plan as command
-
-    app = typer.Typer()
-    app.command()(command)
-    asked = ["--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "8192", "--osl", "256", "--rate", "20"]
+    asked = ["plan", "--model", "llama_3_1_8b", "--system", "h100_sxm", "--isl", "8192", "--osl", "256", "--rate", "20"]
     found = CliRunner().invoke(app, [*asked, *options])
     assert said in str(found.exception)

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 import disagg_sim as ds
 from disagg_sim.cli.main import app
-from disagg_sim.cli.plan import memory_of
+from disagg_sim.cli.plan_inputs import memory_of
 from disagg_sim.errors import InputError
 from disagg_sim.planning.question import PlanOptions
 from disagg_sim.planning.turns import _met, plan_turns

@@ -1,0 +1,156 @@
+"""Read what a question says of requests and of a plan's options: lengths, caches, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import typer
+
+from disagg_sim.errors import InputError, as_float, nearest, quoted
+from disagg_sim.facts.acceptance import asked_speculation
+from disagg_sim.facts.load import list_specs, load_model, load_traffic
+from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
+from disagg_sim.launch.expressible import engines_of
+from disagg_sim.planning.limits import TPOT, TTFT
+from disagg_sim.planning.question import OWN, PlanOptions
+from disagg_sim.question import PlanQuestion
+from disagg_sim.search.prefixes import GpuCaches
+from disagg_sim.units import asked_quantity, parse_quantity
+from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
+from disagg_sim.workload.named import traffic_case
+from disagg_sim.workload.readers.load import load_trace
+from disagg_sim.workload.trace import Trace
+
+#: Of the sum of the shares of tiers.
+SHARES_ROUNDING = 1e-9
+
+
+class PlanInputs(NamedTuple):
+    """What a plan has to serve, and what it may use."""
+
+    work: Lengths | Trace | TrafficCase
+    memory: GpuCaches | None  # what GPUs remember between requests; None: a stated share, or nothing to remember by
+    limits: dict[str, Any]  # of TTFT and TPOT
+    options: PlanOptions
+
+
+def plan_inputs(asked: PlanQuestion) -> PlanInputs:
+    """Read what a question says of the requests and of the options of a plan."""
+    work = _work(asked)
+    memory = memory_of(work, asked.traffic, asked.cached, asked.tiers)
+    if asked.proof and memory is not None and asked.traffic:
+        keys = f"trace: {{kind: sessions, traffic: {asked.traffic}, sessions_per_s: ...}}"
+        raise InputError(
+            f"plan --simulate plays no sessions of {asked.traffic}; 'disagg-sim simulate FILE' does, with {keys}"
+        )
+    starts = engines_of(asked.emit) if asked.emit else ()
+    same = {each.name for each in fields(PlanOptions)} & {each.name for each in fields(asked)}
+    given = {name: value for name in same if (value := getattr(asked, name)) != ""}  # else as options have it
+    given |= {
+        "trace": work if isinstance(work, Trace) else None,
+        "engine": asked.engine or (starts[0] if len(starts) == 1 else None),
+        "within": OWN if asked.emit else None,
+        "prices": _prices(asked.price or {}),
+        "speculation": asked_speculation(load_model(asked.model).name, asked.speculate, asked.acceptance),
+        "set_aside": 0.0 if memory is None else memory.hbm,
+    }
+    options = PlanOptions(**given)
+    reuse = None
+    if memory is None:
+        reuse = asked_reuse(asked.cached, asked.tiers, others=", or sessions, or a trace with blocks")
+    if reuse is not None:
+        whole = lengths(work) if isinstance(work, Trace) else work
+        work = replace(whole, cached=reuse) if isinstance(whole, TrafficCase) else with_cached(whole, reuse)
+    limits: dict[str, Any] = {"ttft": TTFT, "tpot": TPOT}
+    limits |= {name: limit for name in limits if (limit := getattr(asked, name)) not in (None, "")}
+    return PlanInputs(work, memory, limits, options)
+
+
+def _work(asked: PlanQuestion) -> Lengths | Trace | TrafficCase:
+    """Lengths of the requests, of the one source that is given."""
+    sources = {"--isl and --osl": asked.isl or asked.osl, "--traffic": asked.traffic, "--trace": asked.trace}
+    given = [name for name, value in sources.items() if value]
+    if len(given) != 1:
+        raise InputError(f"give the lengths once, by {' or '.join(sources)}; got {' and '.join(given) or 'none'}")
+    if asked.traffic:
+        return traffic_case(asked.traffic)
+    if asked.trace:
+        found = load_trace(asked.trace)
+        for note in found.notes:
+            typer.echo(f"{asked.trace}: {note}", err=True)
+        return found
+    if asked.isl is None or asked.osl is None:
+        raise InputError("--isl and --osl go together: tokens of a prompt and of its answer")
+    return lengths(asked.isl, asked.osl)
+
+
+def memory_of(work: Lengths | Trace | TrafficCase, traffic: str, share: float, tiers: str) -> GpuCaches | None:
+    """What GPUs remember between requests, from ``hbm=20 GB,dram``; None: a stated share, or nothing to remember by."""
+    if isinstance(work, Trace):
+        known = work.prefix is not None
+    else:
+        known = traffic in list_specs("traffic") and load_traffic(traffic).session is not None
+    if not tiers or share or not known:
+        return None
+    hbm, below = 0.0, []
+    for part in tiers.split(","):
+        name, _, size = part.strip().partition("=")
+        if name == HBM and size:
+            try:
+                hbm = parse_quantity(size, "B")
+            except ValueError as error:
+                raise InputError(f"--tiers {quoted(part)}: {error}") from None
+        elif name == HBM or size:
+            raise InputError(f"--tiers {quoted(part)} of sessions; allowed: hbm=SIZE, such as 'hbm=20 GB', or a tier")
+        else:
+            below.append(name)
+    return GpuCaches(hbm=hbm, tiers=tuple(below))
+
+
+def asked_reuse(share: float, tiers: str, *, others: str = "") -> Reuse | None:
+    """Read a share of the prompts that is cached, and in which tiers.
+
+    Takes ``share`` (0 = nothing is cached) and ``tiers`` (``dram``, or ``hbm=0.5,dram=0.5``; "" = in HBM). Returns None
+    where nothing is cached.
+
+    >>> asked_reuse(0.9, "hbm=0.25,dram=0.75").tiers, asked_reuse(0.0, "")
+    ((('dram', 0.75), ('hbm', 0.25)), None)
+    """
+    if tiers and not share:
+        raise InputError(f"--tiers says where prompts are cached; give --cached, too{others}")
+    return replace(reuse_of(share), tiers=_tiers(tiers)) if share else None
+
+
+def _tiers(text: str) -> tuple[tuple[str, float], ...]:
+    """Tiers with their shares of the cached prompts, from ``dram`` or ``hbm=0.5,dram=0.5``."""
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.strip().partition("=")
+        try:
+            found[name] = asked_quantity(number or 1.0, "share", "--tiers")
+        except InputError:
+            raise InputError(f"--tiers {quoted(part)}; allowed: TIER or TIER=SHARE, such as hbm=50%,dram=0.5") from None
+        if not 0.0 <= found[name] <= 1.0:
+            raise InputError(f"--tiers {quoted(part)} is out of range; allowed: shares from 0 to 1")
+    if found and not abs(sum(found.values()) - 1.0) <= SHARES_ROUNDING:
+        raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
+    return tuple(sorted(found.items()))
+
+
+def _prices(given: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    """Prices by system, from ``NAME=USD``, or as they are. [USD/h]"""
+    found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    for text in () if isinstance(given, Mapping) else given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = as_float(float(number.strip().removeprefix("$").removesuffix("/h")))
+        except ValueError:
+            raise InputError(
+                f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
+            ) from None
+    for name in found:
+        if name not in list_specs("hardware"):
+            raise InputError(f"--price: {quoted(name)} is not a system{nearest(name, list_specs('hardware'))}")
+    return found

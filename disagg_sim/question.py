@@ -1,0 +1,212 @@
+"""State the fields of a question once: the command line, the tools for agents and their schemas are made of them.
+
+A question is a frozen dataclass. The annotation of a field bears its ``Ask``: what people and agents may say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+from disagg_sim.choices import (
+    EVEN_RANKS,
+    FAILURES,
+    HEADROOM,
+    HELD,
+    LAUNCHERS,
+    MORE_PHASES,
+    MOST_HEADROOM,
+    MOST_SEED,
+    MOST_SKEW,
+    NOT_HELD,
+    OBJECTIVES,
+    PHASES,
+    POOLS,
+    RANK_IMBALANCES,
+)
+from disagg_sim.errors import InputError
+from disagg_sim.units import asked_quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Mark of a field of a question.
+
+    ``Annotated[float, Ask("Share of prompts in caches.", "SHARE", unit="share", low=0.0, high=1.0)]`` reads ``90%``
+    as 0.9.
+    """
+
+    help: str
+    value: str = ""  # what stands for the value in the help; "" = its type
+    low: float | None = None  # least value; None = any
+    high: float | None = None
+    unit: str = ""  # what a number says, of ``units.BARE``, whose text may have a unit; "" = a plain value
+    flag: str = ""  # in the shell; "" = the name of the field
+    argument: bool = False  # whether it stands in the shell without a flag
+    agents: str | None = ""  # argument of a tool; "" = the name of the field; None = agents do not say it
+
+    def read(self, given: object) -> float:
+        """The number in SI units that is meant by a number or a text with a unit.
+
+        >>> Ask("", unit="share", low=0.0, high=1.0).read("90%")
+        0.9
+        """
+        number = asked_quantity(given, self.unit, "")
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        if not low <= number <= high:
+            upto = "" if self.high is None else f" to {high:g}"
+            raise InputError(f"{given} is out of range; allowed: from {low:g}{upto}")
+        return number
+
+
+class QuestionField(NamedTuple):
+    """A field of a question."""
+
+    name: str
+    kind: Any  # type of its value; of a union, the first is the one of the shell
+    ask: Ask
+    default: Any  # ``dataclasses.MISSING`` = it has to be said
+
+
+def fields_of(question: type) -> Iterator[QuestionField]:
+    """List the fields of a question, in the order of its help."""
+    hints = get_type_hints(question, include_extras=True)
+    for each in fields(question):
+        kind, ask = get_args(hints[each.name])
+        yield QuestionField(each.name, kind, ask, each.default)
+
+
+def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
+    """Make the mark of a share, which may be given in percent. [1]"""
+    return Ask(text, "SHARE", low, high, unit="share")
+
+
+# Fields that several questions have.
+Cached = Annotated[float, share("Share of prompts in caches.", 0.0, 1.0)]
+RankImbalance = Annotated[str, Ask(f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
+Speculate = Annotated[str, Ask("Draft tokens of a decode step.", "auto|off|K")]
+Acceptance = Annotated[
+    str, Ask("Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.", "NAME|METHOD SHARES")
+]
+HoldPrompts = Annotated[str, Ask("Most decode steps that prompts wait until every rank has one.", "none|tuned|N")]
+Failures = Annotated[str, Ask("Failure rates for --availability.", "NAME|FILE")]
+ISL, OSL = Ask("Input tokens.", low=1), Ask("Output tokens.", low=2)
+TIERS, TIERS_VALUE = "Where they are cached: hbm, dram, ssd, remote.", "TIER[=SHARE,...]"
+Number = float | None
+Latency = str | float | None  # '500 ms', or seconds
+Prices = list[str] | dict[str, float] | None  # SYSTEM=USD each, or a mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanQuestion:
+    """Plan a deployment: disaggregated or co-located, pools, mappings, counts, latencies, price.
+
+    Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
+    """
+
+    model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
+    system: Annotated[str, Ask("GPU systems that compete.", "S[,S2,...]|any")]
+    prefill_system: Annotated[str, Ask("Another system for the prefill pool.", "P")] = ""
+    isl: Annotated[int | None, ISL] = None
+    osl: Annotated[int | None, OSL] = None
+    traffic: Annotated[str, Ask("Lengths of a shipped traffic.", "NAME")] = ""
+    trace: Annotated[str, Ask("Lengths and arrivals of a request trace.", "FILE")] = ""
+    pools: Annotated[str, Ask(f"More pools than prefill,decode, of {', '.join(POOLS)}.", "POOL,...")] = ""
+    images: Annotated[str, Ask("Images of a request, 2x1120x1120; share whose encoding is kept.", "NxHxW[@SHARE]")] = ""
+    ffn_system: Annotated[str, Ask("Another system for the ffn pool.", "F")] = ""
+    cached: Cached = 0.0
+    tiers: Annotated[str, Ask(f"{TIERS} Of sessions: 'hbm=20 GB,dram', and no share.", TIERS_VALUE)] = ""
+    rank_imbalance: RankImbalance = EVEN_RANKS
+    speculate: Speculate = "off"
+    acceptance: Acceptance = ""
+    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]", "LIMIT")] = None
+    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]", "LIMIT")] = None
+    gpus: Annotated[int | None, Ask("Serve the most with so many GPUs.", low=1)] = None
+    rate: Annotated[
+        Number, Ask("Serve so many requests/s with the least.", "RATE", unit="rate", agents="rate_per_s")
+    ] = None
+    users: Annotated[int | None, Ask("Serve so many users, a request each in flight.", low=1)] = None
+    objective: Annotated[str, Ask(f"{', '.join(OBJECTIVES)}.")] = "gpus"
+    engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
+    precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
+    max_dcp: Annotated[int, Ask("Most GPUs that share the cache of a KV head.", low=1)] = 1
+    max_pcp: Annotated[int, Ask("Most ranks that share a prompt, of prefill pools.", low=1)] = 1
+    max_redundant_experts: Annotated[int, Ask("Most slots for copies of experts.", low=0)] = 0
+    expert_skew: Annotated[
+        float, Ask("Variation of the popularity of experts over its mean.", low=0.0, high=MOST_SKEW)
+    ] = 0.0
+    hold_prompts: HoldPrompts = HELD
+    headroom: Annotated[float, share("Of the rate that pools could serve beside it.", 0.0, MOST_HEADROOM)] = HEADROOM
+    confidence: Annotated[Number, share("Grow until the limits hold with this probability.", 0.5, 0.99)] = None
+    max_nic: Annotated[
+        Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
+    ] = None
+    price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
+    utilisation: Annotated[Number, share("Price tokens; share of the hours that are used.")] = None
+    energy: Annotated[bool, Ask("Say what GPUs and building draw at this rate.")] = False
+    availability: Annotated[Number, share("Add spares: full capacity for so much of the time.")] = None
+    failures: Failures = FAILURES
+    emit: Annotated[
+        str, Ask(f"Plan for it and write what starts it: {', '.join(LAUNCHERS)}.", "ENGINE", agents=None)
+    ] = ""
+    proof: Annotated[bool, Ask("Prove it by simulation and adapt the counts.", flag="simulate", agents=None)] = False
+    seed: Annotated[int, Ask("Of simulated arrivals and lengths.", low=0, high=MOST_SEED, agents=None)] = 0
+    out: Annotated[Path | None, Ask("Write everything as files, too.", "DIR", agents=None)] = None
+    as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainQuestion:
+    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
+
+    Name a table of results and one of its rows, or a design by hand.
+    """
+
+    results: Annotated[
+        Path | None, Ask("Results of a sweep, its frontier.csv, or a file of points/.", "DIR|FILE", argument=True)
+    ] = None
+    row: Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)] = None
+    case: Annotated[str, Ask("Only rows of this case.")] = ""
+    best: Annotated[bool, Ask("Take the row of highest throughput.")] = False
+    at_interactivity: Annotated[Number, Ask("Take the highest throughput at X tokens/s/user or more.", "X")] = None
+    model: Annotated[str, Ask("Design by hand: model; the options down to --osl apply.")] = ""
+    system: Annotated[str, Ask("The GPU system.")] = ""
+    precision: Annotated[str, Ask("The precision recipe.")] = ""
+    profile: Annotated[str, Ask("ideal, optimistic or measured.")] = "measured"
+    engine: Annotated[str, Ask("Engine profile; default: the system's.")] = ""
+    phase: Annotated[
+        str, Ask(f"{', '.join(PHASES)}: an instance of one phase or of both; {', '.join(MORE_PHASES)}: further pools.")
+    ] = "decode"
+    ffn_gpus: Annotated[int, Ask("GPUs of the feed-forward pool, of attention_ffn.", low=0, agents=None)] = 0
+    microbatches: Annotated[int, Ask("That alternate between both pools, of attention_ffn.", low=1, agents=None)] = 3
+    images: Annotated[str, Ask("Images of a request, of encode.", "NxHxW[@SHARE]", agents=None)] = ""
+    tp: Annotated[int, Ask("Tensor parallelism of attention.", low=1)] = 1
+    dp: Annotated[int, Ask("Data parallelism of attention.", low=1)] = 1
+    ep: Annotated[int, Ask("Expert parallelism; the FFN shards over tp*dp*pcp/ep.", low=1)] = 1
+    pp: Annotated[int, Ask("Pipeline stages.", low=1)] = 1
+    dcp: Annotated[int, Ask("Of the tp GPUs, those that share the tokens of a KV head.", low=1)] = 1
+    pcp: Annotated[int, Ask("Groups of tp GPUs that share a prompt, of prefill.", low=1)] = 1
+    speculate: Speculate = "off"
+    acceptance: Acceptance = ""
+    batch: Annotated[int, Ask("Requests of the instance.", low=1)] = 1
+    isl: Annotated[int, ISL] = 1024
+    osl: Annotated[int, OSL] = 256
+    traffic: Annotated[
+        str,
+        Ask("Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.", "NAME"),
+    ] = ""
+    cached: Cached = 0.0
+    tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
+    rank_imbalance: RankImbalance = EVEN_RANKS
+    hold_prompts: HoldPrompts = NOT_HELD
+    figure: Annotated[
+        Path | None, Ask("Picture to write (.png, .svg, .pdf): bars and roofline.", "FILE", agents=None)
+    ] = None
+    energy: Annotated[bool, Ask("Tell watts and joules of the passes, too.")] = False
+    availability: Annotated[Number, share("Tell what a failure stops, and the spares for so much time.")] = None
+    failures: Failures = FAILURES
+    as_json: Annotated[bool, Ask("Print JSON.", flag="json", agents=None)] = False
