@@ -58,7 +58,7 @@ def read_index(root: Path) -> Index:
         raise InputError(f"{root}: no store: {INDEX} is missing; a sweep or a simulation writes it") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise InputError(f"{path}: damaged; the run that wrote it writes it again") from None
     if schema != SCHEMA:
         raise InputError(f"{path}: schema {schema}; this version of disagg-sim reads schema {SCHEMA}")

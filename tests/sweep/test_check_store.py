@@ -86,6 +86,7 @@ def test_tables_of_a_sweep_are_checked_by_its_manifest(store: Store) -> None:
     [
         (None, "no store: store.json is missing"),
         ("{", "store.json: damaged"),
+        ('{"schema": Infinity, "holds": "sweep", "blocks": {}}', "store.json: damaged"),
         ('{"schema": 2, "holds": "sweep", "blocks": {}}', "schema 2; this version of disagg-sim reads schema 1"),
         *(
             (f'{{"schema": 1, "holds": "sweep", "blocks": {{"{group}": {{"{name}": ""}}}}}}', "store.json: damaged")
