@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.laboratory import import_lab
+from disagg_sim.sweep.backends import local
+from disagg_sim.sweep.backends.workers import Engine
 
 import_lab("")  # tests import its modules: those beside the package
 
@@ -39,6 +42,17 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def update_baselines(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-baselines"))
+
+
+@pytest.fixture
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run tasks of sweeps and scenarios here, however many jobs are asked for: all is imported, searches are kept."""
+
+    @contextmanager
+    def here(jobs: int) -> Iterator[Engine]:
+        yield lambda call, tasks: ((number, call(task)) for number, task in tasks.items())
+
+    monkeypatch.setattr(local, "in_processes", here)
 
 
 @pytest.fixture

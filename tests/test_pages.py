@@ -2,9 +2,8 @@
 
 A page is worked through in a directory of its own. Blocks of YAML begin with a comment that names their file; all of
 them are written first, and checked; blocks of Python that name one are written, too. Python blocks share one namespace.
-Lines of a console block that begin with ``$`` are run by a shell that keeps its directory and its variables from block
-to block; other lines are what they must print. Where a page's shell changes neither, commands of ``disagg-sim`` alone
-are called in this process, which has imported them.
+Lines of a console block that begin with ``$`` are run; other lines are what they must print. Commands of ``disagg-sim``
+are called in this process, which has imported them and shares its searches between pages; a shell runs the others.
 A block that cannot run here says why, in a comment before it that a reader does not see: ``<!-- not run: REASON -->``.
 """
 
@@ -23,7 +22,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -111,49 +110,45 @@ def commands(text: str) -> tuple[str, list[str]]:
     return "\n".join(run), printed
 
 
-def words(script: str) -> list[list[str]] | None:
-    """The arguments of commands of ``disagg-sim`` alone; None where a line needs a shell."""
-    lines = [shlex.split(line, comments=True) for line in script.replace("\\\n", " ").splitlines()]
-    plain = all(line[0] == "disagg-sim" and not set("".join(line)) & SHELL for line in lines)
-    return [line[1:] for line in lines] if plain else None
-
-
-def on_console(block: Block, folder: Path, *, moved: bool) -> None:
-    """Run a console block; it may fail only where it shows an error. ``moved``: a shell's state counts."""
+def on_console(block: Block, folder: Path) -> None:
+    """Run a console block; it may fail only where it shows an error."""
     script, printed = commands(block.text)
-    called = None if moved else words(script)
-    code, said = in_shell(script, folder) if called is None else in_this_process(called)
+    code, said = 0, ""
+    for line in script.replace("\\\n", " ").splitlines():
+        code, more = ran(line, folder)
+        said += more
+        if code:
+            break
     expected = any(line.startswith("error: ") for line in printed)
     assert code == (2 if expected else 0), f"{block.where}: exit code {code}\n{said}"
     missing = [line for line in printed if line not in said.splitlines()]
     assert not missing, f"{block.where} shows {missing}, but the command said\n{said}"
 
 
-def in_this_process(calls: list[list[str]]) -> tuple[int, str]:
-    """Call ``disagg-sim`` up to the first failure: the exit code, and what was said."""
-    said, code = io.StringIO(), 0
-    for arguments in calls:
-        with redirect_stdout(said), redirect_stderr(said), patch.dict(policies()):
-            code = run(arguments)
-        if code:
-            break
-    return code, said.getvalue()
+def ran(line: str, folder: Path) -> tuple[int, str]:
+    """Run a line of a console: its exit code, and what it said."""
+    words = shlex.split(line, comments=True)
+    if words[0] == "export":
+        name, _, value = words[1].partition("=")
+        os.environ[name] = os.path.expandvars(value)
+        return 0, ""
+    into = words.pop() if words[-2] == ">" else ""
+    words = words[:-1] if into else words
+    if words[0] != "disagg-sim" or set("".join(words)) & SHELL:
+        return in_shell(line, folder)
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch.dict(policies()):
+        code = run(words[1:])
+    if into:
+        Path(into).write_text(out.getvalue())
+        out = io.StringIO()
+    return code, out.getvalue() + err.getvalue()
 
 
-def in_shell(script: str, folder: Path) -> tuple[int, str]:
-    """Run lines of a shell up to the first failure: the exit code, and what was said."""
-    kept = f'set -e\n. "{folder}/.env"\ncd "$PWD"\n{{\n{script}\n}}\n'
-    env = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "80"}
+def in_shell(line: str, folder: Path) -> tuple[int, str]:
+    env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
     env["MPLCONFIGDIR"] = matplotlib.get_configdir()  # a home of its own would have its fonts listed anew
-    done = subprocess.run(
-        ["bash", "-c", f"trap 'export -p > \"{folder}/.env\"' EXIT\n{kept}"],
-        cwd=folder,
-        env=env,
-        text=True,
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = subprocess.run(["bash", "-c", line], env=env, text=True, capture_output=True, timeout=LIMIT_S, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -168,19 +163,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "log.csv").write_text(TRACE.replace("arrival_s,input_tokens,output_tokens", "ts,prompt_len,gen_len"))
     for name in ("conversation_trace.jsonl", "synthetic_trace.jsonl"):
         (tmp_path / name).write_text(TURNS)
-    (tmp_path / ".env").write_text(f'cd "{tmp_path}"\n')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv(PATH_VARIABLE, raising=False)
-    with patch.dict(policies()):
+    with patch.dict(policies()), patch.dict(os.environ):
         yield tmp_path
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in PAGES if ALL[page]], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.usefixtures("in_one_process")
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     asked = [block for block in ALL[page] if block.language in RUN and block.reason is None]
-    moved = any(re.search(r"^\$ (cd|export) ", block.text, flags=re.MULTILINE) for block in asked)
     for block in asked:
         assert block.file or block.language != "yaml", f"{block.where}: begins with no comment that names its file"
         if block.file:
@@ -192,13 +187,13 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
                 with pytest.MonkeyPatch.context() as patched:
                     if "/" in block.file:
                         patched.setenv(PATH_VARIABLE, str(folder))
-                    on_console(check, folder, moved=False)
+                    on_console(check, folder)
     names = {"__name__": "page"}
     for block in asked:
         if block.language == "python":
             exec(compile(block.text, block.where, "exec", dont_inherit=True), names)
         elif block.language == "console":
-            on_console(block, folder, moved=moved)
+            on_console(block, folder)
 
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -228,6 +223,12 @@ ROOMS = {"lab"} | {path.stem for path in (ROOT / "disagg_sim").iterdir() if path
 PHYSICS = {path.stem for path in (ROOT / "disagg_sim" / "physics").rglob("*.py")}
 
 
+@cache
+def sources() -> list[str]:
+    """Every Python file of the checkout."""
+    return [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+
+
 def resolves(name: str) -> bool:
     """Whether ``a.b.c`` is a module, or an attribute of something in one."""
     parts = name.split(".")
@@ -242,10 +243,9 @@ def resolves(name: str) -> bool:
 def test_files_and_functions_that_a_page_names_exist(page: Path) -> None:
     """A path is complete from some folder on; a function is named from its room, or from ``physics``, on."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    paths = [f"/{path.relative_to(ROOT)}" for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
     for name in set(CODE.findall(text)):
         if name.endswith(".py") and not name.startswith("my_"):
-            assert any(path.endswith(f"/{name}") for path in paths), f"{page.name} names {name}"
+            assert any(path.endswith(f"/{name}") for path in sources()), f"{page.name} names {name}"
         elif "." in name and "/" not in name:
             first = name.removeprefix("disagg_sim.").partition(".")[0]
             if (first in PHYSICS | ROOMS or page.name == "physics.md") and not name.endswith(
