@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker import alarms
 
+from disagg_sim import reading
 from disagg_sim.errors import DisaggSimError
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.units import GB
 
-READS = int(os.environ.get("DISAGG_SIM_READS", "300"))
+READS = int(os.environ.get("DISAGG_SIM_READS", "200"))
 MEMORY = 2 * GB
 #: Lines of an error: a file may have many faults.
 LINES = 200
@@ -70,10 +71,12 @@ def test_spoilt_files_of_every_format_are_read_or_refused_in_words(tmp_path, mon
     assert held * 1024 < MEMORY or held == before
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_a_device_without_an_end_in_place_of_a_file_is_refused(form, tmp_path, monkeypatch):
     monkeypatch.setattr("disagg_sim.reading._AT_ONCE", 2**26)  # faster than a megabyte at a time
+    if form.name != "frontier.csv":  # which is read up to the real limit
+        drained = reading._drained
+        monkeypatch.setattr(reading, "_drained", lambda file, most, path: drained(file, min(most, 2**26), path))
     path = tmp_path / form.name
     path.parent.mkdir(parents=True, exist_ok=True)
     for name, content in form.beside:

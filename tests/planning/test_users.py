@@ -17,7 +17,7 @@ from disagg_sim.simulation.simulate import simulate
 from disagg_sim.workload.trace import Trace
 
 #: Requests of a user, of which the first and the last are not counted.
-WAVES, FIRST, LAST = 40, 4, 1
+WAVES, FIRST, LAST = 24, 4, 1
 
 
 @cache
@@ -47,11 +47,7 @@ def closed(design, isl, osl, users):
 
 @pytest.mark.parametrize(
     ("model", "system", "isl", "smallest"),
-    [
-        ("llama_3_1_8b", "h100_sxm", 2048, 1),
-        pytest.param("llama_3_1_70b", "h200_sxm", 4096, 1, marks=pytest.mark.long),
-        pytest.param("qwen3_30b_a3b", "h100_sxm", 2048, 2, marks=pytest.mark.long),
-    ],
+    [("llama_3_1_8b", "h100_sxm", 2048, 1), pytest.param("qwen3_30b_a3b", "h100_sxm", 2048, 2, marks=pytest.mark.long)],
 )
 def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl, smallest):
     users = [500, 505]
@@ -63,16 +59,15 @@ def test_one_percent_more_users_take_a_few_percent_more_gpus(model, system, isl,
         assert 0.99 * fewer - smallest <= more <= 1.03 * fewer + 2 * smallest
 
 
-@pytest.mark.parametrize("osl", [2, 4, 16, 256])
+@pytest.mark.parametrize("osl", [2, 16, 256])
 @pytest.mark.parametrize("mode", [ServingMode.COLOCATED, ServingMode.DISAGGREGATED])
 def test_a_closed_loop_of_so_many_users_keeps_the_limits_at_the_planned_rate(osl, mode):
-    """TPOT of three gaps beside prefill steps spreads further than its normal law: 4 tokens are judged by TTFT."""
     design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, osl, 500), mode)
     rate, ttft, tpot = closed(design, 2048, osl, 500)
     assert rate * (ttft.mean() + (osl - 1) * tpot.mean()) == pytest.approx(500, rel=0.03)  # the loop is in balance
     assert rate == pytest.approx(design.rate, rel=0.06)
     assert ttft.quantile(0.9) <= 2.0
-    assert tpot.quantile(0.9) <= 0.05 or osl == 4
+    assert tpot.quantile(0.9) <= 0.05
 
 
 def test_a_slower_design_is_asked_less_often():
