@@ -89,10 +89,11 @@ def test_designs_are_taken_apart_together_as_they_are_one_by_one() -> None:
     options = ds.Colocation(batch=(64,), prefill_batch=(8,))
     tables = []
     for name, lengths in given.items():
+        some = mappings if "/" in name else mappings[:1]  # a mix takes seconds a design
         pools = ds.disaggregated(
-            ds.prefill_grid(at, mappings, lengths, batch=[8]), ds.decode_grid(at, mappings, lengths, batch=[64])
+            ds.prefill_grid(at, some, lengths, batch=[8]), ds.decode_grid(at, some, lengths, batch=[64])
         )
-        shared = [serve(at, mappings, lengths, options=options) for serve in (ds.colocated, ds.piggyback)]
+        shared = [serve(at, some, lengths, options=options) for serve in (ds.colocated, ds.piggyback)]
         tables += [table.assign(traffic=name) for table in (pools, *shared)]
     points = pd.concat(tables, ignore_index=True)
     origin = Origin(lengths=given)
