@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from every_command import COMMANDS, LEAVES
@@ -50,3 +51,11 @@ def test_the_help_of_a_question_loads_no_room(command: str) -> None:
         [sys.executable, "-c", code, command, "-h"], capture_output=True, text=True, check=True
     ).stdout
     assert shown.splitlines()[-1] == "set()"
+
+
+def test_the_page_of_plans_lists_every_option_once() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+    listed = [
+        word for row in re.findall(r"^\| (`--.*?) \|", page, re.MULTILINE) for word in re.findall(r"--[\w-]+", row)
+    ]
+    assert sorted(listed) == sorted(name for each in LEAVES["plan",].params for name in each.opts if name != "--help")
