@@ -6,7 +6,7 @@ A question is a frozen dataclass. The annotation of a field bears its ``Ask``: w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
@@ -27,7 +27,7 @@ from disagg_sim.choices import (
     POOLS,
     RANK_IMBALANCES,
 )
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.units import asked_quantity
 
 
@@ -71,6 +71,11 @@ class QuestionField(NamedTuple):
     ask: Ask
     default: Any  # ``dataclasses.MISSING`` = it has to be said
 
+    @property
+    def flag(self) -> str:
+        """Its spelling in the shell."""
+        return f"--{(self.ask.flag or self.name).replace('_', '-')}"
+
 
 def fields_of(question: type) -> Iterator[QuestionField]:
     """List the fields of a question, in the order of its help."""
@@ -78,6 +83,33 @@ def fields_of(question: type) -> Iterator[QuestionField]:
     for each in fields(question):
         kind, ask = get_args(hints[each.name])
         yield QuestionField(each.name, kind, ask, each.default)
+
+
+def given(asked: Any, *names: str) -> list[str]:
+    """List the flags of those of the fields that are not as they are unless said.
+
+    >>> given(ExplainQuestion(best=True, tp=8), "row", "best"), given(ExplainQuestion())
+    (['--best'], [])
+    """
+    taken = (each for each in fields_of(type(asked)) if each.name in names)
+    return [each.flag for each in taken if getattr(asked, each.name) != each.default]
+
+
+def prices_of(given: Iterable[str]) -> dict[str, float]:
+    """Read prices of GPUs by system. [USD/h]
+
+    >>> prices_of(["h100_sxm=2.5", "b200_sxm=$4/h"])
+    {'h100_sxm': 2.5, 'b200_sxm': 4.0}
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number.strip().removeprefix("$").removesuffix("/h"))
+        except ValueError:
+            said = f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
+            raise InputError(said) from None
+    return found
 
 
 def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:

@@ -40,8 +40,7 @@ def _parameter(command: str, field: QuestionField) -> Parameter:
         settings["parser"] = parser_of(option)
     else:
         settings |= {"min": option.low, "max": option.high}
-    flag = f"--{(option.flag or field.name).replace('_', '-')}"
-    made = typer.Argument(**settings) if option.argument else typer.Option(flag, **settings)
+    made = typer.Argument(**settings) if option.argument else typer.Option(field.flag, **settings)
     kind = kinds[0] | None if NoneType in kinds else kinds[0]
     default = Parameter.empty if field.default is MISSING else field.default
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
-from disagg_sim.choices import EVEN_RANKS, MORE_PHASES, NOT_HELD, PHASES
-from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool, refuse_given
+from disagg_sim.choices import MORE_PHASES, NOT_HELD, PHASES
+from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool
 from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import ServingMode, Sharding
@@ -30,7 +30,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
-from disagg_sim.question import ExplainQuestion
+from disagg_sim.question import ExplainQuestion, given
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -69,6 +69,9 @@ from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached
 from disagg_sim.workload.named import lengths_named
 from disagg_sim.workload.prefixes import reuse_text
 
+#: Fields that choose a row of a table, and those of rows and designs by hand alike.
+OF_ROWS = ("row", "case", "best", "at_interactivity")
+OF_BOTH = ("results", "traffic", "figure", "energy", "availability", "failures", "as_json")
 #: Why prompts of another phase are not held back.
 _WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
 #: Characters of the longest bar.
@@ -132,9 +135,9 @@ def explained(asked: ExplainQuestion) -> Apart:
         design, origin = _scored(asked, at, mapping, law), Origin(lengths=law)
     else:
         _require_one(asked)
-        for option, (value, of_table) in _of_tables(asked).items():
-            if value:
-                raise InputError(f"{option} is of a design by hand; a table says {of_table}")
+        by_hand = {each.name for each in fields(asked)} - {*OF_ROWS, *OF_BOTH}
+        if flags := given(asked, *by_hand):
+            raise InputError(f"{', '.join(flags)}: of a design by hand; a table says that of each row")
         origin, traffic = Origin(lengths=lengths_named(asked.traffic) if asked.traffic else None), asked.traffic
         table = read_points(asked.results, asked.case)
         row = chosen_row(table, asked.row, asked.at_interactivity, best=asked.best)
@@ -164,29 +167,12 @@ def _require_one(asked: ExplainQuestion) -> None:
         raise InputError("name either a table of results, or a design by --model, --system and --precision")
 
 
-def _of_tables(asked: ExplainQuestion) -> dict[str, tuple[object, str]]:
-    """Options of a design by hand, and what a table says in their place."""
-    return {
-        "--rank-imbalance": (asked.rank_imbalance != EVEN_RANKS, "how its ranks were counted"),
-        "--cached": (asked.cached, "what was cached"),
-        "--tiers": (asked.tiers, "where that was"),
-        "--hold-prompts": (asked.hold_prompts != NOT_HELD, "how long prompts wait"),
-    }
-
-
 def design_by_hand(asked: ExplainQuestion) -> tuple[Setup, Sharding, Lengths, str]:
     """Setup, mapping, lengths and name of the traffic of a design that is given by its parts."""
     _require_one(asked)
     law = lengths_named(asked.traffic) if asked.traffic else lengths(asked.isl, asked.osl)
-    refuse_given(
-        {
-            "--row": asked.row is not None,
-            "--case": asked.case,
-            "--best": asked.best,
-            "--at-interactivity": asked.at_interactivity is not None,
-        },
-        OF_TABLE,
-    )
+    if flags := given(asked, *OF_ROWS):
+        raise InputError(f"{', '.join(flags)} {OF_TABLE}")
     for option, value in (("--system", asked.system), ("--precision", asked.precision)):
         if not value:
             raise InputError(f"a design by hand needs {option}, too")

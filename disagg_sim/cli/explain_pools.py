@@ -9,7 +9,7 @@ import typer
 
 from disagg_sim.certainty.pool_energy import encode_spent, split_spent
 from disagg_sim.certainty.pool_parts import encode_parts, split_parts
-from disagg_sim.choices import ENCODE, EVEN_RANKS, NOT_HELD
+from disagg_sim.choices import ENCODE
 from disagg_sim.cli.plan_pools import images_of
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import Sharding
@@ -17,7 +17,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
-from disagg_sim.question import ExplainQuestion
+from disagg_sim.question import ExplainQuestion, given
 from disagg_sim.report.breakdown import time_text
 from disagg_sim.report.memory import too_full
 from disagg_sim.report.sources import entries_of
@@ -34,16 +34,9 @@ OF_TABLE = "chooses a row of a table of results, and a design by hand has none; 
 
 def explain_pool(asked: ExplainQuestion, at: Setup, mapping: Sharding, lengths: Lengths) -> None:
     """Print what a step over both pools waits for, or what encoding a request takes, perhaps in joules, too."""
-    others = {
-        "--json": asked.as_json,
-        "--figure": asked.figure,
-        "--availability": asked.availability is not None,
-        "--speculate": at.speculation,
-        "--rank-imbalance": asked.rank_imbalance != EVEN_RANKS,
-        "--hold-prompts": asked.hold_prompts != NOT_HELD,
-    }
-    if given := [name for name, value in others.items() if value]:
-        raise InputError(f"{', '.join(given)}: only prefill, decode and instances of both take it")
+    others = ("as_json", "figure", "availability", "speculate", "rank_imbalance", "hold_prompts")
+    if flags := given(asked, *others):
+        raise InputError(f"{', '.join(flags)}: only prefill, decode and instances of both take it")
     if asked.phase == ENCODE:
         _explain_encode(at, asked.images, energy=asked.energy)
         return

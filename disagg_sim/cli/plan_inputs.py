@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import typer
 
-from disagg_sim.errors import InputError, as_float, nearest, quoted
+from disagg_sim.errors import InputError, nearest, quoted
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import list_specs, load_model, load_traffic
 from disagg_sim.facts.traffic import HBM, Reuse, TrafficCase
 from disagg_sim.launch.expressible import engines_of
 from disagg_sim.planning.limits import TPOT, TTFT
 from disagg_sim.planning.question import OWN, PlanOptions
-from disagg_sim.question import PlanQuestion
+from disagg_sim.question import PlanQuestion, prices_of
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import asked_quantity, parse_quantity
 from disagg_sim.workload.lengths import Lengths, lengths, reuse_of, with_cached
@@ -46,13 +45,17 @@ def plan_inputs(asked: PlanQuestion) -> PlanInputs:
             f"plan --simulate plays no sessions of {asked.traffic}; 'disagg-sim simulate FILE' does, with {keys}"
         )
     starts = engines_of(asked.emit) if asked.emit else ()
+    prices = asked.price if isinstance(asked.price, dict) else prices_of(asked.price or ())
+    for name in prices:
+        if name not in list_specs("hardware"):
+            raise InputError(f"--price: {quoted(name)} is not a system{nearest(name, list_specs('hardware'))}")
     same = {each.name for each in fields(PlanOptions)} & {each.name for each in fields(asked)}
     given = {name: value for name in same if (value := getattr(asked, name)) != ""}  # else as options have it
     given |= {
         "trace": work if isinstance(work, Trace) else None,
         "engine": asked.engine or (starts[0] if len(starts) == 1 else None),
         "within": OWN if asked.emit else None,
-        "prices": _prices(asked.price or {}),
+        "prices": prices,
         "speculation": asked_speculation(load_model(asked.model).name, asked.speculate, asked.acceptance),
         "set_aside": 0.0 if memory is None else memory.hbm,
     }
@@ -137,20 +140,3 @@ def _tiers(text: str) -> tuple[tuple[str, float], ...]:
     if found and not abs(sum(found.values()) - 1.0) <= SHARES_ROUNDING:
         raise InputError(f"--tiers {quoted(text)}: shares add up to {sum(found.values()):g}; allowed: 1")
     return tuple(sorted(found.items()))
-
-
-def _prices(given: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """Prices by system, from ``NAME=USD``, or as they are. [USD/h]"""
-    found: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
-    for text in () if isinstance(given, Mapping) else given:
-        name, _, number = text.partition("=")
-        try:
-            found[name] = as_float(float(number.strip().removeprefix("$").removesuffix("/h")))
-        except ValueError:
-            raise InputError(
-                f"--price {quoted(text)}; allowed: SYSTEM=USD_PER_GPU_HOUR, such as h100_sxm=2.5"
-            ) from None
-    for name in found:
-        if name not in list_specs("hardware"):
-            raise InputError(f"--price: {quoted(name)} is not a system{nearest(name, list_specs('hardware'))}")
-    return found

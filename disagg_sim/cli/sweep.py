@@ -11,6 +11,7 @@ import typer
 
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.workers import Address, Backend, Keep, cores
+from disagg_sim.question import prices_of
 from disagg_sim.report.summary import write_summary
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
@@ -51,7 +52,7 @@ def sweep(
     if out is None and not dry_run:
         raise typer.BadParameter("needed, unless --dry-run is given", param_hint="'--out'")
     try:
-        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=_prices(price or [])), keep=keep)
+        plan = plan_sweep(load_sweep(name, profile=profile, engine=engine, prices=prices_of(price or ())), keep=keep)
         if out is None or dry_run:
             typer.echo(_counts(plan))
         else:
@@ -107,16 +108,3 @@ def _counts(plan: SweepPlan) -> str:
         rows.append(f"{case.case.name:{width}}{cells}  {len(case.blocks):>6,}")
     total = f"{plan.points:,} design points in {len(plan.blocks):,} blocks, {len(plan.cases)} cases"
     return "\n".join([head, *rows, total])
-
-
-def _prices(given: list[str]) -> dict[str, float]:
-    """Parse ``SYSTEM=USD`` options into prices by system. [USD/h]"""
-    prices = {}
-    for text in given:
-        system, _, price = text.partition("=")
-        try:
-            prices[system] = float(price)
-        except ValueError:
-            said = f"{text!r} is not SYSTEM=USD, such as b200_sxm=4.5"
-            raise typer.BadParameter(said, param_hint="'--price'") from None
-    return prices

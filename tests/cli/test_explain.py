@@ -370,7 +370,7 @@ def test_faults_of_options_of_serving_are_one_line(
     assert said in line
 
 
-def test_a_table_says_what_was_cached(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_says_what_its_designs_are(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert run(["explain", str(results), "--best", "--cached", "0.9"]) == 2
-    assert "--cached is of a design by hand; a table says what was cached" in capsys.readouterr().err
+    assert run(["explain", str(results), "--best", "--cached", "0.9", "--tp", "8"]) == 2
+    assert "--tp, --cached: of a design by hand; a table says that of each row" in capsys.readouterr().err
