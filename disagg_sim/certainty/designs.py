@@ -22,8 +22,7 @@ from disagg_sim.facts.traffic import HBM
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Interference, mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prompts import PromptPasses
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup

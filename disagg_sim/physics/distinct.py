@@ -103,11 +103,11 @@ def _rows_of_bytes(columns: tuple[tuple[str, bytes], ...]) -> tuple[Any, Any]:
     return found
 
 
-def alike_rows(degrees: Sequence[Numeric], batch: Numeric) -> tuple[Any, Any] | None:
+def alike_rows(degrees: Sequence[Numeric], *batches: Numeric) -> tuple[Any, Any] | None:
     """Find the rows of a grid whose token counts are the same, as they share degrees and batches.
 
-    Takes ``degrees`` of shape (rows, 1). Returns first position of every distinct row, and the number of the distinct
-    row at each position; None without columns.
+    Takes ``degrees`` of shape (rows, 1), and ``batches`` of all rows or of each. Returns first position of every
+    distinct row, and the number of the distinct row at each position; None without columns.
 
     >>> first, number = alike_rows([np.array([[8.0], [2.0], [8.0]]), 1.0], np.array([[1.0, 2.0, 4.0]]))
     >>> first.tolist(), number.tolist()
@@ -118,8 +118,7 @@ def alike_rows(degrees: Sequence[Numeric], batch: Numeric) -> tuple[Any, Any] | 
     if rows == 1:
         return None
     columns = [column[:, 0] for column in columns if len(column) > 1]
-    if np.ndim(batch) == 2 and len(batch) > 1:
-        columns.append(equal_rows(batch)[1])
+    columns += [equal_rows(batch)[1] for batch in batches if np.ndim(batch) == 2 and len(batch) > 1]
     return distinct_rows(columns)
 
 

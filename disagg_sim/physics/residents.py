@@ -14,7 +14,7 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.drafting import drafts_of
-from disagg_sim.physics.passes.mixed_layers import chunk_share
+from disagg_sim.physics.passes.mixed import chunk_share
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 

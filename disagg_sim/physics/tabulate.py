@@ -8,7 +8,7 @@ IS direct evaluation at the same arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,72 +26,52 @@ def is_one(degree: Numeric) -> bool:
 
 
 class DistinctCounts:
-    """The distinct values of a token count of shape (rows, batches), and their positions.
+    """The distinct values of a token count of shape (rows, batches), or combinations of several, and their positions.
 
-    With ``row`` the count is given at distinct rows alone, and ``row`` is the place of every row of the grid in these.
     With ``alike`` it is known which rows have the same counts (``distinct.alike_rows``).
     """
 
-    def __init__(self, tokens: Numeric, row: Any = None, *, alike: tuple[Any, Any] | None = None) -> None:
-        self.tokens, self.row, self.given, self.alike = tokens, row, row, alike
-        self.gathers = np.ndim(tokens) == 2
+    def __init__(self, *arguments: Numeric, alike: tuple[Any, Any] | None = None) -> None:
+        self.arguments, self.alike = arguments, alike  # counts as they were given [token]
+        self.gathers = any(np.ndim(each) == 2 for each in arguments)
         if self.gathers:
-            self._few = np.asarray(tokens)
-            if row is None:
-                first, self.row = equal_rows(np.ascontiguousarray(self._few)) if alike is None else alike
-                self._few = self._few[first]
+            whole = np.broadcast_arrays(*arguments)
+            if alike is None:
+                rows = [equal_rows(np.ascontiguousarray(each)) for each in whole]
+                alike = rows[0] if len(rows) == 1 else distinct_rows([number for _, number in rows])
+            first, self.row = alike  # place of every row of the grid in the distinct ones
+            self._few = [each[first] for each in whole]
 
     @cached_property
-    def _distinct(self) -> tuple[Any, Any]:
+    def _distinct(self) -> tuple[tuple[Any, ...], Any]:
         """Found where it is asked for: of dense models the tokens of all ranks are not."""
-        return distinct(self._few)
+        values, places = zip(*map(distinct, self._few), strict=True)
+        if len(values) == 1:
+            return values, places[0]
+        sizes = [each.size for each in values]
+        together, position = distinct(np.ravel_multi_index(places, sizes))
+        found = np.unravel_index(together, sizes)
+        return tuple(each[place] for each, place in zip(values, found, strict=True)), position
 
     @property
-    def distinct(self) -> Any:
-        """Values, rising, of shape (levels,). [token]"""
+    def counts(self) -> tuple[Any, ...]:
+        """Each token count at every level, of shape (levels,). [token]"""
         return self._distinct[0]
 
     @property
     def position(self) -> Any:
-        """Places in them, of shape (distinct rows, batches)."""
+        """Place of each point in the levels, of shape (distinct rows, batches)."""
         return self._distinct[1]
-
-    @property
-    def arguments(self) -> tuple[Numeric, ...]:
-        """Token counts as they were given. [token]"""
-        return (self.tokens,)
-
-    @property
-    def counts(self) -> tuple[Any, ...]:
-        """Token counts of every level, of shape (levels,). [token]"""
-        return (self.distinct,)
 
     def times(self, factor: Numeric) -> DistinctCounts:
         """Levels of so many times the tokens; itself where the factor is the number 1."""
-        return self if np.ndim(factor) == 0 and factor == 1 else DistinctCounts(self.tokens * factor, alike=self.alike)
-
-
-class DistinctPairs:
-    """The distinct combinations of several token counts, each a number or of shape (rows, batches)."""
-
-    def __init__(self, *arguments: Numeric, row: Any = None) -> None:
-        self.arguments, self.given = arguments, row
-        self.gathers = any(np.ndim(each) == 2 for each in arguments)
-        if self.gathers:
-            each = [DistinctCounts(both, row) for both in np.broadcast_arrays(*arguments)]
-            places = [levels.position if row is not None else levels.position[levels.row] for levels in each]
-            sizes = [levels.distinct.size for levels in each]
-            together = DistinctCounts(np.ravel_multi_index(places, sizes), row)
-            found = np.unravel_index(together.distinct, sizes)
-            self.counts = tuple(levels.distinct[place] for levels, place in zip(each, found, strict=True))
-            self.row, self.position = together.row, together.position
+        if np.ndim(factor) == 0 and factor == 1:
+            return self
+        return DistinctCounts(*(each * factor for each in self.arguments), alike=self.alike)
 
 
 def tabulate(
-    function: Callable[..., Result],
-    degrees: tuple[Numeric, ...],
-    levels: DistinctCounts | DistinctPairs,
-    *others: Numeric,
+    function: Callable[..., Result], degrees: tuple[Numeric, ...], levels: DistinctCounts, *others: Numeric
 ) -> Result:
     """Evaluate ``function(*degrees, *tokens, *others)`` at every point, computed once per distinct point.
 
@@ -111,8 +91,8 @@ def tabulate(
     of_rows = [np.ndim(each) == 2 and np.shape(each)[1] == 1 and np.shape(batches)[1] > 1 for each in others]
     of_points = [np.ndim(each) == 2 and not column for each, column in zip(others, of_rows, strict=True)]
     if any(of_points):
-        levels = DistinctPairs(
-            *levels.arguments, *(each for each, own in zip(others, of_points, strict=True) if own), row=levels.given
+        levels = DistinctCounts(
+            *levels.arguments, *(each for each, own in zip(others, of_points, strict=True) if own), alike=levels.alike
         )
     rows = levels.row.size
     columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
@@ -139,13 +119,19 @@ def tabulate(
 
     def take(values: Any, index: Any) -> Any:
         """A number is the same at all points."""
-        return values if np.ndim(values) == 0 else np.broadcast_to(values, shape).ravel().take(index)
+        if np.ndim(values) == 0:
+            return values
+        return (values if np.shape(values) == shape else np.broadcast_to(values, shape)).ravel().take(index)
 
     every = places(None)
 
+    def sums_at(sums: Sums, points: Points) -> Sums:
+        index = places(points)
+        return Sums(*(take(each, index) for each in sums))
+
     def spread(part: Any) -> Any:
         if isinstance(part, Sums):  # laid out where they are asked for
-            return GridSums(lambda points: Sums(*(take(each, places(points)) for each in part)))
+            return GridSums(partial(sums_at, part))
         if isinstance(part, tuple):
             parts = [spread(each) for each in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)

@@ -13,8 +13,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.planning.limits import Demand
 from disagg_sim.search.phase_grid import PhaseGrid

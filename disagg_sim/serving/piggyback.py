@@ -12,8 +12,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.physics.kv_tiers import load_time, tier_of
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import MixedStep, mixed_step_by_form
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, MixedStep, mixed_step_by_form
 from disagg_sim.physics.residents import prefilling_in_pieces
 from disagg_sim.physics.roofline import Sums, sums_at
 from disagg_sim.physics.setup import Setup

@@ -11,8 +11,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 
 SHORT, LONG = 1000, 3000
 OSL = 101

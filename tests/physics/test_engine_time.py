@@ -12,8 +12,7 @@ from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.layers import attention_cost
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.simulation.kernel.step_table import StepTable
 from lab.calibration.served.steady_state import RowLengths, decode_time, prefill_time, served

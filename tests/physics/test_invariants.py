@@ -19,8 +19,7 @@ from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.operators import head
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.residents import decode_residents, prompt_residents

@@ -14,8 +14,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.physics.memory import colocated_bytes, decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import Interference, mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 

@@ -4,8 +4,7 @@ import pytest
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.passes.prompts import prompt_pass
 from disagg_sim.physics.setup import setup

@@ -24,8 +24,7 @@ from disagg_sim.physics.drafting import accepted_length, handed_bytes, with_draf
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.overlap import overlaps
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from disagg_sim.physics.roofline import GridSums, Sums, chosen_sums, sums_at
-from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, tabulate
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def test_pairs_of_counts_are_looked_up_once_each():
         return (10 * first + second,)
 
     first, second = np.array([[1, 1, 2]]), np.array([[3, 3, 4], [3, 4, 4]])
-    (found,) = tabulate(both, (), DistinctPairs(first, second))
+    (found,) = tabulate(both, (), DistinctCounts(first, second))
     assert found.tolist() == [[13, 13, 24], [13, 14, 24]]
     assert calls == [3]
 

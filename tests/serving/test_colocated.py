@@ -14,8 +14,7 @@ from disagg_sim.certainty.rows import rescore
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.physics.memory import instance_bytes
-from disagg_sim.physics.passes.mixed import Interference, mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, Interference, mixed_step
 from disagg_sim.physics.passes.prefill import PrefillPass
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.roofline import Sums

@@ -160,7 +160,7 @@ def halves(
     for kind, (layer, count) in enumerate(layers_of(at.model)):
         if layer.ffn.picks:
             theirs[kind] = theirs[kind] + routed_time(at_ffn, layer.ffn, count, split.ffn, "decode", total)[0]
-    across = tuple(crossing_time(at, at_ffn, split, layer, total.tokens) for layer, _ in layers_of(at.model))
+    across = tuple(crossing_time(at, at_ffn, split, layer, total.arguments[0]) for layer, _ in layers_of(at.model))
     return Halves(own, tuple(theirs), across, ends)
 
 

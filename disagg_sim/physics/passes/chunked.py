@@ -36,7 +36,7 @@ from disagg_sim.physics.rank_load import ChunkLoad
 from disagg_sim.physics.roofline import AnySums, Sums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import DistinctCounts, DistinctPairs, is_one, tabulate
+from disagg_sim.physics.tabulate import DistinctCounts, is_one, tabulate
 from disagg_sim.physics.work import Numeric
 
 
@@ -135,7 +135,7 @@ def chunked_passes(
             side = tabulate(attention, (mapping.tp_attn, pcp), levels, size)
             total = np.minimum(prompts * mapping.dp_attn, batch) * size
         else:
-            side = tabulate(attention, (mapping.tp_attn, pcp), DistinctPairs(prompts, size))
+            side = tabulate(attention, (mapping.tp_attn, pcp), DistinctCounts(prompts, size))
             total = batch * new * (size / slowest.new)
         rank, every = DistinctCounts(prompts * size / pcp, alike=alike), DistinctCounts(total, alike=alike)
         return join_experts(of, mapping, side, phase="prefill", rank=rank, total=every)
@@ -151,7 +151,7 @@ def chunked_passes(
             most = most_chunks(new, plan.chunks) if np.ndim(new) else None
             return tabulate(cores, shards, levels, new, past, most)
         some, length, held = slowest.scored
-        return tabulate(cores, shards, DistinctPairs(some, length, past if held is None else held), None)
+        return tabulate(cores, shards, DistinctCounts(some, length, past if held is None else held), None)
 
     uneven = bool(np.any(plan.last != plan.size))
     before = plan.chunks - 1

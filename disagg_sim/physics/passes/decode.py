@@ -104,7 +104,7 @@ def decode_step(
     if np.ndim(drafts) or drafts:
         times = add_drafts(at, mapping, times, context=context, rank=rank, micro=micro, drafts=drafts, form=mla_form)
     stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-    hop = hop_cost(rows.tokens, mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
+    hop = hop_cost(rows.arguments[0], mapping.gpus, at) * np.where(np.asarray(pp) > 1, pp, 0.0)
     mean = batch / microbatches
     time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=True) + hop.time
     ttl = time if at.speculation is None else time / accepted_length(at.speculation, drafts)

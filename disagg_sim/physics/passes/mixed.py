@@ -2,26 +2,66 @@
 
 Physics page, sections 7 (Mixed) and 8 (piggyback). A step of B decodes and c prefill tokens makes
 ONE linear pass at T = B + c; the scores and values of both run one after the other.
+
+Past 400 lines: load, layers and drafts of the step are one idea.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from disagg_sim.arrays import Ints
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds
-from disagg_sim.physics.cost import hop_cost
+from disagg_sim.physics.blocks import layers_of
+from disagg_sim.physics.cost import hop_cost, total_cost
+from disagg_sim.physics.distinct import alike_rows
+from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
+from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
-from disagg_sim.physics.passes.layers import LayerTimes, all_stages, slowest_stage, stretched, with_ends, with_prefill
-from disagg_sim.physics.passes.mixed_layers import Chunk, Load, mixed_layers
-from disagg_sim.physics.rank_load import RankLoad
-from disagg_sim.physics.roofline import AnySums, at_columns, chosen_sums
+from disagg_sim.physics.passes.experts import join_experts
+from disagg_sim.physics.passes.layers import (
+    AttentionSide,
+    LayerTimes,
+    all_stages,
+    attention_cost,
+    attention_side,
+    slowest_stage,
+    stretched,
+    with_ends,
+    with_prefill,
+)
+from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import DistinctCounts, tabulate
 from disagg_sim.physics.work import Numeric
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The prefill that rides along with the decodes of a step."""
+
+    tokens: Numeric  # new tokens over all DP ranks [token]
+    #: Length of the prompts that they are cut from; a share of a rank above it is several prompts. A number, or of
+    #: shape (1, columns), as ``past``. [token]
+    isl: Numeric
+    ranks: Numeric | None = None  # DP ranks that take an even share each, from a prompt of its own; None = all [1]
+    past: Numeric = 0.0  # tokens of each prompt whose cache is there already; the others are cut [token]
+
+    @property
+    def new(self) -> Numeric:
+        """Tokens of a prompt that are computed. [token]"""
+        return self.isl - self.past
+
+
+def chunk_share(chunk_tokens: Numeric, dp: Numeric) -> Numeric:
+    """Prefill tokens of the fullest DP rank in a micro-batch: an even share of ``chunk_tokens``, at least 1. [token]"""
+    share = chunk_tokens / dp
+    return np.where(share > 0, np.maximum(share, 1.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,63 +202,85 @@ def mixed_step_by_form(
     >>> [f"{1e3 * step.time:.1f} ms" for step in steps]
     ['28.5 ms', '24.4 ms', '24.3 ms']
     """
-    both = Load.of(at, mapping, batch, chunk, RankLoad(context, rank_batch))
-    steps = _steps(at, mapping, both, context, chunk, forms)
+    pp, dp, drafts = mapping.pp, mapping.dp_attn, drafts_of(at, mapping)
+    ranks = dp if chunk.ranks is None else chunk.ranks
+    microbatches = np.minimum(pp, np.maximum(batch, 1.0))
+    mean, tokens = batch / microbatches, chunk.tokens / microbatches
+    most = np.ceil(mean)  # sequences of the fullest micro-batch
+    even = np.ceil(most / dp)  # which it has on some rank, however requests are routed
+    both = Load(
+        sequences=even if rank_batch is None else np.maximum(rank_batch / microbatches, even),
+        queries=1.0 + drafts,
+        share=chunk_share(tokens, ranks),
+        decodes=most,
+        chunk=tokens,
+        alike=alike_rows((pp, dp, drafts), batch, chunk.tokens, ranks),
+    )
+
+    def steps(load: Load) -> list[MixedStep]:
+        """Without interference; a step with prefill runs outside CUDA graphs."""
+        # decodes return to the first stage
+        hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.joins else pp - 1
+        hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.joins else 0.0
+        host, found = host_time(at, mapping, decodes), []
+        for times in _layers(at, mapping, load, context, chunk, forms):
+            stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
+            time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.prefills)
+            found.append(MixedStep(time + hop.time, with_ends(times.sums, hop, host)))
+        return found
+
+    found = steps(both)
     if interference == NO_INTERFERENCE or not (both.joins and both.prefills):
-        return steps
+        return found
     alone: list[Numeric] = []
     if interference.minority_efficiency < 1:
-        parts = both.without_chunk, replace(both, decodes=0.0, most=None)
-        decodes, prefills = (_steps(at, mapping, load, context, chunk, forms) for load in parts)
-        alone = [np.maximum(one.time, other.time) for one, other in zip(decodes, prefills, strict=True)]
-    found = []
-    for index, step in enumerate(steps):
+        parts = steps(both.without_chunk), steps(both._replace(sequences=0.0, decodes=0.0))
+        alone = [np.maximum(one.time, other.time) for one, other in zip(*parts, strict=True)]
+    slower = []
+    for index, step in enumerate(found):
         time = step.time + interference.overlap_loss * np.minimum(step.sums.compute, step.sums.memory)
         if alone:
             added = np.maximum(step.time - alone[index], 0.0)
             time = time + added * (1.0 / interference.minority_efficiency - 1.0)
-        found.append(MixedStep(time, step.sums))
-    return found
+        slower.append(MixedStep(time, step.sums))
+    return slower
 
 
-class _Kernels(NamedTuple):
-    """Kernels of a step, of one micro-batch: on the slowest stage and on all stages, and their sums."""
+class Load(NamedTuple):
+    """What the fullest micro-batch of a step carries."""
 
-    stage: Numeric  # [s]
-    whole: Numeric  # [s]
-    sums: AnySums  # of the pass, without host and hops [s]
+    sequences: Numeric  # in decode, of the fullest rank, which is never below an even share [1]
+    queries: Numeric  # new tokens of each [token]
+    share: Numeric  # prefill tokens of the fullest rank [token]
+    decodes: Numeric  # sequences in decode, over all DP ranks [1]
+    chunk: Numeric  # prefill tokens, over all DP ranks [token]
+    alike: tuple[Any, Any] | None  # rows of a grid with equal counts
 
-    @classmethod
-    def of(cls, at: Setup, mapping: Sharding, times: LayerTimes) -> _Kernels:
-        """Those of layers."""
-        return cls(slowest_stage(at.model, mapping.pp, times), all_stages(at.model, times), times.sums)
+    @property
+    def joins(self) -> bool:
+        """Whether there are decodes."""
+        return bool(np.any(np.asarray(self.decodes) > 0))
+
+    @property
+    def prefills(self) -> bool:
+        """Whether there are prefill tokens."""
+        return bool(np.any(np.asarray(self.chunk) > 0))
+
+    @property
+    def without_chunk(self) -> Load:
+        """Decodes alone."""
+        return self._replace(share=0.0, chunk=0.0)
+
+    @property
+    def tokens(self) -> Numeric:
+        """New tokens of the fullest rank. [token]"""
+        return self.sequences * self.queries + self.share
 
 
-def _steps(
+def _layers(
     at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> list[MixedStep]:
-    """The step without interference, under each form.
-
-    With an engine, what the prefill adds to the decodes alone is stretched, and a step with prefill runs outside CUDA
-    graphs.
-    """
-    fullest = load.fullest
-    kernels = _kernels(at, mapping, fullest, context, prompts, forms)
-    pp, mean, microbatches = mapping.pp, load.over_rows(load.decodes), load.over_rows(load.microbatches)
-    hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.joins else pp - 1  # decodes return to the first stage
-    hop = hop_cost(load.over_rows(fullest.tokens), mapping.gpus, at) * hops
-    host = host_time(at, mapping, mean)
-    found = []
-    for stage, whole, sums in kernels:
-        time = step_time(at, mapping, microbatches, stage, whole, decodes=mean, graphs=not load.prefills)
-        found.append(MixedStep(time + hop.time, with_ends(sums, hop, host)))
-    return found
-
-
-def _kernels(
-    at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
-) -> list[_Kernels]:
-    """Kernels of a step, those of the phase with more tokens at each point.
+) -> list[LayerTimes]:
+    """Layers of a step under each form, in the kernels of the phase with more tokens at each point.
 
     With an engine they are those of its decodes alone, and what prefill adds, stretched. So no step with prefill is
     faster than its decodes alone, whose exchange of experts lasts longer.
@@ -226,77 +288,173 @@ def _kernels(
     prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
     if np.all(prefill_leads):
-        needed = {"prefill": _ALL}
-    elif same_kernels or not np.any(prefill_leads):
-        needed = {"decode": _ALL}
+        phases: tuple[str, ...] = ("prefill",)
     else:
-        needed = {"decode": _Columns.of(~prefill_leads), "prefill": _Columns.of(prefill_leads)}
-    stretches = at.overheads is not None and load.prefills
-    found = [
-        mixed_layers((phase,), at, mapping, load.at_columns(own.wanted), context, prompts.at_columns(own.wanted), forms)
-        for phase, own in needed.items()
-    ]
-    alone = tuple(dict.fromkeys(("decode", *needed))) if stretches and load.joins else ()
-    decodes: dict[str, LayerTimes] = {}
-    if alone:
-        parts = mixed_layers(
-            alone, at, mapping, load.distinct_decodes, context, Chunk(0.0, 1.0), ("auto",), scored=False
+        phases = ("decode",) if same_kernels or not np.any(prefill_leads) else ("decode", "prefill")
+
+    def led(of_phases: Sequence[LayerTimes]) -> LayerTimes:
+        """At each point the times of the phase that leads there."""
+        if len(of_phases) == 1:
+            return of_phases[0]
+        decode, prefill = of_phases
+        return LayerTimes(
+            tuple(np.where(prefill_leads, *both) for both in zip(prefill.layers, decode.layers, strict=True)),
+            decode.scores,
+            decode.embedding,
+            np.where(prefill_leads, prefill.head, decode.head),
+            chosen_sums(prefill_leads, prefill.sums, decode.sums),
         )
-        decodes = dict(zip(alone, (one for (one,) in parts), strict=True))
-    by_phase = []
-    for (phase, columns), (of_forms,) in zip(needed.items(), found, strict=True):
-        own_and_same = [load.over_columns(decodes[name], columns.wanted) for name in ("decode", phase) if alone]
-        times = _stretched(at, of_forms, own_and_same) if stretches else of_forms
-        by_phase.append([_Kernels.of(at, mapping, one) for one in times])
-    if len(by_phase) == 1:
-        return by_phase[0]
-    leads, where = load.over_rows(prefill_leads), needed.values()
-    kernels = []
-    for of_form in zip(*by_phase, strict=True):
-        decode, prefill = (columns.spread(each) for columns, each in zip(where, of_form, strict=True))
-        sums = chosen_sums(leads, prefill.sums, decode.sums)
-        stage, whole = (np.where(leads, p, d) for p, d in zip(prefill[:2], decode[:2], strict=True))
-        kernels.append(_Kernels(stage, whole, sums))
-    return kernels
 
-
-class _Columns(NamedTuple):
-    """The columns of a grid in which the kernels of a phase are needed."""
-
-    wanted: Ints | None  # None = all
-    place: Ints | None  # of every column of the grid in these, 0 where it is none of them
-
-    @classmethod
-    def of(cls, leads: Any) -> _Columns:
-        """Those in which some row is led by the phase."""
-        some = leads.any(axis=0) if np.ndim(leads) == 2 else np.ones(1, dtype=bool)
-        if some.all():
-            return cls(None, None)
-        wanted = np.flatnonzero(some)
-        place = np.zeros(some.size, dtype=np.intp)
-        place[wanted] = np.arange(wanted.size)
-        return cls(wanted, place)
-
-    def spread(self, kernels: _Kernels) -> _Kernels:
-        """Kernels of these columns, laid out over the grid."""
-        if self.place is None:
-            return kernels
-        stage, whole = (np.take(each, self.place, axis=1) for each in kernels[:2])
-        return _Kernels(stage, whole, at_columns(kernels.sums, self.place))
-
-
-_ALL = _Columns(None, None)
-
-
-def _stretched(at: Setup, times: list[LayerTimes], own_and_same: list[LayerTimes]) -> list[LayerTimes]:
-    """Times of each form, what prefill adds stretched; of the decodes alone in their own and in the same kernels."""
-    longer: list[LayerTimes] = []
-    for one in times:
+    of_phases = drafted_layers(phases, at, mapping, load, context, prompts, forms)
+    found = [led(of_form) for of_form in zip(*of_phases, strict=True)]
+    if at.overheads is None or not load.prefills:
+        return found
+    stretch = prefill_stretch(at)
+    if not load.joins:
+        return [stretched(times, stretch) for times in found]
+    kernels = tuple(dict.fromkeys(("decode", *phases)))
+    alone = drafted_layers(kernels, at, mapping, load.without_chunk, context, Chunk(0.0, 1.0), ("auto",), scored=False)
+    decodes = {phase: times for phase, (times,) in zip(kernels, alone, strict=True)}
+    same, longer = led([decodes[phase] for phase in phases]), []
+    for times in found:
         if longer and at.speculation is None:  # forms differ in scores and sums alone
-            longer.append(longer[0]._replace(scores=one.scores, sums=one.sums))
-        elif own_and_same:
-            own, same = own_and_same
-            longer.append(with_prefill(own, same, one, prefill_stretch(at)))
+            longer.append(longer[0]._replace(scores=times.scores, sums=times.sums))
         else:
-            longer.append(stretched(one, prefill_stretch(at)))
+            longer.append(with_prefill(decodes["decode"], same, times, stretch))
     return longer
+
+
+def drafted_layers(
+    phases: Sequence[str],
+    at: Setup,
+    mapping: Sharding,
+    load: Load,
+    context: Numeric,
+    prompts: Chunk,
+    forms: tuple[str, ...],
+    *,
+    scored: bool = True,
+) -> list[list[LayerTimes]]:
+    """Layers of a step in the kernels of each phase, under each form, its draft passes at the end of the last stage.
+
+    Forms of MLA differ in ``scores`` and ``sums`` alone, unless draft passes make the head longer. Unless they are
+    ``scored`` the scores are left out.
+    """
+    times = _one_pass(phases, at, mapping, load, context, prompts, forms, scored=scored)
+    if at.speculation is None:
+        return times
+    own = of_drafter(at)
+
+    def draft(part: Load, *, first: bool) -> list[list[tuple[Numeric, AnySums]]]:
+        """A draft pass, of which each sequence and each prompt takes one token further."""
+        layers = _one_pass(phases, own, mapping, part, context, prompts, forms, emits_all=False)
+        joined = total_cost(joining(at, mapping.tp_attn, part.tokens, first=first), at)
+        return [[(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in of] for of in layers]
+
+    passes = draft(load, first=True)
+    if load.joins and np.any(np.asarray(load.queries) > 1):
+        later = draft(load.without_chunk._replace(queries=1.0), first=False)
+        more = np.maximum(load.queries - 2.0, 0.0)
+        passes = [
+            [
+                (time + more * again, sums.plus(others, more))
+                for (time, sums), (again, others) in zip(*of_phase, strict=True)
+            ]
+            for of_phase in zip(passes, later, strict=True)
+        ]
+    return [
+        [
+            one._replace(head=one.head + time, sums=one.sums.plus(sums))
+            for one, (time, sums) in zip(*of_phase, strict=True)
+        ]
+        for of_phase in zip(times, passes, strict=True)
+    ]
+
+
+def _one_pass(
+    phases: Sequence[str],
+    at: Setup,
+    mapping: Sharding,
+    load: Load,
+    context: Numeric,
+    prompts: Chunk,
+    forms: tuple[str, ...],
+    *,
+    emits_all: bool = True,
+    scored: bool = True,
+) -> list[list[LayerTimes]]:
+    """Layers of one pass in the kernels of each phase; a sequence in decode emits all its new tokens, or the last."""
+    dcp, _ = mapping.shares
+    degrees = mapping.tp_attn, dcp, load.queries
+    pairs, new, prefills = DistinctCounts(load.sequences, load.share, alike=load.alike), prompts.new, load.prefills
+    # phases differ in the all-reduces that they hide alone
+    hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
+    linear = {
+        each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new)
+        for each in dict.fromkeys(hides.values())
+    }
+    scores: Any = ()
+    if scored:
+        cores = partial(_cores, at, forms if prefills else ("auto",), prefills=prefills)
+        scores = tabulate(cores, degrees, pairs, new, prompts.past, context)
+    rank = DistinctCounts(load.tokens, alike=load.alike)
+    total = DistinctCounts(load.decodes * load.queries + load.chunk, alike=load.alike)
+    of_phases = [
+        join_experts(at, mapping, linear[each], phase=phase, rank=rank, total=total) for phase, each in hides.items()
+    ]
+    if not scored:
+        return [[times] * len(forms) for times in of_phases]
+    count = 1 if prefills else len(forms)
+    return [
+        [times._replace(scores=each, sums=times.sums.plus(sums)) for each, sums in scores] * count
+        for times in of_phases
+    ]
+
+
+def _linear(
+    at: Setup,
+    phase: str,
+    tp: Numeric,
+    dcp: Numeric,
+    rows: Numeric,
+    sequences: Numeric,
+    share: Numeric,
+    new: Numeric,
+    *,
+    emits_all: bool,
+) -> AttentionSide:
+    """The attention ranks' part of a step without scores and values."""
+    some, piece = _prompts(share, new)
+    emitted = sequences * (rows if emits_all else 1.0) + some
+    tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
+    return attention_side(at, tp, tokens, "auto", phase, core=False)
+
+
+def _cores(
+    at: Setup, forms: tuple[str, ...], *arguments: Numeric, prefills: bool
+) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
+    """Scores and values of one layer of each kind, and the sums of all layers, under each form of the chunk's MLA.
+
+    Of the chunk, then of the decodes, which are the same under all forms.
+    """
+    tp, dcp, rows, sequences, share, new, past, context = arguments
+    some, piece = _prompts(share, new) if prefills else (0.0, 0.0)
+    latent = past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
+    chunk = Tokens(prompts=some, new=piece, past=past + (new - piece) / 2, latent=latent, dcp=dcp)
+    running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
+    kinds = layers_of(at.model)
+    blocks = dict.fromkeys(layer.attention for layer, _ in kinds)
+    decodes = {block: attention_cost(block, at, tp, running, "auto") for block in blocks}
+    found = []
+    for form in forms:
+        costs = {block: attention_cost(block, at, tp, chunk, form) + decodes[block] for block in blocks}
+        sums = Sums()
+        for layer, count in kinds:
+            sums = sums.plus(costs[layer.attention].sums, count)
+        found.append((tuple(costs[layer.attention].time for layer, _ in kinds), sums))
+    return tuple(found)
+
+
+def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
+    """Prompts that a share of a rank is cut from, none of no share, and the tokens of each."""
+    return np.where(share > 0, np.maximum(share / new, 1.0), 0.0), np.minimum(share, new)

@@ -9,8 +9,7 @@ import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch
-from disagg_sim.physics.passes.mixed import mixed_step
-from disagg_sim.physics.passes.mixed_layers import Chunk
+from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
 
