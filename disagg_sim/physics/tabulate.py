@@ -91,9 +91,9 @@ def tabulate(
     of_rows = [np.ndim(each) == 2 and np.shape(each)[1] == 1 and np.shape(batches)[1] > 1 for each in others]
     of_points = [np.ndim(each) == 2 and not column for each, column in zip(others, of_rows, strict=True)]
     if any(of_points):
-        levels = DistinctCounts(
-            *levels.arguments, *(each for each, own in zip(others, of_points, strict=True) if own), alike=levels.alike
-        )
+        points = [each for each, own in zip(others, of_points, strict=True) if own]
+        alike = levels.alike if all(len(each) == 1 for each in points) else None  # rows may differ in them, too
+        levels = DistinctCounts(*levels.arguments, *points, alike=alike)
     rows = levels.row.size
     columns = [degree if is_one(degree) else np.broadcast_to(degree, (rows, 1))[:, 0] for degree in degrees]
     columns += [each[:, 0] for each, own in zip(others, of_rows, strict=True) if own]

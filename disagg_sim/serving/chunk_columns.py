@@ -67,16 +67,20 @@ class ChunkColumns:
 
 
 def blocks(case: ColocatedCase, groups: Sequence[Group]) -> Iterator[ChunkColumns]:
-    """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block."""
+    """Cut rows into blocks: of one group, or of several small ones of one depth, as long as they fill no block.
+
+    Blocks of constant lengths are twice as large, as measured: a law of lengths has a table of several prompts.
+    """
+    size = 2 if case.lengths.constant else 1
     for places in of_one_depth(groups):
         held: list[tuple[int, slice]] = []
         count, tried = 0, np.zeros((0, 1 + _rank_chunks(case).size), dtype=bool)  # rows of these, and their columns
         for place in places:
             own = worth_trying(case, groups[place])
-            for rows in groups[place].blocks(int(np.count_nonzero(own))):
+            for rows in groups[place].blocks(int(np.count_nonzero(own)) // size):
                 wider = _either(tried, own)
                 more = rows.stop - rows.start
-                if held and (count + more) * np.count_nonzero(wider) > BLOCK_POINTS:
+                if held and (count + more) * np.count_nonzero(wider) > size * BLOCK_POINTS:
                     yield ChunkColumns.of(case, groups, held)
                     held, count, wider = [], 0, own
                 held.append((place, rows))
