@@ -34,6 +34,7 @@ FILES = {
         "trtllm_docs_throughput",
     ),
     "measured_2026": ("inferencex_dsr1_amd_runs", "inferencex_newmodels_runs"),
+    "measured_3/recipes": ("joined",),  # launch flags of them
 }
 #: Form of a file -> its name on the page.
 FORMS = {

@@ -107,8 +107,16 @@ def version_of(line: Any) -> str:
 
     The runtime images of Dynamo carry Dynamo's own version: ``dynamo-0.8``.
     """
-    image = text(line, "image")
-    said = text(line, "framework_version") or image.rpartition(":")[2]
+    return version_in(text(line, "image"), text(line, "framework_version"))
+
+
+def version_in(image: str, stated: str = "") -> str:
+    """Version of the framework in an image, unless it is ``stated``.
+
+    >>> version_in("lmsysorg/sglang:v0.5.12-cu130"), version_in("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.8.1")
+    ('0.5', 'dynamo-0.8')
+    """
+    said = stated or image.rpartition(":")[2]
     number = re.match(r"v?(\d+\.\d+)", said)
     return "dynamo-" * ("ai-dynamo" in image) + (number[1] if number else said)
 

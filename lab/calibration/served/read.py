@@ -19,6 +19,7 @@ from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.served import forms
 from lab.calibration.served.cells import version_of
+from lab.calibration.served.launch_flags import MARKS, launched, read_flags
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
@@ -41,7 +42,7 @@ FORMS: dict[str, tuple[set[str], Callable[[Any], ServingRow]]] = {
     "published": ({"metric", "value", "batch_scope", "phase"}, forms.published),
 }
 #: Files beside the measurements that hold none.
-LISTS = {"core points": {"row_id", "kind", "why"}, "manifest": {"file", "sha256"}}
+LISTS = {"core points": {"row_id", "kind", "why"}, "manifest": {"file", "sha256"}, "launch flags": MARKS}
 
 
 class ServingDataError(DisaggSimError):
@@ -93,18 +94,30 @@ def read_rows(path: Path) -> list[ServingRow]:
 def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
     """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
 
-    Returns ``rows`` (of all files that could be read, in order); ``faults`` (a line for each of the others).
+    A table of launch flags among them has no rows, and says how those of the others were launched. Returns ``rows`` (of
+    all files that could be read, in order); ``faults`` (a line for each of the others).
     """
     rows: list[ServingRow] = []
     faults: list[str] = []
+    flags: dict[str, Any] = {}
     for path in paths:
         try:
-            rows += read_rows(path)
+            if set(columns_of(path)) >= MARKS:
+                flags |= _flags(path)
+            else:
+                rows += read_rows(path)
         except ServingDataError as error:
             faults.append(str(error))
     if faults and len(faults) == len(paths):
         raise ServingDataError("\n".join(faults))
-    return rows, faults
+    return [launched(row, flags[row.row]) if row.row in flags else row for row in rows], faults
+
+
+def _flags(path: Path) -> dict[str, Any]:
+    try:
+        return read_flags(path)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ServingDataError(f"{shown(path)}: not a CSV: {str(error).splitlines()[0]}") from None
 
 
 def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:

@@ -16,7 +16,7 @@ from lab.calibration.names import model_named, names, old_engine, recipe_of, sys
 from lab.calibration.served.bars import judged
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import COLUMNS, engine_of, evaluate
-from lab.calibration.served.read import ServingDataError, read_rows
+from lab.calibration.served.read import ServingDataError, read_files, read_rows
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 from lab.calibration.served.tables import counted, reasons, summary, who_wins, write_tables
 
@@ -123,6 +123,69 @@ def test_a_disaggregated_run_knows_its_workers(tmp_path):
     told = {(q.name, q.statistic): q.measured for q in row.quantities}
     assert told["tpot", "median"] == pytest.approx(0.0124)
     assert told["throughput", "mean"] == 1581.0
+
+
+#: How R1 was launched: decode by TP8 EP8 with 8 slots a worker, prefill by four ranks.
+LAUNCHED = {
+    "file": "x",
+    "row_id": "r1",
+    "kind": "recipe",
+    "match": "exact",
+    "f_engine": "sglang",
+    "image_script": "lmsysorg/sglang:v0.5.12-cu130",
+    "f_kv_cache_dtype": "",
+    "f_decode_kv_dtype": "fp8_e4m3",
+    "f_prefill_workers": 1,
+    "f_prefill_tp": 4,
+    "f_prefill_ep": 4,
+    "f_prefill_dp_attention": True,
+    "f_prefill_chunked_prefill_tokens": 65_536,
+    "f_prefill_max_num_tokens": 8192,
+    "f_decode_tp": 8,
+    "f_decode_ep": 8,
+    "f_decode_dp_attention": False,
+    "f_decode_max_batch": 8,
+    "f_decode_eplb_slots": "",
+}
+
+
+def test_an_exact_launch_says_layout_cache_budget_image_and_slots(tmp_path):
+    """SGLang's chunk is that of all ranks: 65,536 over four. 102 in flight wait for 3 x 8 slots, 24 do not."""
+    lines = [R1 | {"framework": "dynamo-sglang"}, R1 | {"framework": "dynamo-sglang", "row_id": "r2"}]
+    lines[1]["concurrency"] = 24
+    files = [write(tmp_path / "x.csv", *lines)]
+    (plain, _), _ = read_files(files)
+    assert (plain.recipe, plain.chunk_tokens, plain.workers.mapping.dp_attn) == ("nvfp4_bf16kv", 0, 8)
+    files.append(write(tmp_path / "joined.csv", LAUNCHED, LAUNCHED | {"row_id": "r2"}))
+    (row, calm), faults = read_files(files)
+    assert faults == []
+    assert (row.recipe, row.version, row.chunk_tokens) == ("nvfp4_fp8kv", "0.5", 16_384)
+    assert row.prefill.mapping == Sharding(tp_attn=1, dp_attn=4, tp_ffn=1, ep=4)
+    assert (row.workers.count, row.workers.mapping) == (3, Sharding(tp_attn=8, tp_ffn=1, ep=8))
+    late = {each.name: each.reason for each in row.quantities}
+    assert (late["tpot"], late["ttft"]) == ("", "more in flight than slots of decode: a wait for one")
+    assert not any(each.reason for each in calm.quantities)
+
+
+def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
+    """288 places for 256 experts are 32 copies; a budget of TensorRT-LLM is that of a rank, and so are its slots."""
+    line = LAUNCHED | {"f_decode_dp_attention": True, "f_decode_eplb_slots": "redundant 32"}
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
+    (row,), _ = read_files(files)
+    assert row.workers.mapping == Sharding(dp_attn=8, ep=8, redundant_slots=32)
+    assert (row.chunk_tokens, [each.reason for each in row.quantities]) == (8192, [""] * 3)
+
+
+@pytest.mark.parametrize("match", ["by date", "layout only", "ambiguous 2", "none", ""])
+def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"match": match})]
+    assert read_files(files) == read_files(files[:1])
+
+
+def test_a_launch_on_other_gpus_keeps_the_stated_layout(tmp_path):
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"f_decode_tp": 16})]
+    ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
+    assert (row.workers, row.prefill != plain.prefill) == (plain.workers, True)
 
 
 def test_rows_that_cannot_be_evaluated_keep_their_place_with_a_reason(tmp_path):

@@ -1,0 +1,85 @@
+"""Take what runs were launched with in place of what their rows state or leave out, where the launch is known exactly.
+
+A table of launch flags has a line for each measured row (``row_id``): how sure the join is (``match``), and the flags
+of its launch script or recipe (``f_...``). Only lines with the match ``exact`` count: one commit, one point of its
+search space, one set of flags. Joins by date are not taken: 24 rows of SGLang on GB200 (December 2025) would get TP24,
+which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step, and image.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from disagg_sim.reading import read_table
+from lab.calibration.names import recipe_of
+from lab.calibration.served.cells import count, instance, text, version_in, yes
+from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+
+#: Columns that tell a table of launch flags.
+MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
+#: The only match that counts.
+EXACT = "exact"
+#: More in flight than this over the slots of decode: requests wait for one, and TTFT is that wait. [1]
+OVER_SLOTS = 1.1
+
+
+def read_flags(path: Path) -> dict[str, Any]:
+    """Lines of the exact joins of a table of launch flags, by row."""
+    lines = read_table(path, low_memory=False).itertuples(index=False)
+    return {text(line, "row_id"): line for line in lines if text(line, "match") == EXACT}
+
+
+def launched(row: ServingRow, line: Any) -> ServingRow:
+    """The row as its launch says."""
+    split = text(line, "kind") == "recipe"
+    cache = text(line, "f_decode_kv_dtype" if split else "f_kv_cache_dtype")
+    weights = row.recipe.removesuffix("_bf16kv").removesuffix("_fp8kv")
+    row = replace(
+        row,
+        workers=_workers(row.workers, line, "decode_" if split else ""),
+        prefill=_workers(row.prefill, line, "prefill_"),
+        recipe=recipe_of(weights, "fp8", row.model) if cache.startswith("fp8") else row.recipe,
+        version=row.version or version_in(text(line, "image_script")),
+    )
+    row = replace(row, chunk_tokens=_budget(row, line) or row.chunk_tokens)
+    return _waiting_for_slots(row, line) if split else row
+
+
+def _workers(stated: WorkerGroup | None, line: Any, side: str) -> WorkerGroup | None:
+    """Workers of one side with the layout of the launch, where it states one for as many GPUs."""
+    tp = count(line, f"f_{side}tp")
+    if stated is None or tp != stated.mapping.gpus:
+        return stated
+    mapping = instance(tp, ep=max(count(line, f"f_{side}ep"), 1), dp=0 if yes(line, f"f_{side}dp_attention") else 1)
+    copies = re.fullmatch(r"redundant (\d+)", text(line, f"f_{side}eplb_slots"))
+    if mapping.ep > 1:
+        slots = int(copies[1]) if copies else stated.mapping.redundant_slots
+        mapping = replace(mapping, redundant_slots=slots)
+    return replace(stated, mapping=mapping)
+
+
+def _budget(row: ServingRow, line: Any) -> int:
+    """Tokens of a step of one attention rank; SGLang states them for all ranks of a worker. [token]"""
+    side, workers = ("prefill_", row.prefill) if row.prefill else ("", row.workers)
+    if row.engine == "sglang" and workers is not None:
+        return count(line, f"f_{side}chunked_prefill_tokens") // int(workers.mapping.dp_attn)
+    return count(line, f"f_{side}max_num_tokens")
+
+
+def _waiting_for_slots(row: ServingRow, line: Any) -> ServingRow:
+    """The row without its TTFT, where more is in flight than decode has slots."""
+    most = count(line, "f_decode_max_batch")
+    if row.workers is None or not most:
+        return row
+    ranks = 1 if row.engine == "sglang" else int(row.workers.mapping.dp_attn)
+    if row.concurrency <= OVER_SLOTS * most * ranks * row.workers.count:
+        return row
+
+    def masked(each: Measurement) -> Measurement:
+        late = each.name == "ttft" and not each.reason
+        return replace(each, reason="more in flight than slots of decode: a wait for one") if late else each
+
+    return replace(row, quantities=tuple(map(masked, row.quantities)))
