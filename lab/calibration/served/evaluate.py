@@ -24,6 +24,7 @@ from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.physics.memory import weight_bytes
 from disagg_sim.physics.work import Numeric
 from lab.calibration.names import names
+from lab.calibration.served.masks import masked
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 from lab.calibration.served.steady_state import (
     ClosedLoopRun,
@@ -260,7 +261,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     Returns ``measured`` and ``predicted`` in s, token/s or request/s; ``relative_error`` = predicted/measured - 1, nan
     where a quantity is not ``evaluated``; then ``reason`` says why.
     """
-    checked = [_checked(row) for row in rows]
+    checked = masked([_checked(row) for row in rows])
     answers: dict[int, tuple[Prediction, int]] = {}
 
     def key(index: int) -> tuple[Any, ...]:

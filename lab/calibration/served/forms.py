@@ -186,9 +186,16 @@ def _row(line: Any, names: Any) -> ServingRow:
 
 
 def _inferencex(line: Any, row: ServingRow) -> ServingRow:
-    """What all InferenceX runs share: mean lengths, waves and flag."""
+    """What all InferenceX runs share: mean lengths, waves and flag.
+
+    A TTFT that the source suspects is that of a warm-up; a point whose runs differ is not known.
+    """
+    flag = text(line, "qa_flag")
+    suspect = "a warm-up, as the source suspects" if flag == "ttft_suspect" else ""
+    quantities = (replace(each, reason=suspect) if each.name == "ttft" else each for each in row.quantities)
     return replace(
-        row,
+        row.refused("runs of this point differ by more than 1.35 times") if flag.startswith("spread") else row,
+        quantities=tuple(quantities),
         load="closed_loop",
         isl=INFERENCEX_MEAN_LENGTH * row.isl,
         osl=INFERENCEX_MEAN_LENGTH * row.osl,

@@ -16,6 +16,7 @@ from typing import Any
 from disagg_sim.reading import read_table
 from lab.calibration.names import recipe_of
 from lab.calibration.served.cells import count, instance, text, version_in, yes
+from lab.calibration.served.masks import of_image
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 #: Columns that tell a table of launch flags.
@@ -27,13 +28,17 @@ OVER_SLOTS = 1.1
 
 
 def read_flags(path: Path) -> dict[str, Any]:
-    """Lines of the exact joins of a table of launch flags, by row."""
-    lines = read_table(path, low_memory=False).itertuples(index=False)
-    return {text(line, "row_id"): line for line in lines if text(line, "match") == EXACT}
+    """Lines of a table of launch flags, by row."""
+    return {text(line, "row_id"): line for line in read_table(path, low_memory=False).itertuples(index=False)}
 
 
 def launched(row: ServingRow, line: Any) -> ServingRow:
-    """The row as its launch says."""
+    """The row as its launch says, where it is known exactly; of an image that is not judged with the reason."""
+    row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
+    return _as_launched(row, line) if text(line, "match") == EXACT else row
+
+
+def _as_launched(row: ServingRow, line: Any) -> ServingRow:
     split = text(line, "kind") == "recipe"
     cache = text(line, "f_decode_kv_dtype" if split else "f_kv_cache_dtype")
     weights = row.recipe.removesuffix("_bf16kv").removesuffix("_fp8kv")

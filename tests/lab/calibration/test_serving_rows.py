@@ -182,6 +182,22 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     assert read_files(files) == read_files(files[:1])
 
 
+def test_an_early_image_is_not_judged_however_its_launch_is_known(tmp_path):
+    line = LAUNCHED | {"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
+    ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
+    assert row.reason.startswith("an early image")
+    assert replace(row, reason="") == plain
+
+
+def test_what_the_source_suspects_is_not_judged(tmp_path):
+    spread = NEWER | {"qa_flag": "spread: runs of this point differ by more than 1.35 x"}
+    (row,) = read_rows(write(tmp_path / "y.csv", spread))
+    assert row.reason == "runs of this point differ by more than 1.35 times"
+    table = evaluate(read_rows(write(tmp_path / "x.csv", R1 | {"qa_flag": "ttft_suspect"})))
+    assert table.set_index("quantity")["evaluated"].to_dict() == {"tpot": True, "ttft": False, "throughput": True}
+
+
 def test_a_launch_on_other_gpus_keeps_the_stated_layout(tmp_path):
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", LAUNCHED | {"f_decode_tp": 16})]
     ((row,), _), ((plain,), _) = read_files(files), read_files(files[:1])
