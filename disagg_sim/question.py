@@ -117,7 +117,10 @@ def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
     return Ask(text, "SHARE", low, high, unit="share")
 
 
-# Fields that several questions have.
+# Types of values, and fields that several questions have.
+Number = float | None
+Latency = str | float | None  # '500 ms', or seconds
+Prices = list[str] | dict[str, float] | None  # SYSTEM=USD each, or a mapping
 Cached = Annotated[float, share("Share of prompts in caches.", 0.0, 1.0)]
 RankImbalance = Annotated[str, Ask(f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
 Speculate = Annotated[str, Ask("Draft tokens of a decode step.", "auto|off|K")]
@@ -126,11 +129,12 @@ Acceptance = Annotated[
 ]
 HoldPrompts = Annotated[str, Ask("Most decode steps that prompts wait until every rank has one.", "none|tuned|N")]
 Failures = Annotated[str, Ask("Failure rates for --availability.", "NAME|FILE")]
+Row = Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)]
+Case = Annotated[str, Ask("Only rows of this case.")]
+Best = Annotated[bool, Ask("Take the row of highest throughput.")]
+AtInteractivity = Annotated[Number, Ask("Take the highest throughput at X tokens/s/user or more.", "X")]
 ISL, OSL = Ask("Input tokens.", low=1), Ask("Output tokens.", low=2)
 TIERS, TIERS_VALUE = "Where they are cached: hbm, dram, ssd, remote.", "TIER[=SHARE,...]"
-Number = float | None
-Latency = str | float | None  # '500 ms', or seconds
-Prices = list[str] | dict[str, float] | None  # SYSTEM=USD each, or a mapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +205,10 @@ class ExplainQuestion:
     results: Annotated[
         Path | None, Ask("Results of a sweep, its frontier.csv, or a file of points/.", "DIR|FILE", argument=True)
     ] = None
-    row: Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)] = None
-    case: Annotated[str, Ask("Only rows of this case.")] = ""
-    best: Annotated[bool, Ask("Take the row of highest throughput.")] = False
-    at_interactivity: Annotated[Number, Ask("Take the highest throughput at X tokens/s/user or more.", "X")] = None
+    row: Row = None
+    case: Case = ""
+    best: Best = False
+    at_interactivity: AtInteractivity = None
     model: Annotated[str, Ask("Design by hand: model; the options down to --osl apply.")] = ""
     system: Annotated[str, Ask("The GPU system.")] = ""
     precision: Annotated[str, Ask("The precision recipe.")] = ""
@@ -242,3 +246,25 @@ class ExplainQuestion:
     availability: Annotated[Number, share("Tell what a failure stops, and the spares for so much time.")] = None
     failures: Failures = FAILURES
     as_json: Annotated[bool, Ask("Print JSON.", flag="json", agents=None)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchQuestion:
+    """Write commands or manifests of a serving engine for a row of a frontier, or for a deployment of a scenario.
+
+    What the engine cannot express is told, a line each, with the engines that can.
+    """
+
+    source: Annotated[
+        Path, Ask("Results of a sweep, its frontier.csv, or a scenario (.yaml).", "DIR|FILE", argument=True)
+    ]
+    engine: Annotated[str, Ask(f"{', '.join(LAUNCHERS)}.")]
+    backend: Annotated[str, Ask("Engine of Dynamo's workers; default: the one planned for.")] = ""
+    row: Row = None
+    case: Case = ""
+    best: Best = False
+    at_interactivity: AtInteractivity = None
+    deployment: Annotated[str, Ask("Deployment of the scenario.", "NAME")] = ""
+    checkpoint: Annotated[str, Ask("Model to load; default: a published one.", "NAME|PATH")] = ""
+    node_gpus: Annotated[int | None, Ask("GPUs of a node; default: 8, on a rack 4.", low=1)] = None
+    out: Annotated[Path | None, Ask("Where to write; default: print.", "DIR")] = None

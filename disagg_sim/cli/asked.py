@@ -19,11 +19,12 @@ from disagg_sim.question import Ask, QuestionField, fields_of
 def command_of(command: str, question: type, answer: Callable[[Any], None]) -> Callable[..., None]:
     """Make the function of a command, which builds its question and hands it on."""
 
-    def asked(offline: bool, **said: Any) -> None:  # noqa: ARG001 - its callback answers it
+    def asked(offline: bool = False, **said: Any) -> None:  # noqa: ARG001 - its callback answers it
         answer(question(**said))
 
     parameters = [_parameter(command, each) for each in fields_of(question)]
-    parameters.append(Parameter("offline", Parameter.KEYWORD_ONLY, default=False, annotation=Offline))
+    if "model" in (each.name for each in parameters):
+        parameters.append(Parameter("offline", Parameter.KEYWORD_ONLY, default=False, annotation=Offline))
     asked.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     asked.__annotations__ = {each.name: each.annotation for each in parameters}
     asked.__doc__ = question.__doc__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from disagg_sim.cli.lazy import CommandEntry, LazyGroup
-from disagg_sim.question import ExplainQuestion, PlanQuestion
+from disagg_sim.question import ExplainQuestion, LaunchQuestion, PlanQuestion
 
 
 class SpecsCommands(LazyGroup):
@@ -81,6 +81,7 @@ class Commands(LazyGroup):
             "launch:launch",
             "Write the commands that start a deployment.",
             "launch reports/demo --best --engine vllm --out start",
+            LaunchQuestion,
         ),
         "report": CommandEntry(
             "report:report", "Write results as one interactive HTML page.", "report reports/demo --out demo.html"

@@ -19,7 +19,7 @@ from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
 from disagg_sim.choices import MORE_PHASES, NOT_HELD, PHASES
-from disagg_sim.cli.explain_pools import OF_TABLE, explain_pool
+from disagg_sim.cli.explain_pools import explain_pool
 from disagg_sim.cli.plan_inputs import asked_reuse
 from disagg_sim.cli.tables import INFEASIBLE, print_table
 from disagg_sim.domain import ServingMode, Sharding
@@ -30,7 +30,7 @@ from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
 from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
-from disagg_sim.question import ExplainQuestion, given
+from disagg_sim.question import ExplainQuestion, LaunchQuestion, given
 from disagg_sim.report.breakdown import (
     RESOURCE_COLOURS,
     RESOURCE_TEXT,
@@ -72,6 +72,7 @@ from disagg_sim.workload.prefixes import reuse_text
 #: Fields that choose a row of a table, and those of rows and designs by hand alike.
 OF_ROWS = ("row", "case", "best", "at_interactivity")
 OF_BOTH = ("results", "traffic", "figure", "energy", "availability", "failures", "as_json")
+OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
 #: Why prompts of another phase are not held back.
 _WHY_NOT = {"piggyback": "has chunks in decode steps, whose waits plans and simulations count"}
 #: Characters of the longest bar.
@@ -139,9 +140,8 @@ def explained(asked: ExplainQuestion) -> Apart:
         if flags := given(asked, *by_hand):
             raise InputError(f"{', '.join(flags)}: of a design by hand; a table says that of each row")
         origin, traffic = Origin(lengths=lengths_named(asked.traffic) if asked.traffic else None), asked.traffic
-        table = read_points(asked.results, asked.case)
-        row = chosen_row(table, asked.row, asked.at_interactivity, best=asked.best)
-        design = table.loc[[row]]
+        design = chosen_row(read_points(asked.results, asked.case), asked)
+        row = design.index[0]
     one = design_of(design, 0, 0) if isinstance(design, PhaseGrid) else next(designs_of(design, origin))
     spared = None
     if asked.availability is not None:
@@ -238,21 +238,22 @@ def read_points(path: Path, case: str) -> pd.DataFrame:
     return table[table["case"] == case]
 
 
-def chosen_row(table: pd.DataFrame, row: int | None, least: float | None, *, best: bool) -> Any:
-    """Index of the row that --row, --at-interactivity or --best means; ``InputError`` where it is none or several."""
-    if sum((row is not None, least is not None, best)) > 1:
+def chosen_row(table: pd.DataFrame, asked: ExplainQuestion | LaunchQuestion) -> pd.DataFrame:
+    """The row that --row, --at-interactivity or --best means; ``InputError`` where it is none or several."""
+    row, least = asked.row, asked.at_interactivity
+    if len(given(asked, "row", "at_interactivity", "best")) > 1:
         raise InputError("--row, --best and --at-interactivity exclude each other")
     if row is not None:
         if row not in table.index:
             raise InputError(f"--row {row}: the table has rows {table.index.min()} to {table.index.max()}")
-        return row
+        return table.loc[[row]]
     enough = table if least is None else table[table[INTERACTIVITY] >= least]
     if not len(enough):
         fastest = f"; the fastest row has {table[INTERACTIVITY].max():.4g}" if len(table) else ""
         raise InputError(f"no row of {least or 0:g} tokens/s/user or more{fastest}")
-    if len(table) > 1 and least is None and not best:
+    if len(table) > 1 and least is None and not asked.best:
         raise InputError(f"{len(table)} rows: name one by --row, --best or --at-interactivity")
-    return enough[THROUGHPUT].idxmax()
+    return table.loc[[enough[THROUGHPUT].idxmax()]]
 
 
 def _print(apart: Apart) -> None:

@@ -28,9 +28,6 @@ from disagg_sim.workload.lengths import Lengths
 
 HEADER = ("pool", "part", "time", "waited for", "share", "label", "rests on")
 
-#: Of options that choose a row.
-OF_TABLE = "chooses a row of a table of results, and a design by hand has none; leave it out, or name the table"
-
 
 def explain_pool(asked: ExplainQuestion, at: Setup, mapping: Sharding, lengths: Lengths) -> None:
     """Print what a step over both pools waits for, or what encoding a request takes, perhaps in joules, too."""
@@ -132,10 +129,3 @@ def _rows(parts: pd.DataFrame) -> list[tuple[str, ...]]:
         )
         for row in records(ordered)
     ]
-
-
-def refuse_given(given: dict[str, object], why: str) -> None:
-    """``InputError`` for an option that was given and has nothing to act on."""
-    for option, value in given.items():
-        if value:
-            raise InputError(f"{option} {why}")

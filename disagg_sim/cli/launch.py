@@ -4,52 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from disagg_sim.choices import LAUNCHERS
-from disagg_sim.cli.explain import chosen_row, read_points
-from disagg_sim.cli.explain_pools import OF_TABLE, refuse_given
+from disagg_sim.cli.explain import OF_ROWS, OF_TABLE, chosen_row, read_points
 from disagg_sim.errors import InputError, nearest
 from disagg_sim.launch.launch import launch as launched
 from disagg_sim.launch.launch import lines_of
+from disagg_sim.question import LaunchQuestion, given
 
 
-def launch(
-    source: Annotated[
-        Path, typer.Argument(metavar="DIR|FILE", help="Results of a sweep, its frontier.csv, or a scenario (.yaml).")
-    ],
-    engine: Annotated[str, typer.Option(help=f"{', '.join(LAUNCHERS)}.")],
-    backend: Annotated[str, typer.Option(help="Engine of Dynamo's workers; default: the one planned for.")] = "",
-    row: Annotated[int | None, typer.Option("--row", min=0, help="Row of the table, counted from 0.")] = None,
-    case: Annotated[str, typer.Option(help="Only rows of this case.")] = "",
-    best: Annotated[bool, typer.Option("--best", help="Take the row of highest throughput.")] = False,
-    at_interactivity: Annotated[
-        float | None,
-        typer.Option("--at-interactivity", metavar="X", help="Take the highest throughput at X tokens/s/user or more."),
-    ] = None,
-    deployment: Annotated[str, typer.Option(metavar="NAME", help="Deployment of the scenario.")] = "",
-    checkpoint: Annotated[str, typer.Option(metavar="NAME|PATH", help="Model to load; default: a published one.")] = "",
-    node_gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of a node; default: 8, on a rack 4.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; default: print.")] = None,
-) -> None:
-    """Write commands or manifests of a serving engine for a row of a frontier, or for a deployment of a scenario.
-
-    What the engine cannot express is told, a line each, with the engines that can.
-    """
-    if source.suffix in (".yaml", ".yml"):
-        chooses = {"--row": row is not None, "--case": case, "--best": best}
-        refuse_given(chooses | {"--at-interactivity": at_interactivity is not None}, OF_TABLE)
-        what = _of_scenario(source, deployment)
+def launch(asked: LaunchQuestion) -> None:
+    """Write what starts a row of a table, or a deployment of a scenario."""
+    if asked.source.suffix in (".yaml", ".yml"):
+        if flags := given(asked, *OF_ROWS):
+            raise InputError(f"{', '.join(flags)} {OF_TABLE}")
+        what = _of_scenario(asked.source, asked.deployment)
     else:
-        refuse_given({"--deployment": deployment}, "names one of a scenario, and this is a table; leave it out")
-        table = read_points(source, case)
-        what = table.loc[[chosen_row(table, row, at_interactivity, best=best)]]
-    made = launched(what, engine=engine, backend=backend, checkpoint=checkpoint, node_gpus=node_gpus)
-    if out is not None:
-        made.write(out)
-    typer.echo("\n".join(lines_of(made, out)))
+        if asked.deployment:
+            raise InputError("--deployment names one of a scenario, and this is a table; leave it out")
+        what = chosen_row(read_points(asked.source, asked.case), asked)
+    made = launched(
+        what, engine=asked.engine, backend=asked.backend, checkpoint=asked.checkpoint, node_gpus=asked.node_gpus
+    )
+    if asked.out is not None:
+        made.write(asked.out)
+    typer.echo("\n".join(lines_of(made, asked.out)))
 
 
 def _of_scenario(path: Path, name: str) -> Any:
