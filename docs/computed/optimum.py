@@ -72,10 +72,10 @@ def optimum_heights() -> str:
     """Forecast over published frontiers by system, weights and class of interactivity."""
     rows = [
         [line.system, line.weights, line.tokens_per_s_per_user, str(line.points)]
-        + [number(each) for each in (line.as_run, line.same_kinds, line.free)]
+        + [number(each) for each in (line.as_run, line.same_workers, line.same_kinds, line.free)]
         for line in heights_by(optima()).itertuples()
     ]
-    return table(["system", "weights", "tokens/s/user", "runs", "as run", "same kinds, our counts", "free"], rows)
+    return table(["system", "weights", "tokens/s/user", "runs", "as run", "same workers", "same kinds", "free"], rows)
 
 
 @slow
@@ -86,7 +86,7 @@ def optimum_layouts() -> str:
         [line.phase, line.layout, str(line.points), number(line.gain), number(line.most), number(line.height)]
         for line in preferred(optima()).itertuples()
     ]
-    return table(["phase", "layout", "runs", "free over same kinds", "most", "free over published"], rows)
+    return table(["phase", "layout", "runs", "gain", "most", "free over published"], rows)
 
 
 @slow

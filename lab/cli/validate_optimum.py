@@ -93,14 +93,14 @@ def _print_optima(optima: pd.DataFrame) -> None:
         f"\nDisaggregated, below {FASTEST:g} tokens/s/user: forecast over published throughput at the interactivity of "
         "each run on a published frontier, medians:"
     )
-    header = ("system", "weights", "tokens/s/user", "runs", "as run", "same kinds, our counts", "free")
+    header = ("system", "weights", "tokens/s/user", "runs", "as run", "same workers", "same kinds", "free")
     found = heights_by(optima)
     print_table(
         ((*line[:4], *(_number(each, 2) for each in line[4:])) for line in found.itertuples(index=False)),
         header=header,
-        numeric=range(3, 7),
+        numeric=range(3, 8),
     )
-    typer.echo("\nLayouts that free frontiers take, and how far above the kinds that ran they put it:")
+    typer.echo("\nLayouts that free frontiers take, and what they gain over all others in the same phase:")
     print_table(
         (
             (
@@ -113,7 +113,7 @@ def _print_optima(optima: pd.DataFrame) -> None:
             )
             for line in preferred(optima).itertuples()
         ),
-        header=("phase", "layout", "runs", "free/same kinds", "most", "free/published"),
+        header=("phase", "layout", "runs", "gain", "most", "free/published"),
         numeric=range(2, 6),
     )
     ratios = ratios_by(optima)

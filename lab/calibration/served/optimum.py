@@ -2,28 +2,32 @@
 
 A **group** is one model, system, recipe, engine and pair of lengths with disaggregated runs in a closed loop. Its
 published frontier are the runs that no other run beats in interactivity (``1/TPOT``) and throughput. At the
-interactivity of each of them three forecasts are held against the measured throughput:
+interactivity of each of them four forecasts are held against the measured throughput:
 
 * ``as_run``: the forecast of the run itself, its layout, counts and load;
-* ``same_kinds``: the frontier over the layouts of workers that the group's runs have, at any batch and in any number;
+* ``same_workers``: the frontier over the workers that the group's runs have, at any batch and in any number;
+* ``same_kinds``: the frontier over the kinds of their layouts ("DP, EP"), at any degree;
 * ``free``: the frontier over all layouts that a plan may take (``supported``).
 
-So ``as_run`` is the error of the model, ``same_kinds`` over it what the search gains by counts and batches, and
-``free`` over that what it gains by layouts. A right optimum gains little: operators have searched, too.
+So ``as_run`` is the error of the model, ``same_workers`` over it what the search gains by counts and batches,
+``same_kinds`` over that what it gains by degrees, and ``free`` what it gains by kinds that others did not run. A right
+optimum gains little: operators have searched, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import Sharding
+from disagg_sim.errors import InfeasibleError
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.report.words import mapping_text
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -43,6 +47,8 @@ CLASSES = (0.0, 20.0, 35.0, FASTEST)
 FTL = 10.0
 #: Fewest prefill workers of a run whose ratio of pools is judged: below that it is rounded to whole workers. [1]
 LEAST_WORKERS = 3
+#: What is held against the published throughput.
+HEIGHTS = ("as_run", "same_workers", "same_kinds", "free")
 GROUP = ("model", "system", "recipe", "engine", "isl", "osl")
 #: Columns of ``judged_optima``, in order.
 COLUMNS = (
@@ -50,18 +56,21 @@ COLUMNS = (
     INTERACTIVITY,
     "published",  # input and output tokens [token/s/GPU]
     "as_run",  # forecast over published [1]
+    "same_workers",  # likewise
     "same_kinds",  # likewise
     "free",  # likewise
     "ran",
     "found",  # of the free frontier, at this interactivity
-    "found_prefill",  # kinds of its layouts
+    "found_prefill",  # kind of its prefill layout
+    "prefill_gain",  # free over the frontier without this kind in prefill [1]
     "found_decode",
+    "decode_gain",  # likewise [1]
     "prefill_over_decode",  # GPUs, as published [1]
     "ratio_over_published",  # of the run's own two kinds, matched, over this; from LEAST_WORKERS prefill workers on [1]
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitGroup:
     """Disaggregated runs of one group, as operating points with their rows."""
 
@@ -80,15 +89,46 @@ class SplitGroup:
         return setup(first.model, first.system, first.recipe, engine=first.engine)
 
     @cached_property
-    def same_kinds(self) -> pd.DataFrame:
+    def same_workers(self) -> pd.DataFrame:
         """Frontier over the layouts of its prefill and of its decode workers."""
-        return self.frontier(_kinds(each.prefill for each in self.rows), _kinds(each.workers for each in self.rows))
+        return self.frontier(*self._layouts())
+
+    @cached_property
+    def same_kinds(self) -> pd.DataFrame:
+        """Frontier over all layouts of the kinds of its workers, and these."""
+        return self.frontier(*(self._alike(own) for own in self._layouts()))
+
+    def _layouts(self) -> tuple[list[Sharding], list[Sharding]]:
+        """Layouts of its prefill and of its decode workers, each once."""
+        sides = ([row.prefill for row in self.rows], [row.workers for row in self.rows])
+        prefill, decode = (list(dict.fromkeys(each.mapping for each in side if each)) for side in sides)
+        return prefill, decode
+
+    def _alike(self, own: list[Sharding]) -> list[Sharding]:
+        """These layouts, and all of their kinds."""
+        kinds = set(layouts_of(Sharding.stack(own)))
+        alike = self.every[np.isin(layouts_of(self.every), list(kinds))]
+        return list(dict.fromkeys([*own, *alike]))
+
+    @cached_property
+    def every(self) -> Sharding:
+        """All layouts that a plan takes."""
+        return enumerate_mappings(self.at, layouts=Layouts.SUPPORTED)
 
     @cached_property
     def free(self) -> pd.DataFrame:
-        """Frontier over all layouts that a plan takes."""
-        every = enumerate_mappings(self.at, layouts=Layouts.SUPPORTED)
-        return self.frontier(every, every)
+        """Frontier over them."""
+        return self.frontier(self.every, self.every)
+
+    @cache  # noqa: B019 - groups live as long as the command
+    def without(self, phase: str, kind: str) -> pd.DataFrame:
+        """Frontier over all but one kind of layout in one phase; empty where nothing is left."""
+        others = self.every[layouts_of(self.every) != kind]
+        prefill, decode = (others if phase == name else self.every for name in ("prefill", "decode"))
+        try:
+            return self.frontier(prefill, decode)
+        except InfeasibleError:
+            return self.free.head(0)
 
     def frontier(self, prefill: Sharding | list[Sharding], decode: Sharding | list[Sharding]) -> pd.DataFrame:
         """The best matches of these layouts, in any number."""
@@ -103,14 +143,11 @@ class SplitGroup:
 
     def height(self, frontier: pd.DataFrame, level: float) -> float:
         """Input and output tokens of a frontier at an interactivity. [token/s/GPU]"""
+        if frontier.empty:
+            return math.nan
         both = 1.0 + self.rows[0].isl / self.rows[0].osl
         found = curve_at(frontier[INTERACTIVITY].to_numpy(), frontier[THROUGHPUT].to_numpy(), [level])
         return float(both * found[0])
-
-
-def _kinds(workers: Iterable[Any]) -> list[Sharding]:
-    """Layouts of workers, each once."""
-    return list(dict.fromkeys(each.mapping for each in workers))
 
 
 def split_groups(table: pd.DataFrame, rows: Sequence[ServingRow]) -> list[SplitGroup]:
@@ -160,6 +197,7 @@ def _judged(group: SplitGroup, run: dict[Any, Any], row: ServingRow) -> dict[str
         INTERACTIVITY: level,
         "published": published,
         "as_run": float(run["throughput_forecast"]) / published,
+        "same_workers": group.height(group.same_workers, level) / published,
         "same_kinds": group.height(group.same_kinds, level) / published,
         "free": group.height(group.free, level) / published,
         "ran": run["configuration"],
@@ -169,7 +207,9 @@ def _judged(group: SplitGroup, run: dict[Any, Any], row: ServingRow) -> dict[str
     if (found := group.best(group.free, level)) is not None:
         phases = [(phase, int(found[f"{phase}_instances"])) for phase in ("prefill", "decode")]
         told["found"] = " + ".join(f"{count}x{mapping_text(found, phase)}" for phase, count in phases)
-        told |= {f"found_{phase}": _kind(found, phase) for phase, _ in phases}
+        for phase, _ in phases:
+            kind = told[f"found_{phase}"] = _kind(found, phase)
+            told[f"{phase}_gain"] = told["free"] * published / group.height(group.without(phase, kind), level)
     if row.prefill.count >= LEAST_WORKERS:
         own = group.best(group.frontier([row.prefill.mapping], [row.workers.mapping]), level)
         if own is not None:
@@ -186,10 +226,10 @@ def _kind(point: dict[str, Any], phase: str) -> str:
 
 
 def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
-    """Medians of the three heights by system, weights and class of interactivity, and of all below one another.
+    """Medians of the heights by system, weights and class of interactivity, and of all below one another.
 
-    Returns ``system``, ``weights``, ``tokens_per_s_per_user`` (class, "all" = all of them), ``points``, ``as_run``,
-    ``same_kinds``, ``free`` (medians [1]).
+    Returns ``system``, ``weights``, ``tokens_per_s_per_user`` (class, "all" = all of them), ``points``, and medians of
+    ``HEIGHTS`` [1].
     """
     bounds = [f"{low:g}-{high:g}" for low, high in pairwise(CLASSES)]
     classes = pd.cut(optima[INTERACTIVITY], CLASSES, right=False, labels=bounds).astype(str)
@@ -197,26 +237,21 @@ def heights_by(optima: pd.DataFrame) -> pd.DataFrame:
     parts = [(system, weights, "all", mine) for (system, weights), mine in lines.groupby(["system", "weights"])]
     parts += [("all", "all", speed, lines[lines["speed"] == speed]) for speed in bounds]
     parts.append(("all", "all", "all", lines))
-    found = [
-        (*words, len(mine), *(mine[name].median() for name in ("as_run", "same_kinds", "free")))
-        for *words, mine in parts
-        if len(mine)
-    ]
-    return pd.DataFrame(found, columns=["system", "weights", INTERACTIVITY, "points", "as_run", "same_kinds", "free"])
+    found = [(*words, len(mine), *(mine[name].median() for name in HEIGHTS)) for *words, mine in parts if len(mine)]
+    return pd.DataFrame(found, columns=["system", "weights", INTERACTIVITY, "points", *HEIGHTS])
 
 
 def preferred(optima: pd.DataFrame) -> pd.DataFrame:
-    """Kinds of layouts that free frontiers take, and how far above the published kinds they put it.
+    """Kinds of layouts that free frontiers take, and how much lower they would be without.
 
-    Returns ``phase``, ``layout``, ``points``, ``gain`` (median of ``free`` over ``same_kinds``), ``most``, ``height``
-    (median of ``free``); most points first.
+    Returns ``phase``, ``layout``, ``points``, ``gain`` (free over the frontier without this kind in this phase, median
+    and ``most``), ``height`` (median of ``free``); most points first.
     """
-    gain = optima["free"] / optima["same_kinds"]
     lines = []
     for phase in ("prefill", "decode"):
-        for layout, mine in gain.groupby(optima[f"found_{phase}"]):
-            height = optima.loc[mine.index, "free"].median()
-            lines.append((phase, layout, len(mine), mine.median(), mine.max(), height))
+        for layout, mine in optima.groupby(f"found_{phase}"):
+            gain = mine[f"{phase}_gain"]
+            lines.append((phase, layout, len(mine), gain.median(), gain.max(), mine["free"].median()))
     found = pd.DataFrame(lines, columns=["phase", "layout", "points", "gain", "most", "height"])
     return found.sort_values(["phase", "points"], ascending=False, kind="stable", ignore_index=True)
 

@@ -136,11 +136,16 @@ def test_heights_at_the_interactivity_of_each_published_run():
     assert optima["ratio_over_published"].notna().tolist() == [False, True]
     forecast = table[table["quantity"] == "throughput"].set_index("row")["predicted"]
     assert optima["as_run"].tolist() == pytest.approx([forecast["fast"] / 900.0, forecast["slow"] / 3000.0])
+    assert (optima["same_kinds"] >= optima["same_workers"] * (1 - 1e-9)).all()
     assert (optima["free"] >= optima["same_kinds"] * (1 - 1e-9)).all()
-    best = group.best(group.same_kinds, 20.0)
+    assert (optima[["prefill_gain", "decode_gain"]] >= 1 - 1e-9).all(axis=None)  # a kind less is never higher
+    kind = optima["found_decode"][1]
+    fewer = group.without("decode", kind)
+    assert optima["decode_gain"][1] == pytest.approx(group.height(group.free, 20.0) / group.height(fewer, 20.0))
+    best = group.best(group.same_workers, 20.0)
     assert best["ctx_gen_gpu_ratio"] / 1.5 == pytest.approx(optima["ratio_over_published"][1])
-    beside = group.same_kinds[group.same_kinds["tokens_per_s_per_user"] >= 20.0]["tokens_per_s_per_gpu"].max()
-    assert optima["same_kinds"][1] * 3000.0 >= 9.0 * beside * (1 - 1e-9)  # between two points the curve is higher
+    beside = group.same_workers[group.same_workers["tokens_per_s_per_user"] >= 20.0]["tokens_per_s_per_gpu"].max()
+    assert optima["same_workers"][1] * 3000.0 >= 9.0 * beside * (1 - 1e-9)  # between two points the curve is higher
 
 
 def test_medians_by_system_and_class_layouts_and_ratios():
@@ -151,10 +156,13 @@ def test_medians_by_system_and_class_layouts_and_ratios():
             "isl": [900.0, 900.0, 7000.0],
             "tokens_per_s_per_user": [10.0, 30.0, 34.0],
             "as_run": [1.0, 1.2, 1.1],
-            "same_kinds": [1.0, 2.0, 1.0],
+            "same_workers": [1.0, 2.0, 1.0],
+            "same_kinds": [1.0, 2.0, 1.1],
             "free": [1.5, 2.0, 1.2],
             "found_prefill": ["PP", "PP", "DP"],
+            "prefill_gain": [1.1, 1.4, 1.2],
             "found_decode": ["DP", "DP", "DP"],
+            "decode_gain": [1.0, 1.3, 1.2],
             "ratio_over_published": [0.5, math.nan, 0.9],
         }
     )
@@ -166,7 +174,9 @@ def test_medians_by_system_and_class_layouts_and_ratios():
         ("all", "all", "20-35"): 2,
         ("all", "all", "all"): 3,
     }
-    assert found.loc[("a", "fp8", "all"), ["as_run", "same_kinds", "free"]].tolist() == pytest.approx([1.1, 1.5, 1.75])
+    assert found.loc[("a", "fp8", "all"), ["as_run", "same_workers", "same_kinds", "free"]].tolist() == pytest.approx(
+        [1.1, 1.5, 1.5, 1.75]
+    )
     taken = preferred(optima)
     assert taken[["phase", "layout", "points"]].to_numpy().tolist() == [
         ["prefill", "PP", 2],
@@ -174,6 +184,7 @@ def test_medians_by_system_and_class_layouts_and_ratios():
         ["decode", "DP", 3],
     ]
     assert taken["gain"].tolist() == pytest.approx([1.25, 1.2, 1.2])
+    assert taken["most"].tolist() == [1.4, 1.2, 1.3]
     assert ratios_by(optima)[["isl", "points", "median"]].to_numpy().tolist() == [[900.0, 1, 0.5], [7000.0, 1, 0.9]]
 
 
