@@ -10,13 +10,10 @@ import pandas as pd
 
 from docs.computed import slow, table
 from docs.computed.served import DATA, cells, from_data, lines, paths, written
-from lab.calibration.served.boards import boards, judged_boards
+from lab.calibration.served.boards import NEAR, boards, judged_boards
 from lab.calibration.served.optimum import heights_by, judged_optima, preferred, ratios_by, split_groups
 from lab.calibration.served.ranking import summed
 from lab.calibration.served.read import read_files, read_rows
-
-#: Plan over run within which a board counts as met. [1]
-LOW, HIGH = 0.85, 1.15
 
 
 @cache
@@ -59,7 +56,7 @@ def optimum_boards_met() -> str:
     """Boards whose plan is within the limits of its run, and the median: of all, and of those with several results."""
 
     def met(ratio: pd.Series) -> str:
-        return f"{ratio.between(LOW, HIGH).sum()} of {len(ratio)} (median {ratio.median():.2f})"
+        return f"{ratio.between(*NEAR).sum()} of {len(ratio)} (median {ratio.median():.2f})"
 
     known = planned().dropna(subset=["plan_over_run"])
     several = known.loc[known["submissions"] > 1, "plan_over_run"]

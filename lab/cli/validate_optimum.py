@@ -11,7 +11,7 @@ import typer
 from disagg_sim.atomic import write_csv
 from disagg_sim.cli.progress import listener
 from disagg_sim.cli.tables import print_table
-from lab.calibration.served.boards import boards, judged_boards
+from lab.calibration.served.boards import NEAR, boards, judged_boards
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import (
     FASTEST,
@@ -24,9 +24,6 @@ from lab.calibration.served.optimum import (
 )
 from lab.calibration.served.ranking import NEAR_BEST, ranked, served_points, summed
 from lab.calibration.served.read import read_files
-
-#: Plan over run within which a board counts as met. [1]
-NEAR = (0.85, 1.15)
 
 
 def validate_optimum(

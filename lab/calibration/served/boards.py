@@ -35,6 +35,8 @@ from lab.calibration.served.rows import ServingRow
 
 #: Share of the requests that keep the limits of MLPerf. [1]
 P99 = 0.99
+#: Plan over run within which a board counts as met. [1]
+NEAR = (0.85, 1.15)
 #: Columns of ``judged_boards``, in order.
 COLUMNS = (
     "model",

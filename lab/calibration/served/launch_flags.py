@@ -2,7 +2,7 @@
 
 A table of launch flags has a line for each measured row (``row_id``): how sure the join is (``match``), and the flags
 of its launch script or recipe (``f_...``). Only lines with the match ``exact`` count: one commit, one point of its
-search space, one set of flags. Joins by date are not taken: 24 rows of SGLang on GB200 (December 2025) would get TP24,
+search space, one set of flags. Joins by date are not taken: 21 rows of SGLang on GB200 (December 2025) would get TP24,
 which 128 heads do not divide by. A row takes layout, format of the KV cache, token budget of a step, and image.
 """
 
