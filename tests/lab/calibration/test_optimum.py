@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from shared_data import shared_file
 
 from disagg_sim.cli.main import run
 from lab.calibration.served.boards import boards, judged_boards, tokens_per_gpu
 from lab.calibration.served.cells import instance
 from lab.calibration.served.evaluate import evaluate
 from lab.calibration.served.optimum import heights_by, judged_optima, on_frontier, preferred, ratios_by, split_groups
+from lab.calibration.served.read import read_rows
 from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+
+PUBLISHED = "measured/mlperf_inference.csv"
 
 
 def submission(samples: float, *, gpus: int = 8, submitter: str = "", **changed: object) -> ServingRow:
@@ -55,6 +59,16 @@ def test_the_run_of_a_board_is_its_best_submission_by_gpu():
     assert [each.submitter for each in first.submissions] == ["B", "A", "C"]
     assert [tokens_per_gpu(each) for each in first.submissions] == [1935.0, 1612.5, 1451.25]
     assert [each.submitter for each in second.submissions] == ["D"]
+
+
+def test_boards_that_were_published():
+    """R1 Server on 8 x B300: seven submissions, 1.70 apart; the best has 16.05 requests/s of 3,722 tokens."""
+    found = {(b.best.model, b.best.system, b.best.scenario): b for b in boards(read_rows(shared_file(PUBLISHED)))}
+    assert {name for name, _, _ in found} == {"deepseek_r1", "gpt_oss_120b", "llama_3_1_405b", "llama_3_1_8b"}
+    board = found["deepseek_r1", "b300_sxm", "Server"]
+    tokens = [tokens_per_gpu(each) for each in board.submissions]
+    assert (len(tokens), board.best.submitter, round(tokens[0])) == (7, "Nebius", 7467)
+    assert tokens[0] / tokens[-1] == pytest.approx(1.70, abs=0.01)
 
 
 def test_the_rules_of_a_scenario_say_what_drafts():

@@ -182,6 +182,19 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     assert read_files(files) == read_files(files[:1])
 
 
+def test_seven_published_rows_state_another_layout_than_was_launched():
+    """One of decode, six of prefill; joins by date, of which 21 would give TP24 to 128 heads, change none."""
+    file, flags = shared_file("measured/inferencex_dsr1_runs.csv"), shared_file("measured_3/recipes/joined.csv")
+    pairs = list(zip(read_files([file, flags])[0], read_files([file])[0], strict=True))
+
+    def ranks(workers: WorkerGroup | None) -> int:
+        return workers.mapping.dp_attn if workers else 0
+
+    assert sum(ranks(one.workers) != ranks(other.workers) for one, other in pairs) == 1
+    assert sum(ranks(one.prefill) != ranks(other.prefill) for one, other in pairs) == 6
+    assert all(one.workers is None or one.workers.mapping.tp_attn <= 16 for one, _ in pairs)
+
+
 def test_an_early_image_is_not_judged_however_its_launch_is_known(tmp_path):
     line = LAUNCHED | {"match": "by date", "image_script": "lmsysorg/sglang:0.5.1-rc0.pre1"}
     files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
