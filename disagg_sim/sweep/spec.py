@@ -256,29 +256,11 @@ class _Limits(Strict):
 
 
 def _combined(limits: _Limits) -> tuple[PointLimits, ...]:
-    latency = (limits.ftl_s, limits.ttl_s)
-    axes = (*latency, limits.gpu_cap, limits.max_gpus, limits.nic_gb_per_s)
-    kinds = (limits.layouts, limits.tp_over_nics, limits.one_gpu_stages)
-    most_of = (limits.max_dcp, limits.max_pcp, limits.max_redundant_experts)
-    require_few("", *map(len, (*axes, *kinds, *most_of)))
-    return tuple(
-        PointLimits(
-            ftl_s=ftl,
-            ttl_s=ttl,
-            gpu_cap=cap,
-            max_gpus=most,
-            nic_limit=nic * GB,
-            layouts=layouts,
-            tp_over_nics=over,
-            one_gpu_stages=single,
-            max_dcp=dcp,
-            max_pcp=pcp,
-            max_redundant_experts=copies,
-        )
-        for ftl, ttl, cap, most, nic, layouts, over, single, (dcp, pcp, copies) in product(
-            *axes, *kinds, tuple(product(*most_of))
-        )
-    )
+    axes = dict(limits)
+    axes["nic_limit"] = tuple(nic * GB for nic in axes.pop("nic_gb_per_s"))
+    in_order = {each.name: axes[each.name] for each in fields(PointLimits)}  # the first changes last
+    require_few("", *map(len, in_order.values()))
+    return tuple(PointLimits(**dict(zip(in_order, values, strict=True))) for values in product(*in_order.values()))
 
 
 _Prices = Annotated[dict[_System, Annotated[float, Range(1e-3, 1e4, "USD/h")]], WrapValidator(one_spelling)]
@@ -335,39 +317,23 @@ class _File(ServedKeys):
 
     def spec(self, source: str) -> SweepSpec:
         """What the file says."""
+        shared = {each.name for each in fields(ColocatedOptions)}
+        same = {each.name for each in fields(SweepSpec)} - {"pools", "traffic"}
+        keys = {name: value for name, value in self if name in same}
         return SweepSpec(
             source=source,
-            name=self.name,
-            models=self.models,
             pools=self.systems,
             traffic=tuple(replace(each, rank_imbalance=word) for each in self.traffic for word in self.rank_imbalance),
-            recipes=self.recipes,
-            modes=self.modes,
-            limits=self.limits,
             ctx_gen_ratios=self.ctx_gen_ratio,
             nvlink_domains=self.nvlink_domain,
             mla_forms=self.mla_form,
-            sharing=ColocatedOptions(
-                ttl_measure=self.ttl_measure,
-                every_step_mixed=self.every_step_mixed,
-                hold_steps=self.hold_steps,
-                interference=self.interference,
-            ),
-            profile=self.profile,
+            sharing=ColocatedOptions(**{name: value for name, value in self if name in shared}),
             expert_skews=self.expert_skew,
-            engine=self.engine,
-            matching=self.matching,
-            per=self.per,
-            prices=self.prices,
-            block_points=self.block_points,
             pool_names=self.pools,
-            images=self.images,
             speculations=self.speculation,
-            draft_tokens=self.draft_tokens,
-            kv_tiers=self.kv_tiers,
             served=self.served,
             told=self.extra_columns,
-            uncertainty=self.uncertainty,
+            **keys,
         )
 
 
