@@ -156,6 +156,8 @@ def test_an_instance_is_explained_and_results_are_read(tmp_path: Path, capsys: p
     options = [text for name, value in named.items() if name != "energy" for text in (f"--{name}", str(value))]
     assert run(["explain", *options, "--energy", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == served.structured_content
+    pools = called("explain", **{**named, "phase": "attention_ffn"})  # which is printed, and has no JSON
+    assert "--phase attention_ffn is printed by disagg-sim explain alone" in pools.content[0].text
     missing = called("sweep_summary", results=str(tmp_path / "none"))
     assert "no such file or directory" in missing.content[0].text
 
@@ -171,6 +173,8 @@ def test_a_small_sweep_is_computed_with_its_axes(tmp_path: Path, monkeypatch: py
     jsonschema.validate(found, json_schema("sweep"))
     assert len(found["cases"]) == 2
     assert called("sweep_summary", results=str(out)).structured_content == found
+    row = called("explain", results=str(out), case=found["cases"][0]["case"], best=True).structured_content
+    jsonschema.validate(row, json_schema("explain"))
     assert called("sweep", file=str(file), out="").is_error
     monkeypatch.setattr("disagg_sim.cli.mcp_tools.MOST_POINTS", 1_000_000)
     large = called("sweep", file="demo", out=str(tmp_path / "demo"))
@@ -253,6 +257,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan", {**CASE, "model": "../outside", "gpus": 8}),
         ("plan", {**CASE, "system": "h100_sxm,door/model.yaml", "gpus": 8}),
         ("plan", {**CASE, "gpus": 8, "availability": 0.999, "failures": "/etc/hostname"}),
+        ("plan", {"model": "llama_3_1_8b", "system": "h100_sxm", "trace": "../outside/frontier.csv", "gpus": 8}),
+        ("explain", {"results": "../outside", "best": True}),
+        ("explain", {"results": "door/frontier.csv", "best": True}),
     ],
 )
 def test_nothing_outside_of_the_root_is_read_or_written(tool: str, arguments: dict[str, Any], root: Path) -> None:
