@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import os
 import sys
 import threading
@@ -17,12 +16,14 @@ from unittest.mock import Mock
 
 import jsonschema
 import pytest
+from command_lines import arguments, json_of
 
 from disagg_sim.cli import confined
 from disagg_sim.cli import mcp as mcp_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp import server
 from disagg_sim.cli.mcp_tools import TOOLS
+from disagg_sim.question import ExplainQuestion, PlanQuestion
 from disagg_sim.report.schemas import json_schema
 
 CASE = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
@@ -49,62 +50,47 @@ def test_every_tool_says_what_it_does_and_takes() -> None:
     assert all(tool.description and tool.output_schema for tool in found)
 
 
-def test_a_plan_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    found = called("plan", **CASE, rate_per_s=40.0).structured_content
-    jsonschema.validate(found, json_schema("plan"))
-    options = [text for name, value in CASE.items() for text in (f"--{name}", str(value))]
-    assert run(["plan", *options, "--rate", "40", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-
-
 def test_names_come_with_their_titles() -> None:
     names = called("list_names", kind="model").structured_content["names"]
     assert names["llama_3_1_70b"] == "Llama 3.1 70B"
 
 
-PLANNED = {
-    "speculate": ("2", ["--speculate", "2"]),
-    "acceptance": ("mtp 0.8 0.6", ["--acceptance", "mtp 0.8 0.6"]),
-    "cached": (0.5, ["--cached", "0.5"]),
-    "tiers": ("hbm=0.5,dram=0.5", ["--tiers", "hbm=0.5,dram=0.5"]),
-    "availability": (0.999, ["--availability", "0.999"]),
-    "rank_imbalance": ("round_robin", ["--rank-imbalance", "round_robin"]),
-    "prices": ({"h200_sxm": 3.0}, ["--price", "h200_sxm=3"]),
-    "utilisation": (0.5, ["--utilisation", "0.5"]),
-    "energy": (True, ["--energy"]),
-    "objective": ("usd", ["--objective", "usd"]),
-}
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("plan", "--model llama_3_1_8b --system h100_sxm --isl 1024 --osl 128 --rate 40"),
+        pytest.param(
+            "plan",
+            "--model llama_3_1_8b --system h200_sxm --traffic coding_agent --tiers 'hbm=20 GB' --rate 2",
+            marks=pytest.mark.long,
+        ),
+        (
+            "plan",  # all of it at once: what is not passed on moves the plan, or drops its part of the JSON
+            "--model llama_3_1_8b --system h200_sxm --isl 1024 --osl 32 --rate 10 --speculate 2"
+            " --acceptance 'mtp 0.8 0.6' --cached 0.5 --tiers hbm=0.5,dram=0.5 --availability 0.999 "
+            "--rank-imbalance round_robin --price h200_sxm=3 --utilisation 0.5 --energy --objective usd",
+        ),
+        (
+            "plan_pools",
+            "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --cached 0.5 --tiers dram --gpus 16"
+            " --pools encode,prefill,decode --images 2x1120x1120 --tpot '30 ms'",
+        ),
+        (
+            "explain",
+            "--model llama_3_1_8b --system h200_sxm --precision fp8 --tp 2 --batch 16 --isl 1024 --osl 128 --cached 0.5"
+            " --tiers dram --availability 0.999 --energy --speculate 2 --acceptance 'mtp 0.8 0.6' --phase colocated",
+        ),
+    ],
+)
+def test_a_tool_answers_as_its_command(tool: str, said: str) -> None:
+    question = ExplainQuestion if tool == "explain" else PlanQuestion
+    found = called(tool, **arguments(question, said)).structured_content
+    jsonschema.validate(found, json_schema(tool.removeprefix("plan_")))
+    assert json_of(tool.removesuffix("_pools"), said) == found
 
 
-def test_a_plan_of_a_deployment_as_it_is_served_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of it at once: a parameter that is not passed on moves the plan, or drops its part of the JSON."""
-    asked_for = {"model": "llama_3_1_8b", "system": "h200_sxm", "isl": 1024, "osl": 32}
-    found = called("plan", **asked_for, rate_per_s=10.0, **{name: value for name, (value, _) in PLANNED.items()})
-    jsonschema.validate(found.structured_content, json_schema("plan"))
-    options = [text for name, value in asked_for.items() for text in (f"--{name}", str(value))]
-    options += [text for _, texts in PLANNED.values() for text in texts]
-    assert run(["plan", *options, "--rate", "10", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found.structured_content
-
-
-@pytest.mark.long
-def test_turns_of_sessions_are_planned_with_what_gpus_remember(capsys: pytest.CaptureFixture[str]) -> None:
-    asked_for = {"model": "llama_3_1_8b", "system": "h200_sxm", "traffic": "coding_agent", "tiers": "hbm=20 GB"}
-    found = called("plan", **asked_for, rate_per_s=2.0).structured_content
-    options = [text for name, value in asked_for.items() for text in (f"--{name}", value)]
-    assert run(["plan", *options, "--rate", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-
-
-def test_further_pools_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    shape = {"model": "qwen3_5_35b_a3b", "system": "h200_sxm", "isl": 4096, "osl": 256, "cached": 0.5, "tiers": "dram"}
-    pools = {"pools": "encode,prefill,decode", "images": "2x1120x1120", "gpus": 16}
-    found = called("plan_pools", **shape, **pools, tpot="30 ms").structured_content
-    jsonschema.validate(found, json_schema("pools"))
-    options = [text for name, value in {**shape, **pools}.items() for text in (f"--{name}", str(value))]
-    assert run(["plan", *options, "--tpot", "30 ms", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
-    alone = called("plan_pools", **shape, pools="prefill,decode", gpus=16)
+def test_pools_of_every_plan_are_of_the_tool_plan() -> None:
+    alone = called("plan_pools", **CASE, pools="prefill,decode", gpus=16)
     assert alone.is_error
     assert "of the tool plan" in alone.content[0].text
 
@@ -136,27 +122,12 @@ def test_an_argument_that_cannot_be_meant_is_refused_in_a_line(arguments: dict[s
     assert len(found.content[0].text.splitlines()) == 1
 
 
-def test_an_instance_is_explained_and_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_instance_is_explained_and_results_are_read(tmp_path: Path) -> None:
     shape = {"tp": 2, "batch": 16, "isl": 1024, "osl": 128}
     found = called("explain", model="llama_3_1_8b", system="h100_sxm", precision="fp8", **shape).structured_content
     jsonschema.validate(found, json_schema("explain"))
     assert sum(part["seconds"] for part in found["operators"]) == pytest.approx(found["points"][0]["ttl_s"])
-    more = {
-        "cached": 0.5,
-        "tiers": "dram",
-        "availability": 0.999,
-        "energy": True,
-        "speculate": "2",
-        "acceptance": "mtp 0.8 0.6",
-        "phase": "colocated",
-    }
-    served = called("explain", model="llama_3_1_8b", system="h200_sxm", precision="fp8", **shape, **more)
-    jsonschema.validate(served.structured_content, json_schema("explain"))
-    named = {"model": "llama_3_1_8b", "system": "h200_sxm", "precision": "fp8", **shape, **more}
-    options = [text for name, value in named.items() if name != "energy" for text in (f"--{name}", str(value))]
-    assert run(["explain", *options, "--energy", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == served.structured_content
-    pools = called("explain", **{**named, "phase": "attention_ffn"})  # which is printed, and has no JSON
+    pools = called("explain", **CASE, precision="fp8", phase="attention_ffn")  # which is printed, and has no JSON
     assert "--phase attention_ffn is printed by disagg-sim explain alone" in pools.content[0].text
     missing = called("sweep_summary", results=str(tmp_path / "none"))
     assert "no such file or directory" in missing.content[0].text

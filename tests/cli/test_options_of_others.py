@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_lines import at, json_of, words
 
 from disagg_sim.cli import launch as launch_room
 from disagg_sim.cli import simulate as simulate_room
 from disagg_sim.cli import sweep as sweep_room
-from disagg_sim.cli.main import app, run
+from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.question import ExplainQuestion, fields_of
 
@@ -77,26 +76,7 @@ ELSEWHERE = {
 }
 
 
-def words(said: str) -> list[str]:
-    """Words of a command line."""
-    return [part.strip("'") for part in re.findall(r"'[^']*'|\S+", said)]
-
-
-@cache
-def told(said: str) -> Any:
-    """The JSON of a design."""
-    done = CliRunner().invoke(app, ["explain", *words(said), "--json"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
-
-
-def at(answer: Any, where: str) -> Any:
-    """What stands at a place of an answer; None where there is nothing."""
-    for key in where.split("."):
-        answer = answer[int(key)] if isinstance(answer, list) else answer.get(key)
-        if answer is None:
-            return None
-    return answer
+told = cache(partial(json_of, "explain"))
 
 
 @pytest.mark.parametrize(("option", "base", "changed", "where"), CHANGES, ids=[each[0] for each in CHANGES])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from command_lines import arguments, at, json_of, words
 
 from disagg_sim.cli import plan as plan_room
 from disagg_sim.cli import plan_pools
@@ -127,26 +127,10 @@ REACHED = [
 ]
 
 
-def words(said: str) -> list[str]:
-    """Words of a command line."""
-    return [part.strip("'") for part in re.findall(r"'[^']*'|\S+", said)]
-
-
 @pytest.mark.parametrize("row", REACHED, ids=lambda row: f"{row.option} {row.said}")
 def test_a_value_reaches_the_planner_in_si_units(row: Row, reached: list[Reached]) -> None:
     assert run(["plan", *words(f"{row.base} {row.said}")]) == 2
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
-
-
-def arguments(said: str) -> dict[str, Any]:
-    """Arguments of the tool that say what a command line does, numbers as numbers."""
-    flags = {f"--{each.ask.flag or name}".replace("_", "-"): each for name, each in FIELDS.items()}
-    found: dict[str, Any] = {}
-    for flag, value in zip(*[iter(words(said))] * 2, strict=True):
-        name, kind, option, _ = flags[flag]
-        number = re.fullmatch(r"[0-9.]+", value) and {int, float} & {kind, *get_args(kind)}
-        found[option.agents or name] = json.loads(value) if number else [value] if name == "price" else value
-    return found
 
 
 OF_TOOLS = [row for row in REACHED if FIELDS[row.option].ask.agents is not None]
@@ -158,7 +142,7 @@ def test_a_value_of_a_tool_reaches_the_planner_as_that_of_the_option(row: Row, r
     from test_mcp import called
 
     tool = "plan_pools" if "--pools" in row.base else "plan"
-    assert called(tool, **arguments(f"{row.base} {row.said}")).is_error
+    assert called(tool, **arguments(PlanQuestion, f"{row.base} {row.said}")).is_error
     assert reached[0].of(row.field) == (pytest.approx(row.value) if isinstance(row.value, float) else row.value)
 
 
@@ -166,7 +150,7 @@ def test_prices_of_a_tool_are_a_mapping_too(reached: list[Reached]) -> None:
     pytest.importorskip("mcp")
     from test_mcp import called
 
-    assert called("plan", **arguments(RATE), prices={"h100_sxm": 2.5}, ttft=None).is_error
+    assert called("plan", **arguments(PlanQuestion, RATE), prices={"h100_sxm": 2.5}, ttft=None).is_error
     assert (reached[0].of("prices"), reached[0].of("ttft")) == ({"h100_sxm": 2.5}, (2.0, 0.9))
 
 
@@ -305,33 +289,13 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def _base(said: str) -> Any:
     """The answer to a question that several rows have, asked once."""
-    return told(said)
-
-
-def told(said: str) -> Any:
-    """The JSON of a plan."""
-    from typer.testing import CliRunner
-
-    from disagg_sim.cli.main import app
-
-    done = CliRunner().invoke(app, ["plan", *words(said), "--json"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
-
-
-def at(answer: Any, where: str) -> Any:
-    """What stands at a place of an answer; None where there is nothing."""
-    for key in where.split("."):
-        answer = answer[int(key)] if isinstance(answer, list) else answer.get(key)
-        if answer is None:
-            return None
-    return answer
+    return json_of("plan", said)
 
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.option)
 def test_an_option_changes_the_answer(change: Change, log: Path) -> None:
-    before, after = _base(change.base), told(change.changed.replace("TRACE", str(log)))
+    before, after = _base(change.base), json_of("plan", change.changed.replace("TRACE", str(log)))
     assert at(before, change.where) != at(after, change.where)
     assert at(after, change.where) is not None
 
@@ -344,8 +308,8 @@ def test_an_option_changes_the_answer_of_experts_and_pools(
     """One of them with all that comes behind an answer."""
     if change.option != "rank_imbalance":
         request.getfixturevalue("brief")
-    after = told(change.changed.replace("TRACE", str(log)))
-    assert at(told(change.base), change.where) != at(after, change.where)
+    after = json_of("plan", change.changed.replace("TRACE", str(log)))
+    assert at(json_of("plan", change.base), change.where) != at(after, change.where)
     assert "changes" not in after or isinstance(after["changes"], list)
 
 
