@@ -119,7 +119,10 @@ def test_a_block_of_points_is_explained_and_drawn(results: Path, tmp_path: Path)
         assert (tmp_path / name).read_bytes().startswith(head)
 
 
-@pytest.mark.parametrize("name", ["parts.png", "parts.svg", "parts.pdf", "page.html"])
+@pytest.mark.parametrize(
+    "name",
+    ["parts.png", "page.html", *(pytest.param(f"parts.{kind}", marks=pytest.mark.long) for kind in ("svg", "pdf"))],
+)
 def test_a_picture_or_page_takes_the_place_of_its_own_kind_alone(
     name: str, results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,13 +56,13 @@ def test_queues_and_the_hand_over_cost_what_the_integer_program_leaves_out():
 IN_SSD = Reuse(share=ConstantShare(share=0.75), tiers=(("dram", 0.5), ("ssd", 0.5)))
 
 
-@pytest.mark.parametrize("lengths", [LENGTHS, ds.lengths(4096, 256, cached=IN_SSD)])
-def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths):
+@pytest.mark.parametrize(("lengths", "rate"), [(LENGTHS, 200.0), (ds.lengths(4096, 256, cached=IN_SSD), 100.0)])
+def test_pools_beside_a_tiny_image_are_those_of_the_plan_of_two(lengths, rate):
     """An image of one token costs microseconds: prefill and decode are the disaggregated design of ``ds.plan``."""
     tiny = Images(images=1, height=14, width=14)
-    question = PoolsQuestion(pools=("encode", "prefill", "decode"), images=tiny, size=Size(rate=200.0))
+    question = PoolsQuestion(pools=("encode", "prefill", "decode"), images=tiny, size=Size(rate=rate))
     found = plan_more_pools(MODEL, SYSTEM, lengths, question)
-    plain = ds.plan(MODEL, SYSTEM, lengths, rate=200.0)
+    plain = ds.plan(MODEL, SYSTEM, lengths, rate=rate)
     (two,) = [each for each in (plain.best, plain.other) if each is not None and len(each.pools) == 2]
     assert [pool.gpus for pool in found.design.pools] == [pool.gpus for pool in two.pools]
     assert found.design.ttft["p90"] == pytest.approx(two.ttft["p90"], rel=0.1)

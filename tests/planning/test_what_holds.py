@@ -80,8 +80,9 @@ def test_requests_before_the_system_is_full_are_not_judged_and_lost_ones_break_t
     assert (found.lost, found.holds_ttft, found.holds) == (1, True, False)
 
 
-@pytest.mark.parametrize(("ttft", "tpot"), [(0.5, 0.99), (0.99, 0.5), (0.9, 0.9)])
-@pytest.mark.parametrize("which", ["best", "other"])
+@pytest.mark.parametrize(
+    ("which", "ttft", "tpot"), [("best", 0.5, 0.99), ("best", 0.99, 0.5), ("other", 0.5, 0.99), ("other", 0.9, 0.9)]
+)
 def test_a_proof_checks_the_percentiles_of_the_question(which, ttft, tpot):
     """Requests are played again, and counted by hand."""
     names = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
@@ -267,7 +268,7 @@ def test_both_limits_bound_every_design_that_is_shown():
     """At the percentile and the rate of the question, surges included."""
     times = np.concatenate([np.arange(0, 1000, 1 / 20), np.arange(1000, 2000, 1 / 60)])
     names = {0.5: "p50", 0.9: "p90", 0.99: "p99"}
-    for ttft, tpot in (("600 ms@p50", "12 ms@p99"), ("600 ms@p99", "12 ms@p50"), ("1 s", "30 ms")):
+    for ttft, tpot in (("600 ms@p50", "12 ms@p99"), ("600 ms@p99", "12 ms@p50")):
         for lengths in (ds.lengths(2048, 256), trace_of(times)):
             found = ds.plan("llama_3_1_8b", "h100_sxm", lengths, ttft=ttft, tpot=tpot, rate=40)
             for each in (found.best, found.other, *found.runners_up):

@@ -265,8 +265,16 @@ def test_one_rank_and_equal_requests_are_as_ever():
             assert np.array_equal(even.request_rate, uneven.request_rate)
 
 
-@pytest.mark.parametrize("reuse", ["", "/cached0.6", "/cached0.6_hbm0.5_dram0.5"])
-@pytest.mark.parametrize("serve", [ds.colocated, ds.piggyback, "disaggregated"])
+@pytest.mark.parametrize(
+    ("serve", "reuse"),
+    [
+        (ds.colocated, "/cached0.6"),
+        (ds.piggyback, ""),
+        (ds.piggyback, "/cached0.6_hbm0.5_dram0.5"),
+        ("disaggregated", ""),
+        ("disaggregated", "/cached0.6_hbm0.5_dram0.5"),
+    ],
+)
 def test_a_table_is_timed_again_as_it_was(serve, reuse):
     """The traffic of a row says how its ranks were counted; timing its designs again gives its numbers."""
     at = setup("mixtral_8x7b", "h100_sxm", "bf16")

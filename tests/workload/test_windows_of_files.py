@@ -27,7 +27,7 @@ def written(folder, kind, rows=ROWS):
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv"])
-@pytest.mark.parametrize("window", [1, 7, 60, 100])
+@pytest.mark.parametrize("window", [1, 7, 60])
 def test_a_file_in_windows_is_the_file_read_at_once(tmp_path, kind, window):
     """As ``load_trace`` reads the same rows as CSV; the first so many of them, too."""
     whole, path = ds.load_trace(written(tmp_path, ".csv")), written(tmp_path, kind)
