@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from numbers import Real
 from types import NoneType, UnionType
@@ -111,6 +111,23 @@ def nearest(name: object, allowed: Iterable[str]) -> str:
     longer = [each for each in names if each.startswith(f"{text}_")]
     close = difflib.get_close_matches(text, longer or names, n=1, cutoff=0.0 if longer else 0.5)
     return f", did you mean {str(close[0])!r}?" if close else ""
+
+
+def unknown_word(value: object, allowed: Sequence[str]) -> str:
+    """Say that a value is none of the words: the value, the nearest one, all of them."""
+    return f"{quoted(value)} is unknown{nearest(value, allowed)}; allowed: {', '.join(allowed)}"
+
+
+def check_word(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Refuse a value of the argument ``name`` that is none of the words.
+
+    >>> check_word("path", "rial", ("rail", "host"))
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: path 'rial' is unknown, did you mean 'rail'?; allowed: rail, host
+    """
+    words = tuple(map(str, allowed))
+    if value not in words:
+        raise InputError(f"{name} {unknown_word(value, words)}")
 
 
 def whole_number(name: str, value: object, least: int = 1, note: str = "", *, most: float = MOST_WHOLE) -> int:

@@ -20,7 +20,7 @@ from disagg_sim.certainty.contributions import FACTOR, STEP
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.link_curves import AllToAllRate
 from disagg_sim.physics.setup import Setup
@@ -140,10 +140,7 @@ def sensitivity(
     ('1.000', '-1.000')
     """
     for parameter in parameters:
-        if parameter not in PARAMETERS:
-            raise InputError(
-                f"parameter {parameter!r} is not one of {', '.join(PARAMETERS)}{nearest(parameter, PARAMETERS)}"
-            )
+        check_word("parameter", parameter, PARAMETERS)
     if not len(points):
         raise InputError("no points: elasticities need one or more")
     near = near_frontier(points)

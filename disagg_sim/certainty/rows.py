@@ -20,7 +20,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.certainty.designs import MODES, Designs, scores_of, timed_prompts, times_of
 from disagg_sim.choices import EVEN_RANKS
 from disagg_sim.domain import DEGREES, SHARDING, Sharding
-from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.errors import InputError, check_word, nearest, quoted
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import is_own_file, load_speculation, load_system
 from disagg_sim.facts.model import ModelSpec
@@ -162,8 +162,7 @@ def designs_of(points: pd.DataFrame, origin: Origin = SHIPPED) -> Iterator[Desig
     for number, rows in enumerate(groups):
         words = {key: of_each[number] for key, of_each in firsts.items()}
         mode = str(words["mode"])
-        if mode not in MODES:
-            raise InputError(f"mode {mode!r} is not one of {', '.join(MODES)}{nearest(mode, MODES)}")
+        check_word("mode", mode, MODES)
         _require_names(words, origin)
         sides = []
         for side, system in zip(("", "prefill_"), _systems(words, origin.systems), strict=True):

@@ -19,7 +19,7 @@ from disagg_sim.cli.plan import plan_answer
 from disagg_sim.cli.plan_pools import of_more_pools, pools_answer
 from disagg_sim.cli.sweep import compute
 from disagg_sim.domain import Sharding, Slo
-from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.errors import InputError, check_word, quoted
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.physics.setup import setup
 from disagg_sim.question import Ask, ExplainQuestion, PlanQuestion, QuestionField, fields_of
@@ -88,8 +88,7 @@ _KINDS: dict[str, Any] = {
 
 def list_names(kind: Annotated[str, Field(description=f"one of {', '.join(_KINDS)}")]) -> NamesJson:
     """List the names that other tools take, with titles."""
-    if kind not in _KINDS:
-        raise InputError(f"kind {quoted(kind)} is unknown{nearest(kind, _KINDS)}; allowed: {', '.join(_KINDS)}")
+    check_word("kind", kind, _KINDS)
     return {"kind": kind, "names": {name: _KINDS[kind](name).title for name in list_specs(kind)}}
 
 

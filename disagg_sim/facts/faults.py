@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from disagg_sim.errors import LONGEST_SHOWN, REMOVED, DisaggSimError, nearest, quoted
+from disagg_sim.errors import LONGEST_SHOWN, REMOVED, DisaggSimError, nearest, quoted, unknown_word
 
 T = TypeVar("T")
 #: Cases of a sweep, or runs of a scenario; a study has some hundreds. [1]
@@ -175,8 +175,7 @@ def message_of(item: Any) -> str:
         return "missing key 'kind'"
     if kind == "union_tag_invalid":
         allowed = [tag.strip("' ") for tag in item["ctx"]["expected_tags"].split(",")]
-        tag = str(item["ctx"]["tag"])
-        return f"{quoted(tag)} is unknown{nearest(tag, allowed)}; allowed: {', '.join(allowed)}"
+        return unknown_word(str(item["ctx"]["tag"]), allowed)
     if kind == "too_short":
         return "is empty"
     if kind == NEITHER:

@@ -31,7 +31,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from disagg_sim.errors import LONGEST_SHOWN, nearest, printable, quoted
+from disagg_sim.errors import LONGEST_SHOWN, printable, quoted, unknown_word
 from disagg_sim.facts.faults import NEITHER, SeveralFaultsError, fault_lines, message_of, out_of_range, value_text
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.units import GB, parse_quantity
@@ -160,7 +160,7 @@ class OneOf:
         """One of the names; ``ValueError`` for all else."""
         names = tuple(self.names() if callable(self.names) else self.names)
         if value not in names:
-            raise ValueError(f"{quoted(value)} is unknown{nearest(value, names)}; allowed: {', '.join(names)}")
+            raise ValueError(unknown_word(value, names))
         return value
 
 

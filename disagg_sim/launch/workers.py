@@ -11,7 +11,7 @@ import pandas as pd
 
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.domain import ServingMode, Sharding
-from disagg_sim.errors import InputError, check_kinds, nearest, quoted, whole_number
+from disagg_sim.errors import InputError, check_kinds, check_word, quoted, whole_number
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design
 from disagg_sim.planning.pools_plan import PlannedPools
@@ -63,8 +63,7 @@ class Workers:
             whole_number("token_budget", self.token_budget, most=MOST_TOKENS * ranks)
         if self.node_gpus is not None:
             whole_number("node_gpus", self.node_gpus)
-        if self.role not in ROLES:
-            raise InputError(f"role {quoted(self.role)}{nearest(self.role, ROLES)}; allowed: {', '.join(ROLES)}")
+        check_word("role", self.role, ROLES)
         if not re.fullmatch("(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)?", self.name):
             raise InputError(
                 f"name {quoted(self.name)} of workers; allowed: up to 63 of a to z, 0 to 9, dashes inside, as of pods"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.errors import InputError, check_word, whole_number
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.work import Numeric
@@ -29,8 +29,7 @@ class KvLayout:
     def __post_init__(self) -> None:
         """``InputError`` for values out of range."""
         whole_number("block_tokens", self.block_tokens)
-        if self.order not in ORDERS:
-            raise InputError(f"order {self.order!r} is unknown{nearest(self.order, ORDERS)}; allowed: hnd, nhd")
+        check_word("order", self.order, ORDERS)
         if not self.run >= 1.0:
             raise InputError(f"run {self.run} is out of range; allowed: from 1")
 

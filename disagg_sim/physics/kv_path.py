@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.errors import check_word, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.drafting import cached_layers, handed_bytes
@@ -100,8 +100,7 @@ def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float
     >>> [f"{path_bandwidth(h100, ideal, path) / 1e9:.0f} GB/s" for path in PATHS]
     ['450 GB/s', '450 GB/s', '50 GB/s', '25 GB/s']
     """
-    if path not in PATHS:
-        raise InputError(f"path {path!r} is unknown{nearest(path, PATHS)}; allowed: {', '.join(PATHS)}")
+    check_word("path", path, PATHS)
     inside = path in ("host", "domain")
     reached = profile.kv_efficiency_inside if inside else profile.kv_efficiency_across
     link = own_link_bandwidth(system, profile, within_domain=inside) * reached
@@ -249,8 +248,7 @@ def kv_hand_over(
     """
     whole_number("tokens", tokens)
     whole_number("threads", threads)
-    if path not in PATHS:
-        raise InputError(f"path {path!r} is unknown{nearest(path, PATHS)}; allowed: {', '.join(PATHS)}")
+    check_word("path", path, PATHS)
     layout = layout or KvLayout()
     load = KvLoad(blocks_of(cached_layers(at), tokens, layout), handed_bytes(at, tokens), tokens)
     return hand_over(

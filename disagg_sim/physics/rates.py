@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.domain import MAX_INSTANCE_GPUS
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.efficiency import (
     ANY_REGIME,
     ASSUMED,
@@ -507,8 +507,8 @@ def resolve_rates(
     >>> f"{rates.gemm['bf16'].flops / 1e12:.0f} TFLOP/s"
     '989 TFLOP/s'
     """
-    if engine and engine not in ENGINES:
-        raise InputError(f"engine {engine!r} is unknown{nearest(engine, ENGINES)}; allowed: {', '.join(ENGINES)}")
+    if engine:
+        check_word("engine", engine, ENGINES)
     if profile.fitted and efficiency is None:
         raise InputError(f"system {system.name!r} has no fitted efficiencies: only profile 'ideal' can be used")
     spec = efficiency if profile.fitted else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from disagg_sim.choices import POOLS, TWO
 from disagg_sim.domain import ServingMode, Sharding
-from disagg_sim.errors import InputError, check_kinds, nearest, quoted
+from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.model import ModelSpec
@@ -61,8 +61,7 @@ class PoolsQuestion:
             object.__setattr__(self, name, limit_of(getattr(self, name), name))
         check_kinds(self)
         for name in self.pools:
-            if name not in POOLS:
-                raise InputError(f"pools: {quoted(name)}{nearest(name, POOLS)}; allowed: {', '.join(POOLS)}")
+            check_word("pools", name, POOLS)
 
     @property
     def plain(self) -> bool:

@@ -14,6 +14,7 @@ from disagg_sim.errors import (
     UnknownNameError,
     above_zero,
     check_kinds,
+    check_word,
     nearest,
     whole_number,
 )
@@ -76,11 +77,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         """``InputError`` for a value out of range."""
         check_kinds(self)
-        if self.objective not in OBJECTIVES:
-            raise InputError(
-                f"objective {self.objective!r} is unknown{nearest(self.objective, OBJECTIVES)}; allowed: "
-                f"{', '.join(OBJECTIVES)}"
-            )
+        check_word("objective", self.objective, OBJECTIVES)
         known = (*list_specs("layout"), OWN)
         if self.within is not None and self.within not in known:
             said = f"within {self.within!r} is unknown{nearest(self.within, known)}; allowed: {', '.join(known)}"
@@ -95,11 +92,7 @@ class PlanOptions:
             above_zero("max_nic", self.max_nic, "B/s")
         if not 0.0 <= self.set_aside < math.inf:
             raise InputError(f"set_aside {self.set_aside:g} is out of range; allowed: from 0 B, finite")
-        if self.rank_imbalance not in RANK_IMBALANCES:
-            raise InputError(
-                f"rank_imbalance {self.rank_imbalance!r} is unknown{nearest(self.rank_imbalance, RANK_IMBALANCES)}; "
-                f"allowed: {', '.join(RANK_IMBALANCES)}"
-            )
+        check_word("rank_imbalance", self.rank_imbalance, RANK_IMBALANCES)
         if self.availability is not None:
             check_target(self.availability)
         if not 0.0 <= self.headroom <= MOST_HEADROOM:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, PlainValidator
 
 from disagg_sim.choices import MOST_SEED
 from disagg_sim.domain import Slo
-from disagg_sim.errors import DisaggSimError, SpecError, nearest, quoted
+from disagg_sim.errors import DisaggSimError, SpecError, quoted, unknown_word
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.faults import SeveralFaultsError, expected, faults_of_call, require_few
@@ -170,7 +170,7 @@ def _admission(value: object) -> AdmissionKind:
         raise ValueError(f"{quoted(value)} is neither a name nor {{kind: NAME, ...}}; allowed: {', '.join(ADMISSIONS)}")
     name = given["kind"]
     if name not in ADMISSIONS:
-        raise ValueError(f"{quoted(name)} is unknown{nearest(name, ADMISSIONS)}; allowed: {', '.join(ADMISSIONS)}")
+        raise ValueError(unknown_word(name, tuple(ADMISSIONS)))
     form = Form(name=name, needs=(), options=options_of(ADMISSIONS[name]))
     options = read_options(form, {key: each for key, each in given.items() if key != "kind"})
     return expected(lambda: ADMISSIONS[name](**options))

@@ -10,7 +10,7 @@ import numpy as np
 
 from disagg_sim.arrays import Ints
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import check_word
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import Setup
@@ -75,8 +75,7 @@ def batch_axis(at: Setup, mappings: Sharding | list[Sharding], lengths: Lengths,
     >>> batch_axis(at, Sharding(), lengths(8192, 1024), phase="decode")[[0, 1, 2, -2, -1]].tolist()
     [1, 2, 3, 160, 192]
     """
-    if phase not in PHASES:
-        raise InputError(f"phase {phase!r} is not one of {', '.join(PHASES)}{nearest(phase, PHASES)}")
+    check_word("phase", phase, PHASES)
     table = mappings_for(at, mappings)
     held = lengths.resident if phase == "decode" else lengths.prompt
     (sizes,) = _batch_axes(at, without_pcp(table) if phase == "decode" else table, held, phase, (0,) * len(table))

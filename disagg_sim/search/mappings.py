@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.domain import MAX_DOMAIN_GPUS, MAX_INSTANCE_GPUS, MAX_PIPELINE_GPUS, SHARDING, UNSAID, Sharding
-from disagg_sim.errors import InputError, nearest, whole_number
+from disagg_sim.errors import InputError, check_word, whole_number
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
@@ -132,8 +132,7 @@ def enumerate_mappings(
     """
     if max_gpus is not None:
         max_gpus = whole_number("max_gpus", max_gpus)
-    if layouts not in set(Layouts):
-        raise InputError(f"layouts {layouts!r} is unknown{nearest(layouts, Layouts)}; allowed: {', '.join(Layouts)}")
+    check_word("layouts", layouts, Layouts)
     rows: list[tuple[int, ...]] = []  # columns of a mapping, in their order
     refused: Counter[str] = Counter()
     most = whole_number("max_dcp", max_dcp), whole_number("max_pcp", max_pcp)

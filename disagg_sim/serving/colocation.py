@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, ByValue, ServingMode, Sharding
-from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, nearest
+from disagg_sim.errors import InfeasibleError, InputError, above_zero, check_kinds, check_word
 from disagg_sim.physics.blocks import check_form, chunk_forms
 from disagg_sim.physics.drafting import accepted_length, check_context, handed_bytes
 from disagg_sim.physics.kv_transfer import unique_gpus
@@ -66,9 +66,7 @@ class Colocation:
                 object.__setattr__(self, name, tuple(given_sizes(name, given).tolist()))
         check_kinds(self)
         check_form(self.mla_form)
-        if self.ttl_measure not in TTL_MEASURES:
-            near = nearest(self.ttl_measure, TTL_MEASURES)
-            raise InputError(f"ttl_measure {self.ttl_measure!r} is not one of {', '.join(TTL_MEASURES)}{near}")
+        check_word("ttl_measure", self.ttl_measure, TTL_MEASURES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.domain import ServingMode
-from disagg_sim.errors import InputError, above_zero, nearest, whole_number
+from disagg_sim.errors import InputError, above_zero, check_word, nearest, whole_number
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu
 from disagg_sim.search.blocks import row_blocks
 from disagg_sim.search.phase_grid import PhaseGrid
@@ -115,8 +115,7 @@ class Rules:
             above_zero("ttl_limit", self.ttl_limit, "s")
         whole_number("gpu_cap", self.gpu_cap, 2, ": one GPU a pool")
         check_per(self.per)
-        if self.keep not in KEEPS:
-            raise InputError(f"keep {self.keep!r} is not one of {', '.join(KEEPS)}{nearest(self.keep, KEEPS)}")
+        check_word("keep", self.keep, KEEPS)
         if isinstance(self.matching, str):
             if self.matching not in MATCHINGS:
                 near = nearest(self.matching, MATCHINGS)

@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.domain import ServingMode
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.search.front import AXES, area, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
@@ -166,8 +166,7 @@ def gain(
     >>> found.low, found.high, found.area_ratio, found.hypervolume_ratio, found.largest
     (10.0, 20.0, 2.0, 1.6, 2.0)
     """
-    if axis not in AXES:
-        raise InputError(f"axis {axis!r} is unknown{nearest(axis, AXES)}; allowed: {', '.join(AXES)}")
+    check_word("axis", axis, AXES)
     if not 0 < (1.0 if low is None else low) <= (math.inf if high is None else high):
         raise InputError(f"range of interactivity {low} to {high}: allowed are 0 < low <= high tokens/s")
     first, last = shared_range(a, b, low=low, high=high)
@@ -243,8 +242,7 @@ def where_it_pays(
         if column not in frontier:
             raise InputError(f"table of frontiers: missing column {column!r}")
     for mode in frontier["mode"].astype(str).unique():
-        if mode not in known:
-            raise InputError(f"mode {mode!r} is unknown{nearest(mode, known)}; allowed: {', '.join(known)}")
+        check_word("mode", mode, known)
     names = [name for name in by if name in frontier]
     read = frontier[list(dict.fromkeys([*names, "mode", INTERACTIVITY, THROUGHPUT]))]
     rows = []

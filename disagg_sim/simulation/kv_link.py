@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from disagg_sim.domain import Sharding
-from disagg_sim.errors import InputError, check_kinds, nearest
+from disagg_sim.errors import InputError, check_kinds, check_word
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.physics.kv_path import path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import own_link_bandwidth, unique_gpus
@@ -62,10 +62,7 @@ class LinkSpec:
         """``InputError`` for values out of range."""
         check_kinds(self)
         for name, value, allowed in (("sharing", self.sharing, SHARING), ("push", self.push, PUSHES)):
-            if value not in allowed:
-                raise InputError(
-                    f"link {name} {value!r} is unknown{nearest(value, allowed)}; allowed: {', '.join(allowed)}"
-                )
+            check_word(f"link {name}", value, allowed)
         if self.bandwidth is not None and not self.bandwidth > 0:
             raise InputError(f"link bandwidth must be above 0 B/s, got {self.bandwidth}")
         if self.latency_s is not None and not 0 <= self.latency_s < math.inf:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Floats, Ints
-from disagg_sim.errors import InputError, above_zero, nearest
+from disagg_sim.errors import InputError, above_zero, check_word
 from disagg_sim.workload.arrivals import named_rng
 from disagg_sim.workload.request_columns import PrefixBlocks
 from disagg_sim.workload.stream import TraceStream
@@ -61,8 +61,7 @@ def at_rate(
     factor = above_zero("rate", rate)
     if not math.isfinite(factor):
         raise InputError(f"rate must be finite, got {rate}")
-    if by not in SCALE_BY:
-        raise InputError(f"scale_by {by!r} is unknown{nearest(by, SCALE_BY)}; allowed: {', '.join(SCALE_BY)}")
+    check_word("scale_by", by, SCALE_BY)
     if not 0 <= shift_s < math.inf:
         raise InputError(f"shift_s {shift_s} is out of range; allowed: 0 s or more")
     if by == TIME:

@@ -212,7 +212,7 @@ def test_chunks_are_whole(chunk):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"phase": "decod"}, "phase 'decod' is not one of prefill, decode, did you mean 'decode'"),
+        ({"phase": "decod"}, "phase 'decod' is unknown, did you mean 'decode'"),
         ({"isl": "2k"}, "isl 2k is out of range"),
         ({"mappings": Sharding(pp=100)}, "pp above 80 layers"),
     ],

@@ -70,5 +70,5 @@ def test_at_any_ttl_limit_it_is_the_best_that_the_integer_program_finds_within_t
 
 
 def test_what_may_be_kept_is_said():
-    with pytest.raises(InputError, match=r"keep 'front' is not one of points, frontier, did you mean 'frontier'\?"):
+    with pytest.raises(InputError, match=r"keep 'front' is unknown, did you mean 'frontier'\?"):
         Rules(keep="front")

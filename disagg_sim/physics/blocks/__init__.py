@@ -6,7 +6,7 @@ registered by ``attention`` or ``ffn``, and fits of its ``kind`` in the efficien
 
 from __future__ import annotations
 
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import check_word
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks.base import (
     ATTENTION,
@@ -73,5 +73,4 @@ def chunk_forms(model: ModelSpec, form: str) -> tuple[str, ...]:
 
 def check_form(form: str) -> None:
     """``InputError`` unless ``form`` is one of ``MLA_FORMS``; models without MLA ignore it."""
-    if form not in MLA_FORMS:
-        raise InputError(f"mla_form {form!r} is unknown{nearest(form, MLA_FORMS)}; allowed: {', '.join(MLA_FORMS)}")
+    check_word("mla_form", form, MLA_FORMS)

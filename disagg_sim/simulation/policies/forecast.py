@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.errors import check_word
 from disagg_sim.extras import extra
 from disagg_sim.simulation.options import option
 
@@ -114,8 +114,7 @@ def forecast_option() -> str:
 
 def forecast_named(name: str) -> Forecast:
     """A fresh one; ``InputError`` for an unknown name."""
-    if name not in FORECASTS:
-        raise InputError(f"forecast {quoted(name)} is unknown{nearest(name, FORECASTS)}; known: {', '.join(FORECASTS)}")
+    check_word("forecast", name, FORECASTS)
     return FORECASTS[name]()
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from disagg_sim.errors import InputError, nearest
+from disagg_sim.errors import InputError, check_word
 from disagg_sim.extras import extra, safe_path
 from disagg_sim.laboratory import in_workers
 from disagg_sim.units import MS
@@ -36,8 +36,7 @@ def torch_bench(device: str = "cuda") -> TorchBench:
 
     Takes ``device`` (``"cuda"``, or ``"cpu"`` to try the command out).
     """
-    if device not in DEVICES:
-        raise InputError(f"device {device!r} is unknown{nearest(device, DEVICES)}; allowed: {', '.join(DEVICES)}")
+    check_word("device", device, DEVICES)
     with extra("measure"):
         import torch
     if device == "cuda" and not torch.cuda.is_available():
