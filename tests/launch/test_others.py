@@ -132,7 +132,7 @@ def test_workers_have_names_that_pods_may_have() -> None:
             workers("decode", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1), name=name)
     with pytest.raises(InputError, match="name router of workers: files and manifests have it already"):
         workers("decode", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1), name="router")
-    with pytest.raises(InputError, match="role 'decod', did you mean 'decode'"):
+    with pytest.raises(InputError, match="role 'decod' is unknown, did you mean 'decode'"):
         workers("decod", ds.setup("llama_3_1_8b", "h100_sxm", "fp8"), tp(1))
 
 
