@@ -155,9 +155,13 @@ def imported(node: ast.Import | ast.ImportFrom, path: Path) -> set[str]:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def source_of(path: Path) -> Source:
-    text = path.read_text()
-    tree = ast.parse(text)
+    text, tree = path.read_text(), tree_of(path)
     imports, run_imports, first_imports, functions, numbers, calls = set(), set(), set(), [], [], []
     for node, for_types, later in walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

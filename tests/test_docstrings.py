@@ -6,12 +6,9 @@ import ast
 import re
 from pathlib import Path
 
+from test_architecture import BOTH, tree_of
+
 ROOT = Path(__file__).parent.parent
-PATHS = [path for tree in ("disagg_sim", "lab") for path in sorted((ROOT / tree).rglob("*.py"))]
-NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PATHS]
-TREES = dict(zip(NAMES, [ast.parse(path.read_text(encoding="utf-8")) for path in PATHS], strict=True))
-
-
 #: Rooms of equations, and how the docstring of one shows it.
 EQUATIONS = ("physics", "search", "serving", "planning", "workload")
 FORMULA_OR_SOURCE = re.compile(r"\.\. math::|:math:|Source:|References:|page, section")
@@ -30,9 +27,10 @@ def is_overload(node: ast.FunctionDef) -> bool:
 
 
 def test_names_of_ds_equations_and_the_policy_api_have_parameters_and_returns():
+    trees = {".".join(path.relative_to(ROOT).with_suffix("").parts): tree_of(path) for path in BOTH}
     imported = {
         (node.module, alias.name)
-        for tree in TREES.values()
+        for tree in trees.values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -40,7 +38,7 @@ def test_names_of_ds_equations_and_the_policy_api_have_parameters_and_returns():
     public, page = names_of_ds(), (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     called = set(re.findall(r"\b(\w+)\(", page))
     counted, silent = {"ds": 0, "equation": 0, "policy API": 0}, []
-    for module, tree in sorted(TREES.items()):
+    for module, tree in sorted(trees.items()):
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef) or is_overload(node):
                 continue
@@ -69,7 +67,7 @@ def test_names_of_ds_equations_and_the_policy_api_have_parameters_and_returns():
 def test_a_cited_page_has_the_section():
     """``physics page, sections 5 to 7``; ``speculation page, "What is counted"``."""
     cited = 0
-    for path in PATHS:
+    for path in BOTH:
         text = " ".join(path.read_text().split())
         for page, numbers, title in re.findall(r'(\w+) page, (?:sections? ([\d, toand-]*\d)|"([^"]+)")', text):
             headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / f"{page.lower()}.md").read_text(), re.MULTILINE)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from test_architecture import BOTH, where_of
+from test_architecture import BOTH, tree_of, where_of
 
 #: Words that fit every value and so name none. The field has its own: label, result, pending, batch, slot.
 WORDS = {"said", "told", "held", "going", "goes", "coming", "comes", "came", "come", "gone"}
@@ -33,7 +33,7 @@ def names_of(path: Path) -> Iterator[tuple[str, bool]]:
     """The module, its folder, and every class and function in it; whether it is a class."""
     yield path.stem, False
     yield path.parent.name, False
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, isinstance(node, ast.ClassDef)
 
@@ -52,7 +52,7 @@ def test_names_are_words_of_the_field():
 def test_a_class_name_has_one_home():
     homes = defaultdict(list)
     for path in BOTH:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(where_of(path))
     several = {name: paths for name, paths in homes.items() if len(paths) > 1}
