@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -23,18 +24,6 @@ from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, load_sweep, sam
 from disagg_sim.sweep.traffic import Traffic
 
 Y = "tokens_per_s_per_gpu"
-
-
-class Silent:
-    def note(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def start(self, points: int) -> None: ...
-
-    def advance(self, points: int) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 def case(**throughput: float | None) -> SimpleNamespace:
@@ -94,7 +83,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
         modes=MODES,
         limits=(PointLimits(max_gpus=2, gpu_cap=64), PointLimits(max_gpus=2, gpu_cap=64, nic_limit=1e13)),
     )
-    return run_sweep(plan_sweep(spec), root, jobs=1, listener=Silent(), outside=True), root
+    return run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock(), outside=True), root
 
 
 def test_the_first_table_compares_modes_as_the_frontiers_do(swept: tuple[SweepResult, Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -26,18 +27,6 @@ from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import MODES, PointLimits, SweepSpec, same_system
 from disagg_sim.sweep.store import RunListener
 from disagg_sim.sweep.traffic import Traffic
-
-
-class Silent:
-    def note(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def start(self, points: int) -> None: ...
-
-    def advance(self, points: int) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 def point(*cut: int) -> dict[str, int]:
@@ -68,7 +57,7 @@ def test_a_ratio_shows_instances_and_their_size() -> None:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
-    listener: RunListener = Silent()
+    listener: RunListener = Mock()
     spec = SweepSpec(
         source="trial.yaml",
         name="trial",
@@ -166,7 +155,7 @@ def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepRes
     """Two cases: one picture each of the co-located modes alone, and one that compares them."""
     limits = (PointLimits(max_gpus=2), PointLimits(max_gpus=2, ftl_s=0.5))
     spec = replace(result.plan.spec, models=("llama_3_1_8b",), modes=MODES[1:], limits=limits)
-    both = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Silent())
+    both = run_sweep(plan_sweep(spec), tmp_path, jobs=1, listener=Mock())
     assert draw_figures(both, tmp_path, jobs=1) == 3
     names = {path.relative_to(tmp_path / "figures").as_posix() for path in (tmp_path / "figures").glob("**/*.png")}
     cases = [case.plan.case.name for case in both.cases]
@@ -177,7 +166,7 @@ def test_pictures_of_an_axis_compare_its_values(tmp_path: Path, result: SweepRes
 
 
 def test_figures_of_an_earlier_sweep_are_removed(tmp_path: Path, result: SweepResult) -> None:
-    run_sweep(result.plan, tmp_path, jobs=1, listener=Silent())
+    run_sweep(result.plan, tmp_path, jobs=1, listener=Mock())
     stale = tmp_path / "figures" / "gone" / "pareto.png"
     stale.parent.mkdir(parents=True)
     stale.write_text(MARK)

@@ -92,11 +92,13 @@ def test_who_kills_its_worker_is_found_and_the_others_are_done() -> None:
     assert told == [(7, "its worker process was killed (out of memory?)")]
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_an_expected_failure_where_nobody_hears_of_it() -> None:
     with pytest.raises(DisaggSimError, match=f"killed .*, {ATTEMPTS} times; go on with fewer --jobs"):
         list(run_tasks(die_at_seven, [7, 7, 7], jobs=2))
 
 
+@pytest.mark.long
 def test_a_task_whose_worker_was_killed_once_is_done_in_another(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
     assert sorted(run_tasks(die_once, paths, jobs=2)) == ["a", "b", "c"]
