@@ -223,7 +223,7 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     return np.asarray(gain[~np.isnan(gain)])
 
 
-class Own(NamedTuple):
+class OwnTimes(NamedTuple):
     """What the best design of a plan may turn out to be over its forecast, (samples,); empty where nothing says it."""
 
     prefill: Floats  # time of a pass of prefill [1]
@@ -253,19 +253,19 @@ def _host(design: Design) -> float:
     return first.host
 
 
-def _own(plan: Plan) -> Own:
+def _own(plan: Plan) -> OwnTimes:
     """Sample the point of a frontier that has the layouts of the best design, and a step nearest to its own."""
     best = plan.best
     assert best is not None
     sides: list[Any] = [[pool.choice] for pool in best.pools]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
     if not (tables := list(_points(plan, alone, best.mode))):
-        return Own(*np.zeros((4, 0)))
+        return OwnTimes(*np.zeros((4, 0)))
     found = _sampled(plan, tables)
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))
     samples = {"ftl_s": found.ftl, "ttl_s": found.ttl, THROUGHPUT: found.throughput}
     prefill, step, throughput = (values[row] / float(found.points[name].iloc[row]) for name, values in samples.items())
-    return Own(prefill, step, throughput, found.beside[row])
+    return OwnTimes(prefill, step, throughput, found.beside[row])
 
 
 def _chance(values: Floats, error: Error) -> float:

@@ -14,7 +14,7 @@ import disagg_sim as ds
 from disagg_sim.cli.main import app, run
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, UnknownNameError
-from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, Own, _chance, _spread, assurance, surer
+from disagg_sim.planning.assurance import GAIN_ERROR, RATE_ERROR, OwnTimes, _chance, _spread, assurance, surer
 from disagg_sim.planning.flips import _kept, flips
 from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
@@ -298,7 +298,7 @@ def test_what_is_kept_is_what_slower_passes_and_later_engines_keep(twenty, slowe
         host=pool.choice.host + late_s,
     )
     expected = replace(best, pools=(replace(pool, choice=late), *best.pools[1:])).keeping(limit, math.inf)
-    own = Own(prefill=np.array([slower]), step=np.ones(1), throughput=np.ones(1), beside=np.array([late_s]))
+    own = OwnTimes(prefill=np.array([slower]), step=np.ones(1), throughput=np.ones(1), beside=np.array([late_s]))
     decode = best.keeping(math.inf, math.inf)  # which does not change
     assert min(float(own.kept(best)[0][0]) * best.rate, decode) == pytest.approx(min(expected, decode), rel=2e-3)
 

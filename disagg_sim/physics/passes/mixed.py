@@ -315,7 +315,8 @@ def _layers(
     kernels = tuple(dict.fromkeys(("decode", *phases)))
     alone = drafted_layers(kernels, at, mapping, load.without_chunk, context, Chunk(0.0, 1.0), ("auto",), scored=False)
     decodes = {phase: times for phase, (times,) in zip(kernels, alone, strict=True)}
-    same, longer = led([decodes[phase] for phase in phases]), []
+    same = led([decodes[phase] for phase in phases])
+    longer: list[LayerTimes] = []
     for times in found:
         if longer and at.speculation is None:  # forms differ in scores and sums alone
             longer.append(longer[0]._replace(scores=times.scores, sums=times.sums))
