@@ -40,7 +40,7 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics import attention, attention_parts, cost, experts, gemm
 from disagg_sim.physics.kv_tiers import load_time
 from disagg_sim.physics.memory import MemoryParts, instance_parts
-from disagg_sim.physics.passes import engine_time, layers
+from disagg_sim.physics.passes import engine_time
 from disagg_sim.physics.passes.mixed import mixed_step
 from disagg_sim.physics.residents import (
     colocated_load,
@@ -66,7 +66,7 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
     "all_to_all": cost.all_to_all_cost,
     "hop": cost.hop_cost,
     "host": engine_time.step_time,
-    "waiting": layers.slowest_stage,
+    "waiting": engine_time.slowest_stage,
     "interference": mixed_step,
 }
 #: Kinds that no fit covers, and the keys of a profile that they rest on.

@@ -22,7 +22,7 @@ from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.errors import InputError, check_word
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.link_curves import AllToAllRate
+from disagg_sim.physics.collectives import AllToAllRate
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT

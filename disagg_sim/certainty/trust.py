@@ -27,7 +27,7 @@ from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
 from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system
-from disagg_sim.physics.link_curves import timed_ranks
+from disagg_sim.physics.collectives import timed_ranks
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup

@@ -43,8 +43,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from disagg_sim.physics.distinct import of_column
 from disagg_sim.physics.roofline import Cost, Rate, Sums, operator_cost
+from disagg_sim.physics.tabulate import of_column
 from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work
 
 #: Share of a tile of query rows that is moved at least (fitted). [1]

@@ -11,19 +11,20 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.attention_parts import part_cost
 from disagg_sim.physics.collectives import (
+    AllToAllRate,
+    LinkCurve,
     MessageTime,
     all_reduce_bytes,
     gather_bytes,
     hierarchical_all_reduce,
     pipeline_hop,
 )
-from disagg_sim.physics.distinct import of_distinct
 from disagg_sim.physics.experts import MoeRate, moe_cost
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.tabulate import of_distinct
 from disagg_sim.physics.work import Numeric, Work
 
 #: Of a transfer.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from disagg_sim.physics.distinct import distinct
+from disagg_sim.physics.tabulate import distinct
 from disagg_sim.physics.work import Numeric
 
 #: Mean picks of a rank up to which the largest of Poisson counts is summed; above, counts are normal. [1]

@@ -22,6 +22,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks import Layer, layers_of
 from disagg_sim.physics.drafting import draft_model_of, joining_bytes, with_draft_layers
+from disagg_sim.physics.passes.engine_time import stage_table
 from disagg_sim.physics.residents import (
     EXPANDED,
     CachedTokens,
@@ -33,7 +34,6 @@ from disagg_sim.physics.residents import (
 )
 from disagg_sim.physics.server_memory import non_torch_bytes, position_bytes, profiled_bytes
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.stages import stage_table
 from disagg_sim.physics.tabulate import is_one
 from disagg_sim.physics.work import ACTIVATION_BYTES, LOGIT_BYTES, Numeric
 

@@ -36,17 +36,17 @@ from disagg_sim.facts.profile import ProfileSpec
 from disagg_sim.physics.attention import AttentionRate
 from disagg_sim.physics.attention_parts import ASSUMED_PARTS, PartRate, part_rate
 from disagg_sim.physics.blocks import ATTENTION
-from disagg_sim.physics.collectives import copies_per_pick
-from disagg_sim.physics.experts import MoeRate
-from disagg_sim.physics.gemm import FEW_ROWS, TILE_M, GemmRate
-from disagg_sim.physics.link_curves import (
+from disagg_sim.physics.collectives import (
     AllToAllRate,
     LinkCurve,
     collective_curve,
+    copies_per_pick,
     exchange_curve,
     flat_curve,
     pick_backend,
 )
+from disagg_sim.physics.experts import MoeRate
+from disagg_sim.physics.gemm import FEW_ROWS, TILE_M, GemmRate
 from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 

@@ -36,7 +36,7 @@ from disagg_sim.physics.blocks import check_form
 from disagg_sim.physics.drafting import check_context
 from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.overlap import overlaps
+from disagg_sim.physics.passes.prefill import overlaps
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks

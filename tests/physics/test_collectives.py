@@ -11,8 +11,11 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import CollectiveFit
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.collectives import (
+    AllToAllRate,
+    LinkCurve,
     MessageTime,
     all_reduce_bytes,
+    collective_curve,
     copies_per_pick,
     copies_per_rank,
     gather_bytes,
@@ -23,7 +26,6 @@ from disagg_sim.physics.collectives import (
     ring_all_reduce_bytes,
 )
 from disagg_sim.physics.cost import all_reduce_cost, all_to_all_cost, exchange_cost, hop_cost
-from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve, collective_curve
 from disagg_sim.physics.setup import setup
 
 MESSAGE = 8e6  # [B]

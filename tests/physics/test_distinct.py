@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from disagg_sim.physics.distinct import MANY, SMALL, distinct, distinct_rows
+from disagg_sim.physics.tabulate import MANY, SMALL, distinct, distinct_rows
 
 RANDOM = np.random.default_rng(7)
 KINDS = {

@@ -25,8 +25,7 @@ from disagg_sim.physics.memory import decode_bytes
 from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
-from disagg_sim.physics.passes.overlap import overlaps
-from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.passes.prefill import overlaps, prefill_pass
 from disagg_sim.physics.residents import decode_residents
 from disagg_sim.physics.work import decode_pairs
 from disagg_sim.search.grid import decode_grid, prefill_grid

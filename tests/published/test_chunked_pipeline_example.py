@@ -14,10 +14,10 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.layers import DenseFfn, GqaAttention, LayerKind
 from disagg_sim.facts.model import ModelSpec
+from disagg_sim.physics.collectives import AllToAllRate, LinkCurve
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.experts import MoeRate
 from disagg_sim.physics.gemm import GemmRate
-from disagg_sim.physics.link_curves import AllToAllRate, LinkCurve
 from disagg_sim.physics.memory import prefill_bytes
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.prefill import prefill_pass

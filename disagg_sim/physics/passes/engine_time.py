@@ -1,4 +1,4 @@
-r"""Add to the kernels of a pass what the engine that runs them adds.
+r"""Add the layers of a pass up to stages, and stages to a step, with what the engine that runs them adds.
 
 With an engine (``Setup.overheads``) every micro-batch costs host time on the stage that runs it,
 
@@ -7,10 +7,13 @@ With an engine (``Setup.overheads``) every micro-batch costs host time on the st
 for G GPUs of the instance and B sequences in decode; prefill takes s times the sum of its kernels, without scores and
 values of attention, which are one long kernel a layer; and steps that run outside CUDA graphs cannot be faster than
 the host launches their kernels, on the ranks of all stages in parallel.
-Without one, the host time is that of the profile, once a pass. Source: physics page, section 7 (engines).
+Without one, the host time is that of the profile, once a pass. Source: physics page, sections 3 (PP) and 7 (engines).
 """
 
 from __future__ import annotations
+
+from functools import lru_cache, reduce
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +21,158 @@ from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.drafting import draft_model_of
+from disagg_sim.physics.roofline import AnySums, added
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric
+
+
+class Stage(NamedTuple):
+    """What one pipeline stage holds."""
+
+    layers: tuple[int, ...]  # of each kind of ``ModelSpec.kinds`` [1]
+    first: int  # 1 if it holds the embedding
+    last: int  # 1 if it holds the head
+
+    def covers(self, other: Stage) -> bool:
+        """Whether this stage holds at least everything that ``other`` does."""
+        mine, theirs = (*self.layers, self.first, self.last), (*other.layers, other.first, other.last)
+        return all(a >= b for a, b in zip(mine, theirs, strict=True))
+
+
+@lru_cache(maxsize=512)
+def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]:
+    """Distinct stages of an even split of ``layers`` (the kind of each layer), least first.
+
+    The first ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p), so the stage with the
+    head is never a longer one by choice. Stages that another one covers cannot be the slowest or
+    the fullest and are left out. Source: physics page, section 3 (PP).
+    """
+    base, extra = divmod(len(layers), pp)
+    found: list[Stage] = []
+    start = 0
+    for index in range(pp):
+        end = start + base + (index < extra)
+        counts = tuple(layers[start:end].count(kind) for kind in range(kinds))
+        found.append(Stage(counts, int(index == 0), int(index == pp - 1)))
+        start = end
+    distinct = tuple(dict.fromkeys(found))
+    return tuple(s for s in distinct if not any(o.covers(s) for o in distinct if o is not s))
+
+
+class StageTable(NamedTuple):
+    """Candidate slowest stages of every row, repeated where a row has fewer; a number is the same in all rows."""
+
+    layers: tuple[tuple[Numeric, ...], ...]  # (candidates, kinds), each of the shape of the degrees [1]
+    first: tuple[Numeric, ...]  # (candidates,), each of the same shape [1]
+    last: tuple[Numeric, ...]  # (candidates,) [1]
+
+
+def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
+    """Candidate stages for pipeline degrees ``pp`` of any shape."""
+    degrees = np.asarray(pp)
+    return _table(model.pattern, len(model.kinds), tuple(degrees.ravel().tolist()), degrees.shape)
+
+
+@lru_cache(maxsize=256)
+def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
+    """The table of ``stage_table``; what passes and memory of one grid ask for is the same."""
+    values, inverse = np.unique(np.array(pp), return_inverse=True)
+    plans = [stages_of(layers, kinds, int(value)) for value in values]
+    depth = max(len(plan) for plan in plans)
+    padded = [plan + (plan[-1],) * (depth - len(plan)) for plan in plans]
+    where = inverse.reshape(shape)
+
+    def of_rows(numbers: list[int]) -> Numeric:
+        if len(set(numbers)) == 1:
+            return float(numbers[0])
+        column: Numeric = np.array(numbers, dtype=float)[where]
+        column.setflags(write=False)
+        return column
+
+    candidates = [[plan[place] for plan in padded] for place in range(depth)]
+    return StageTable(
+        layers=tuple(tuple(of_rows([s.layers[kind] for s in some]) for kind in range(kinds)) for some in candidates),
+        first=tuple(of_rows([s.first for s in some]) for some in candidates),
+        last=tuple(of_rows([s.last for s in some]) for some in candidates),
+    )
+
+
+class LayerTimes(NamedTuple):
+    """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]
+
+    ``layers`` leaves scores and values of attention out, which are ``scores``.
+    """
+
+    layers: tuple[Numeric, ...]
+    scores: tuple[Numeric, ...]
+    embedding: Numeric
+    head: Numeric
+    sums: AnySums
+
+
+def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
+    """Find the time of the slowest stage for one micro-batch, without host. [s]
+
+    Parameters
+    ----------
+    model, pp
+        Layers of each kind, and pipeline stages. [1]
+    times
+        Of one layer of each kind, scores included apart, and of the ends. [s]
+
+    Returns
+    -------
+    numeric
+        Of the broadcast shape of ``pp`` and ``times``. [s]
+
+    Examples
+    --------
+    80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
+    >>> f"{1e3 * float(slowest_stage(load_model('llama_3_1_70b'), 4, times)):.0f} ms"
+    '32 ms'
+    """
+    table = stage_table(model, pp)
+    of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
+    stages: list[Numeric] = []
+    for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
+        time = added(added(0.0, times.embedding, first), times.head, last)
+        for count, one in zip(counts, of_kind, strict=True):
+            time = added(time, one, count)
+        stages.append(time)
+    return reduce(np.maximum, stages)
+
+
+def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
+    """Find the time of one micro-batch through every stage in turn, without host and hops. [s]
+
+    Parameters
+    ----------
+    model
+        Layers of each kind. [1]
+    times
+        Of one layer of each kind, scores included apart, and of the ends. [s]
+
+    Returns
+    -------
+    numeric
+        Of the shape of ``times``. [s]
+
+    Examples
+    --------
+    80 layers of 1.5 ms and a head of 2 ms:
+
+    >>> from disagg_sim.facts.load import load_model
+    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
+    >>> f"{1e3 * all_stages(load_model('llama_3_1_70b'), times):.0f} ms"
+    '122 ms'
+    """
+    total = times.embedding + times.head
+    for one, scores, count in zip(times.layers, times.scores, model.kind_counts, strict=True):
+        total = total + (one + scores) * count
+    return total
 
 
 def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:

@@ -1,41 +1,38 @@
-"""Times of layers and stages, of which every pass is made.
+"""Time the layers of a pass: the attention ranks, the routed experts, and the exchange between them.
 
-Physics page, section 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
+Physics page, sections 5 to 7. Degrees and batches are numbers or arrays that broadcast; grids hand in
 degrees of shape (rows, 1) and batches of shape (1, batches).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache, reduce
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from disagg_sim.domain import Sharding
 from disagg_sim.facts.model import ModelSpec
-from disagg_sim.physics.blocks import AttentionBlock, elementwise, layers_of
+from disagg_sim.physics.blocks import AttentionBlock, FfnBlock, elementwise, layers_of
 from disagg_sim.physics.blocks.base import OUTWARD
 from disagg_sim.physics.context import shared_decode, shared_prefill
-from disagg_sim.physics.cost import adjusted, all_reduce_cost, cheapest, kernel_cost, total_cost
+from disagg_sim.physics.cost import (
+    adjusted,
+    all_reduce_cost,
+    cheapest,
+    exchange_cost,
+    expert_cost,
+    kernel_cost,
+    total_cost,
+)
+from disagg_sim.physics.expert_load import ExpertRouting
 from disagg_sim.physics.operators import Operator, Tokens, all_reduce, embedding, head
-from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums, added
+from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages
+from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.stages import stage_table
-from disagg_sim.physics.tabulate import is_one
+from disagg_sim.physics.tabulate import DistinctCounts, is_one, tabulate
 from disagg_sim.physics.work import Numeric
-
-
-class LayerTimes(NamedTuple):
-    """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]
-
-    ``layers`` leaves scores and values of attention out, which are ``scores``.
-    """
-
-    layers: tuple[Numeric, ...]
-    scores: tuple[Numeric, ...]
-    embedding: Numeric
-    head: Numeric
-    sums: AnySums
 
 
 class AttentionSide(NamedTuple):
@@ -243,71 +240,6 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
     )
 
 
-def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
-    """Find the time of the slowest stage for one micro-batch, without host. [s]
-
-    Parameters
-    ----------
-    model, pp
-        Layers of each kind, and pipeline stages. [1]
-    times
-        Of one layer of each kind, scores included apart, and of the ends. [s]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of ``pp`` and ``times``. [s]
-
-    Examples
-    --------
-    80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
-    >>> f"{1e3 * float(slowest_stage(load_model('llama_3_1_70b'), 4, times)):.0f} ms"
-    '32 ms'
-    """
-    table = stage_table(model, pp)
-    of_kind = [one + scores for one, scores in zip(times.layers, times.scores, strict=True)]
-    stages: list[Numeric] = []
-    for counts, first, last in zip(table.layers, table.first, table.last, strict=True):
-        time = added(added(0.0, times.embedding, first), times.head, last)
-        for count, one in zip(counts, of_kind, strict=True):
-            time = added(time, one, count)
-        stages.append(time)
-    return reduce(np.maximum, stages)
-
-
-def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
-    """Find the time of one micro-batch through every stage in turn, without host and hops. [s]
-
-    Parameters
-    ----------
-    model
-        Layers of each kind. [1]
-    times
-        Of one layer of each kind, scores included apart, and of the ends. [s]
-
-    Returns
-    -------
-    numeric
-        Of the shape of ``times``. [s]
-
-    Examples
-    --------
-    80 layers of 1.5 ms and a head of 2 ms:
-
-    >>> from disagg_sim.facts.load import load_model
-    >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
-    >>> f"{1e3 * all_stages(load_model('llama_3_1_70b'), times):.0f} ms"
-    '122 ms'
-    """
-    total = times.embedding + times.head
-    for one, scores, count in zip(times.layers, times.scores, model.kind_counts, strict=True):
-        total = total + (one + scores) * count
-    return total
-
-
 def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
     """Let a pass of a draft model follow on the last stage.
 
@@ -339,3 +271,84 @@ def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerT
 def with_ends(sums: AnySums, hop: Cost, host: Numeric) -> AnySums:
     """Add host [s] and hops of a pass to the sums of its layers."""
     return sums.plus(hop.sums).plus(Sums(latency=host))
+
+
+def join_experts(
+    at: Setup, mapping: Sharding, side: AttentionSide, *, phase: str, rank: DistinctCounts, total: DistinctCounts
+) -> LayerTimes:
+    """Add routed experts and their exchange to the attention side.
+
+    The shared expert hides dispatch where the profile says so (physics page, section 5, overlap rules).
+
+    Parameters
+    ----------
+    at, mapping
+        Setup, and sharding of the instance. [1]
+    side
+        Times of the attention ranks. [s]
+    phase
+        "prefill" or "decode": whose imbalance and whose exchange count.
+    rank, total
+        Tokens of one attention rank, and of all ranks of the stage. [token]
+
+    Returns
+    -------
+    LayerTimes
+        Times of one layer of each kind and sums of all layers, of the broadcast shape of mapping and tokens. [s]
+
+    Examples
+    --------
+    Only the second kind of layers of DeepSeek-R1 has routed experts:
+
+    >>> from disagg_sim.physics.operators import Tokens
+    >>> from disagg_sim.physics.passes.layers import attention_side
+    >>> from disagg_sim.physics.setup import setup
+    >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=16, ep=16)
+    >>> side = attention_side(at, 1, Tokens(decodes=64.0, context=1000.0, emitted=64.0), "auto", "decode")
+    >>> times = join_experts(at, wide, side, phase="decode", rank=DistinctCounts(64.0), total=DistinctCounts(1024.0))
+    >>> [bool(joined > alone) for joined, alone in zip(times.layers, side.layers)]
+    [False, True]
+    """
+    layers, sums = list(side.layers), side.sums
+    together = np.maximum if at.profile.shared_expert_overlaps_dispatch else np.add
+    for index, (layer, count) in enumerate(layers_of(at.model)):
+        if not layer.ffn.picks:
+            continue
+        routed, routed_sums = routed_time(at, layer.ffn, count, mapping, phase, total)
+        dispatch, combine, exchange_sums = _exchange(at, layer.ffn, count, mapping, phase, rank)
+        layers[index] = layers[index] + routed + together(side.shared[index], dispatch) + combine
+        sums = sums.plus(routed_sums).plus(exchange_sums)
+    return LayerTimes(tuple(layers), side.scores, side.embedding, side.head, sums)
+
+
+def routed_time(
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, total: DistinctCounts
+) -> tuple[Numeric, Sums]:
+    """Time of the routed experts of one layer, and the sums of all ``layers`` of its kind. [s]"""
+    profile = at.profile
+    routing = ExpertRouting(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
+    if profile.random_routing:
+        routing = ExpertRouting(skew=profile.expert_skew)
+
+    def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
+        held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        cost = expert_cost(ffn.routed(at.model, at.precision, held, tokens, routing), ep, tp_ffn, at)
+        return cost.time, Sums().plus(cost.sums, layers)
+
+    return tabulate(experts, (mapping.tp_ffn, mapping.ep, mapping.redundant_slots), total)
+
+
+def _exchange(
+    at: Setup, ffn: FfnBlock[Any], layers: int, mapping: Sharding, phase: str, rank: DistinctCounts
+) -> tuple[Numeric, Numeric, Sums]:
+    if np.all(np.asarray(mapping.token_ranks) == 1):
+        return 0.0, 0.0, Sums()
+
+    def exchanged(
+        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
+    ) -> tuple[Numeric, Numeric, Sums]:
+        here, width = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep), ffn.wire_width(at.model.hidden)
+        dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at, width=width)
+        return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
+
+    return tabulate(exchanged, (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep), rank)

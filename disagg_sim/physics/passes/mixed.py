@@ -19,25 +19,28 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
-from disagg_sim.physics.distinct import alike_rows
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.engine_time import host_time, prefill_stretch, step_time
-from disagg_sim.physics.passes.experts import join_experts
-from disagg_sim.physics.passes.layers import (
-    AttentionSide,
+from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
+    host_time,
+    prefill_stretch,
+    slowest_stage,
+    step_time,
+)
+from disagg_sim.physics.passes.layers import (
+    AttentionSide,
     attention_cost,
     attention_side,
-    slowest_stage,
+    join_experts,
     stretched,
     with_ends,
     with_prefill,
 )
 from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.tabulate import DistinctCounts, tabulate
+from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
 from disagg_sim.physics.work import Numeric
 
 

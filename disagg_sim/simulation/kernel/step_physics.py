@@ -13,19 +13,24 @@ from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
 from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
-from disagg_sim.physics.passes.engine_time import host_time, launch_time, prefill_stretch, step_time
-from disagg_sim.physics.passes.experts import join_experts
-from disagg_sim.physics.passes.layers import (
+from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
+    host_time,
+    launch_time,
+    prefill_stretch,
+    slowest_stage,
+    step_time,
+)
+from disagg_sim.physics.passes.layers import (
     attention_cost,
     attention_side,
     followed,
-    slowest_stage,
+    join_experts,
     stretched,
     with_prefill,
 )
-from disagg_sim.physics.passes.overlap import in_halves, of_halves, overlaps
+from disagg_sim.physics.passes.prefill import in_halves, of_halves, overlaps
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from disagg_sim.facts.efficiency import COLLECTIVE_SIZES, EAGER, LARGE_MESSAGES, CollectiveFit
 from disagg_sim.facts.hardware import SystemSpec
-from disagg_sim.physics.collectives import fastest
-from disagg_sim.physics.link_curves import algorithm_of
+from disagg_sim.physics.collectives import algorithm_of, fastest
 from disagg_sim.units import US
 from lab.calibration.kernels.robust import Parameter, enough, fit_logarithm, mean_loss, ranges
 

@@ -23,9 +23,8 @@ from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.operators import Tokens
-from disagg_sim.physics.passes.engine_time import prefill_stretch, step_time
-from disagg_sim.physics.passes.experts import join_experts
-from disagg_sim.physics.passes.layers import all_stages, attention_cost, attention_side, stretched
+from disagg_sim.physics.passes.engine_time import all_stages, prefill_stretch, step_time
+from disagg_sim.physics.passes.layers import attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric
 from disagg_sim.reading import read_table

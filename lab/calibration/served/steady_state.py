@@ -29,7 +29,7 @@ from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import colocated_bytes
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
-from disagg_sim.physics.passes.overlap import crosses_domains, overlapped_prefill, overlaps
+from disagg_sim.physics.passes.prefill import crosses_domains, overlapped_prefill, overlaps
 from disagg_sim.physics.residents import Prefilling, decode_residents, prompt_residents
 from disagg_sim.physics.setup import Setup, setup
 from disagg_sim.physics.work import Numeric
