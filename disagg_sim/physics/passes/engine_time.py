@@ -130,6 +130,7 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     80 layers of 1.5 ms and a head of 2 ms: the last of four stages has 20 layers and the head.
 
     >>> from disagg_sim.facts.load import load_model
+    >>> from disagg_sim.physics.roofline import Sums
     >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
     >>> f"{1e3 * float(slowest_stage(load_model('llama_3_1_70b'), 4, times)):.0f} ms"
     '32 ms'
@@ -165,6 +166,7 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     80 layers of 1.5 ms and a head of 2 ms:
 
     >>> from disagg_sim.facts.load import load_model
+    >>> from disagg_sim.physics.roofline import Sums
     >>> times = LayerTimes(layers=(1e-3,), scores=(0.5e-3,), embedding=0.0, head=2e-3, sums=Sums())
     >>> f"{1e3 * all_stages(load_model('llama_3_1_70b'), times):.0f} ms"
     '122 ms'
