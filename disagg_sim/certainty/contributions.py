@@ -32,10 +32,10 @@ from disagg_sim.facts.efficiency import (
     Fit,
 )
 from disagg_sim.physics.blocks import ATTENTION
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.rates import Rates
 from disagg_sim.physics.roofline import Cost, Sums
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Operator
 
 Ranges = Mapping[str, tuple[Floats, Floats]]
 OperatorKey = tuple[str, str, str]  # name, kind, and format or kind of attention
@@ -70,7 +70,7 @@ class Contribution:
 
     phase: str  # whose mapping and setting it runs under: "decode" or "prefill"
     name: str
-    kind: str  # of ``physics.operators.KINDS``
+    kind: str  # of ``physics.work.KINDS``
     format: str  # of a matrix multiply
     attention: str  # kind whose fits time it, of an attention
     seconds: Times  # its part of each pass [s]

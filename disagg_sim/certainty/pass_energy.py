@@ -24,10 +24,10 @@ from disagg_sim.certainty.designs import Designs, Prompt, times_of
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.passes import Pass, passes_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Operator
 from disagg_sim.search.phase_grid import PhaseGrid
 
 #: What is left of a pass beside its operators.

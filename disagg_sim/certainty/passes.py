@@ -45,10 +45,10 @@ from disagg_sim.certainty.contributions import (
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
 from disagg_sim.facts.load import load_profile
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Operator
 
 #: Latencies of a design and the fields of ``Scores`` that hold them.
 LATENCIES = ("ttl", "ftl")

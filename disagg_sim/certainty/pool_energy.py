@@ -19,12 +19,11 @@ from disagg_sim.certainty.contributions import STEP, adjusted
 from disagg_sim.certainty.energy import GpuEnergy
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.encoder import EncodeStep
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.attention_ffn import Split, halves, split_step
 from disagg_sim.physics.power import power_at, watts_of
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Operator
 from disagg_sim.workload.lengths import Lengths
 
 

@@ -28,9 +28,9 @@ from disagg_sim.errors import InputError, quoted
 from disagg_sim.facts.efficiency import ASSUMED, AllToAllFit, Fit
 from disagg_sim.facts.load import load_engine, load_system
 from disagg_sim.physics.collectives import timed_ranks
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Operator
 from disagg_sim.search.layouts import checked_kinds, class_of
 from disagg_sim.search.phase_grid import PhaseGrid
 

@@ -16,7 +16,7 @@ from disagg_sim.facts.schema import NOT_IN_FILE, OneOf, Quantity, Range, keys_of
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 
-#: Operator kinds (``physics.operators.KINDS``) that have laws of their own.
+#: Operator kinds (``physics.work.KINDS``) that have laws of their own.
 POWER_KINDS = ("gemm", "prefill_attention", "decode_attention", "attention_part", "experts", "elementwise")
 #: Kind whose laws stand for a kind that no table holds.
 STAND_IN = "gemm"

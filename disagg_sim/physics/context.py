@@ -31,11 +31,10 @@ import numpy as np
 
 from disagg_sim.physics.blocks import AttentionBlock
 from disagg_sim.physics.cost import cheapest, kernel_cost, ring_hop_cost, total_cost
-from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import is_one
-from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Work
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, Tokens, Work
 
 #: Bytes of the sum of a softmax: fp32. [B]
 SUM_BYTES = 4.0

@@ -21,11 +21,10 @@ from disagg_sim.physics.collectives import (
 )
 from disagg_sim.physics.experts import MoeRate, moe_cost
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import NOTHING, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import of_distinct
-from disagg_sim.physics.work import Numeric, Work
+from disagg_sim.physics.work import Numeric, Operator, Work
 
 #: Of a transfer.
 NOTHING_DONE = Work(0.0, 0.0)
@@ -48,7 +47,7 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
     --------
     A look-up of 1000 rows of 8192 elements, read and written at two bytes, at 0.8 of 4.8 TB/s or at all of it:
 
-    >>> from disagg_sim.physics.operators import embedding
+    >>> from disagg_sim.physics.work import embedding
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
     >>> f"{1e6 * kernel_cost(embedding(at.model, at.precision, 1000.0), at).time:.1f} us"
@@ -101,7 +100,7 @@ def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
 
     Examples
     --------
-    >>> from disagg_sim.physics.operators import embedding
+    >>> from disagg_sim.physics.work import embedding
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")
     >>> one = embedding(at.model, at.precision, 64.0)

@@ -22,9 +22,8 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.speculation import JOINED, Speculation
-from disagg_sim.physics.operators import Operator, gemm
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, gemm
 
 
 class _Models(NamedTuple):

@@ -15,9 +15,8 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import BF16
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
-from disagg_sim.physics.operators import Operator, gemm
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import ACTIVATION_BYTES, Work
+from disagg_sim.physics.work import ACTIVATION_BYTES, Operator, Work, gemm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -23,10 +23,9 @@ from disagg_sim.facts.load import load_power
 from disagg_sim.facts.power import WINDOWED, PowerLaw, PowerSpec
 from disagg_sim.facts.precision import FORMATS
 from disagg_sim.facts.uncertainty import EIGHTY, HALF
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Operator
 
 #: q, how sharply power bends at the limit; 3, 4 and 6 do alike on rows held out. [1]
 BEND = 4.0

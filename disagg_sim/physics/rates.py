@@ -47,8 +47,8 @@ from disagg_sim.physics.collectives import (
 )
 from disagg_sim.physics.experts import MoeRate
 from disagg_sim.physics.gemm import FEW_ROWS, TILE_M, GemmRate
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.roofline import Cost
+from disagg_sim.physics.work import Operator
 
 ENGINES = ("trtllm", "vllm", "sglang")
 #: Parallel regimes of the grouped MoE GEMM fits, and where to look when one was not measured.
@@ -74,7 +74,7 @@ class Taken:
     """Fits that were taken for operators of one kind."""
 
     what: str  # they were taken for, in words
-    kind: str  # of the operators, of ``physics.operators.KINDS``; "" = none by themselves
+    kind: str  # of the operators, of ``physics.work.KINDS``; "" = none by themselves
     form: str = ""  # format of a GEMM, kind of attention; "" = any
     name: str = ""  # of the operators; "" = any
     chosen: Fit  # the one whose engine comes first

@@ -40,8 +40,15 @@ from disagg_sim.physics.passes.prefill import overlaps
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
-from disagg_sim.search.blocks import bound_codes, given_sizes, row_blocks
-from disagg_sim.search.cases import StackedCases, groups_of, is_constant_uncached, stacked
+from disagg_sim.search.blocks import (
+    StackedCases,
+    bound_codes,
+    given_sizes,
+    groups_of,
+    is_constant_uncached,
+    row_blocks,
+    stacked,
+)
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code

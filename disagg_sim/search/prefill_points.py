@@ -16,8 +16,7 @@ from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.blocks import BLOCK_POINTS, bound_codes, row_blocks
-from disagg_sim.search.cases import StackedCases
+from disagg_sim.search.blocks import BLOCK_POINTS, StackedCases, bound_codes, row_blocks
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, one_of, uneven_passes
 from disagg_sim.workload.lengths import Lengths

@@ -42,8 +42,7 @@ from disagg_sim.errors import InputError, nearest, quoted, whole_number
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import HBM, ConstantLength, ConstantShare, Reuse, TrafficCase
 from disagg_sim.notebook import Shown
-from disagg_sim.physics.piece_loads import PieceLoads
-from disagg_sim.physics.rank_load import RankLoad, RankLoads, RestLoads
+from disagg_sim.physics.rank_load import PieceLoads, RankLoad, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import RANDOM, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
 from disagg_sim.workload.distributions import LengthDistribution, length_distribution

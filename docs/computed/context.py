@@ -13,11 +13,10 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import group_cost
 from disagg_sim.physics.memory import instance_parts
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.residents import Residents
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import Work
+from disagg_sim.physics.work import Operator, Work
 from disagg_sim.units import US
 from docs.computed import quick, table
 

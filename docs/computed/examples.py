@@ -10,10 +10,10 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.work import Tokens
 from disagg_sim.units import GB, MS
 from docs.computed import joined, plain, power, quick, table
 from docs.computed.counts import tensor_parallel

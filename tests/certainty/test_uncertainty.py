@@ -17,7 +17,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.efficiency import GemmFit
 from disagg_sim.facts.load import load_uncertainty
 from disagg_sim.facts.uncertainty import spread_of
-from disagg_sim.physics.operators import KINDS
+from disagg_sim.physics.work import KINDS
 
 SPREADS = load_uncertainty("measured")
 

@@ -22,7 +22,6 @@ from disagg_sim.physics.context import shared_decode
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts
-from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.layers import attention_cost
@@ -31,6 +30,7 @@ from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents, prefill_load, prompt_residents
 from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.search.mappings import enumerate_mappings, mappings_for
 
 R1 = ds.setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal")

@@ -8,12 +8,12 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.facts.load import load_engine, load_profile
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
+from disagg_sim.physics.work import Tokens
 from disagg_sim.simulation.kernel.step_table import StepTable
 from lab.calibration.served.steady_state import RowLengths, decode_time, prefill_time, served
 

@@ -16,7 +16,6 @@ from disagg_sim.facts.load import load_efficiency
 from disagg_sim.facts.schema import units_of
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
-from disagg_sim.physics.operators import head
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
@@ -25,6 +24,7 @@ from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.residents import decode_residents, prompt_residents
 from disagg_sim.physics.roofline import blend
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import head
 
 quick = settings(max_examples=100, deadline=None)
 batches = st.integers(1, 3000)

@@ -18,12 +18,11 @@ from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import instance_parts, weight_bytes
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import chunk_pairs
+from disagg_sim.physics.work import Tokens, chunk_pairs
 
 BASE = load_model("llama_3_1_8b")
 BF16 = load_precision("bf16")

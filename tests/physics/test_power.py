@@ -11,9 +11,9 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.load import load_power
 from disagg_sim.facts.power import PowerLaw
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.operators import all_reduce, gemm
 from disagg_sim.physics.power import kernel_power, power_at, watts_of
 from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import all_reduce, gemm
 
 FIT = {"engine": "vllm", "version": "1", "points": 1, "median_error": 0.0, "p90_error": 0.0}
 LAWS = [law for name in ("h200_sxm", "b200_sxm", "gb200_nvl72") for law in load_power(name).laws]

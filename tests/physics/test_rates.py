@@ -11,12 +11,11 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.facts.load import load_efficiency, load_engine, load_model, load_profile, load_system, resolve_precision
 from disagg_sim.physics.cost import expert_cost
-from disagg_sim.physics.operators import Operator
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.rates import Rates, resolve_rates
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import Work
+from disagg_sim.physics.work import Operator, Work
 from disagg_sim.units import US
 
 GB200 = ("gb200_nvl72", "nvfp4_fp8kv")

@@ -18,12 +18,12 @@ from disagg_sim.physics.blocks.gqa import gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import MlaDims, mla_work
 from disagg_sim.physics.cost import kernel_cost
 from disagg_sim.physics.memory import decode_bytes, kv_duplication
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunk_plan, chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import stages_of
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_residents
+from disagg_sim.physics.work import Tokens
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.workload.lengths import lengths
 

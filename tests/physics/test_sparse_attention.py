@@ -30,13 +30,12 @@ from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import instance_parts, weight_bytes
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import AttentionShape, Work
+from disagg_sim.physics.work import AttentionShape, Tokens, Work
 from disagg_sim.search.mappings import enumerate_mappings
 
 BASE = load_model("deepseek_r1")

@@ -22,14 +22,13 @@ from disagg_sim.facts.yaml_files import spec_files
 from disagg_sim.physics.blocks import ATTENTION, FFN, AttentionBlock, attention
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request, unique_gpus
 from disagg_sim.physics.memory import decode_bytes, instance_bytes, instance_parts, prefill_bytes
-from disagg_sim.physics.operators import Operator, gemm
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import decode_load, decode_residents, prompt_residents
 from disagg_sim.physics.setup import setup
-from disagg_sim.physics.work import AttentionShape, Work
+from disagg_sim.physics.work import AttentionShape, Operator, Work, gemm
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.units import TERA, US

@@ -18,9 +18,9 @@ from disagg_sim.facts.load import load_model, load_system
 from disagg_sim.physics.counts import prefill_work
 from disagg_sim.physics.kv_transfer import unique_gpus
 from disagg_sim.physics.memory import kv_duplication
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.setup import setup
 from disagg_sim.physics.setup import setup as setup_of
+from disagg_sim.physics.work import Tokens
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.search.phase_grid import PhaseGrid

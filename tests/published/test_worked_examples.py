@@ -20,11 +20,11 @@ from disagg_sim.physics import setup as physics_setup
 from disagg_sim.physics.blocks.mla import Mla, mla_work
 from disagg_sim.physics.counts import decode_work, prefill_work
 from disagg_sim.physics.memory import prefill_bytes
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.residents import prompt_residents
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.physics.work import Tokens
 from disagg_sim.units import GB, MS
 
 ROUNDING = 0.005

@@ -11,13 +11,13 @@ from disagg_sim.domain import Sharding
 from disagg_sim.errors import DisaggSimError, InputError
 from disagg_sim.facts.load import load_traffic
 from disagg_sim.physics.gemm import TILE_M
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import LayerTimes, slowest_stage
 from disagg_sim.physics.passes.layers import attention_side
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import Tokens
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import enumerate_mappings
 from disagg_sim.serving.disaggregated import disaggregated

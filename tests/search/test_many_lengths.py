@@ -8,7 +8,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.physics.passes.chunked import Chunks, chunk_plan
 from disagg_sim.search import grid as grids
-from disagg_sim.search.cases import groups_of
+from disagg_sim.search.blocks import groups_of
 from disagg_sim.search.grid import decode_grid, decode_grids, prefill_grid, prefill_grids
 from disagg_sim.search.mappings import enumerate_mappings
 

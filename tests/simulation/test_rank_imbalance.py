@@ -15,8 +15,7 @@ from disagg_sim.errors import InputError
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.load import load_system
 from disagg_sim.facts.traffic import BetaShare, Reuse
-from disagg_sim.physics.piece_loads import PieceLoads
-from disagg_sim.physics.rank_load import RankLoads, RestLoads
+from disagg_sim.physics.rank_load import PieceLoads, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import request_law
 from disagg_sim.physics.setup import setup
 from disagg_sim.simulation.kernel.fleet import Fleet

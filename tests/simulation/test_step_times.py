@@ -10,13 +10,13 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import load_engine
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.chunked import chunked_prefill_pass
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.layers import attention_cost
 from disagg_sim.physics.passes.mixed import Chunk, mixed_step
 from disagg_sim.physics.passes.prefill import prefill_pass
 from disagg_sim.physics.setup import setup
+from disagg_sim.physics.work import Tokens
 from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.instance_spec import InstanceSpec
 from disagg_sim.simulation.kernel.step_physics import StepPhysics

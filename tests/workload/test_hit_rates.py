@@ -14,9 +14,9 @@ from disagg_sim.workload.hit_rates import blind_share, hit_curve, routed
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
-from disagg_sim.workload.session_reuse import session_found
 from disagg_sim.workload.session_traces import session_trace
 from disagg_sim.workload.trace import Trace
+from disagg_sim.workload.turns import session_found
 from tests.shared_data import shared_file
 
 SIZES = (0.1e6, 0.3e6, 1e6, 3e6, 10e6, 30e6, 100e6, np.inf)

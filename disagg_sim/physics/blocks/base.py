@@ -22,8 +22,7 @@ from disagg_sim.facts.layers import LayerKind
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.expert_load import ExpertRouting
-from disagg_sim.physics.operators import Operator, Tokens
-from disagg_sim.physics.work import AttentionShape, Numeric, Work
+from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, Work
 
 A = TypeVar("A", bound=AttentionSpec)
 F = TypeVar("F", bound=FfnSpec)

@@ -17,8 +17,7 @@ from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.sparse_attention import CompressedAttention, fp8_key_bytes
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.blocks.sparse import part_operator
-from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
+from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, Work, causal_pairs, gemm
 
 C = TypeVar("C", bound=CompressedAttention)
 

@@ -7,8 +7,7 @@ from disagg_sim.facts.layers import DenseFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
-from disagg_sim.physics.operators import Operator, all_reduce, gemm
-from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric
+from disagg_sim.physics.work import ACTIVATION_BYTES, Numeric, Operator, all_reduce, gemm
 
 
 @ffn("dense")

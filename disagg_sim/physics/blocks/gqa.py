@@ -8,8 +8,17 @@ from disagg_sim.facts.layers import GqaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
-from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs, chunk_pairs, decode_pairs
+from disagg_sim.physics.work import (
+    AttentionShape,
+    Numeric,
+    Operator,
+    Tokens,
+    Work,
+    causal_pairs,
+    chunk_pairs,
+    decode_pairs,
+    gemm,
+)
 
 
 def gqa_prefill_work(

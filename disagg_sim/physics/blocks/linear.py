@@ -17,8 +17,7 @@ from disagg_sim.facts.linear_attention import LinearAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
-from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work
+from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Operator, Tokens, Work, gemm
 
 L = TypeVar("L", bound=LinearAttention)
 

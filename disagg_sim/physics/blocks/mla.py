@@ -16,8 +16,16 @@ from disagg_sim.facts.layers import MlaAttention
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import BF16, Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
-from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import ACTIVATION_BYTES, AttentionShape, Numeric, Work, causal_pairs
+from disagg_sim.physics.work import (
+    ACTIVATION_BYTES,
+    AttentionShape,
+    Numeric,
+    Operator,
+    Tokens,
+    Work,
+    causal_pairs,
+    gemm,
+)
 
 S = TypeVar("S", bound=LatentAttention)
 

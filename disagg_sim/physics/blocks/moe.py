@@ -10,8 +10,17 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
 from disagg_sim.physics.expert_load import ExpertRouting, fullest_load
-from disagg_sim.physics.operators import Operator, all_reduce, gemm
-from disagg_sim.physics.work import ACTIVATION_BYTES, ExpertRows, Numeric, expert_rows, expert_work, fullest_rank
+from disagg_sim.physics.work import (
+    ACTIVATION_BYTES,
+    ExpertRows,
+    Numeric,
+    Operator,
+    all_reduce,
+    expert_rows,
+    expert_work,
+    fullest_rank,
+    gemm,
+)
 
 #: Experts to each redundant slot, at least, where EP does not divide the experts: DeepSeek-V3 is served with 32
 #: redundant slots for 256 experts (arXiv 2412.19437, section 3.4). [1]

@@ -7,8 +7,7 @@ from disagg_sim.facts.layers import NONE, NoAttention, NoFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import AttentionBlock, Cut, FfnBlock, attention, ffn
-from disagg_sim.physics.operators import Operator, Tokens
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Operator, Tokens
 
 
 @attention(NONE)

@@ -16,8 +16,7 @@ from disagg_sim.facts.sparse_attention import BF16_BYTES
 from disagg_sim.physics.blocks.base import AttentionBlock, attention
 from disagg_sim.physics.blocks.gqa import Gqa, gqa_decode_work, gqa_prefill_work
 from disagg_sim.physics.blocks.mla import LatentBlock, absorbed_shape
-from disagg_sim.physics.operators import Operator, Tokens, gemm
-from disagg_sim.physics.work import AttentionShape, Numeric, Work, causal_pairs
+from disagg_sim.physics.work import AttentionShape, Numeric, Operator, Tokens, Work, causal_pairs, gemm
 
 
 def part_operator(name: str, table: str, work: Work, shape: AttentionShape) -> Operator:

@@ -28,13 +28,12 @@ from disagg_sim.physics.blocks import Layer, elementwise, layer_of, layers_of
 from disagg_sim.physics.cost import exchange_cost, total_cost
 from disagg_sim.physics.kv_transfer import own_link_bandwidth
 from disagg_sim.physics.memory import decode_bytes
-from disagg_sim.physics.operators import Tokens, all_reduce, embedding, head
 from disagg_sim.physics.passes.engine_time import host_time
 from disagg_sim.physics.passes.layers import attention_cost, routed_time
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens, all_reduce, embedding, head
 
 
 class Split(NamedTuple):

@@ -14,13 +14,12 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import accepted_length, drafts_of, joining, of_drafter
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages, host_time, slowest_stage, step_time
 from disagg_sim.physics.passes.layers import AttentionSide, attention_side, join_experts, with_ends
 from disagg_sim.physics.roofline import AnySums, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens
 
 
 class DecodeStep(NamedTuple):

@@ -27,12 +27,11 @@ from disagg_sim.physics.cost import (
     total_cost,
 )
 from disagg_sim.physics.expert_load import ExpertRouting
-from disagg_sim.physics.operators import Operator, Tokens, all_reduce, embedding, head
 from disagg_sim.physics.passes.engine_time import LayerTimes, all_stages
 from disagg_sim.physics.roofline import NOTHING, AnySums, Cost, Sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, is_one, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Operator, Tokens, all_reduce, embedding, head
 
 
 class AttentionSide(NamedTuple):
@@ -300,7 +299,7 @@ def join_experts(
     --------
     Only the second kind of layers of DeepSeek-R1 has routed experts:
 
-    >>> from disagg_sim.physics.operators import Tokens
+    >>> from disagg_sim.physics.work import Tokens
     >>> from disagg_sim.physics.passes.layers import attention_side
     >>> from disagg_sim.physics.setup import setup
     >>> at, wide = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal"), Sharding(dp_attn=16, ep=16)

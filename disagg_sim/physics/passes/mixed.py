@@ -20,7 +20,6 @@ from disagg_sim.errors import InputError, check_kinds
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import drafts_of, joining, of_drafter
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
@@ -41,7 +40,7 @@ from disagg_sim.physics.passes.layers import (
 from disagg_sim.physics.roofline import AnySums, Sums, at_columns, chosen_sums
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens
 
 
 @dataclass(frozen=True, slots=True)

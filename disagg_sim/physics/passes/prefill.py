@@ -15,7 +15,6 @@ import numpy as np
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.cost import hop_cost
 from disagg_sim.physics.drafting import draft_model_of, with_draft_layers
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
     all_stages,
@@ -31,7 +30,7 @@ from disagg_sim.physics.rank_load import PromptLoad
 from disagg_sim.physics.roofline import AnySums, at_columns
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts, alike_rows, tabulate
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens
 
 
 class PrefillPass(NamedTuple):

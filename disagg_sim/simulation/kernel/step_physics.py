@@ -11,7 +11,6 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
@@ -34,7 +33,7 @@ from disagg_sim.physics.passes.prefill import in_halves, of_halves, overlaps
 from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens
 
 
 class StepPhysics:

@@ -21,7 +21,7 @@ from disagg_sim.facts.layers import ATTENTION_KINDS
 from disagg_sim.facts.load import load_model, load_precision
 from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks import ATTENTION, LinearBlock
-from disagg_sim.physics.operators import Operator, Tokens
+from disagg_sim.physics.work import Operator, Tokens
 from disagg_sim.units import US
 from lab.calibration.kernels.robust import Parameter, fit_logarithm, ranges
 

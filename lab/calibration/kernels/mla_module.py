@@ -23,8 +23,8 @@ from disagg_sim.physics.attention import decode_attention_cost, prefill_attentio
 from disagg_sim.physics.blocks import layer_of
 from disagg_sim.physics.blocks.mla import absorbed_product
 from disagg_sim.physics.gemm import gemm_cost
-from disagg_sim.physics.operators import Operator, Tokens
 from disagg_sim.physics.rates import decode_attention_rate, gemm_rate, prefill_attention_rate
+from disagg_sim.physics.work import Operator, Tokens
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import MLA_NOPE, MLA_RANK, TYPES
 

@@ -29,10 +29,9 @@ from disagg_sim.facts.precision import FORMATS
 from disagg_sim.physics.attention_parts import part_cost, part_rate
 from disagg_sim.physics.blocks import elementwise, layer_of
 from disagg_sim.physics.cost import kernel_cost
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.rates import resolve_rates
 from disagg_sim.physics.setup import Setup, setup
-from disagg_sim.physics.work import AttentionShape, Work
+from disagg_sim.physics.work import AttentionShape, Tokens, Work
 from disagg_sim.units import US
 from lab.calibration.kernels.gemm import FORMAT_OF
 from lab.calibration.kernels.limits import TYPES

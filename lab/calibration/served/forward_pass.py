@@ -22,11 +22,10 @@ from disagg_sim.facts.load import load_engine, load_model, load_system
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.operators import Tokens
 from disagg_sim.physics.passes.engine_time import all_stages, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import DistinctCounts
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Tokens
 from disagg_sim.reading import read_table
 from disagg_sim.units import MS
 from lab.calibration.files import kept_from_fits
