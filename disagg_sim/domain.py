@@ -118,11 +118,16 @@ class Sharding(ByValue, Shown):
         }
         return cls(**columns)
 
-    @classmethod
-    def joined(cls, first: Sharding, second: Sharding) -> Sharding:
-        """The rows of two tables of columns, one after the other."""
-        pairs = {name: (getattr(first, name), getattr(second, name)) for name in MAPPING_COLUMNS}
-        return cls(**{name: np.concatenate(pair) for name, pair in pairs.items()}, refused=first.refused)
+    @staticmethod
+    def joined(tables: Sequence[Sharding]) -> Sharding:
+        """The rows of tables one after the other; a field that is the same number in all of them stays one."""
+        columns: dict[str, Any] = {}
+        for name in MAPPING_FIELDS:
+            parts = [getattr(each, name) for each in tables]
+            if any(map(np.ndim, parts)) or len(set(parts)) > 1:
+                whole = [np.broadcast_to(part, len(each)) for part, each in zip(parts, tables, strict=True)]
+                columns[name] = np.concatenate(whole)
+        return replace(tables[0], **columns)
 
     def _columns(self) -> dict[str, Any]:
         """The fields that are columns."""

@@ -79,7 +79,7 @@ def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Shar
     if options.max_pcp == 1:
         return decode, decode
     shared = taken(at, 1, options.max_pcp)
-    return Sharding.joined(decode, shared[shared.pcp > 1]), decode
+    return Sharding.joined([decode, shared[shared.pcp > 1]]), decode
 
 
 def candidates(

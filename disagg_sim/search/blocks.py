@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from disagg_sim.arrays import Ints
-from disagg_sim.domain import MAPPING_FIELDS, Sharding
 from disagg_sim.errors import InputError, whole_number
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import AnySums
@@ -116,21 +115,6 @@ def groups_of(rows: Sequence[int], axes: Sequence[Ints], joins: Sequence[bool]) 
         points += rows[place] * axes[held[0]].size
     if held:
         yield held
-
-
-def stacked(tables: Sequence[Sharding]) -> Sharding:
-    """Stack the rows of tables of columns, one after the other.
-
-    >>> one, two = (Sharding.stack([Sharding(tp_attn=tp, tp_ffn=tp)]) for tp in (1, 2))
-    >>> stacked([one, two, one]).tp_attn.tolist()
-    [1, 2, 1]
-    """
-    if len(tables) == 1:
-        return tables[0]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in tables]) for name in MAPPING_FIELDS
-    }
-    return Sharding(**columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

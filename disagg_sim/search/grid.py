@@ -40,15 +40,7 @@ from disagg_sim.physics.passes.prefill import overlaps
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
-from disagg_sim.search.blocks import (
-    StackedCases,
-    bound_codes,
-    given_sizes,
-    groups_of,
-    is_constant_uncached,
-    row_blocks,
-    stacked,
-)
+from disagg_sim.search.blocks import StackedCases, bound_codes, given_sizes, groups_of, is_constant_uncached, row_blocks
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
@@ -157,7 +149,7 @@ def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: A
     """The points of all cases, one after the other: arrays of shape (cases x mappings, batches)."""
     rows_of_case = len(table)
     several, shape = StackedCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
-    table = stacked([table] * len(cases))
+    table = Sharding.joined([table] * len(cases))
     cached, context = several.cached(lambda lengths: lengths.resident), several.number(lambda lengths: lengths.context)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
@@ -274,7 +266,7 @@ def prefill_grids(
     for group in groups_of([size_of[some] for some in below], [axes[place] for place in scored], joins):
         places = [scored[number] for number in group]
         several = StackedCases([cases[place] for place in places], tuple(size_of[below[number]] for number in group))
-        laid = stacked([tables[below[number]] for number in group])
+        laid = Sharding.joined([tables[below[number]] for number in group])
         axis = axes[places[0]][None, :].astype(float)
         found = prefill_points(at, several, laid, axis, mla_form, ftl_quantile)
         end = 0

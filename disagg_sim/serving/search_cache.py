@@ -32,17 +32,13 @@ class Best:
             return parts[0]
         starts = np.cumsum([0, *(len(part.tallies) for part in parts[:-1])])
         chosen = [part.chosen for part in parts]
-        degrees: dict[str, Any] = {
-            name: np.concatenate([np.broadcast_to(getattr(each.mapping, name), each.batch.shape) for each in chosen])
-            for name in MAPPING_FIELDS
-        }
         columns: dict[str, Any] = {
             f.name: np.concatenate([getattr(each, f.name) for each in chosen])
             for f in fields(Chosen)
             if f.name != "mapping"
         }
         return cls(
-            Chosen(mapping=replace(chosen[0].mapping, **degrees), **columns),
+            Chosen(mapping=Sharding.joined([each.mapping for each in chosen]), **columns),
             np.concatenate([part.row + start for part, start in zip(parts, starts.tolist(), strict=True)]),
             RowTallies.joined([part.tallies for part in parts]),
         )
@@ -138,14 +134,9 @@ class Rows:
         """Rows of groups, one group after the other."""
         tables = [groups[place].table[rows] for place, rows in members]
         counts = [groups[place].batch.size for place, _ in members]
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(table, name) for table in tables])
-            for name in MAPPING_FIELDS
-            if np.ndim(getattr(tables[0], name))
-        }
         return cls(
             members=tuple(members),
-            table=replace(tables[0], **columns),
+            table=Sharding.joined(tables),
             batch=max((groups[place].batch for place, _ in members), key=len),
             batches=np.repeat(counts, [len(table) for table in tables])[:, None],
         )
