@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -150,3 +150,20 @@ class StackedCases:
             deviation=self.number(lambda each: of(each).deviation, rows),
             most=self.number(lambda each: of(each).most, rows),
         )
+
+
+class GridPoints(NamedTuple):
+    """What is found of the points of a phase; arrays of shape (rows, batches)."""
+
+    latency: Any  # FTL or TTL [s]
+    busy: Any  # of a stage for a pass or a step [s]
+    memory: Any  # on the fullest GPU [B]
+    microbatches: Any  # [1]
+    bound: Any  # index into ``BOUNDS``
+    mla_form: Any  # index into ``CHOSEN_FORMS``
+    drafts: Any  # draft tokens of a decode step [token]
+    load: Any = None  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
+
+    def part(self, rows: slice, batches: int) -> GridPoints:
+        """Those of some rows, at the first batches."""
+        return GridPoints(*(each if each is None else np.ascontiguousarray(each[rows, :batches]) for each in self))

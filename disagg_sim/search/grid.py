@@ -24,8 +24,9 @@ no limit. Source: physics page, sections 2-8.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,15 @@ from disagg_sim.physics.passes.prefill import overlaps
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
-from disagg_sim.search.blocks import StackedCases, bound_codes, given_sizes, groups_of, is_constant_uncached, row_blocks
+from disagg_sim.search.blocks import (
+    GridPoints,
+    StackedCases,
+    bound_codes,
+    given_sizes,
+    groups_of,
+    is_constant_uncached,
+    row_blocks,
+)
 from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
@@ -118,38 +127,52 @@ def decode_grids(
     """
     cases = [align_to_checkpoints(at, lengths) for lengths in cases]
     table, axes = _axes(at, mappings, cases, "decode", batches, mla_form, allow_long_context)
-    form = form_code(at, "absorbed" if mla_form == "auto" else mla_form)
+    joins = [lengths.rank_loads is None for lengths in cases]
+    points = partial(_decode_points, at, mla_form=mla_form)
+    return _grids("decode", at, [table] * len(cases), cases, axes, joins, points)
+
+
+def _grids(
+    phase: str,
+    at: Setup,
+    tables: Sequence[Sharding],
+    cases: Sequence[Lengths],
+    axes: Sequence[Ints],
+    joins: Sequence[bool],
+    score: Callable[[StackedCases, Sharding, Any], GridPoints],
+) -> list[PhaseGrid]:
+    """Grids of cases, each of its own rows and batches; those that join are scored together."""
     grids: dict[int, PhaseGrid] = {}
-    rows = len(table)
-    for group in groups_of([rows] * len(cases), axes, [lengths.rank_loads is None for lengths in cases]):
-        some, sizes = [cases[place] for place in group], axes[group[0]]
-        found = _decode_points(at, table, some, sizes[None, :].astype(float), mla_form)
-        for number, (place, lengths) in enumerate(zip(group, some, strict=True)):
-            own = axes[place]
-            mine = slice(number * rows, (number + 1) * rows), slice(own.size)
-            ttl, memory, micro, bound, drafts = (np.ascontiguousarray(each[mine]) for each in found)
+    for group in groups_of([len(table) for table in tables], axes, joins):
+        several = StackedCases([cases[place] for place in group], tuple(len(tables[place]) for place in group))
+        axis, end = axes[group[0]][None, :].astype(float), 0
+        found = score(several, Sharding.joined([tables[place] for place in group]), axis)
+        for place, rows in zip(group, several.rows, strict=True):
+            start, end = end, end + rows
+            part, batch = found.part(slice(start, end), axes[place].size), axes[place][None, :].astype(float)
+            taken = part.busy if part.load is None else np.maximum(part.busy, part.load)
             grids[place] = PhaseGrid(
-                phase="decode",
+                phase=phase,
                 setup=at,
-                mappings=table,
-                lengths=lengths,
-                batch=own,
-                latency=ttl,
-                request_rate=lengths.request_rate(own[None, :].astype(float), ttl),
-                memory_bytes=memory,
-                microbatches=micro,
-                bound=bound,
-                mla_form=np.full(ttl.shape, form),
-                drafts=drafts,
+                mappings=tables[place],
+                lengths=cases[place],
+                batch=axes[place],
+                latency=part.latency,
+                request_rate=batch / taken if phase == "prefill" else cases[place].request_rate(batch, part.latency),
+                memory_bytes=part.memory,
+                microbatches=part.microbatches,
+                bound=part.bound,
+                mla_form=part.mla_form,
+                drafts=part.drafts,
+                busy=None if part.load is None else part.busy,
+                load=part.load,
             )
     return [grids[place] for place in range(len(cases))]
 
 
-def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: Any, mla_form: str) -> Drafted:
-    """The points of all cases, one after the other: arrays of shape (cases x mappings, batches)."""
-    rows_of_case = len(table)
-    several, shape = StackedCases(cases, (rows_of_case,) * len(cases)), (rows_of_case * len(cases), axis.size)
-    table = Sharding.joined([table] * len(cases))
+def _decode_points(at: Setup, several: StackedCases, table: Sharding, axis: Any, mla_form: str) -> GridPoints:
+    """The points of all cases, one after the other: arrays of shape (rows, batches)."""
+    cases, shape = several.cases, (len(table), axis.size)
     cached, context = several.cached(lambda lengths: lengths.resident), several.number(lambda lengths: lengths.context)
     ttl, memory = np.empty(shape), np.empty(shape)
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
@@ -166,7 +189,8 @@ def _decode_points(at: Setup, table: Sharding, cases: Sequence[Lengths], axis: A
             best = found if best is None else best.or_faster(found, at.memory_limit)
         assert best is not None
         ttl[rows], memory[rows], micro[rows], bound[rows], drafts[rows] = best
-    return Drafted(ttl, memory, micro, bound, drafts)
+    form = np.full(shape, form_code(at, "absorbed" if mla_form == "auto" else mla_form))
+    return GridPoints(ttl, ttl, memory, micro, bound, form, drafts)
 
 
 def prefill_grid(
@@ -258,42 +282,17 @@ def prefill_grids(
         for place, (lengths, axis) in enumerate(zip(cases, axes, strict=True))
     ]
     scored = sorted(set(same))
-    below = [tuple(size for size in tried if 0 < size < cases[place].longest_timed) for place in scored]
+    own = [cases[place] for place in scored]
+    below = [tuple(size for size in tried if 0 < size < lengths.longest_timed) for lengths in own]
     tables = {some: with_chunks(table, math.inf, some) for some in set(below)}
-    size_of = {some: len(rows) for some, rows in tables.items()}
-    joins = [is_constant_uncached(cases[place]) and not alone for place in scored]
-    grids: dict[int, PhaseGrid] = {}
-    for group in groups_of([size_of[some] for some in below], [axes[place] for place in scored], joins):
-        places = [scored[number] for number in group]
-        several = StackedCases([cases[place] for place in places], tuple(size_of[below[number]] for number in group))
-        laid = Sharding.joined([tables[below[number]] for number in group])
-        axis = axes[places[0]][None, :].astype(float)
-        found = prefill_points(at, several, laid, axis, mla_form, ftl_quantile)
-        end = 0
-        for place, number in zip(places, group, strict=True):
-            own, start, end = tables[below[number]], end, end + size_of[below[number]]
-            ftl, busy, memory, micro, bound, forms, load = found.part(slice(start, end), axes[place].size)
-            taken = busy if load is None else np.maximum(busy, load)
-            grids[place] = PhaseGrid(
-                phase="prefill",
-                setup=at,
-                mappings=own,
-                lengths=cases[place],
-                batch=axes[place],
-                latency=ftl,
-                request_rate=axes[place][None, :].astype(float) / taken,
-                memory_bytes=memory,
-                microbatches=micro,
-                bound=bound,
-                mla_form=forms,
-                drafts=np.zeros(ftl.shape, dtype=np.int8),
-                busy=None if load is None else busy,
-                load=load,
-                ftl_quantile=ftl_quantile,
-            )
+    joins = [is_constant_uncached(lengths) and not alone for lengths in own]
+    points = partial(prefill_points, at, mla_form=mla_form, quantile=ftl_quantile)
+    found = _grids(
+        "prefill", at, [tables[some] for some in below], own, [axes[place] for place in scored], joins, points
+    )
+    grids = dict(zip(scored, found, strict=True))
     return [
-        grids[place] if place == number else replace(grids[place], lengths=cases[number])
-        for number, place in enumerate(same)
+        replace(grids[place], lengths=cases[number], ftl_quantile=ftl_quantile) for number, place in enumerate(same)
     ]
 
 

@@ -16,31 +16,15 @@ from disagg_sim.physics.passes.prompts import PromptPasses, form_of_whole
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.roofline import chosen_sums
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.blocks import BLOCK_POINTS, StackedCases, bound_codes, row_blocks
+from disagg_sim.search.blocks import GridPoints, StackedCases, bound_codes, row_blocks
 from disagg_sim.search.phase_grid import form_code
 from disagg_sim.search.prefixes import RowPrompts, TimedPrompts, one_of, uneven_passes
 from disagg_sim.workload.lengths import Lengths
 
 
-class PrefillPoints(NamedTuple):
-    """What is found of prefill points; arrays of shape (rows, batches)."""
-
-    ftl: Any  # [s]
-    busy: Any  # of a stage for a pass [s]
-    memory: Any  # on the fullest GPU [B]
-    microbatches: Any  # [1]
-    bound: Any  # index into ``BOUNDS``
-    forms: Any  # of MLA, index into ``CHOSEN_FORMS``
-    load: Any  # of pasts from tiers below HBM, part of the FTL; None where none come from there [s]
-
-    def part(self, rows: slice, batches: int) -> PrefillPoints:
-        """Those of some rows, at the first batches."""
-        return PrefillPoints(*(each if each is None else np.ascontiguousarray(each[rows, :batches]) for each in self))
-
-
 def prefill_points(
     at: Setup, several: StackedCases, table: Sharding, axis: Any, mla_form: str, quantile: float | None
-) -> PrefillPoints:
+) -> GridPoints:
     """Time and size the points of one case, or of several plain ones, one after the other.
 
     Takes ``axis`` (prompts of a pass, (1, batches) [request]) and ``quantile`` (None = the mean). The result has arrays
@@ -52,19 +36,16 @@ def prefill_points(
     load = np.zeros(shape) if below else None
     micro, bound = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int8)
     forms = np.empty(shape, dtype=np.int8)
-    for blocks in _small_blocks_joined(_timed_blocks(several, quantile, table.chunk_tokens, axis.size), axis.size):
-        asked = [_score(at, block, table[block.rows].for_grid(), axis, mla_form) for block in blocks]
-        for block, (done, held, form) in zip(blocks, asked, strict=True):
-            rows = block.rows
-            memory[rows], forms[rows] = held, form
-            ftl[rows], busy[rows] = done.ftl + done.load, done.busy
-            if load is not None:
-                load[rows] = done.load
-            bound[rows] = bound_codes(done.sums)
+    for block in _timed_blocks(several, quantile, table.chunk_tokens, axis.size):
+        rows = block.rows
+        done, memory[rows], forms[rows] = _score(at, block, table[rows].for_grid(), axis, mla_form)
+        ftl[rows], busy[rows], bound[rows] = done.ftl + done.load, done.busy, bound_codes(done.sums)
+        if load is not None:
+            load[rows] = done.load
     chunk, mapping, new = table.chunk_tokens[:, None], table.for_grid(), several.number(lambda each: each.mean_new)
     of_chunks = np.ceil(new / np.minimum(np.maximum(chunk, 1), new))
     micro[:] = np.where(chunk > 0, of_chunks, np.minimum(mapping.pp, np.ceil(axis / mapping.dp_attn)))
-    return PrefillPoints(ftl, busy, memory, micro, bound, forms, load)
+    return GridPoints(ftl, busy, memory, micro, bound, forms, np.zeros(shape, dtype=np.int8), load)
 
 
 class _Block(NamedTuple):
@@ -91,18 +72,6 @@ def _timed_blocks(several: StackedCases, quantile: float | None, chunks: Ints, c
         timed, alike = TimedPrompts(lengths.prompt_nodes(size), counted), np.flatnonzero(kinds == size)
         for block in row_blocks(alike.size, columns):
             yield _Block(alike[block], timed, lengths.prompt, lengths)
-
-
-def _small_blocks_joined(blocks: Iterator[_Block], columns: int) -> Iterator[list[_Block]]:
-    """Blocks that ask for their tables together: as many as stay in cache, as each of them does."""
-    held: list[_Block] = []
-    for block in blocks:
-        if held and sum(each.rows.size for each in (*held, block)) * columns > 2 * BLOCK_POINTS:
-            yield held
-            held = []
-        held.append(block)
-    if held:
-        yield held
 
 
 #: Passes, bytes and code of the form of the points of some rows.
