@@ -75,9 +75,10 @@ def fullest_of_random(mean: Numeric, ranks: Numeric) -> Numeric:
     >>> [round(float(fullest_of_random(mean, 8)), 2) for mean in (1.0, 16.0, 256.0)]
     [2.58, 1.37, 1.09]
     """
-    mean, ranks = np.broadcast_arrays(np.asarray(mean, dtype=float), np.asarray(ranks, dtype=float))
-    mean = np.maximum(mean, 1e-3)
-    excess, logarithm, few = normal_excess(ranks), np.log(mean), mean <= MOST_SUMMED
+    ranks, mean = np.asarray(ranks, dtype=float), np.maximum(np.asarray(mean, dtype=float), 1e-3)
+    shape = np.broadcast_shapes(mean.shape, ranks.shape)
+    excess, logarithm = np.broadcast_to(normal_excess(ranks), shape).copy(), np.broadcast_to(np.log(mean), shape)
+    few = mean <= MOST_SUMMED
     for count in distinct(ranks)[0]:
         here = (ranks == count) & few
         if count > 1 and here.any():
