@@ -46,9 +46,9 @@ def test_prompts_that_are_equal_are_scored_once(monkeypatch):
     asked = []
     points = grids.prefill_points
 
-    def counted(at, several, *more):
+    def counted(at, several, *more, **named):
         asked.extend(several.cases)
-        return points(at, several, *more)
+        return points(at, several, *more, **named)
 
     monkeypatch.setattr(grids, "prefill_points", counted)
     at = ds.setup("llama_3_1_8b", "h200_sxm", "fp8")
