@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from disagg_sim.cli.main import run
 from disagg_sim.facts.yaml_files import PATH_VARIABLE
 from disagg_sim.laboratory import import_lab
 from disagg_sim.sweep.backends import local
@@ -51,6 +52,19 @@ def one_core() -> Iterator[None]:
 @pytest.fixture
 def update_baselines(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-baselines"))
+
+
+@pytest.fixture(scope="session")
+def swept(one_core: None) -> Callable[[str, Path], Path]:
+    """Run a sweep from its text, without pictures, into a directory; give the directory."""
+
+    def computed(text: str, out: Path) -> Path:
+        file = out.with_suffix(".yaml")
+        file.write_text(text)
+        assert run(["sweep", str(file), "--out", str(out), "--no-figures"]) == 0
+        return out
+
+    return computed
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,8 @@ limits: {max_gpus: 4}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explained")
-    (folder / "trial.yaml").write_text(SWEEP)
-    assert run(["sweep", str(folder / "trial.yaml"), "--out", str(folder / "out"), "--jobs", "1", "--no-figures"]) == 0
-    return folder / "out"
+def results(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return swept(SWEEP, tmp_path_factory.mktemp("explained") / "out")
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "colocated", "piggyback"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -26,11 +27,8 @@ per: joule
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("thrift")
-    (folder / "thrift.yaml").write_text(SWEEP)
-    assert run(["sweep", str(folder / "thrift.yaml"), "--out", str(folder / "out"), "--jobs", "1", "--no-figures"]) == 0
-    return folder / "out"
+def results(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return swept(SWEEP, tmp_path_factory.mktemp("thrift") / "out")
 
 
 def test_the_frontier_is_the_best_in_tokens_for_a_joule_drawn(results: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,18 +29,12 @@ limits: {{max_gpus: 16, gpu_cap: 64, ftl_s: {ftl}}}
 LINKS = "kv_link: [none, {path: rail}, {path: rail, order: nhd, descriptor_us: 2.4}]"
 
 
-def swept(folder: Path, name: str, ftl: float, more: str) -> pd.DataFrame:
-    (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, ftl=ftl, more=more))
-    out = folder / name
-    assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
-    return pd.read_csv(out / "frontier.csv")
-
-
 @pytest.fixture(scope="module")
-def fronts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+def fronts(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
     folder = tmp_path_factory.mktemp("links")
     asked = {"plain": (2.0, ""), "links": (2.0, LINKS), "loose": (1e3, "kv_link: [none, {descriptor_us: 2.4}]")}
-    return {name: swept(folder, name, *keys) for name, keys in asked.items()}
+    texts = {name: SWEEP.format(name=name, ftl=ftl, more=more) for name, (ftl, more) in asked.items()}
+    return {name: pd.read_csv(swept(text, folder / name) / "frontier.csv") for name, text in texts.items()}
 
 
 def of(front: pd.DataFrame, end: str) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -27,15 +28,13 @@ ASKED = "columns: [token_prices, energy]\nprices: {h200_sxm: 3.6}\nutilisation: 
 
 
 @pytest.fixture(scope="module")
-def fronts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    folder, found = tmp_path_factory.mktemp("told"), {}
-    for name, more in {"plain": "", "asked": ASKED}.items():
-        (folder / f"{name}.yaml").write_text(SWEEP.format(name=name, more=more))
-        out = folder / name
-        assert run(["sweep", str(folder / f"{name}.yaml"), "--out", str(out), "--jobs", "1", "--no-figures"]) == 0
-        found[name] = pd.read_csv(out / "frontier.csv")
+def fronts(swept: Callable[[str, Path], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
+    folder = tmp_path_factory.mktemp("told")
+    outs = [
+        swept(SWEEP.format(name=name, more=more), folder / name) for name, more in (("plain", ""), ("asked", ASKED))
+    ]
     assert run(["report", str(folder / "asked"), "--no-breakdowns"]) == 0  # whose points lack these columns
-    return found
+    return {out.name: pd.read_csv(out / "frontier.csv") for out in outs}
 
 
 def test_columns_are_added_and_nothing_else_changes(fronts: dict[str, pd.DataFrame]) -> None:
