@@ -86,6 +86,16 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, Path]:
     return run_sweep(plan_sweep(spec), root, jobs=1, listener=Mock(), outside=True), root
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Overview]:
+    """Pictures that compare cases, as they are asked for; none is drawn, nor those of a case."""
+    found: list[Overview] = []
+    monkeypatch.setattr(figures, "_overview", found.append)
+    for name in ("_pareto", "_kv_bandwidth", "_ratio"):
+        monkeypatch.setattr(figures, name, Mock())
+    return found
+
+
 def test_the_first_table_compares_modes_as_the_frontiers_do(swept: tuple[SweepResult, Path]) -> None:
     result, root = swept
     fidelity = fidelity_of(result, root, error_bars=True)
@@ -112,7 +122,7 @@ def test_the_first_table_compares_modes_as_the_frontiers_do(swept: tuple[SweepRe
 
 
 def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(
-    swept: tuple[SweepResult, Path], monkeypatch
+    swept: tuple[SweepResult, Path], drawn: list[Overview]
 ) -> None:
     result, root = swept
     text = summary(result, figures=True)
@@ -122,8 +132,6 @@ def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(
         if line.startswith("| llama_3_1_8b | h100_sxm, fp8 | 2048/256 | nic none or ")
     ]
     assert len(rows) == 2  # of verdicts, and of throughput
-    drawn: list[Overview] = []
-    monkeypatch.setattr(figures, "_overview", drawn.append)
     draw_figures(result, root, jobs=1)
     ((_, curves),) = drawn[0].panels
     assert len(curves) == 2
@@ -136,11 +144,9 @@ def test_cases_that_an_idle_axis_tells_apart_share_a_row_and_a_curve(
     assert ours[Y].max() > theirs[Y].max()
 
 
-def test_a_picture_tells_apart_what_readers_can(swept: tuple[SweepResult, Path], monkeypatch) -> None:
+def test_a_picture_tells_apart_what_readers_can(swept: tuple[SweepResult, Path], drawn: list[Overview]) -> None:
     """Half the speed is another curve; half a percent of throughput is not."""
     result, root = swept
-    drawn: list[Overview] = []
-    monkeypatch.setattr(figures, "_overview", drawn.append)
     for factor, curves in ((0.5, 3), (1.005, 2)):
         item = result.cases[1]
         modes = tuple(
