@@ -73,7 +73,9 @@ class PlannedPool:
         """Rate over what its instances do at full load. [1]"""
         if isinstance(self.choice, PrefillChoice):
             return self.choice.utilisation(self.rate, self.instances)
-        return self.rate / (self.instances * self.choice.most)
+        if isinstance(self.choice, OneByOne):
+            return self.rate * self.choice.service.mean / self.instances
+        return self.rate / (self.instances * self.choice.most * self.choice.work.spare)
 
     @property
     def sequences(self) -> float:
@@ -154,7 +156,8 @@ class Design:
             tpot *= planned.tpot[work.tpot.percentile] / self.tpot[work.tpot.percentile]
             counts = [pool.instances for pool in self.pools if pool.instances > 1]
             most = self.rate * min((each / (each - 1) for each in counts), default=math.inf)
-        asked = replace(work, ttft=replace(work.ttft, seconds=ttft), tpot=replace(work.tpot, seconds=tpot))
+        limits = {"ttft": replace(work.ttft, seconds=ttft), "tpot": replace(work.tpot, seconds=tpot)}
+        asked = replace(work, **limits, most_load=1.0)
         sides = [(replace(pool.choice, work=asked), pool.instances) for pool in self.pools]
 
         def serves(rate: float) -> bool:

@@ -31,6 +31,10 @@ class Limit:
         return f"p{self.share * 100:g}"
 
 
+#: Largest load at which queues of prompts are planned: the rate over that of full passes. Published prefill pools of
+#: DeepSeek-R1 run at 0.86 to 0.96 of what the burst at their start shows where prompts have 8k tokens (medians by
+#: TPOT, 90 runs), at 0.5 to 0.9 where they have 1k; at 1/1.18 of full load a pass may be 18 % slower than forecast. [1]
+MOST_LOAD = 0.85
 #: Limits of a plan that names none.
 TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)
 
@@ -71,6 +75,7 @@ class Demand:
     surge: float = 1.0  # rate that the share of the limits does not see exceeded, over the mean rate [1]
     hold_steps: tuple[int, ...] | None = ()  # waits of prompts to try beside none; None = those worth trying [1]
     headroom: float = HEADROOM  # share of the rate that a pool could serve beside it [1]
+    most_load: float = MOST_LOAD  # of queues of prompts, in the surges that count [1]
 
     @property
     def spare(self) -> float:
@@ -80,3 +85,12 @@ class Demand:
     def sized(self, rate: float) -> float:
         """Rate that pools are sized for: with headroom, in the surges that count. [request/s]"""
         return rate * self.spare * self.surge
+
+    @property
+    def share(self) -> float:
+        """Share of what full passes could do that a rate without surges may take. [1]"""
+        return min(1.0 / self.spare, self.most_load)
+
+    def overloads(self, load: float) -> bool:
+        """Whether a queue of prompts has more than the planned load [1] at the rate that pools are sized for."""
+        return load >= 1.0 or load > self.most_load * self.spare

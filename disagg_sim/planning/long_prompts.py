@@ -53,8 +53,8 @@ class OneByOne(ColocatedChoice):
 
     @cached_property
     def most(self) -> float:
-        """Rate of an instance that is never idle; 0 where a token alone is too late. [request/s]"""
-        return 1.0 / (self.service.mean * self.work.spare) if self._step <= self.work.tpot.seconds else 0.0
+        """Rate of an instance at the largest load that is planned; 0 where a token alone is too late. [request/s]"""
+        return self.work.share / self.service.mean if self._step <= self.work.tpot.seconds else 0.0
 
     @property
     def ceiling(self) -> float:
@@ -69,7 +69,7 @@ class OneByOne(ColocatedChoice):
     def holds(self, rate: float, instances: int) -> bool:
         """See ``PoolChoice``."""
         sized, ttft = self.work.sized(rate), self.work.ttft
-        if self._step > self.work.tpot.seconds or sized * self.service.mean >= instances:
+        if self._step > self.work.tpot.seconds or self.work.overloads(sized * self.service.mean / instances):
             return False
         return self.delay(sized, instances).late(ttft.seconds) <= 1.0 - ttft.share
 

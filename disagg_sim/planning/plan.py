@@ -21,7 +21,7 @@ from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
 from disagg_sim.planning.design import Design
-from disagg_sim.planning.limits import TPOT, TTFT, Demand, limit_of
+from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import candidates, mappings_of
 from disagg_sim.planning.spares import Availability
@@ -120,6 +120,7 @@ def _planned(
         tpot=limit_of(tpot, "tpot"),
         hold_steps=parse_prefill_delay(options.hold_prompts),
         headroom=options.headroom,
+        most_load=MOST_LOAD if options.users is None else 1.0,  # users wait for slower answers: no queue grows for long
     )
     if trace is not None:
         dispersion, surge = unevenness(

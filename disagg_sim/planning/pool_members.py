@@ -30,7 +30,7 @@ def members_of(grids: Sequence[Candidates], sized: Sized, rate: float, *, priced
     own = next(each for each in grids if isinstance(each, PhaseGrid))
     row, column = _place(own, prefill)
     ftl, ttl = float(own.latency[row, column]), float(decode.step[-1])
-    rates = [each.most * each.work.spare for each in (prefill, decode)]
+    rates = 1.0 / prefill.utilisation(1.0, 1), decode.most * decode.work.spare
     members.append((replace(own.instance(row, column), request_rate_per_s=rates[0]), sized.instances[0]))
     split, whole = ffn_of(decode.mapping), "memory" if decode.seats == decode.memory_seats else "ttl"
     if split is None:

@@ -97,8 +97,8 @@ class PrefillChoice:
 
     @property
     def most(self) -> float:
-        """Rate of an instance at full load. [request/s]"""
-        return min(float(self.batch[-1] / self.busy[-1]) / self.work.spare, self.link_rate)
+        """Rate of an instance at the largest load that is planned. [request/s]"""
+        return min(float(self.batch[-1] / self.busy[-1]) * self.work.share, self.link_rate)
 
     @property
     def ceiling(self) -> float:
@@ -137,7 +137,7 @@ class PrefillChoice:
     def holds(self, rate: float, instances: int) -> bool:
         """See ``PoolChoice``."""
         sized = self.work.sized(rate)
-        if rate / instances > self.link_rate or self.utilisation(sized, instances) >= 1.0:
+        if rate / instances > self.link_rate or self.work.overloads(self.utilisation(sized, instances)):
             return False
         limit = self.work.ttft
         return self.delay(sized, instances).late(limit.seconds) <= 1.0 - limit.share
@@ -318,7 +318,7 @@ class ColocatedChoice:
         """See ``PoolChoice``."""
         ttft, tpot, rate = self.work.ttft, self.work.tpot, self.work.sized(rate)
         found, mixing = self._state(rate, instances)
-        if found.full > 1.0 - tpot.share or float(np.interp(found.mean, self.batch, mixing.used)) >= 1.0:
+        if found.full > 1.0 - tpot.share or self.work.overloads(np.interp(found.mean, self.batch, mixing.used)):
             return False
         mean, wide = self._tpot(self._evenness(instances), found, mixing)
         if mean + _NORMAL.inv_cdf(tpot.share) * wide > tpot.seconds:

@@ -20,6 +20,7 @@ from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, Percentiles
 from disagg_sim.planning.limits import SHARES, Limit
+from disagg_sim.planning.pools import PrefillChoice
 from disagg_sim.planning.replayed import policy_of, requests_of, run_options, slo_of, time_alone
 from disagg_sim.planning.sizing import cost_of
 from disagg_sim.simulation.deployment import ServedDeployment
@@ -276,10 +277,14 @@ def _holds(values: Floats, limit: Limit) -> bool:
 
 
 def _least_counts(runs: _Runs, first: ProofRun) -> ProofRun:
-    """The fewest instances of each pool, from where the plan has them; the last run where none holds."""
+    """The fewest instances of each pool, from where the plan has them; the last run where none holds.
+
+    A prefill pool is not taken beyond the load that is planned.
+    """
     run = _grown(runs, first)
-    for pool in range(len(run.counts) if run.holds else 0):
-        run = _fewer(runs, run, pool)
+    for place, pool in enumerate(runs.design.pools if run.holds else ()):
+        busy = pool.choice.utilisation(run.rate, 1) if isinstance(pool.choice, PrefillChoice) else 0.0
+        run = _fewer(runs, run, place, fails=max(math.ceil(busy / runs.plan.work.most_load) - 1, 0))
     return run
 
 

@@ -86,11 +86,16 @@ def tpot(layout: Decode, count: int, rate: float, tokens: float, share: float) -
 
 
 def holds(layout: Prefill | Decode, asked: Question, rate: float, count: int) -> bool:
-    """Whether a pool keeps its limit at the rate with headroom in a surge, and its links carry the mean rate."""
+    """Whether a pool keeps its limit at the rate with headroom in a surge, and its links carry the mean rate.
+
+    Prefill is planned at a load of at most 85 % in a surge.
+    """
     sized = rate * (1 + asked.headroom) * asked.surge
     if rate > count * layout.link:
         return False
     if isinstance(layout, Prefill):
+        if rate * asked.surge * layout.seconds > 0.85 * count:  # more than the load that is planned
+            return False
         return late(layout, count, sized, asked.ttft_ms / 1000) <= 1 - asked.ttft_share
     return tpot(layout, count, sized, asked.tokens, asked.tpot_share) <= asked.tpot_ms / 1000
 

@@ -37,7 +37,8 @@ def test_tokens_take_a_step_of_one_request_and_the_seat_is_taken_for_prefill_and
     assert design.tpot["p99"] == pytest.approx(step, rel=1e-6)
     prefill = choice.ttft(1e-9, 1, 0.5)  # nobody waits
     assert choice.service.mean == pytest.approx(prefill + (OSL - 1) * step, rel=1e-3)
-    assert choice.most == pytest.approx(1 / (1.03 * choice.service.mean))
+    assert choice.most == pytest.approx(0.85 / choice.service.mean)
+    assert design.pools[0].utilisation == pytest.approx(design.rate * choice.service.mean / design.pools[0].instances)
     assert choice.occupied(0.5 / choice.service.mean, 1).mean == pytest.approx(0.5)
     assert not choice.holds(1.01 / choice.service.mean, 1)
 

@@ -197,9 +197,9 @@ def test_flips_change_the_answer(model, system, lengths, size):
 
 
 def test_a_pool_without_room_for_bursts_says_so():
-    """At a load of 96 % a burst of 5 % takes a step to the TPOT limit; at 80 % one of a fifth does not."""
-    full = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40)
-    roomy = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40, options=ds.PlanOptions(headroom=0.2))
+    """At a load of 96 % a burst of 5 % takes a step to the TPOT limit; at 82 % one of a fifth does not."""
+    full = ds.plan("qwen3_32b", "h100_sxm", ds.lengths(1024, 1024), rate=100)
+    roomy = ds.plan("qwen3_32b", "h100_sxm", ds.lengths(1024, 1024), rate=100, options=ds.PlanOptions(headroom=0.2))
     for found, told in ((full, True), (roomy, False)):
         (pool,) = found.best.pools
         assert (pool.utilisation >= 0.95) == told
@@ -209,13 +209,34 @@ def test_a_pool_without_room_for_bursts_says_so():
         ) == told
 
 
+@pytest.mark.parametrize(
+    ("model", "system", "lengths", "size"),
+    [
+        ("llama_3_1_70b", "h200_sxm", (4096, 512), {"rate": 20}),
+        ("llama_3_1_70b", "h200_sxm", (4096, 512), {"gpus": 16}),
+        ("deepseek_r1", "h200_sxm", (8192, 256), {"rate": 20, "options": PlanOptions(headroom=0.0)}),
+        ("llama_3_1_8b", "h100_sxm", (8192, 16), {"rate": 40}),
+    ],
+)
+def test_queues_of_prompts_are_planned_at_a_load_of_at_most_85_percent(model, system, lengths, size):
+    """However long the limit: a pass that is a tenth slower than forecast leaves a queue that ends."""
+    found = ds.plan(model, system, ds.lengths(*lengths), ttft="60 s", **size)
+    for design in (found.best, *found.runners_up):
+        first = design.pools[0]
+        if design.mode == ServingMode.DISAGGREGATED:
+            assert first.utilisation <= 0.85
+        else:
+            occupied, mixing = first.choice._state(design.rate, first.instances)
+            assert np.interp(occupied.mean, first.choice.batch, mixing.used) <= 0.85 * (1 + 1e-9)
+
+
 def test_a_narrower_link_flips_the_answer_where_it_is_said_to():
-    """At 2 GB/s a GPU two pools still win; at the bandwidth of the flip they do not."""
+    """At 4 GB/s a GPU two pools still win; at the bandwidth of the flip they do not."""
     asked = {"ttft": "2 s", "rate": 20}
     case = "llama_3_1_70b", "h100_sxm", ds.lengths(4096, 256)
-    found = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=2e9))
+    found = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=4e9))
     (flip,) = (each for each in flips(found) if each.axis == "nic")
-    assert flip.value == pytest.approx(2e9 * flip.factor)
+    assert flip.value == pytest.approx(4e9 * flip.factor)
     assert flip.factor < 1
     again = ds.plan(*case, **asked, options=ds.PlanOptions(max_nic=flip.value))
     assert (found.best.mode, again.best.mode, flip.mode) == ("disaggregated", "colocated", "colocated")
@@ -244,8 +265,7 @@ def test_runners_up_for_gpus_are_answers_for_these_gpus():
 def test_of_designs_of_one_cost_the_faster_is_the_answer():
     """A looser TTFT limit makes no slower answer of as many GPUs: DeepSeek-R1 on H200, 32k/1k at 4 requests/s."""
     loose, tight = (
-        ds.plan("deepseek_r1", "h200_sxm", ds.lengths(32_768, 1024), ttft=ttft, rate=4).best
-        for ttft in ("8 s", "4.5 s")
+        ds.plan("deepseek_r1", "h200_sxm", ds.lengths(32_768, 1024), ttft=ttft, rate=4).best for ttft in ("10 s", "6 s")
     )
     assert loose.gpus == tight.gpus
     assert loose.ttft["p90"] <= tight.ttft["p90"]
@@ -429,8 +449,8 @@ def test_chances_count_what_simulations_found(error, ahead):
 
 
 def test_co_located_attention_ranks_come_first_only_where_they_are_cheaper():
-    """Mixtral on H100 at 120 requests/s: 12 GPUs in both modes, and the co-located ones have attention DP."""
-    found = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(2048, 256), rate=120)
+    """Mixtral on H100 at 60 requests/s: 8 GPUs with attention DP against 9 in two pools."""
+    found = ds.plan("mixtral_8x7b", "h100_sxm", ds.lengths(1024, 1024), rate=60)
     joint = next(each for each in (found.best, found.other) if each.mode == ServingMode.COLOCATED)
     assert joint.pools[0].mapping.dp_attn > 1
     assert joint.cost >= min(found.best.cost, found.other.cost)
@@ -467,10 +487,10 @@ def test_a_routing_that_is_not_played_is_refused_by_a_simulation():
 
 
 def test_an_instance_on_one_host_comes_before_one_on_four_beside_a_large_decode_instance():
-    """R1 on GB200: prefill as 4 x PP4 or 1 x PP16, both 16 GPUs, beside a decode instance of 12."""
+    """R1 on GB200: prefill as 5 x PP4, not on instances of more hosts, beside a decode instance of 12."""
     best = ds.plan("deepseek_r1", "gb200_nvl72", ds.lengths(8192, 1024), ttft="2 s", tpot="30 ms", rate=40).best
     prefill, decode = best.pools
-    assert (prefill.gpus, int(prefill.mapping.gpus), int(decode.mapping.gpus)) == (16, 4, 12)
+    assert (prefill.gpus, int(prefill.mapping.gpus), int(decode.mapping.gpus)) == (20, 4, 12)
 
 
 def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little():
