@@ -388,7 +388,9 @@ def _engine_keys(each: Summand, one: Pass) -> list[str]:
         used = ["step_host", "rank_host", "sequence_host"] if one.phase == "decode" else ["step_host", "rank_host"]
         return [key for key in used if getattr(engine, key)] + (["kernel_launch"] if prefills else [])
     stretches = kind == "all_to_all" and one.phase == "decode"
+    waits = each.key[:2] == ("all-gather", "gather") and one.phase == "decode"  # for expert TP
     keys = ["exchange_stretch"] if stretches and engine.exchange_stretch != 1.0 else []
+    keys += ["exchange_wait"] if waits and engine.exchange_wait else []
     scores = kind in SCORES
     return keys + (["prefill_stretch"] if prefills and not scores and engine.prefill_stretch != 1.0 else [])
 

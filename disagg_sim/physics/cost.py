@@ -251,7 +251,8 @@ def exchange_cost(
     PCP: TP and TEP).
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
     outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1. In the decode of an engine the
-    exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together.
+    exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together;
+    attention ranks whose experts are cut over them wait ``exchange_wait`` for each other before they gather.
     """
     precision, domain, hidden = at.precision, at.system.nvlink_domain, width or at.model.hidden
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
@@ -283,7 +284,11 @@ def exchange_cost(
         size = group * hidden
         for_all = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
         back = Operator("reduce-scatter", "gather", NOTHING_DONE, size=size * precision.combine_bytes, ranks=tp_ffn)
-        dispatch = dispatch + adjusted(for_all, _gather_cost(for_all.size, tp_ffn, at.rates.all_gather), at)
+        gathered = _gather_cost(for_all.size, tp_ffn, at.rates.all_gather)
+        if at.overheads is not None and phase == "decode":
+            wait = np.where((np.asarray(ep) == 1) & (np.asarray(tp_ffn) > 1), at.overheads.exchange_wait, 0.0)
+            gathered = gathered + Cost(wait, Sums(latency=wait))
+        dispatch = dispatch + adjusted(for_all, gathered, at)
         combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, at.rates.reduce_scatter), at)
     return dispatch * exchanges, combine * exchanges
 

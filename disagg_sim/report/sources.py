@@ -50,6 +50,7 @@ _ENGINE_EQUATIONS = {
     "kernel_launch": "physics.passes.engine_time.launch_time",
     "prefill_stretch": "physics.passes.engine_time.prefill_stretch",
     "exchange_stretch": "physics.cost.exchange_cost",
+    "exchange_wait": "physics.cost.exchange_cost",
 }
 
 

@@ -206,15 +206,31 @@ def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
             assert float(other.sums.communication) == pytest.approx(factor * float(own.sums.communication), rel=1e-12)
 
 
-def test_gathering_for_expert_tp_is_not_stretched():
-    """Experts under TP are equal on all ranks: nobody waits for the fullest."""
+def test_attention_ranks_wait_before_they_gather_for_expert_tp():
+    """42 us a layer whatever the tokens, in decode alone; no stretch: experts under TP are equal on all ranks.
+
+    Nobody waits for others where experts lie whole on their ranks (that is in the stretch), or where one rank attends.
+    """
     at = setup("deepseek_r1", "b300_sxm", "fp8", engine="trtllm")
-    at, stretched = (
-        at.changed(overheads=replace(load_engine("trtllm"), exchange_stretch=factor)) for factor in (1.0, 2.5)
+    engine = load_engine("trtllm")
+    assert engine.exchange_wait == pytest.approx(42e-6)
+    at, waiting = (
+        at.changed(overheads=replace(engine, exchange_stretch=factor, exchange_wait=wait))
+        for factor, wait in ((1.0, 0.0), (2.5, 42e-6))
     )
-    mapping = Sharding(dp_attn=8.0, tp_ffn=8.0)
-    both = [exchange_cost(44.0, mapping, 8, "decode", each) for each in (at, stretched)]
-    assert [float(cost.time) for cost in both[0]] == [float(cost.time) for cost in both[1]]
+
+    def more(mapping, phase, tokens=44.0):
+        costs = [exchange_cost(tokens, mapping, 8, phase, each) for each in (at, waiting)]
+        return [float(other.time) - float(own.time) for own, other in zip(*costs, strict=True)]
+
+    cut = Sharding(dp_attn=8.0, tp_ffn=8.0)
+    for tokens in (1.0, 44.0, 500.0):
+        assert more(cut, "decode", tokens) == pytest.approx([42e-6, 0.0], abs=1e-15)
+    assert more(cut, "prefill") == [0.0, 0.0]
+    assert more(Sharding(tp_attn=8.0, tp_ffn=8.0), "decode") == [0.0, 0.0]
+    apart = Sharding(dp_attn=8.0, ep=8.0)
+    dispatch = exchange_cost(44.0, apart, 8, "decode", at)[0]
+    assert more(apart, "decode")[0] == pytest.approx(1.5 * float(dispatch.time))
 
 
 def law(engine: str, algorithm: str, latency: float, *, most: int, hop: float = 0.0) -> CollectiveFit:
