@@ -156,8 +156,8 @@ class Design:
             tpot *= planned.tpot[work.tpot.percentile] / self.tpot[work.tpot.percentile]
             counts = [pool.instances for pool in self.pools if pool.instances > 1]
             most = self.rate * min((each / (each - 1) for each in counts), default=math.inf)
-        limits = {"ttft": replace(work.ttft, seconds=ttft), "tpot": replace(work.tpot, seconds=tpot)}
-        asked = replace(work, **limits, most_load=1.0)
+        first, later = replace(work.ttft, seconds=ttft), replace(work.tpot, seconds=tpot)
+        asked = replace(work, ttft=first, tpot=later, most_load=1.0)
         sides = [(replace(pool.choice, work=asked), pool.instances) for pool in self.pools]
 
         def serves(rate: float) -> bool:
