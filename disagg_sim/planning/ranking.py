@@ -143,3 +143,27 @@ def first_mode(costs: Mapping[ServingMode, float], *, simpler: bool = True) -> S
     joint, split = (costs.get(mode, math.inf) for mode in (ServingMode.COLOCATED, ServingMode.DISAGGREGATED))
     first = joint <= SIMPLER * split if simpler else joint < split
     return ServingMode.COLOCATED if first else ServingMode.DISAGGREGATED
+
+
+def passed_over(best: Design, other: Design) -> str:
+    """Write the first thing in the order of designs by which another one is behind the best."""
+    more, apart = other.gpus - best.gpus, other.mode != best.mode
+    of_gpus = (best.cost, other.cost) == (best.gpus, other.gpus)
+    dearer = f"{more} GPU{'s' * (more != 1)} more" if of_gpus else f"{other.cost / best.cost - 1:.0%} dearer"
+    if other.rate < best.rate * (1.0 - 1e-9):
+        return f"serves {1 - other.rate / best.rate:.0%} less"
+    if other.cost > (best.cost if apart else NEAR * best.cost):
+        return dearer
+    if apart:
+        split = other.mode == ServingMode.DISAGGREGATED
+        return f"two pools gain less than {SIMPLER - 1:.0%}" if split else "no simpler than two pools"
+    ahead, behind = standing(best), standing(other)
+    reasons = {
+        "unknown": "nobody is known to have run it",
+        "hosts": "an instance takes more hosts",
+        "cost": dearer,
+        "held": "holds prompts back",
+        "late": "slower",
+        "gpus": "larger instances",
+    }
+    return next((reasons[name] for name in reasons if getattr(behind, name) > getattr(ahead, name)), "as good")

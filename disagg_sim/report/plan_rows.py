@@ -16,7 +16,7 @@ from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
-from disagg_sim.planning.ranking import standing
+from disagg_sim.planning.ranking import passed_over, standing
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY
 from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.search.layouts import SERVED, unsupported
@@ -391,7 +391,8 @@ def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
             f"{design.rate:.4g}/s",
             seconds_text(design.ttft[plan.work.ttft.percentile]) + planned,
             seconds_text(design.tpot[plan.work.tpot.percentile]) + planned,
+            "" if plan.best is None else passed_over(plan.best, design),
         )
 
 
-RUNNER_HEADER = ("runners-up", "instances", "systems", "GPUs", "rate", "TTFT", "TPOT")
+RUNNER_HEADER = ("runners-up", "instances", "systems", "GPUs", "rate", "TTFT", "TPOT", "why not first")

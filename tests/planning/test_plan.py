@@ -20,7 +20,7 @@ from disagg_sim.planning.limits import Limit, limit_of
 from disagg_sim.planning.plan import unevenness
 from disagg_sim.planning.prove import prove, resized
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.planning.ranking import SIMPLER, standing
+from disagg_sim.planning.ranking import SIMPLER, passed_over, standing
 from disagg_sim.report.plan import design_json
 from disagg_sim.report.plan_rows import question_line, runner_rows, verdict, why_rows
 
@@ -484,6 +484,30 @@ def test_a_routing_that_is_not_played_is_refused_by_a_simulation():
     )
     with pytest.raises(InputError, match=r"rank_imbalance random: .* allowed with it: even, least_load"):
         prove(drawn, adapt=False)
+
+
+def test_a_runner_up_says_why_it_is_not_first(twenty):
+    """By GPUs, by price, by rate, by what two pools have to save, and by the first thing that puts designs in order."""
+    more = {row[-1] for row in runner_rows(twenty)}
+    assert more == {f"{each.gpus - twenty.best.gpus} GPUs more" for each in twenty.runners_up}
+    dearer = ds.plan(
+        "llama_3_1_70b", ["h100_sxm", "h200_sxm"], ds.lengths(4096, 512), rate=20, options=PlanOptions(objective="usd")
+    )
+    second = next(each for each in dearer.runners_up if each.cost > 1.03 * dearer.best.cost)
+    assert passed_over(dearer.best, second) == f"{second.cost / dearer.best.cost - 1:.0%} dearer"
+    budget = ds.plan("llama_3_1_70b", "h200_sxm", ds.lengths(4096, 512), gpus=16)
+    for each in budget.runners_up:
+        assert passed_over(budget.best, each).startswith("serves ") == (each.rate < budget.best.rate)
+    best = twenty.best
+    apart = ServingMode.COLOCATED if best.mode == ServingMode.DISAGGREGATED else ServingMode.DISAGGREGATED
+    assert passed_over(replace(best, mode=apart), replace(best, mode=ServingMode.DISAGGREGATED)) in (
+        "two pools gain less than 10%",
+        "as good",
+    )
+    assert passed_over(best, best) == "as good"
+    last = best.pools[-1]
+    slow = replace(last.choice, step=1.01 * last.choice.step)
+    assert passed_over(best, replace(best, pools=(*best.pools[:-1], replace(last, choice=slow)))) == "slower"
 
 
 def test_an_instance_on_one_host_comes_before_one_on_four_beside_a_large_decode_instance():
