@@ -31,9 +31,8 @@ class Limit:
         return f"p{self.share * 100:g}"
 
 
-#: Largest load at which queues of prompts are planned: the rate over that of full passes. Published prefill pools of
-#: DeepSeek-R1 run at 0.86 to 0.96 of what the burst at their start shows where prompts have 8k tokens (medians by
-#: TPOT, 90 runs), at 0.5 to 0.9 where they have 1k; at 1/1.18 of full load a pass may be 18 % slower than forecast. [1]
+#: Largest load at which queues of prompts are planned: the rate over that of full passes (chosen: a pass may be 18 %
+#: slower than forecast before its queue grows without end; the accuracy page has loads of published pools). [1]
 MOST_LOAD = 0.85
 #: Limits of a plan that names none.
 TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)

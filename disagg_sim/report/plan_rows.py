@@ -16,7 +16,7 @@ from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
 from disagg_sim.planning.limits import Limit
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
-from disagg_sim.planning.ranking import passed_over, standing
+from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY
 from disagg_sim.report.words import beside_text, text_of
 from disagg_sim.search.layouts import SERVED, unsupported
@@ -321,12 +321,7 @@ def _why_aside(best: Design, design: Design) -> str:
     for pool in design.pools:
         if (rule := unsupported(pool.setup, pool.mapping)[0]) != "":
             return str(rule)
-    if design.mode != best.mode:
-        return "less than forecasts tell apart, and two pools"
-    mine, other = standing(best), standing(design)
-    if other.unknown and not mine.unknown:
-        return "less than forecasts tell apart, and nobody is known to have run its layouts"
-    return "less than forecasts tell apart, and larger instances"
+    return f"less than forecasts tell apart, and {passed_over(best, design)}"
 
 
 def flip_lines(plan: Plan, changes: tuple[AnswerFlip, ...]) -> list[str]:
