@@ -85,7 +85,7 @@ function planned(best, design) {
 function planLatencies(plan) {
   const { best, question } = plan,
     shares = Object.keys(best.ttft_s);
-  const line = (name, found, limit, band) => {
+  const line = (name, found, limit, band, of, beside) => {
     const at = found[`p${Math.round(100 * limit.share)}`] ?? Math.max(...Object.values(found));
     return [
       el("b", {}, name),
@@ -97,13 +97,19 @@ function planLatencies(plan) {
         meter(at / limit.seconds, `${percent(at / limit.seconds)} of the limit`),
         el("small", {}, percent(at / limit.seconds)),
       ),
-      band ? `${plain(band[0])} to ${plain(band[1])} times` : "–",
+      band
+        ? `${of} ${plain(band[0])} to ${plain(band[1])} times` +
+          (beside ? `, engine ${seconds(beside[0])} to ${seconds(beside[1])}` : "")
+        : "–",
     ];
   };
   const sure = plan.assurance || {};
   return simpleTable(
     ["", ...shares, "limit", "of the limit", "80 % band"],
-    [line("TTFT", best.ttft_s, question.ttft, sure.ttft), line("TPOT", best.tpot_s, question.tpot, sure.tpot)],
+    [
+      line("TTFT", best.ttft_s, question.ttft, sure.ttft, "pass", sure.beside),
+      line("TPOT", best.tpot_s, question.tpot, sure.tpot, "step"),
+    ],
     shares.map((_, place) => place + 1),
     "Latencies",
   );
@@ -251,7 +257,7 @@ function planPage({ facts: told }) {
       ? section(
           "latencies",
           "Latencies",
-          `Of requests, queueing included${best.simulated ? ", as simulated" : ""}. Bands multiply the values.`,
+          `Of requests, queueing included${best.simulated ? ", as simulated" : ""}. Bands are of a pass or a step, and of what the engine adds.`,
           planLatencies(plan),
         )
       : null,
