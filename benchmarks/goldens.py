@@ -28,6 +28,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "simulation")]
 
 from test_baselines import CASES, front_of  # noqa: E402
+from test_explain_baselines import DESIGNS  # noqa: E402
 from test_plan_baselines import QUESTIONS, words  # noqa: E402
 from test_reference import by_kernel, case, small_setup  # noqa: E402
 
@@ -40,39 +41,8 @@ from disagg_sim.planning.flips import Changes  # noqa: E402
 PLANS = (
     *("rate", "gpus", "confidence", "infeasible", "p99", "long_prompts", "cached", "cached_remote", "sessions", "nic"),
     *("held_none", "copies", "ranks", "dcp", "pcp", "drafts", "two_systems", "watt", "joule", "spares"),
+    *("halves", "encode"),
 )
-#: Questions of further pools, which no recorded plan asks.
-POOLS = {
-    "attention_ffn": "--model deepseek_r1 --system gb200_nvl72 --isl 4096 --osl 512 --tpot 100ms --gpus 64"
-    " --pools prefill,attention,ffn",
-    "encode": "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --rate 20 --pools encode,prefill,decode"
-    " --images 2x1120x1120",
-}
-PHASES = DECODE, PREFILL, COLOCATED, PIGGYBACK = "decode", "prefill", "colocated", "piggyback"
-DENSE = "--model llama_3_1_70b --system h200_sxm --precision fp8 --isl 4096 --osl 512 --tp 4 --batch 16"
-SPARSE = "--model mixtral_8x7b --system h100_sxm --precision fp8 --isl 2048 --osl 256 --dp 4 --ep 4 --batch 32"
-LATENT = "--model deepseek_r1 --system gb200_nvl72 --precision nvfp4_fp8kv --isl 4096 --osl 512 --batch 64"
-#: Technique -> designs by hand, and the phases that know it.
-DESIGNS = {
-    "energy": (f"{DENSE} --energy", PHASES),
-    "stages": (f"{DENSE} --pp 2 --engine vllm", PHASES),
-    "experts": (f"{SPARSE} --energy --availability 0.999", PHASES),
-    "ranks": (f"{SPARSE} --rank-imbalance random", PHASES),
-    "drafts": (f"{DENSE} --speculate 2 --acceptance 'draft_model llama_3_1_8b 0.8 0.6'", (DECODE, COLOCATED)),
-    "tiers": (f"{DENSE} --cached 0.5 --tiers hbm=0.5,remote=0.5", (PREFILL, COLOCATED, PIGGYBACK)),
-    "held": (f"{SPARSE} --hold-prompts tuned", (COLOCATED,)),
-    "dcp": (f"{LATENT} --tp 8 --dcp 4", (DECODE,)),
-    "pcp": (f"{DENSE} --tp 2 --pcp 2 --engine sglang", (PREFILL,)),
-    "latent": (f"{LATENT} --dp 8 --ep 8", (DECODE, PREFILL)),
-    "indexer": (
-        "--model glm_5_3_flash --system gb200_nvl72 --precision nvfp4_fp8kv_bf16_projections --tp 4 --isl 32768",
-        (DECODE, PREFILL),
-    ),
-    "linear": (
-        "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --tp 2 --isl 8192 --batch 8",
-        (DECODE, PREFILL),
-    ),
-}
 #: Rows of a disaggregated frontier, random runs, and runs a file.
 ROWS, RUNS, IN_A_FILE = 3, 200, 25
 
@@ -109,7 +79,7 @@ def runs(first: int) -> str:
 
 def texts() -> dict[str, Callable[[], str]]:
     """File name -> what makes its text."""
-    asked = {name: QUESTIONS[name] for name in PLANS} | POOLS
+    asked = {name: QUESTIONS[name] for name in PLANS}
     made: dict[str, Callable[[], str]] = {
         f"plan_{name}.json": partial(printed, "plan", words(argv, Path())) for name, argv in asked.items()
     }

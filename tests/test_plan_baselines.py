@@ -1,10 +1,11 @@
-"""Plans of forty questions against text in git, to ten digits: whatever moves one of them shows in a diff.
+"""Plans of fifty questions against text in git, to ten digits: whatever moves one of them shows in a diff.
 
 ``pytest tests/test_plan_baselines.py --update-baselines`` records them anew. What moves a plan is named in the commit.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ DIGITS = 10
 ALIKE = 3e-6
 LLAMA, LLAMA_70B = "--model llama_3_1_8b --system h100_sxm", "--model llama_3_1_70b --system h200_sxm"
 GPT, MIXTRAL = "--model gpt_oss_120b --system b200_sxm", "--model mixtral_8x7b --system h100_sxm"
+HALVES = "--model deepseek_r1 --system gb200_nvl72 --isl 4096 --osl 512 --tpot 100ms --pools prefill,attention,ffn"
+IMAGES = (
+    "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --pools encode,prefill,decode --images 2x1120x1120"
+)
 CHAT, LONG, SHORT = "--isl 2048 --osl 256", "--isl 16384 --osl 512", "--isl 512 --osl 64"
 
 #: Name of a question -> what is asked. TRACE stands for a file of a bursty trace.
@@ -78,15 +83,22 @@ QUESTIONS = {
     "watt": f"{LLAMA_70B} {CHAT} --rate 20 --objective watt --energy",
     "joule": f"{LLAMA} {CHAT} --rate 40 --objective joule",
     "spares": f"{LLAMA_70B} {CHAT} --rate 20 --availability 0.999",
+    # more pools
+    "halves": f"{HALVES} --gpus 64",
+    "halves_ffn": f"{HALVES} --rate 20 --ffn-system h200_sxm --objective usd --price gb200_nvl72=5 --energy",
+    "encode": f"{IMAGES} --rate 20",
+    "encode_priced": f"{IMAGES}@0.5 --gpus 16 --objective usd --utilisation 0.6 --energy",
+    "encode_cached": f"{IMAGES} --rate 60 --cached 0.5 --tiers dram --ttft 3s@p99 --headroom 0.2",
+    "encode_infeasible": f"{IMAGES} --rate 20 --tpot 1ms",
+    "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer
     "simulated": f"{LLAMA} {CHAT} --rate 40 --simulate",
     "changes": f"{LLAMA_70B} --isl 4096 --osl 512 --rate 20",
 }
-#: What is recorded of runners-up, and of how sure a plan is.
-OF_OTHERS = ("mode", "gpus", "rate_per_s", "ttft_s", "tpot_s")
-OF_ASSURANCE = ("probability", "holds", "most", "capacity", "gain", "tpot")
+#: What every answer has alike.
+CONSTANT = ("schema", "labels")
 #: Questions whose changes are recorded; of the others they are not asked for.
-CHANGED = ("changes",)
+CHANGED = ("changes", "tight_ttft", "nic", "prices", "two_systems")
 
 
 def words(argv: str, trace: Path) -> list[str]:
@@ -118,28 +130,22 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def design(found: dict[str, Any]) -> dict[str, Any]:
-    pools = [
-        {key: value for key, value in pool.items() if value not in (0, 1, None) or key == "instances"}
-        for pool in found["pools"]
-    ]
-    return {**found, "pools": pools}
+def numbers(value: str) -> float | str:
+    """A cell of a table."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
-def record(argv: list[str]) -> dict[str, Any]:
-    shown = CliRunner().invoke(app, ["plan", *argv, "--json"])
+def record(argv: list[str], out: Path) -> dict[str, Any]:
+    """All that a plan says: its JSON, its screen, and the table of its designs."""
+    shown = CliRunner().invoke(app, ["plan", *argv, "--json", "--out", str(out)])
     assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.exception
-    found = json.loads(shown.stdout)
-    kept: dict[str, Any] = {
-        key: found[key]
-        for key in ("status", "binds", "gain", "flips", "limit_costs", "drawn", "usd_per_million_tokens", "simulated")
-        if found.get(key)
-    }
-    if found["best"] is not None:
-        kept["best"] = design(found["best"])
-        kept["runners_up"] = [{key: each[key] for key in OF_OTHERS} for each in found["runners_up"]]
-        kept["assurance"] = {key: found["assurance"][key] for key in OF_ASSURANCE}
-    return rounded(kept)
+    found = {key: value for key, value in json.loads(shown.stdout).items() if key not in CONSTANT}
+    with (out / "designs.csv").open() as file:
+        rows = [{key: numbers(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return rounded({"answer": found, "screen": (out / "plan.txt").read_text().splitlines(), "designs": rows})
 
 
 def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
@@ -155,10 +161,10 @@ def moved(old: Any, new: Any, where: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_plan_is_as_recorded(name, trace, update_baselines, monkeypatch):
+def test_plan_is_as_recorded(name, trace, update_baselines, monkeypatch, tmp_path):
     if name not in CHANGED:
         monkeypatch.setattr(command, "changes_of", lambda _: Changes(flips=(), limits=(), aside=None))
-    path, found = BASELINES / f"{name}.json", record(words(QUESTIONS[name], trace))
+    path, found = BASELINES / f"{name}.json", record(words(QUESTIONS[name], trace), tmp_path / "out")
     if update_baselines:
         path.write_text(json.dumps(found, indent=1) + "\n")
         pytest.skip(f"recorded {path.name}: read the diff before committing it")

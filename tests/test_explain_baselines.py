@@ -1,0 +1,87 @@
+"""Designs by hand that ``explain`` takes apart, against text in git, to ten digits: operators, fits, memory, energy.
+
+``--update-baselines`` records them anew. What moves a part is named in the commit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_plan_baselines import CONSTANT, moved, rounded, words
+from typer.testing import CliRunner
+
+from disagg_sim.cli.main import app
+
+BASELINES = Path(__file__).parent / "certainty" / "recorded"
+PHASES = DECODE, PREFILL, COLOCATED, PIGGYBACK = "decode", "prefill", "colocated", "piggyback"
+DENSE = "--model llama_3_1_70b --system h200_sxm --precision fp8 --isl 4096 --osl 512 --tp 4 --batch 16"
+SPARSE = "--model mixtral_8x7b --system h100_sxm --precision fp8 --isl 2048 --osl 256 --dp 4 --ep 4 --batch 32"
+LATENT = "--model deepseek_r1 --system gb200_nvl72 --precision nvfp4_fp8kv --isl 4096 --osl 512 --batch 64"
+#: Technique -> designs by hand, and the phases that know it.
+DESIGNS = {
+    "energy": (f"{DENSE} --energy", PHASES),
+    "stages": (f"{DENSE} --pp 2 --engine vllm", PHASES),
+    "experts": (f"{SPARSE} --energy --availability 0.999", PHASES),
+    "ranks": (f"{SPARSE} --rank-imbalance random", PHASES),
+    "drafts": (f"{DENSE} --speculate 2 --acceptance 'draft_model llama_3_1_8b 0.8 0.6'", (DECODE, COLOCATED)),
+    "tiers": (f"{DENSE} --cached 0.5 --tiers hbm=0.5,remote=0.5", (PREFILL, COLOCATED, PIGGYBACK)),
+    "held": (f"{SPARSE} --hold-prompts tuned", (COLOCATED,)),
+    "dcp": (f"{LATENT} --tp 8 --dcp 4", (DECODE,)),
+    "pcp": (f"{DENSE} --tp 2 --pcp 2 --engine sglang", (PREFILL,)),
+    "latent": (f"{LATENT} --dp 8 --ep 8", (DECODE, PREFILL)),
+    "indexer": (
+        "--model glm_5_3_flash --system gb200_nvl72 --precision nvfp4_fp8kv_bf16_projections --tp 4 --isl 32768",
+        (DECODE, PREFILL),
+    ),
+    "halves": (f"{LATENT} --dp 8 --ffn-gpus 16", ("attention_ffn",)),
+    "images": ("--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --images 2x1120x1120", ("encode",)),
+    "linear": (
+        "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --tp 2 --isl 8192 --batch 8",
+        (DECODE, PREFILL),
+    ),
+}
+#: Name of a record -> what is asked.
+ASKED = {f"{name}_{phase}": f"{argv} --phase {phase}" for name, (argv, phases) in DESIGNS.items() for phase in phases}
+
+
+def explained(argv: list[str]) -> str:
+    shown = CliRunner().invoke(app, ["explain", *argv])
+    assert shown.exit_code == 0, shown.output
+    return re.sub(r"(\.yaml):\d+ *", r"\1 ", shown.stdout)  # files change without their numbers
+
+
+def record(argv: list[str]) -> dict[str, Any]:
+    """All that is said, to people and to programs; of each part what is not 0."""
+    found = {key: value for key, value in json.loads(explained([*argv, "--json"])).items() if key not in CONSTANT}
+    for key, rows in found.items():
+        if isinstance(rows, list):
+            found[key] = [{name: value for name, value in row.items() if value not in (0, "", None)} for row in rows]
+    return rounded({"screen": explained(argv).splitlines(), **found})
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """JSON with a line for each line, operator, fit and part of memory."""
+    parts = []
+    for key, value in found.items():
+        lines = ",\n ".join(map(json.dumps, value)) if isinstance(value, list) else json.dumps(value)
+        parts.append(f"{json.dumps(key)}: {f'[{lines}]' if isinstance(value, list) else lines}")
+    return "{" + ",\n".join(parts) + "}\n"
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_design_is_taken_apart_as_recorded(name, update_baselines):
+    path, found = BASELINES / f"{name}.json", record(words(ASKED[name], Path()))
+    if update_baselines:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text_of(found))
+        pytest.skip(f"recorded {path.name}: read the diff before committing it")
+    lines = list(moved(json.loads(path.read_text()), found))
+    assert not lines, f"explain {name} moved: " + "; ".join(lines[:8])
+
+
+def test_every_design_is_recorded_and_nothing_else_is():
+    assert {path.stem for path in BASELINES.glob("*")} == set(ASKED)
