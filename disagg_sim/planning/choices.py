@@ -193,7 +193,11 @@ def host_of(at: Setup) -> float:
 
 def prefill_choices(grid: PhaseGrid, work: Demand) -> list[PrefillChoice]:
     """The fastest prefill configurations of each size whose pass leaves room for a queue; links as wide as needed."""
-    points = _fastest_passes(grid, work.ttft.seconds, SHORT_PASS)
+    return prefill_of(grid, work, _fastest_passes(grid, work.ttft.seconds, SHORT_PASS))
+
+
+def prefill_of(grid: PhaseGrid, work: Demand, points: Sequence[tuple[int, int]]) -> list[PrefillChoice]:
+    """Prefill configurations at some rows and columns of a grid."""
     if not points:
         return []
     rows = sorted({row for row, _ in points})
@@ -271,7 +275,7 @@ def times_of_passes(grid: PhaseGrid, rows: Ints, batch: Floats, nodes: Prompts) 
 def decode_choices(grid: PhaseGrid, work: Demand) -> list[DecodeChoice]:
     """The fastest decode configurations of each size within the TPOT limit; links as wide as needed."""
     usable = grid.feasible & (grid.latency <= work.tpot.seconds)
-    return [_decode(grid, work, row, column) for row, column in _best_of_sizes(grid, usable)]
+    return [decode_of(grid, work, row, column) for row, column in _best_of_sizes(grid, usable)]
 
 
 def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) -> Iterator[tuple[int, int]]:
@@ -289,7 +293,8 @@ def _best_of_sizes(grid: PhaseGrid, usable: Mask, rate: Floats | None = None) ->
     yield from found
 
 
-def _decode(grid: PhaseGrid, work: Demand, row: int, column: int) -> DecodeChoice:
+def decode_of(grid: PhaseGrid, work: Demand, row: int, column: int) -> DecodeChoice:
+    """The decode configuration at a row and a column of a grid."""
     batch = grid.batch[: column + 1].astype(float)
     at, mapping, step = grid.setup, grid.chosen(row, column), grid.latency[row, : column + 1]
     if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
@@ -385,52 +390,69 @@ def _colocated(
 ) -> Iterator[ColocatedChoice]:
     """Choices of one row, by the times of its steps and their memory under each budget."""
     tables, held = scored
-    at, ranks, lengths = grid.setup, int(mapping.dp_attn), work.lengths
+    at, ranks = grid.setup, int(mapping.dp_attn)
     last = int(np.flatnonzero(grid.feasible[row] & (grid.latency[row] <= work.tpot.seconds))[-1])
     last = min(last, tables.shape[-1] - 1)
-    batch = grid.batch[: last + 1].astype(float)
-    verified = batch * (1.0 + mapping.draft_tokens)
-    mixed, single, late = tables[:, :, : last + 1]
-    prompts = lengths.prompt_nodes()
-    loads = Loads.of(at, mapping, prompts)
+    verified = grid.batch[: last + 1] * (1.0 + mapping.draft_tokens)
+    longest = float(work.lengths.prompt_nodes().new.max())
     for of_rank, memory in zip(BUDGETS, held[:, : last + 1], strict=True):
         budget = ranks * of_rank
         fits = np.flatnonzero((memory <= at.memory_limit) & (verified <= budget / 2))
         if not fits.size:
             continue
         seats = int(fits[-1])
-        taken = slice(seats + 1)
-        waits = waits_of(at, work, ranks, float(mixed[0, seats]))
-        steps = MixedSteps(
-            ranks=ranks,
-            budget=budget,
-            prompt=lengths.mean_new,
-            each=lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
-            waits=(0, *waits),
-            batch=batch[taken],
-            verified=verified[taken],
-            step=mixed[0, taken],
-            tokens=np.array(SIZES, dtype=float),
-            mixed=mixed[:, taken],
-            single=single[:, taken],
-            late=late[:, taken],
-        )
-        made = ColocatedChoice(
-            at=at,
-            mapping=mapping,
-            work=work,
-            steps=steps,
-            nodes=prompts.new,
-            weights=prompts.weight,
-            host=host_of(at),
-            loads=loads,
-            memory=float(memory[seats]),
-            memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
-            bound=BOUNDS[grid.bound[row, seats]],
-        )
+        waits = waits_of(at, work, ranks, float(tables[0, 0, seats]))
+        made = colocated_of(grid, work, (row, seats), mapping, tables, budget, float(memory[seats]), waits)
         yield made
         yield from (replace(made, hold_steps=each) for each in waits)
-        if budget == BUDGETS[-1] and ranks == mapping.pp == 1 and longer_than_steps(lengths):
+        if budget == BUDGETS[-1] and ranks == mapping.pp == 1 and longer_than_steps(work.lengths):
             yield OneByOne.of(made)
-        if budget >= ranks * (float(prompts.new.max()) + verified[-1]):
+        if budget >= ranks * (longest + verified[-1]):
             break  # a larger one is never full
+
+
+def colocated_of(
+    grid: PhaseGrid,
+    work: Demand,
+    point: tuple[int, int],
+    mapping: Sharding,
+    tables: Floats,
+    budget: int,
+    memory: float,
+    waits: Sequence[int],
+) -> ColocatedChoice:
+    """The configuration of both phases at a row and a column of a grid, by its ``mixed_tables``.
+
+    Takes ``budget`` (of a step, over all ranks [token]), ``memory`` [B] and ``waits`` (decode steps that prompts may be
+    held back at most).
+    """
+    (row, seats), at, lengths = point, grid.setup, work.lengths
+    batch, prompts = grid.batch[: seats + 1].astype(float), lengths.prompt_nodes()
+    mixed, single, late = tables[:, :, : seats + 1]
+    steps = MixedSteps(
+        ranks=int(mapping.dp_attn),
+        budget=budget,
+        prompt=lengths.mean_new,
+        each=lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+        waits=(0, *waits),
+        batch=batch,
+        verified=batch * (1.0 + mapping.draft_tokens),
+        step=mixed[0],
+        tokens=np.array(SIZES, dtype=float),
+        mixed=mixed,
+        single=single,
+        late=late,
+    )
+    return ColocatedChoice(
+        at=at,
+        mapping=mapping,
+        work=work,
+        steps=steps,
+        nodes=prompts.new,
+        weights=prompts.weight,
+        host=host_of(at),
+        loads=Loads.of(at, mapping, prompts),
+        memory=memory,
+        memory_seats=int(grid.batch[np.flatnonzero(grid.feasible[row])[-1]]),
+        bound=BOUNDS[grid.bound[row, seats]],
+    )

@@ -5,6 +5,7 @@ And size what they hold under each budget of a step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,14 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
     return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before])
 
 
-def mixed_bytes(grid: PhaseGrid, work: Demand, mapping: Sharding, last: int) -> Floats:
-    """Memory on the fullest GPU under each budget, (rows, budgets, batches). [B]"""
+def mixed_bytes(
+    grid: PhaseGrid, work: Demand, mapping: Sharding, last: int, budgets: Sequence[float] = BUDGETS
+) -> Floats:
+    """Memory on the fullest GPU under each budget of a rank [token], (rows, budgets, batches). [B]"""
     ranks, lengths, batch = mapping.dp_attn, work.lengths, grid.batch[:last].astype(float)
-    decodes = np.tile(batch, len(BUDGETS))[None, :]
-    budget = ranks * np.repeat(np.array(BUDGETS, dtype=float), last)
+    decodes = np.tile(batch, len(budgets))[None, :]
+    budget = ranks * np.repeat(np.array(budgets, dtype=float), last)
     prompts = ranks * np.maximum(np.ceil(budget / (ranks * lengths.mean_new)), 1.0)
     prefilling = prefilling_in_pieces(mapping, prompts, lengths.prompt, budget, decodes)
     memory = colocated_bytes(grid.setup, mapping, decodes, cached=lengths.resident, prefilling=prefilling)
-    return np.broadcast_to(memory, budget.shape).reshape(-1, len(BUDGETS), last)
+    return np.broadcast_to(memory, budget.shape).reshape(-1, len(budgets), last)

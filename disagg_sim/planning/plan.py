@@ -105,29 +105,8 @@ def _planned(
     others: int = RUNNERS_UP,
 ) -> Plan:
     """The plan with so many designs beside the best."""
-    trace = lengths if isinstance(lengths, Trace) else options.trace
-    if trace is not None and not 0.0 < trace.rate < math.inf:
-        raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
     size = Size(rate=rate, gpus=gpus, users=options.users)
-    law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
-    law = law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance)
-    source: TrafficCase | tuple[int, int] | None = lengths if isinstance(lengths, TrafficCase) else None
-    if source is None and law.isl.size == 1 and law.mean_osl.is_integer():
-        source = (round(law.mean_isl), round(law.mean_osl))
-    work = Demand(
-        lengths=law,
-        ttft=limit_of(ttft, "ttft"),
-        tpot=limit_of(tpot, "tpot"),
-        hold_steps=parse_prefill_delay(options.hold_prompts),
-        headroom=options.headroom,
-        most_load=MOST_LOAD if options.users is None else 1.0,  # users wait for slower answers: no queue grows for long
-    )
-    if trace is not None:
-        dispersion, surge = unevenness(
-            trace, trace.rate if rate is None else rate, work.ttft.seconds, max(work.ttft.share, work.tpot.share)
-        )
-        work = replace(work, dispersion=dispersion, surge=surge)
-    options = options if trace is options.trace else replace(options, trace=trace)
+    work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
     wanted = None
     if options.availability is not None:
@@ -152,13 +131,52 @@ def _planned(
         raise InputError(f"no system can be planned for: {'; '.join(left_out)}")
     asked = {"lengths": lengths, "ttft": ttft, "tpot": tpot, "rate": rate, "gpus": gpus, "options": options}
     again = partial(_again, model, system, asked)
-    question = Plan(size=size, options=options, cases=tuple(cases), left_out=tuple(left_out), source=source, ask=again)
+    question = Plan(
+        size=size,
+        options=options,
+        cases=tuple(cases),
+        left_out=tuple(left_out),
+        source=source_of(lengths, work),
+        ask=again,
+    )
     check = partial(_checked, question, {})
     found = answer(question, check, others)
     if options.objective != JOULE or found.best is None:
         return found
     plain = tuple(replace(case, drawn=False, costs=dict.fromkeys(case.costs, 1.0)) for case in cases)
     return replace(found, fewest=answer(replace(question, cases=plain), check, others).best)
+
+
+def demand_of(
+    lengths: Lengths | Trace | TrafficCase, *, ttft: Any, tpot: Any, rate: float | None, options: PlanOptions
+) -> tuple[Demand, PlanOptions]:
+    """Read what is to be served, and how unevenly it comes; with the options that have its trace."""
+    trace = lengths if isinstance(lengths, Trace) else options.trace
+    if trace is not None and not 0.0 < trace.rate < math.inf:
+        raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
+    law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
+    work = Demand(
+        lengths=law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance),
+        ttft=limit_of(ttft, "ttft"),
+        tpot=limit_of(tpot, "tpot"),
+        hold_steps=parse_prefill_delay(options.hold_prompts),
+        headroom=options.headroom,
+        most_load=MOST_LOAD if options.users is None else 1.0,  # users wait for slower answers: no queue grows for long
+    )
+    if trace is None:
+        return work, options
+    dispersion, surge = unevenness(
+        trace, trace.rate if rate is None else rate, work.ttft.seconds, max(work.ttft.share, work.tpot.share)
+    )
+    return replace(work, dispersion=dispersion, surge=surge), replace(options, trace=trace)
+
+
+def source_of(lengths: Lengths | Trace | TrafficCase, work: Demand) -> TrafficCase | tuple[int, int] | None:
+    """What a simulation draws requests from: a case, or one length of prompts and answers [token]; None: neither."""
+    if isinstance(lengths, TrafficCase):
+        return lengths
+    law = work.lengths
+    return (round(law.mean_isl), round(law.mean_osl)) if law.isl.size == 1 and law.mean_osl.is_integer() else None
 
 
 def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | None:

@@ -182,7 +182,7 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
         )
         for cost, each in alone
     ]
-    found += [_disaggregated(case, rate, *pair) for pair in pairs]
+    found += [disaggregated_of(case, rate, *pair) for pair in pairs]
     if case.availability is not None:
         spared = [case.availability.spared(design, case.costs) for design in found]
         found = [design for design in spared if design.gpus <= most]
@@ -246,7 +246,8 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
     return list(least.values())[:BEST], sorted(pairs, key=lambda pair: pair[0])[: BEST**2]
 
 
-def _disaggregated(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
+def disaggregated_of(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
+    """The design of two pools, with what their caches take of the links."""
     grids = case.grids
     pools = (
         PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),

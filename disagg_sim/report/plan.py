@@ -81,9 +81,10 @@ def screen(plan: Plan, told: PlanExtras = NOTHING) -> list[ScreenPart]:
     blocks = [_lines([question_line(plan)]), _lines(verdict(plan, told.sure))]
     best = plan.best
     if best is not None:
+        latencies = latency_rows(plan.work, (best.ttft, best.tpot), told.sure, simulated=best.simulated is not None)
         blocks += [
             ScreenPart(tuple(pool_rows(best)), POOL_HEADER, (5,)),
-            ScreenPart(tuple(latency_rows(plan, best, told.sure)), LATENCY_HEADER, (1, 2, 3)),
+            ScreenPart(tuple(latencies), LATENCY_HEADER, (1, 2, 3)),
             ScreenPart((*fact_rows(plan, best, told.sure), *price_rows(told.prices), *drawn_rows(best, told.drawn))),
         ]
         if told.proof is not None:

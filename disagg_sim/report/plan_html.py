@@ -75,12 +75,11 @@ def plan_html(plan: Plan) -> str:
 def _latencies(plan: Plan, sure: Assurance | None) -> str:
     """Percentiles, limits and bands, with a bar of what the promised percentile takes of its limit."""
     assert plan.best is not None
-    limits = (plan.best.ttft, plan.work.ttft), (plan.best.tpot, plan.work.tpot)
+    latencies = plan.best.ttft, plan.best.tpot
+    limits = zip(latencies, (plan.work.ttft, plan.work.tpot), strict=True)
     bars = [_bar(values[limit.percentile] / limit.seconds) for values, limit in limits]
-    rows = [
-        f"{_row((*cells[:5],))}<td>{bar}</td>{_row(cells[5:])}"
-        for cells, bar in zip(latency_rows(plan, plan.best, sure), bars, strict=True)
-    ]
+    told = latency_rows(plan.work, latencies, sure, simulated=plan.best.simulated is not None)
+    rows = [f"{_row((*cells[:5],))}<td>{bar}</td>{_row(cells[5:])}" for cells, bar in zip(told, bars, strict=True)]
     header = (*LATENCY_HEADER[:5], "of the limit", *LATENCY_HEADER[5:])
     return _titled("What requests see", header, rows)
 

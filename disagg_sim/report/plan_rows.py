@@ -11,10 +11,10 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.facts.speculation import Speculation
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import Assurance, Band
-from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.design import Design, Percentiles, PlannedPool
 from disagg_sim.planning.energy import drawn
 from disagg_sim.planning.flips import LADDER, AnswerFlip, Changes
-from disagg_sim.planning.limits import Limit
+from disagg_sim.planning.limits import Demand, Limit
 from disagg_sim.planning.pools import ColocatedChoice, PrefillChoice
 from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.verdicts import LEAST_GAIN, LEAST_PROBABILITY
@@ -121,18 +121,18 @@ def _odds(plan: Plan, sure: Assurance | None, mode: str) -> Iterator[str]:
     if sure is None:
         return
     if not math.isnan(sure.probability):
-        chance, band = _percent(sure.probability), _times(sure.gain)
+        chance, band = percent(sure.probability), _times(sure.gain)
         yield f"{mode} is the better one with a probability of {chance} (80 % band: {band})"
     if not math.isnan(sure.holds):
-        alone = f"TTFT {_percent(sure.ttft_holds)}, TPOT {_percent(sure.tpot_holds)}"
-        told = f"; no headroom makes it more than {_percent(sure.within_reach)}"
+        alone = f"TTFT {percent(sure.ttft_holds)}, TPOT {percent(sure.tpot_holds)}"
+        told = f"; no headroom makes it more than {percent(sure.within_reach)}"
         if sure.within_reach > LEAST_PROBABILITY:
             told = "; --confidence 0.9 plans for 90 %"
         told *= plan.size.gpus is None and sure.holds < LEAST_PROBABILITY
-        yield f"the limits hold at this rate with a probability of {_percent(sure.holds)} ({alone}){told}"
+        yield f"the limits hold at this rate with a probability of {percent(sure.holds)} ({alone}){told}"
 
 
-def _percent(chance: float) -> str:
+def percent(chance: float) -> str:
     """A probability of finitely many samples: never 0 or 100 %."""
     return f"{min(max(round(100 * chance), 1), 99)} %"
 
@@ -144,8 +144,8 @@ def _why_first(plan: Plan, best: Design) -> str:
     if plan.gain < 1.0 + SAME:
         return "ranks of co-located attention DP wait for each other, which no measurement has judged"
     if plan.gain < LEAST_GAIN:
-        return f"its forecast is ahead, by less than {_percent(LEAST_GAIN - 1.0)}"
-    return f"its forecast is ahead, with a probability below {_percent(LEAST_PROBABILITY)}"
+        return f"its forecast is ahead, by less than {percent(LEAST_GAIN - 1.0)}"
+    return f"its forecast is ahead, with a probability below {percent(LEAST_PROBABILITY)}"
 
 
 def moved_line(best: Design, fewest: Design) -> str:
@@ -156,12 +156,13 @@ def moved_line(best: Design, fewest: Design) -> str:
     more = best.gpus - fewest.gpus
     gpus = f"{abs(more)} GPU{'s' * (abs(more) != 1)} {'more' if more > 0 else 'fewer'}" if more else "as many GPUs"
     return (
-        f"against the design of fewest GPUs ({fewest.gpus}: {_instances(fewest)}): {gpus}, "
+        f"against the design of fewest GPUs ({fewest.gpus}: {instances_text(fewest)}): {gpus}, "
         f"{own:.3g} J an output token in place of {small:.3g}, {1 - own / small:.1%} less"
     )
 
 
-def _instances(design: Design) -> str:
+def instances_text(design: Design) -> str:
+    """Write the pools of a design in short: ``13 x 1 GPU + 2 x TP4``."""
     return " + ".join(f"{_counted(pool)} x {mapping_words(pool)}" for pool in design.pools)
 
 
@@ -201,18 +202,20 @@ def _counted(pool: PlannedPool) -> str:
 POOL_HEADER = ("pool", "instances", "GPUs", "precision", "batch", "load", "memory", "bound by")
 
 
-def latency_rows(plan: Plan, design: Design, sure: Assurance | None) -> Iterator[tuple[str, ...]]:
+def latency_rows(
+    work: Demand, latencies: tuple[Percentiles, Percentiles], sure: Assurance | None, *, simulated: bool = False
+) -> Iterator[tuple[str, ...]]:
     """Write TTFT and TPOT at p50, p90 and p99, the limit, how far the time behind it may be off, what it rests on."""
     for name, values, limit, band, shares in (
-        ("TTFT", design.ttft, plan.work.ttft, sure and sure.ttft, sure and sure.pools[0].ttft),
-        ("TPOT", design.tpot, plan.work.tpot, sure and sure.tpot, sure and sure.pools[-1].tpot),
+        ("TTFT", latencies[0], work.ttft, sure and sure.ttft, sure and sure.pools[0].ttft),
+        ("TPOT", latencies[1], work.tpot, sure and sure.tpot, sure and sure.pools[-1].tpot),
     ):
         told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band else ""
         if sure and name == "TTFT":
             low, high = sure.beside
             told += f", engine {low * 1e3:.0f} to {seconds_text(high)}"
         yield (
-            name if design.simulated is None else f"{name}, simulated",
+            f"{name}, simulated" if simulated else name,
             *(seconds_text(value) for value in values.values()),
             _limit(limit),
             told,
@@ -312,7 +315,9 @@ def change_lines(plan: Plan, changes: Changes) -> list[str]:
         saved = f"{design.gpus} GPUs in place of {best.gpus}"
         if plan.size.gpus is not None:
             saved = f"{design.rate:.4g} requests/s in place of {best.rate:.4g}"
-        lines.append(f"set aside: {_instances(design)} ({MODE_TEXT[design.mode]}), {saved}: {_why_aside(best, design)}")
+        lines.append(
+            f"set aside: {instances_text(design)} ({MODE_TEXT[design.mode]}), {saved}: {_why_aside(best, design)}"
+        )
     return lines
 
 
@@ -380,7 +385,7 @@ def runner_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         planned = ", planned" * (mixed and design.simulated is None)
         yield (
             MODE_TEXT[design.mode],
-            _instances(design),
+            instances_text(design),
             " + ".join(dict.fromkeys(pool.setup.system.name for pool in design.pools)),
             f"{design.gpus}",
             f"{design.rate:.4g}/s",
