@@ -29,6 +29,7 @@ from .physics.kv_path import KvHandOver, kv_hand_over
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.answer import Plan
+from .planning.evaluate import Evaluation, evaluate
 from .planning.plan import plan
 from .planning.question import PlanOptions
 from .planning.run_energy import run_energy
@@ -71,6 +72,7 @@ __all__ = [
     "Deployment",
     "DisaggSimError",
     "EncodeStep",
+    "Evaluation",
     "Gain",
     "ImportedModel",
     "Instance",
@@ -112,6 +114,7 @@ __all__ = [
     "disaggregated",
     "encode_step",
     "enumerate_mappings",
+    "evaluate",
     "expressible",
     "gain",
     "hit_curve",

@@ -196,6 +196,46 @@ class PlanQuestion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvaluateQuestion:
+    """Evaluate a deployment: TTFT and TPOT of its requests, what it could serve, and the plan for the same load.
+
+    Say it by --pool, once a pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
+    """
+
+    model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
+    system: Annotated[str, Ask("GPU system of the pools.", "S")]
+    prefill_system: Annotated[str, Ask("Another system of the prefill pool.", "P")] = ""
+    pool: Annotated[
+        list[str] | None, Ask("colocated, or prefill and decode: decode:tp=4,instances=2,batch=128.", "ROLE:KEY=N,...")
+    ] = None
+    plan: Annotated[Path | None, Ask("Take the pools of a plan that was written with --out.", "DIR|FILE")] = None
+    isl: Annotated[int | None, ISL] = None
+    osl: Annotated[int | None, OSL] = None
+    traffic: Annotated[str, Ask("Lengths of a shipped traffic.", "NAME")] = ""
+    trace: Annotated[str, Ask("Lengths and arrivals of a request trace.", "FILE")] = ""
+    rate: Annotated[
+        Number, Ask("Requests/s; default: those of the trace.", "RATE", unit="rate", agents="rate_per_s")
+    ] = None
+    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]", "LIMIT")] = None
+    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]", "LIMIT")] = None
+    engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
+    precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
+    cached: Cached = 0.0
+    tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
+    speculate: Speculate = "off"
+    acceptance: Acceptance = ""
+    expert_skew: Annotated[
+        float, Ask("Variation of the popularity of experts over its mean.", low=0.0, high=MOST_SKEW)
+    ] = 0.0
+    max_nic: Annotated[
+        Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
+    ] = None
+    price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
+    alone: Annotated[bool, Ask("Do not plan for the same load beside it.")] = False
+    as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExplainQuestion:
     """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
 

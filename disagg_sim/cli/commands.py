@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from disagg_sim.cli.lazy import CommandEntry, LazyGroup
-from disagg_sim.question import ExplainQuestion, LaunchQuestion, PlanQuestion
+from disagg_sim.question import EvaluateQuestion, ExplainQuestion, LaunchQuestion, PlanQuestion
 
 
 class SpecsCommands(LazyGroup):
@@ -60,6 +60,13 @@ class Commands(LazyGroup):
             "Answer what to deploy, on one screen.",
             "plan --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20",
             PlanQuestion,
+        ),
+        "evaluate": CommandEntry(
+            "evaluate:evaluate",
+            "Say what a deployment does under a load.",
+            "evaluate --model llama_3_1_70b --system h200_sxm --isl 4096 --osl 512 --rate 20 --pool "
+            "colocated:tp=2,instances=12",
+            EvaluateQuestion,
         ),
         "sweep": CommandEntry(
             "sweep:sweep",

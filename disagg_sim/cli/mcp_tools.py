@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from disagg_sim.cli.compare import causes_of
+from disagg_sim.cli.evaluate import evaluation_of
 from disagg_sim.cli.explain import explained, mapping_by_hand
 from disagg_sim.cli.plan import plan_answer
 from disagg_sim.cli.plan_pools import of_more_pools, pools_answer
@@ -22,9 +23,18 @@ from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, check_word, quoted
 from disagg_sim.facts.load import list_specs, load_model, load_precision, load_profile, load_system, load_traffic
 from disagg_sim.physics.setup import setup
-from disagg_sim.question import Ask, ExplainQuestion, PlanQuestion, QuestionField, fields_of
+from disagg_sim.question import Ask, EvaluateQuestion, ExplainQuestion, PlanQuestion, QuestionField, fields_of
 from disagg_sim.report.documents import compare_json, simulate_json, sweep_json
-from disagg_sim.report.schemas import CompareJson, ExplainJson, PlanJson, PoolsJson, SimulateJson, SweepJson
+from disagg_sim.report.evaluate import evaluate_json
+from disagg_sim.report.schemas import (
+    CompareJson,
+    EvaluateJson,
+    ExplainJson,
+    PlanJson,
+    PoolsJson,
+    SimulateJson,
+    SweepJson,
+)
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
 from disagg_sim.sweep.backends.run import staying
 from disagg_sim.sweep.backends.workers import Workers
@@ -40,6 +50,8 @@ disagg-sim forecasts LLM inference on GPU clusters: what to deploy, and why. Uni
    system may name several, "h100_sxm,h200_sxm", or be "any". status "infeasible" is an answer: "binds" says what binds.
    Say what the deployment really does: speculate (drafts), cached and tiers (prompts in caches), availability (spares).
    plan_pools: the same with encode, attention and feed-forward pools.
+   evaluate: the same of a deployment that is there: pool is a list such as ["prefill:tp=2,instances=4,batch=4",
+   "decode:tp=4,instances=2,batch=128"] or ["colocated:tp=2,instances=12"].
 3. explain: why an instance, or a row of results, is as fast as it is, operator by operator.
 4. sweep: frontiers over every mapping and batch, of a YAML file that you write or a shipped one; its keys are
    axes, such as kv_link, hold_steps, availability, kv_tiers, per and columns. sweep_summary and compare read results.
@@ -140,6 +152,13 @@ def plan_pools(asked: PlanQuestion) -> PoolsJson:
 
 
 @of_question()
+def evaluate(asked: EvaluateQuestion) -> EvaluateJson:
+    """Say what a deployment does under a load: latencies, what it could serve, and the plan for the same load."""
+    found = evaluation_of(asked)
+    return evaluate_json(found, None if asked.alone else found.planned)
+
+
+@of_question()
 def explain(asked: ExplainQuestion) -> ExplainJson:
     """Take the latency and the memory of one instance apart: operators, what they wait for, the fits behind them."""
     return explained(asked).json()
@@ -211,4 +230,4 @@ def simulate(
     return simulate_json("asked", Path("-"), pd.DataFrame([run.summary()]), pd.DataFrame())
 
 
-TOOLS = (list_names, plan, plan_pools, explain, sweep, sweep_summary, compare, simulate)
+TOOLS = (list_names, plan, plan_pools, evaluate, explain, sweep, sweep_summary, compare, simulate)

@@ -24,6 +24,7 @@ from disagg_sim.launch.engines import (
     tier_bytes,
 )
 from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
+from disagg_sim.launch.flags import arguments
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
 from disagg_sim.launch.scripts import scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
@@ -130,6 +131,21 @@ def launch(
     said = f"{_MARK}: options of {spec.title} {version}; other versions may name them differently"
     files = {name: _marked(text) for name, text in files.items()}
     return Launch(engine=engine, version=version, files=files, notes=(said, *notes))
+
+
+def flags_of(deployment: Any) -> Iterator[tuple[str, str]]:
+    """Write what sets each pool as it was planned, by the names of its engine; or why the engine cannot be told."""
+    workers = workers_of(deployment)
+    name = backend_of("dynamo", workers)
+    reasons = expressible(workers, name)
+    for each in workers:
+        if reasons:
+            yield each.label, f"{ENGINES[name].title} cannot start it: {'; '.join(reasons)}"
+            return
+        settings = ENGINES[name].settings(each, weights_of(each.setup, quantises=ENGINES[name].quantises))
+        plain = {flag: value for flag, value in settings.items() if not isinstance(value, dict)}
+        words = [f"{flag}: {value}" for flag, value in plain.items()] if name == "trtllm" else arguments(plain)
+        yield each.label, f"{ENGINES[name].title}: {(', ' if name == 'trtllm' else ' ').join(words)}"
 
 
 def _marked(text: str) -> str:

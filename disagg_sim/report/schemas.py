@@ -22,7 +22,7 @@ Percentiles = Annotated[dict[str, float | None], Field(description="p50, p90, p9
 Band = Annotated[list[float | None], Field(description="80 % of the samples lie between them [1]")]
 Row = Annotated[dict[str, Any], Field(description="a row of a table by column; units end the names of columns")]
 PLAN, EXPLAIN, SWEEP = "disagg-sim/plan/2", "disagg-sim/explain/1", "disagg-sim/sweep/1"
-POOLS = "disagg-sim/pools/1"
+POOLS, EVALUATE = "disagg-sim/pools/1", "disagg-sim/evaluate/1"
 COMPARE, SIMULATE = "disagg-sim/compare/1", "disagg-sim/simulate/1"
 _Schema = Annotated[str, Field(pattern=r"^disagg-sim/[a-z]+/[0-9]+$", description="name and version of this JSON")]
 
@@ -272,6 +272,21 @@ class PlanJson(TypedDict):
     said: Annotated[dict[str, Any], Field(description="sentences of the screen, for people")]
 
 
+class EvaluateJson(TypedDict):
+    """Answer of ``disagg-sim evaluate --json``."""
+
+    schema: _Schema
+    holds: Annotated[bool, Field(description="whether both limits do, and seats are free often enough")]
+    missed: Annotated[list[str], Field(description="ttft, tpot, seats: what does not hold")]
+    overloaded: Annotated[list[str], Field(description="roles of pools whose queues grow without end")]
+    capacity_per_s: Annotated[float, Field(description="highest rate within the limits; 0 = none [request/s]")]
+    full_share: Annotated[float, Field(description="of the time in which all seats of decode are taken [1]")]
+    design: Annotated[DesignJson, Field(description="the deployment; latencies are null where queues grow")]
+    assurance: Annotated[AssuranceJson | None, Field(description="null where it is overloaded")]
+    planned: Annotated[DesignJson | None, Field(description="the plan for this load; null: none, or not asked")]
+    said: Annotated[list[str], Field(description="the verdict, for people")]
+
+
 class PoolsQuestionJson(TypedDict):
     """What was asked of more pools; of rate and gpus one is not null."""
 
@@ -507,6 +522,7 @@ class SimulateJson(TypedDict):
 SCHEMAS: dict[str, tuple[str, Any]] = {
     "plan": (PLAN, PlanJson),
     "pools": (POOLS, PoolsJson),
+    "evaluate": (EVALUATE, EvaluateJson),
     "explain": (EXPLAIN, ExplainJson),
     "sweep": (SWEEP, SweepJson),
     "compare": (COMPARE, CompareJson),

@@ -43,5 +43,6 @@ def arguments(question: type, said: str) -> dict[str, Any]:
         value: Any = kind is bool or next(rest)
         if {int, float} & {kind, *get_args(kind)} and re.fullmatch(r"[0-9.]+", value):
             value = json.loads(value)
-        found[ask.agents or name] = [value] if name == "price" else value
+        several = name in ("price", "pool")
+        found[ask.agents or name] = [*found.get(ask.agents or name, []), value] if several else value
     return found

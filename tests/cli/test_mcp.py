@@ -23,7 +23,7 @@ from disagg_sim.cli import mcp as mcp_room
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp import server
 from disagg_sim.cli.mcp_tools import TOOLS
-from disagg_sim.question import ExplainQuestion, PlanQuestion
+from disagg_sim.question import EvaluateQuestion, ExplainQuestion, PlanQuestion
 from disagg_sim.report.schemas import json_schema
 
 CASE = {"model": "llama_3_1_8b", "system": "h100_sxm", "isl": 1024, "osl": 128}
@@ -76,6 +76,11 @@ def test_names_come_with_their_titles() -> None:
             " --pools encode,prefill,decode --images 2x1120x1120 --tpot '30 ms'",
         ),
         (
+            "evaluate",
+            "--model llama_3_1_8b --system h200_sxm --isl 1024 --osl 128 --rate 20 --cached 0.5 --speculate 2"
+            " --acceptance 'mtp 0.8 0.6' --pool prefill:instances=2,batch=4 --pool decode:tp=2,batch=64 --max-nic 20",
+        ),
+        (
             "explain",
             "--model llama_3_1_8b --system h200_sxm --precision fp8 --tp 2 --batch 16 --isl 1024 --osl 128 --cached 0.5"
             " --tiers dram --availability 0.999 --energy --speculate 2 --acceptance 'mtp 0.8 0.6' --phase colocated",
@@ -83,7 +88,7 @@ def test_names_come_with_their_titles() -> None:
     ],
 )
 def test_a_tool_answers_as_its_command(tool: str, said: str) -> None:
-    question = ExplainQuestion if tool == "explain" else PlanQuestion
+    question = {"explain": ExplainQuestion, "evaluate": EvaluateQuestion}.get(tool, PlanQuestion)
     found = called(tool, **arguments(question, said)).structured_content
     jsonschema.validate(found, json_schema(tool.removeprefix("plan_")))
     assert json_of(tool.removesuffix("_pools"), said) == found

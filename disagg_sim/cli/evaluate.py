@@ -1,0 +1,120 @@
+"""``disagg-sim evaluate``: say what requests see of a deployment that is given by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from disagg_sim.cli.plan_inputs import plan_inputs
+from disagg_sim.cli.tables import blocks_text
+from disagg_sim.domain import Sharding
+from disagg_sim.errors import InputError, nearest, quoted
+from disagg_sim.launch.launch import flags_of
+from disagg_sim.planning.evaluate import TOGETHER, Evaluation
+from disagg_sim.planning.evaluate import evaluate as evaluated
+from disagg_sim.question import EvaluateQuestion, PlanQuestion
+from disagg_sim.report.evaluate import evaluate_json, evaluate_screen
+from disagg_sim.report.plan import ScreenPart
+from disagg_sim.report.schemas import PLAN
+from disagg_sim.simulation.deployment import LIMITS, Replicas
+
+#: Keys of a pool -> degrees of its sharding; ``tp`` and ``ep`` say that of the feed-forward part, too.
+_DEGREES = {
+    "tp": "tp_attn",
+    "dp": "dp_attn",
+    "ep": "ep",
+    "pp": "pp",
+    "dcp": "dcp",
+    "pcp": "pcp",
+    "redundant_slots": "redundant_slots",
+    "chunk_tokens": "chunk_tokens",
+}
+_KEYS = (*_DEGREES, "instances", *LIMITS)
+_ROLES = tuple(dict.fromkeys(role for roles in TOGETHER for role in roles))
+
+
+def evaluation_of(asked: EvaluateQuestion) -> Evaluation:
+    """Evaluate the deployment of a question."""
+    known = {each.name for each in fields(PlanQuestion)}
+    shared = {each.name: getattr(asked, each.name) for each in fields(asked) if each.name in known}
+    given = plan_inputs(PlanQuestion(**shared))
+    if bool(asked.pool) == (asked.plan is not None):
+        raise InputError("say the deployment once: its pools, each by --pool, or a plan's directory by --plan")
+    pools = pools_of_plan(asked.plan) if asked.plan is not None else dict(map(pool_of, asked.pool or ()))
+    if len(pools) < len(asked.pool or ()):
+        raise InputError(f"--pool says {', '.join(asked.pool or ())}; allowed: each role once")
+    return evaluated(
+        asked.model, asked.system, pools, given.work, **given.limits, rate=asked.rate, options=given.options
+    )
+
+
+def pool_of(text: str) -> tuple[str, Replicas]:
+    """Read a pool: its role, and what differs from one GPU.
+
+    >>> role, pool = pool_of("decode:dp=8,ep=8,instances=2,batch=512")
+    >>> role, pool.gpus, int(pool.mapping.tp_ffn), pool.batch
+    ('decode', 16, 1, 512)
+    """
+    role, _, rest = text.partition(":")
+    if (role := role.strip()) not in _ROLES:
+        said = f"--pool {quoted(text)}: {quoted(role)} is no pool{nearest(role, _ROLES)}"
+        raise InputError(f"{said}; allowed: {', '.join(_ROLES)}, such as decode:tp=4,instances=2,batch=128")
+    numbers: dict[str, int] = {}
+    for part in filter(None, (each.strip() for each in rest.split(","))):
+        key, _, number = (each.strip() for each in part.partition("="))
+        if key not in _KEYS:
+            raise InputError(
+                f"--pool {role}: unknown key {quoted(key)}{nearest(key, _KEYS)}; allowed: {', '.join(_KEYS)}"
+            )
+        if not (number.isascii() and number.isdigit() and len(number) < 10):
+            raise InputError(f"--pool {role}: {key} {quoted(number)} is no whole number; allowed: such as {key}=4")
+        numbers[key] = int(number)
+    degrees = {_DEGREES[key]: number for key, number in numbers.items() if key in _DEGREES}
+    return role, _replicas(f"--pool {role}", degrees, numbers)
+
+
+def pools_of_plan(path: Path) -> dict[str, Replicas]:
+    """Read the pools of the best design of a plan, from its directory or its ``plan.json``."""
+    file = path / "plan.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--plan {file}: {getattr(error, 'strerror', None) or 'is no JSON'}") from None
+    best = document.get("best") if isinstance(document, dict) and document.get("schema") == PLAN else None
+    if not best:
+        raise InputError(f"--plan {file}: has no design of schema {PLAN}; allowed: what disagg-sim plan --out wrote")
+    degrees = {*_DEGREES.values(), "tp_ffn", "draft_tokens"}
+    return {
+        pool["role"]: _replicas(f"--plan {file}", {name: pool[name] for name in degrees}, pool)
+        for pool in best["pools"]
+    }
+
+
+def _replicas(where: str, degrees: dict[str, int], values: Mapping[str, Any]) -> Replicas:
+    """Equal instances; experts that are not spread by ep are cut by all GPUs of a stage."""
+    try:
+        stage = degrees.get("tp_attn", 1) * degrees.get("dp_attn", 1) * degrees.get("pcp", 1)
+        if stage % max(degrees.get("ep", 1), 1):
+            raise InputError(f"ep {degrees['ep']} does not divide the {stage} GPUs of a stage (tp x dp x pcp)")
+        whole: dict[str, Any] = {"tp_ffn": stage // max(degrees.get("ep", 1), 1), **degrees}
+        mapping = Sharding(**whole)
+        limits = {name: values.get(name) for name in LIMITS}
+        return Replicas(mapping=mapping, instances=values.get("instances", 1), **limits)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def evaluate(asked: EvaluateQuestion) -> None:
+    """Evaluate and print."""
+    found = evaluation_of(asked)
+    planned = None if asked.alone else found.planned
+    if asked.as_json:
+        typer.echo(json.dumps(evaluate_json(found, planned), indent=2))
+    else:
+        rows = [ScreenPart(tuple(flags_of(found.design)), ("pool", "flags of its engine"))]
+        typer.echo(blocks_text([*evaluate_screen(found, planned), *rows]), nl=False)

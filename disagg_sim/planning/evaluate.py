@@ -1,0 +1,287 @@
+"""Evaluate a deployment that is given by hand: what its requests see, and what it could serve, beside a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from disagg_sim.arrays import Ints
+from disagg_sim.domain import ServingMode
+from disagg_sim.errors import InfeasibleError, InputError, above_zero
+from disagg_sim.facts.hardware import SystemSpec
+from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.traffic import TrafficCase
+from disagg_sim.notebook import Shown
+from disagg_sim.physics.setup import Setup
+from disagg_sim.planning.answer import Plan
+from disagg_sim.planning.assurance import Assurance, assurance
+from disagg_sim.planning.choices import Grids, colocated_of, decode_of, prefill_of, prompts_of_ranks
+from disagg_sim.planning.counts import SizedPool
+from disagg_sim.planning.design import Design, Percentiles, PlannedPool
+from disagg_sim.planning.limits import SHARES, TPOT, TTFT, Demand, Limit
+from disagg_sim.planning.long_prompts import OneByOne
+from disagg_sim.planning.mixed_tables import mixed_bytes, mixed_tables
+from disagg_sim.planning.plan import USUAL, demand_of, plan, source_of
+from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice
+from disagg_sim.planning.question import PlanOptions, Size, setups_of, systems_of
+from disagg_sim.planning.sizing import Candidates, disaggregated_of, with_link_limit
+from disagg_sim.search.axes import batch_sizes
+from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.search.phase_grid import PhaseGrid
+from disagg_sim.serving.costs import costs_of_gpus
+from disagg_sim.simulation.deployment import Replicas
+from disagg_sim.units import GB
+from disagg_sim.workload.lengths import Lengths
+from disagg_sim.workload.trace import Trace
+
+#: Pools that are evaluated together.
+TOGETHER = (("colocated",), ("prefill", "decode"))
+#: Limits under which a pool is as fast as it can be: no latency is too long. [s]
+NO_LIMIT = Limit(1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Shown):
+    """A deployment under a load, beside the one that the planner would take for it."""
+
+    given: Plan  # whose best design is the deployment
+    sure: Assurance | None  # None where the load is more than the deployment can take
+    plan: Callable[[], Plan] = field(repr=False)
+
+    @cached_property
+    def planned(self) -> Plan:
+        """The plan for the same load, which takes the time of one."""
+        return self.plan()
+
+    @property
+    def design(self) -> Design:
+        """The deployment."""
+        assert self.given.best is not None
+        return self.given.best
+
+    @property
+    def overloaded(self) -> tuple[str, ...]:
+        """Roles of the pools that more requests reach than they can take: queues grow without end."""
+        return tuple(pool.role for pool in self.design.pools if pool.utilisation >= 1.0)
+
+    @property
+    def full(self) -> float:
+        """Share of the time in which all seats of decode are taken, so that requests queue for one. [1]"""
+        last = self.design.pools[-1]
+        assert isinstance(last.choice, DecodeChoice | ColocatedChoice)
+        return 1.0 if self.overloaded else float(last.choice.occupied(last.rate, last.instances).full)
+
+    @property
+    def ttft(self) -> Percentiles:
+        """Arrival to first token by percentile; inf where a queue grows without end. [s]"""
+        return dict.fromkeys(SHARES, math.inf) if self.overloaded else self.design.ttft
+
+    @property
+    def tpot(self) -> Percentiles:
+        """Mean gap of a request's tokens by percentile, with all seats taken where a queue grows. [s]"""
+        return self.design.tpot
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """Limits that do not hold: ``ttft``, ``tpot``, and ``seats`` where too many requests find none."""
+        work = self.design.work
+        late = [
+            name
+            for name, values, limit in (("ttft", self.ttft, work.ttft), ("tpot", self.tpot, work.tpot))
+            if not values[limit.percentile] <= limit.seconds
+        ]
+        return (*late, *(["seats"] if self.full > 1.0 - work.tpot.share else []))
+
+    @property
+    def capacity(self) -> float:
+        """Highest rate at which both limits hold; 0 where they hold at none. [request/s]"""
+        return self.design.keeping(self.design.work.ttft.seconds, self.design.work.tpot.seconds)
+
+
+def evaluate(
+    model: str | Path | ModelSpec,
+    system: str | SystemSpec,
+    pools: Mapping[str, Replicas],
+    lengths: Lengths | Trace | TrafficCase,
+    *,
+    rate: float | None = None,
+    ttft: Any = TTFT,
+    tpot: Any = TPOT,
+    options: PlanOptions = USUAL,
+) -> Evaluation:
+    """Evaluate a deployment: latencies of its requests, the rate that it could serve, and the plan for the same load.
+
+    Parameters
+    ----------
+    model : ModelSpec, str or Path
+        Spec, name, or file.
+    system : SystemSpec or str
+        Of all pools; ``options.prefill_system`` is that of a prefill pool on other GPUs.
+    pools : mapping of str to Replicas
+        ``colocated``, or ``prefill`` and ``decode``. Without a batch an instance takes as many sequences as its engine
+        does, and memory holds; without a token budget as many tokens a step.
+    lengths : Lengths, Trace or TrafficCase
+        Of the requests, as ``plan`` takes them.
+    rate : float, optional
+        Request rate; None = that of the trace. [request/s]
+    ttft, tpot : float or str
+        Limits of requests, as ``plan`` takes them.
+    options : PlanOptions
+        Recipe, engine, second system, drafts; of the plan beside it also the search.
+
+    Returns
+    -------
+    Evaluation
+        Latencies [s]; an overload or a missed limit is an answer, not an error.
+
+    Raises
+    ------
+    InputError, UnknownNameError, InfeasibleError
+        Pools that do not go together, values out of range; an instance that does not fit in memory.
+
+    Examples
+    --------
+    >>> import disagg_sim as ds
+    >>> mine = {"colocated": ds.Replicas(mapping=ds.Sharding(tp_attn=2, tp_ffn=2), instances=4, batch=64)}
+    >>> found = evaluate("llama_3_1_8b", "h100_sxm", mine, ds.lengths(2048, 256), rate=20, tpot="20 ms")
+    >>> found.design.gpus, found.missed, found.planned.best.gpus < 8, found.capacity > 20
+    (8, (), True, True)
+    """
+    if tuple(pools) not in TOGETHER and tuple(reversed(list(pools))) not in TOGETHER:
+        raise InputError(f"pools {', '.join(pools) or 'none'}; allowed: colocated, or prefill and decode")
+    if isinstance(lengths, Trace) and rate is None:
+        rate = lengths.rate
+    if rate is None:
+        raise InputError("evaluate needs a rate of requests, or a trace that has one")
+    above_zero("rate", rate, "requests/s")
+    systems = systems_of(system)
+    if len(systems) > 1:
+        raise InputError(f"system {system}: a deployment is on one system, or on two with prefill_system")
+    work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
+    at, prefill_at = setups_of(model, systems[0], options)
+    if at.speculation is None and any(each.mapping.draft_tokens for each in pools.values()):
+        raise InputError("a pool has drafts; give the drafter, too, by options.speculation (--speculate)")
+    case, sized = _given(at, prefill_at, pools, work, options)
+    if case.colocated:
+        own = tuple(
+            PlannedPool(role="colocated", choice=each.choice, instances=each.instances, rate=rate) for each in sized
+        )
+        design = Design(mode=ServingMode.COLOCATED, pools=own, rate=rate, cost=0.0, work=case.work)
+    else:
+        design = disaggregated_of(case, rate, 0.0, *sized)
+    design = replace(design, cost=sum(pool.gpus * case.costs[pool.setup.system.name] for pool in design.pools))
+    given = Plan(size=Size(rate=rate), options=options, cases=(case,), best=design, source=source_of(lengths, work))
+    beside = partial(plan, model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
+    found = Evaluation(given=given, sure=None, plan=beside)
+    return found if found.overloaded else replace(found, sure=assurance(given))
+
+
+def _given(
+    at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions
+) -> tuple[Candidates, list[SizedPool]]:
+    """The case that has the given pools as its only choices, and these with their counts."""
+    last = pools.get("decode") or pools["colocated"]
+    first = pools.get("prefill") or last
+    share = None if work.lengths.constant else work.ttft.share
+    chunk = int(first.mapping.chunk_tokens)
+    prefill = prefill_grid(
+        prefill_at,
+        replace(first.mapping, chunk_tokens=0),
+        prompts_of_ranks(work.lengths),
+        ftl_quantile=share,
+        batch=_prompts(prefill_at, first, work) if "prefill" in pools else [1],
+        chunk_tokens=[chunk] if chunk else [],
+    )
+    decode = decode_grid(at, replace(last.mapping, chunk_tokens=0), work.lengths, batch=_sequences(at, last))
+    work = replace(work, lengths=prefill.lengths)
+    free = replace(work, ttft=NO_LIMIT, tpot=NO_LIMIT, headroom=0.0, most_load=1.0)
+    column = _most(decode, 0, asked=last.batch)
+    case = Candidates(
+        at=at,
+        prefill_at=prefill_at,
+        work=work,
+        grids=Grids(prefill, decode),
+        colocated=(),
+        inside=((), ()),
+        across=((), ()),
+        costs=costs_of_gpus([at.system, prefill_at.system], options.per),
+    )
+    if "colocated" in pools:
+        if prefill_at is not at:
+            raise InputError("prefill_system is of a prefill pool; these instances do both")
+        both = _colocated(decode, free, last, column)
+        return replace(case, colocated=(both,)), [SizedPool(both, last.instances)]
+    row = len(prefill.mappings) - 1  # with chunks, where some are asked for
+    choices = (
+        prefill_of(prefill, free, [(row, _most(prefill, row, asked=first.batch))]),
+        [decode_of(decode, free, 0, column)],
+    )
+    case = with_link_limit(replace(case, inside=choices, across=choices), options.max_nic)
+    together = first.gpus + last.gpus <= (at.system.nvlink_domain if prefill_at is at else 0)
+    sends, takes = case.inside if together else case.across
+    return replace(case, across=(sends, takes)), [
+        SizedPool(sends[0], first.instances),
+        SizedPool(takes[0], last.instances),
+    ]
+
+
+def _prompts(at: Setup, given: Replicas, work: Demand) -> Ints:
+    """Numbers of prompts of a pass: up to those asked for, or those whose tokens an engine takes in a step."""
+    tokens = given.token_budget or (8192 if at.overheads is None else at.overheads.chunk_tokens) * given.mapping.dp_attn
+    return _upto(given.batch or max(int(tokens / work.lengths.mean_new), int(given.mapping.dp_attn)))
+
+
+def _sequences(at: Setup, given: Replicas) -> Ints:
+    """Numbers of sequences of an instance: up to those asked for, or those that an engine takes."""
+    engine = 1024 if at.overheads is None else at.overheads.max_running
+    return _upto(given.batch or engine * int(given.mapping.dp_attn))
+
+
+def _upto(most: int) -> Ints:
+    """Batches from 1 to the most, four a doubling. [request]"""
+    sizes = batch_sizes(most)
+    return np.append(sizes[sizes < most], most)
+
+
+def _most(grid: PhaseGrid, row: int, *, asked: int | None) -> int:
+    """Column of the largest batch: the one that is asked for, which must fit, or the largest that does."""
+    fits = np.flatnonzero(grid.feasible[row])
+    if asked is None and fits.size:
+        return int(fits[-1])
+    last = grid.batch.size - 1
+    if fits.size and fits[-1] == last:
+        return last
+    place = 0 if asked is None else last
+    most = f"; at most {grid.batch[fits[-1]]:,} fit" if fits.size else ""
+    lacking = float(grid.memory_bytes[row, place] - grid.memory_limit) / GB
+    said = f"an instance with batch {grid.batch[place]:,} lacks {lacking:.1f} GB of memory a GPU"
+    raise InfeasibleError(f"{grid.phase}: {said}{most}")
+
+
+def _colocated(grid: PhaseGrid, work: Demand, given: Replicas, column: int) -> ColocatedChoice:
+    """The instance of both phases as it is given."""
+    at, ranks = grid.setup, int(given.mapping.dp_attn)
+    table = grid.chosen(np.zeros(1, dtype=np.intp), np.array([column]))
+    mapping = table[0]
+    budget = given.token_budget or (8192 if at.overheads is None else at.overheads.chunk_tokens) * ranks
+    memory = mixed_bytes(grid, work, table.for_grid(), column + 1, [budget / ranks])[0, 0]
+    fits = np.flatnonzero(
+        (memory <= at.memory_limit) & (grid.batch[: column + 1] * (1 + mapping.draft_tokens) < budget)
+    )
+    if not fits.size or (given.batch is not None and fits[-1] != column):
+        most = f"; at most {grid.batch[fits[-1]]:,} do" if fits.size else ""
+        raise InfeasibleError(
+            f"an instance with batch {given.batch or 1} and steps of {budget:,} tokens does not fit{most}"
+        )
+    seats = int(fits[-1])
+    tables = mixed_tables(grid, work, np.zeros(1, dtype=np.intp), table.for_grid(), seats + 1)[:, 0]
+    waits = [given.hold_steps] if given.hold_steps else []
+    made = colocated_of(grid, work, (0, seats), mapping, tables, budget, float(memory[seats]), waits)
+    made = replace(made, hold_steps=given.hold_steps or 0)
+    return OneByOne.of(made) if made.seats == ranks == mapping.pp == 1 else made

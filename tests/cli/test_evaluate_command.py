@@ -1,0 +1,82 @@
+"""``disagg-sim evaluate``: pools as they are written, the screen, the JSON, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from disagg_sim.cli.evaluate import pool_of
+from disagg_sim.cli.main import run
+from disagg_sim.domain import Sharding
+from disagg_sim.report.schemas import json_schema
+
+QUESTION = "evaluate --model llama_3_1_8b --system h100_sxm --isl 2048 --osl 256 --rate 40 --ttft 1s --tpot 20ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "mapping", "rest"),
+    [
+        ("decode", Sharding(), (1, None, None, None)),
+        ("decode:tp=4,instances=2,batch=64", Sharding(tp_attn=4, tp_ffn=4), (2, 64, None, None)),
+        ("prefill: tp=2, dp=4, ep=8", Sharding(tp_attn=2, dp_attn=4, ep=8), (1, None, None, None)),
+        ("colocated:dp=4,token_budget=8192,hold_steps=5", Sharding(dp_attn=4, tp_ffn=4), (1, None, 8192, 5)),
+    ],
+)
+def test_a_pool_is_read_as_it_is_written(text: str, mapping: Sharding, rest: tuple[int | None, ...]) -> None:
+    role, pool = pool_of(text)
+    assert role == text.partition(":")[0]
+    assert pool.mapping == mapping
+    assert (pool.instances, *pool.limits) == rest
+
+
+def test_the_screen_says_what_holds_and_what_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{QUESTION} --engine vllm --pool colocated:tp=2,instances=4,batch=96,token_budget=4096".split()) == 0
+    said = capsys.readouterr().out
+    assert "HOLDS: 8 GPUs serve 40 requests/s, and up to " in said
+    assert "the plan for this load: 3 GPUs, 3 x 1 GPU (co-located)" in said
+    assert "vLLM: --tensor-parallel-size 2" in said
+    assert "--max-num-seqs 96" in said
+    assert "--max-num-batched-tokens 4096" in said
+    assert run([*QUESTION.split(), "--rate", "400", "--alone", "--pool", "colocated"]) == 0
+    said = capsys.readouterr().out
+    assert "OVERLOADED: more requests reach co-located than it can take; 1 GPU serves " in said
+    assert "the plan for this load" not in said
+
+
+def test_a_plan_that_was_written_is_a_deployment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *QUESTION.split()[1:], "--out", str(tmp_path / "plan")]) == 0
+    capsys.readouterr()
+    assert run([*QUESTION.split(), "--plan", str(tmp_path / "plan"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json_schema("evaluate"))
+    written = json.loads((tmp_path / "plan" / "plan.json").read_text())["best"]
+    assert (found["holds"], found["missed"], found["overloaded"]) == (True, [], [])
+    assert found["design"]["gpus"] == written["gpus"] == found["planned"]["gpus"]
+    assert found["design"]["tpot_s"] == pytest.approx(written["tpot_s"])
+    assert found["capacity_per_s"] >= 40
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", "say the deployment once"),
+        ("--pool colocated --plan nowhere", "say the deployment once"),
+        ("--plan nowhere", "--plan nowhere: No such file"),
+        ("--pool decoed:tp=2", "'decoed' is no pool, did you mean 'decode'?; allowed: colocated, prefill, decode"),
+        ("--pool colocated:tps=2", "--pool colocated: unknown key 'tps', did you mean 'tp'?"),
+        ("--pool colocated:tp=two", "--pool colocated: tp 'two' is no whole number"),
+        ("--pool colocated:tp=0", "--pool colocated: "),
+        ("--pool colocated:ep=3,tp=2", "--pool colocated: ep 3 does not divide the 2 GPUs of a stage"),
+        ("--pool decode --pool decode --pool prefill", "allowed: each role once"),
+        ("--pool colocated --system h100_sxm,h200_sxm", "a deployment is on one system"),
+    ],
+)
+def test_what_is_wrong_is_one_line(more: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*QUESTION.split(), *more.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1

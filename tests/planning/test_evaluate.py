@@ -1,0 +1,121 @@
+"""A deployment that is given by hand: the same physics as a plan's, the verdict, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import Sharding
+from disagg_sim.errors import DisaggSimError
+from disagg_sim.planning.evaluate import Evaluation, evaluate
+from disagg_sim.planning.prove import prove
+from disagg_sim.simulation.deployment import Replicas
+
+LENGTHS = ds.lengths(4096, 512)
+PREFILL = Replicas(mapping=Sharding(), instances=13, batch=2)
+DECODE = Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=2, batch=160)
+PAIR = {"prefill": PREFILL, "decode": DECODE}
+BOTH = {"colocated": Replicas(mapping=Sharding(tp_attn=4, tp_ffn=4), instances=8, batch=64)}
+
+
+def under(rate: float, pools: dict[str, Replicas] | None = None, **said: object) -> Evaluation:
+    settings: dict[str, object] = {"tpot": "30 ms", **said}
+    return evaluate("llama_3_1_70b", "h100_sxm", pools or PAIR, LENGTHS, rate=rate, **settings)
+
+
+@pytest.fixture(scope="module")
+def planned() -> ds.Plan:
+    return ds.plan("llama_3_1_70b", "h100_sxm", LENGTHS, ttft="2 s", tpot="30 ms", rate=20)
+
+
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+def test_pools_of_a_plan_do_what_the_plan_says(planned: ds.Plan, mode: str) -> None:
+    design = next(each for each in (planned.best, planned.other) if each is not None and each.mode == mode)
+    found = under(20, {pool.role: pool.replicas for pool in design.pools}).design
+    for ours, theirs in zip(found.pools, design.pools, strict=True):
+        assert (ours.instances, ours.batch, ours.gpus) == (theirs.instances, theirs.batch, theirs.gpus)
+        assert ours.choice.memory == pytest.approx(theirs.choice.memory)
+    assert found.tpot == pytest.approx(design.tpot)
+    assert found.ttft == pytest.approx(design.ttft, rel=0.01)  # the hand-over waits for its own decode pool alone
+    assert found.capacity == pytest.approx(design.capacity, rel=0.01)
+    assert found.kv_rate == pytest.approx(design.kv_rate)
+
+
+@pytest.mark.parametrize(
+    ("pools", "rate"),
+    [(PAIR, 10.0), (BOTH, 12.0), ({"prefill": PREFILL, "decode": replace(DECODE, instances=3)}, 16.0)],
+)
+def test_it_is_what_a_simulation_meets(pools: dict[str, Replicas], rate: float) -> None:
+    found = under(rate, pools)
+    run = prove(found.given, found.design, adapt=False).planned
+    assert run.lost == 0
+    for share in ("p50", "p90"):
+        assert found.tpot[share] == pytest.approx(run.tpot[share], rel=0.08)
+    assert found.ttft["p50"] == pytest.approx(run.ttft["p50"], rel=0.05)
+
+
+def test_a_queue_without_end_is_told_as_such() -> None:
+    calm, flooded = under(10), under(40)
+    assert (calm.overloaded, calm.missed) == ((), ())
+    assert flooded.overloaded == ("prefill", "decode")
+    assert set(flooded.ttft.values()) == {math.inf}
+    assert flooded.missed == ("ttft", "seats")  # a step with all seats taken is in time
+    assert flooded.sure is None
+    assert flooded.capacity == calm.capacity  # it is of the deployment, not of its load
+    narrow = under(18, {"prefill": PREFILL, "decode": replace(DECODE, batch=64)})
+    assert narrow.overloaded == ("decode",)
+
+
+def test_what_it_can_take_lies_where_a_limit_begins_to_be_missed() -> None:
+    most = under(10).capacity
+    assert under(0.99 * most).missed == ()
+    assert under(1.01 * most).missed != ()
+    more = under(10, {"prefill": replace(PREFILL, instances=14), "decode": replace(DECODE, instances=3)})
+    assert more.capacity > most
+    assert under(10, tpot="10 ms").capacity == 0.0  # no step is so fast
+    assert under(10, tpot="10 ms").missed == ("tpot",)
+
+
+def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
+    alone = {"colocated": Replicas(mapping=Sharding(tp_attn=2, tp_ffn=2), instances=4)}
+    pool = under(1, alone).design.pools[0]
+    assert (
+        pool.batch <= pool.choice.memory_seats < pool.setup.overheads.max_running
+    )  # a step of prompts takes room, too
+    assert pool.choice.budget == pool.setup.overheads.chunk_tokens
+    small = evaluate("llama_3_1_8b", "h100_sxm", {"colocated": Replicas(mapping=Sharding(), instances=1)},
+                     ds.lengths(64, 64), rate=1.0).design.pools[0]  # fmt: skip
+    assert small.batch == small.setup.overheads.max_running
+
+
+def test_the_plan_for_the_same_load_stands_beside_it() -> None:
+    found = under(20, BOTH)
+    assert found.planned.best.gpus < found.design.gpus == 32
+
+
+@pytest.mark.parametrize(
+    ("pools", "said"),
+    [
+        ({"prefill": PREFILL}, "pools prefill; allowed: colocated, or prefill and decode"),
+        ({**PAIR, **BOTH}, "allowed: colocated, or prefill and decode"),
+        ({"prefill": PREFILL, "decode": replace(DECODE, batch=5000)}, "decode: an instance with batch 5,000 lacks "),
+        ({"colocated": replace(BOTH["colocated"], batch=64, token_budget=64)}, "steps of 64 tokens"),
+        (
+            {"prefill": PREFILL, "decode": replace(DECODE, mapping=replace(DECODE.mapping, draft_tokens=2))},
+            "drafts; give the drafter",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(pools: dict[str, Replicas], said: str) -> None:
+    with pytest.raises(DisaggSimError) as told:
+        under(10, pools)
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_it_needs_a_rate() -> None:
+    with pytest.raises(DisaggSimError, match="needs a rate"):
+        evaluate("llama_3_1_8b", "h100_sxm", BOTH, LENGTHS)
