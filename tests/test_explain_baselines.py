@@ -37,15 +37,19 @@ DESIGNS = {
         "--model glm_5_3_flash --system gb200_nvl72 --precision nvfp4_fp8kv_bf16_projections --tp 4 --isl 32768",
         (DECODE, PREFILL),
     ),
-    "halves": (f"{LATENT} --dp 8 --ffn-gpus 16", ("attention_ffn",)),
-    "images": ("--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --images 2x1120x1120", ("encode",)),
     "linear": (
         "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --tp 2 --isl 8192 --batch 8",
         (DECODE, PREFILL),
     ),
 }
+#: Further pools, which are told to people alone.
+POOLS = {
+    "attention_ffn": f"{LATENT} --dp 8 --ffn-gpus 16 --microbatches 2",
+    "encode": "--model qwen3_5_35b_a3b --system h200_sxm --precision fp8 --images 2x1120x1120",
+}
 #: Name of a record -> what is asked.
 ASKED = {f"{name}_{phase}": f"{argv} --phase {phase}" for name, (argv, phases) in DESIGNS.items() for phase in phases}
+ASKED |= {phase: f"{argv} --phase {phase}" for phase, argv in POOLS.items()}
 
 
 def explained(argv: list[str]) -> str:
@@ -56,11 +60,14 @@ def explained(argv: list[str]) -> str:
 
 def record(argv: list[str]) -> dict[str, Any]:
     """All that is said, to people and to programs; of each part what is not 0."""
+    screen = explained(argv).splitlines()
+    if argv[-1] in POOLS:
+        return {"screen": screen}
     found = {key: value for key, value in json.loads(explained([*argv, "--json"])).items() if key not in CONSTANT}
     for key, rows in found.items():
         if isinstance(rows, list):
             found[key] = [{name: value for name, value in row.items() if value not in (0, "", None)} for row in rows]
-    return rounded({"screen": explained(argv).splitlines(), **found})
+    return rounded({"screen": screen, **found})
 
 
 def text_of(found: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Plans of fifty questions against text in git, to ten digits: whatever moves one of them shows in a diff.
+"""Plans of sixty questions against text in git, to ten digits: whatever moves one of them shows in a diff.
 
 ``pytest tests/test_plan_baselines.py --update-baselines`` records them anew. What moves a plan is named in the commit.
 """
@@ -31,6 +31,7 @@ IMAGES = (
     "--model qwen3_5_35b_a3b --system h200_sxm --isl 4096 --osl 256 --pools encode,prefill,decode --images 2x1120x1120"
 )
 CHAT, LONG, SHORT = "--isl 2048 --osl 256", "--isl 16384 --osl 512", "--isl 512 --osl 64"
+ALONE = "--isl 60000 --osl 300 --rate 0.5"
 
 #: Name of a question -> what is asked. TRACE stands for a file of a bursty trace.
 QUESTIONS = {
@@ -51,8 +52,14 @@ QUESTIONS = {
     "infeasible": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 1ms",
     "headroom": f"{LLAMA_70B} {CHAT} --rate 20 --headroom 0.25",
     "confidence": f"{LLAMA} {CHAT} --rate 200 --confidence 0.9",
+    "confidence_high": f"{LLAMA_70B} {CHAT} --users 20 --tpot 12ms --confidence 0.99",
+    "infeasible_queues": f"{LLAMA} {CHAT} --rate 40 --ttft 64ms",
+    "infeasible_prefill": f"{LLAMA} {CHAT} --rate 40 --ttft 50ms",
+    "infeasible_gpus": "--model llama_3_1_70b --system h100_sxm --precision bf16 --isl 2048 --osl 256 --gpus 1",
     # lengths and arrivals
     "long_prompts": f"{LLAMA_70B} {LONG} --rate 4 --ttft 5s",
+    "long_cached": f"{LLAMA} {ALONE} --ttft 10s --cached 0.3 --tiers dram",
+    "long_drafts": f"{LLAMA} {ALONE} --ttft 20s --speculate auto --acceptance 'draft_model llama_3_1_8b 0.8 0.6'",
     "short": f"{LLAMA} {SHORT} --rate 400",
     "one_token_prompts": f"{LLAMA} --isl 1 --osl 64 --rate 100",
     "traffic": f"{LLAMA} --traffic azure_2023_conversation --rate 40",
@@ -82,6 +89,9 @@ QUESTIONS = {
     "two_systems": f"--model llama_3_1_70b --system h100_sxm --prefill-system b200_sxm {CHAT} --rate 20",
     "watt": f"{LLAMA_70B} {CHAT} --rate 20 --objective watt --energy",
     "joule": f"{LLAMA} {CHAT} --rate 40 --objective joule",
+    "joule_gpus": f"{LLAMA} {SHORT} --gpus 4 --objective joule",
+    "joule_spares": f"{LLAMA} {SHORT} --rate 200 --objective joule --availability 0.99999",
+    "unpriced": f"--model llama_3_1_8b --system l40s {CHAT} --rate 10",
     "spares": f"{LLAMA_70B} {CHAT} --rate 20 --availability 0.999",
     # more pools
     "halves": f"{HALVES} --gpus 64",
@@ -93,12 +103,16 @@ QUESTIONS = {
     "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer
     "simulated": f"{LLAMA} {CHAT} --rate 40 --simulate",
+    "simulated_grown": f"{LLAMA_70B} --isl 8192 --osl 64 --rate 30 --tpot 15ms --simulate --max-nic 1.5",
+    "simulated_failing": f"{LLAMA_70B} {CHAT} --rate 20 --tpot 20ms --simulate --availability 0.99999",
+    "simulated_gpus": f"{LLAMA} --traffic azure_2023_code --gpus 3 --simulate",
+    "split": f"{LLAMA_70B} --isl 8192 --osl 256 --gpus 32 --tpot 20ms --max-nic 20",
     "changes": f"{LLAMA_70B} --isl 4096 --osl 512 --rate 20",
 }
 #: What every answer has alike.
 CONSTANT = ("schema", "labels")
 #: Questions whose changes are recorded; of the others they are not asked for.
-CHANGED = ("changes", "tight_ttft", "nic", "prices", "two_systems")
+CHANGED = ("changes", "split", "tight_ttft", "nic", "prices", "two_systems")
 
 
 def words(argv: str, trace: Path) -> list[str]:

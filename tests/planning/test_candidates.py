@@ -1,0 +1,119 @@
+"""Candidates of plans against tables in git: every configuration that is sized, not the winner alone.
+
+A fault in a candidate that loses is seen here, and nowhere in an answer. ``--update-baselines`` records them anew.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import SHARDING
+from disagg_sim.planning.counts import least
+from disagg_sim.planning.pools import AnyChoice
+from disagg_sim.planning.question import PlanOptions
+
+RECORDED = Path(__file__).parent / "candidates"
+#: Relative difference that processors may make.
+ALIKE = 1e-6
+DRAM = {"tiers": (("dram", 0.7), ("hbm", 0.3))}
+
+
+def cached(isl: int, osl: int, **reuse: Any) -> ds.Lengths:
+    from disagg_sim.facts.traffic import ConstantShare, Reuse
+
+    return ds.lengths(isl, osl, cached=Reuse(share=ConstantShare(share=0.5), **reuse))
+
+
+#: Name -> model, systems, lengths, rate, limits, options.
+ASKED: dict[str, tuple[str, str, Any, float, dict[str, str], dict[str, Any]]] = {
+    "plain": ("llama_3_1_8b", "h100_sxm", lambda: ds.lengths(2048, 256), 40.0, {}, {}),
+    "experts": ("mixtral_8x7b", "h100_sxm", lambda: ds.lengths(4096, 256), 60.0, {}, {"hold_prompts": "tuned"}),
+    "latent": (
+        "deepseek_r1",
+        "h200_sxm",
+        lambda: ds.lengths(4096, 512),
+        8.0,
+        {"ttft": "4 s"},
+        {"max_dcp": 2, "max_redundant_experts": 32, "expert_skew": 0.7, "engine": "sglang"},
+    ),
+    "long": ("llama_3_1_8b", "h200_sxm", lambda: ds.lengths(60_000, 300), 1.0, {"ttft": "8 s"}, {}),
+    "pasts": (
+        "llama_3_1_70b",
+        "h200_sxm",
+        lambda: cached(16384, 512, **DRAM),
+        3.0,
+        {"ttft": "6 s@p99"},
+        {"max_pcp": 2},
+    ),
+    "two_systems": (
+        "llama_3_1_70b",
+        "h100_sxm",
+        lambda: ds.lengths(4096, 512),
+        10.0,
+        {"tpot": "30 ms@p50"},
+        {"prefill_system": "b200_sxm", "max_nic": 10e9, "headroom": 0.2},
+    ),
+    "varied": ("llama_3_1_8b", "l40s", lambda: ds.lengths("log_normal_4096_512"), 4.0, {"ttft": "5 s"}, {}),
+}
+
+
+def degrees(choice: AnyChoice) -> str:
+    found = {name: int(getattr(choice.mapping, name)) for name in (*SHARDING, "chunk_tokens", "draft_tokens")}
+    return " ".join(f"{name}{value}" for name, value in found.items() if value > 1)
+
+
+def row(role: str, choice: AnyChoice, rate: float) -> dict[str, Any]:
+    """What a candidate is, and what two instances of it do at 0.6 of what they can."""
+    known = {name: getattr(choice, name, "") for name in ("budget", "hold_steps", "seats", "memory_seats", "bound")}
+    told = {name: getattr(choice, name, "") for name in ("most", "ceiling", "hand_over", "link_rate", "memory")}
+    for name, share in (("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.99)):
+        law = getattr(choice, name, None)
+        told[f"{name}_{share}"] = "" if law is None or not choice.most else law(1.2 * choice.most, 2, share)
+    batch = int(choice.batch[-1])
+    return {"role": role, "mapping": degrees(choice), "batch": batch, **known, **told, "least": least(choice, rate)}
+
+
+def table_of(name: str) -> list[dict[str, str]]:
+    model, system, lengths, rate, limits, options = ASKED[name]
+    case = ds.plan(model, system, lengths(), rate=rate, **limits, options=PlanOptions(**options)).cases[0]
+    sides = {"prefill": case.across[0], "decode": case.across[1], "both": case.colocated}
+    rows = [row(role, choice, rate) for role, choices in sides.items() for choice in choices]
+    return [
+        {key: f"{value:.9g}" if isinstance(value, float) else str(value) for key, value in each.items()}
+        for each in rows
+    ]
+
+
+def differ(old: str, new: str) -> bool:
+    try:
+        return not math.isclose(float(old), float(new), rel_tol=ALIKE)
+    except ValueError:
+        return old != new
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_candidates_are_as_recorded(name, update_baselines):
+    path, found = RECORDED / f"{name}.csv", table_of(name)
+    if update_baselines:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("w") as file:
+            writer = csv.DictWriter(file, found[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found)
+        pytest.skip(f"recorded {path.name}: read the diff before committing it")
+    with path.open() as file:
+        old = list(csv.DictReader(file))
+    assert [each["mapping"] for each in old] == [each["mapping"] for each in found]
+    moved = [
+        f"{place} {was['role']} {was['mapping']}, {key}: {was[key]} -> {now[key]}"
+        for place, (was, now) in enumerate(zip(old, found, strict=True))
+        for key in now
+        if differ(was[key], now[key])
+    ]
+    assert not moved, "; ".join(moved[:8])
