@@ -164,7 +164,7 @@ class Design:
             return all(choice.holds(rate / work.spare, instances) for choice, instances in sides)
 
         bound = min(most, *(choice.most * work.spare * instances for choice, instances in sides))
-        return highest(serves, bound)
+        return highest(serves, bound) if bound > 0 else 0.0
 
     @property
     def hosts(self) -> dict[str, tuple[int, int]]:

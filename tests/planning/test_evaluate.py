@@ -77,6 +77,7 @@ def test_what_it_can_take_lies_where_a_limit_begins_to_be_missed() -> None:
     assert more.capacity > most
     assert under(10, tpot="10 ms").capacity == 0.0  # no step is so fast
     assert under(10, tpot="10 ms").missed == ("tpot",)
+    assert under(1, BOTH, tpot="1 ms").capacity == 0.0
 
 
 def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
