@@ -237,7 +237,7 @@ class OwnTimes(NamedTuple):
 
         def of(limits: Floats, keeping: Callable[[float], float], slower: Floats) -> Floats:
             rates = np.zeros(limits.size)
-            for alike in np.array_split(np.argsort(limits), min(GROUPS, limits.size)):
+            for alike in filter(len, np.array_split(np.argsort(limits), GROUPS)):
                 rates[alike] = keeping(float(np.median(limits[alike])))
             return np.asarray((self.throughput if shared else 1.0 / slower) * rates / design.rate)
 

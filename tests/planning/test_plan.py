@@ -526,3 +526,9 @@ def test_a_cheaper_gpu_wins_where_its_deployment_costs_as_little():
     assert (plan.best.pools[-1].setup.system.name, flip.system) == ("h100_sxm", "h200_sxm")
     assert flip.value * second.gpus == pytest.approx(3.0 * plan.best.gpus)
     assert flip.value == pytest.approx(5.0 * flip.factor)
+
+
+def test_a_design_without_samples_keeps_no_rate(twenty):
+    """Where no frontier has its layouts, nothing says what it may turn out to be."""
+    none = OwnTimes(*np.zeros((4, 0)))
+    assert [each.size for each in none.kept(twenty.best)] == [0, 0]
