@@ -21,6 +21,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads, loaded
 from disagg_sim.planning.mixed_steps import MixedSteps, Mixing
+from disagg_sim.planning.passes import passes
 from disagg_sim.planning.prefill_delay_queue import waits
 from disagg_sim.planning.queueing import (
     RESIDUES,
@@ -30,7 +31,6 @@ from disagg_sim.planning.queueing import (
     busy_variance,
     mean_wait,
     occupancy,
-    passes,
     share_that_waits,
     shortest_queue_delay,
 )
@@ -119,16 +119,14 @@ class PrefillChoice:
         if batch == 1:
             law = Service(float(self.busy[0]), self.spread, even)
             return shortest_queue_delay(alone, weights, instances, used, law)
-        met, shares, idle = passes(each, self.batch, self.busy)
-        meets = share_that_waits(instances, 1.0 - idle)
-        beside = np.minimum(1.0 + each * met, float(batch))
-        joined = beside_pass + np.stack([np.interp(beside, self.batch, row) for row in self.ftl])[node] + load[:, None]
-        rests = (joined[:, :, None] + met[:, None] * RESIDUES).ravel()
-        places = (weights[:, None, None] * shares[:, None] * np.full(RESIDUES.size, 1 / RESIDUES.size)).ravel()
-        queued = meets * share_that_waits(instances * batch, used)  # more came in a pass than the next can take
+        found = passes(each, self.batch, self.busy, instances)
+        joined = beside_pass + np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
+        rests = ((joined + load[:, None])[:, :, None] + found.rests).ravel()
+        places = np.repeat(np.outer(weights, found.share).ravel() / RESIDUES.size, RESIDUES.size)
+        queued = found.meets * share_that_waits(instances * batch, used)  # more came in a pass than the next can take
         return Delay(
             calm=np.concatenate([alone, rests]),
-            calm_share=np.concatenate([(1.0 - meets) * weights, (meets - queued) * places]),
+            calm_share=np.concatenate([(1.0 - found.meets) * weights, (found.meets - queued) * places]),
             held=rests,
             held_share=queued * places,
             wait=mean_wait(instances * batch, used, float(self.busy[-1]), (even + self.spread) / 2),

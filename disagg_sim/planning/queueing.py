@@ -37,8 +37,6 @@ MANY = 200
 PLACES = 1024
 #: Places at which what is left of a pass or step is taken, evenly over its length. [1]
 RESIDUES = (np.arange(8) + 0.5) / 8
-#: Sizes of a pass that are told apart, and passes until their shares are steady. [1]
-MOST_STATES, STEPS = 64.0, 24
 #: Most numbers that OpenBLAS multiplies and adds on one core (kernel/x86_64/ddot.c). [1]
 ONE_CORE = 10_000
 _NORMAL = NormalDist()
@@ -198,9 +196,9 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
     r"""Latency where a request joins the shortest of several queues, the time that is left of a service unseen.
 
     A share C (``share_that_waits``) finds all servers taken. It waits for the end of the service in its queue, a time
-    that is even over that service, and for others before it: exponential, of the mean that is left of Allen and
-    Cunneen's when the shortest of c such rests, s/(c + 1) of equal services, is taken off. With one server the mean is
-    that of M/G/1.
+    that is even over that service. A share of these as large as the load is behind others, too: exponential, of the
+    mean that is left of Allen and Cunneen's when the shortest of c such rests, s/(c + 1) of equal services, is taken
+    off. With one server the mean is that of M/G/1.
 
     Parameters
     ----------
@@ -222,62 +220,21 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
     --------
     >>> found = shortest_queue_delay(np.array([1.0]), np.array([1.0]), 1, 0.5, Service(1.0))
     >>> found.wait, round(found.late(1.0), 9)
-    (0.5, 0.5)
+    (1.0, 0.5)
     """
     share = share_that_waits(servers, utilisation) * _evened(utilisation, law)
+    behind = min(max(utilisation, 1e-9), 1.0)
     rest = law.mean * (1.0 + law.variation)  # of the service that an arrival meets, twice its mean
     wait = mean_wait(servers, utilisation, law.mean, (law.arrivals + law.variation) / 2) - rest / (servers + 1)
+    held = (own[:, None] + rest * RESIDUES).ravel()
+    held_share = np.repeat(share * weights / RESIDUES.size, RESIDUES.size)
     return Delay(
-        calm=own,
-        calm_share=(1.0 - share) * weights,
-        held=(own[:, None] + rest * RESIDUES).ravel(),
-        held_share=np.repeat(share * weights / RESIDUES.size, RESIDUES.size),
-        wait=max(wait, 0.0),
+        calm=np.concatenate([own, held]),
+        calm_share=np.concatenate([(1.0 - share) * weights, (1.0 - behind) * held_share]),
+        held=held,
+        held_share=behind * held_share,
+        wait=max(wait, 0.0) / behind,
     )
-
-
-def passes(rate: float, batch: Floats, busy: Floats) -> tuple[Floats, Floats, float]:
-    """What arrivals find at a server that takes all who wait at once, up to a largest batch.
-
-    The sizes of successive passes are a Markov chain: what comes during one is the next, and who comes to an idle
-    server starts a pass of one.
-
-    Parameters
-    ----------
-    rate
-        Of Poisson arrivals. [request/s]
-    batch, busy
-        Sizes of a pass, ascending from 1 [request], and how long each keeps the server [s].
-
-    Returns
-    -------
-    met, share : arrays of shape (sizes,)
-        Lengths of the pass that an arrival meets [s] and their probabilities among the arrivals that meet one [1].
-    idle : float
-        Share of the arrivals that meet none. [1]
-
-    Examples
-    --------
-    Passes of one: the server works for as much of the time as it is offered.
-
-    >>> met, share, idle = passes(0.5, np.array([1.0]), np.array([1.0]))
-    >>> met.tolist(), share.tolist(), round(idle, 3)
-    ([1.0], [1.0], 0.548)
-    """
-    sizes = np.arange(1.0, min(float(batch[-1]), MOST_STATES) + 1)
-    times = np.interp(sizes, batch, busy)
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(sizes))])
-    come = rate * times[:, None]
-    counts = np.arange(sizes.size + 1.0)
-    chance = np.exp(counts * np.log(come) - come - log_factorial)
-    moves = chance[:, 1:].copy()
-    moves[:, 0] += chance[:, 0]
-    moves[:, -1] += np.maximum(1.0 - chance.sum(axis=1), 0.0)
-    share = np.full(sizes.size, 1.0 / sizes.size)
-    for _ in range(STEPS):
-        share = share @ moves
-    worked, rested = share @ times, float(share @ chance[:, 0]) / rate
-    return times, share * times / worked, float(rested / (worked + rested))
 
 
 def _evened(utilisation: float, law: Service) -> float:

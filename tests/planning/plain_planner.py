@@ -49,10 +49,11 @@ def late(layout: Prefill, count: int, rate: float, seconds: float) -> float:
         return 1.0
     waits, met = erlang_c(count, load), layout.seconds * (1 + layout.variation)
     allen_cunneen = layout.seconds / (count - load) * (1 + layout.variation) / 2
-    queue, total = max(allen_cunneen - met / (count + 1), 0.0), 0.0
+    behind = max(load / count, 1e-9)  # share of those that wait that is behind others, too
+    queue, total = max(allen_cunneen - met / (count + 1), 0.0) / behind, 0.0
     for eighth in range(8):  # what is left of the pass, at the middle of each eighth of it
         left = seconds - layout.first_token - met * (eighth + 0.5) / 8
-        total += 1.0 if left < 0 else math.exp(-left / queue) if queue else 0.0
+        total += 1.0 if left < 0 else behind * math.exp(-left / queue) if queue else 0.0
     return waits * total / 8 + (1 - waits) * (layout.first_token > seconds)
 
 

@@ -86,15 +86,11 @@ def test_the_queue_of_encoders_is_that_of_the_simulation():
 
 @pytest.mark.parametrize("decode", [("decode",), ("attention", "ffn")])
 def test_a_simulation_meets_what_is_planned(decode):
-    """TTFT is planned too long where passes of several prompts are short of full: 0.33 s, and 0.20 simulated here.
-
-    The law has arrivals of its own at every instance; in the simulation each goes to the emptiest.
-    """
     pytest.importorskip("numba")
     found = asked(("encode", "prefill", *decode), size=Size(rate=300.0), ttft=0.6, tpot=0.02)
     run = play_pools(found, (4096, 256), seed=1)
     assert run.holds
-    assert 0.6 * found.design.ttft["p90"] < run.ttft["p90"] < 1.05 * found.design.ttft["p90"]
+    assert 0.85 * found.design.ttft["p90"] < run.ttft["p90"] < 1.02 * found.design.ttft["p90"]
     assert run.tpot["p90"] == pytest.approx(found.design.tpot["p90"], rel=0.03)
     assert deployed_pools(found).all_gpus == found.plan.total_gpus
 
