@@ -26,6 +26,8 @@ DESIGNS = {
     "energy": (f"{DENSE} --energy", PHASES),
     "stages": (f"{DENSE} --pp 2 --engine vllm", PHASES),
     "experts": (f"{SPARSE} --energy --availability 0.999", PHASES),
+    "gathered": (f"{SPARSE} --ep 1 --engine sglang", (DECODE, PIGGYBACK)),
+    "varied": (f"{SPARSE} --traffic log_normal_4096_512 --rank-imbalance random", (PREFILL, PIGGYBACK)),
     "ranks": (f"{SPARSE} --rank-imbalance random", PHASES),
     "drafts": (f"{DENSE} --speculate 2 --acceptance 'draft_model llama_3_1_8b 0.8 0.6'", (DECODE, COLOCATED)),
     "tiers": (f"{DENSE} --cached 0.5 --tiers hbm=0.5,remote=0.5", (PREFILL, COLOCATED, PIGGYBACK)),

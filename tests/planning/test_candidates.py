@@ -75,6 +75,11 @@ def row(role: str, choice: AnyChoice, rate: float) -> dict[str, Any]:
     for name, share in (("ttft", 0.9), ("tpot", 0.5), ("tpot", 0.99)):
         law = getattr(choice, name, None)
         told[f"{name}_{share}"] = "" if law is None or not choice.most else law(1.2 * choice.most, 2, share)
+    if choice.most and hasattr(choice, "occupied"):
+        held = choice.occupied(1.2 * choice.most, 2)
+        told |= {"mean": held.mean, "full": f"{held.full:.6f}", "p90": float(held.at(0.9))}
+    if choice.most and hasattr(choice, "mean_ttft"):
+        told["mean_ttft"] = choice.mean_ttft(1.2 * choice.most, 2)
     batch = int(choice.batch[-1])
     return {"role": role, "mapping": degrees(choice), "batch": batch, **known, **told, "least": least(choice, rate)}
 
@@ -103,17 +108,18 @@ def test_candidates_are_as_recorded(name, update_baselines):
     if update_baselines:
         path.parent.mkdir(exist_ok=True)
         with path.open("w") as file:
-            writer = csv.DictWriter(file, found[0], lineterminator="\n")
+            writer = csv.DictWriter(file, {key: None for each in found for key in each}, lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)
         pytest.skip(f"recorded {path.name}: read the diff before committing it")
     with path.open() as file:
-        old = list(csv.DictReader(file))
-    assert [each["mapping"] for each in old] == [each["mapping"] for each in found]
+        old = [{key: value for key, value in each.items() if value} for each in csv.DictReader(file)]
+    found = [{key: value for key, value in each.items() if value} for each in found]
+    assert [each.get("mapping") for each in old] == [each.get("mapping") for each in found]
     moved = [
-        f"{place} {was['role']} {was['mapping']}, {key}: {was[key]} -> {now[key]}"
+        f"{place} {was['role']} {was.get('mapping', 'one GPU')}, {key}: {was.get(key)} -> {now.get(key)}"
         for place, (was, now) in enumerate(zip(old, found, strict=True))
-        for key in now
-        if differ(was[key], now[key])
+        for key in {**was, **now}
+        if differ(was.get(key, ""), now.get(key, ""))
     ]
     assert not moved, "; ".join(moved[:8])

@@ -1,0 +1,98 @@
+"""Sentences of a plan from values put in by hand: changes, limits, what was set aside, proofs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import disagg_sim as ds
+from disagg_sim.domain import ServingMode
+from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
+from disagg_sim.planning.prove import Failing, Proof, ProofRun
+from disagg_sim.report.plan_rows import change_lines, flip_lines, proof_lines
+
+JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
+
+
+@pytest.fixture(scope="module", params=["rate", "gpus"])
+def plan(request):
+    size = {"rate": {"rate": 40.0}, "gpus": {"gpus": 6}}[request.param]
+    return ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", **size)
+
+
+def flip(axis, factor, before, value, mode=JOINT, system="h200_sxm"):
+    return AnswerFlip(axis=axis, factor=factor, before=before, value=value, mode=mode, system=system)
+
+
+def test_flips_in_words(plan):
+    """A value, and the last one asked at which nothing changes, on the way to it."""
+    found = flip_lines(
+        plan,
+        (
+            flip("ttft", 1.5, 1.25, 1.5),
+            flip("tpot", 0.5, 0.8, 0.01, mode=None, system=""),
+            flip("isl", 2.0, 1.5, 4096.0, mode=SPLIT),
+            flip("nic", 0.25, 0.5, 12.5e9),
+            flip("osl", 4.0, 3.0, 1024.0),  # one too many
+        ),
+    )
+    assert found == [
+        "TTFT limit up to 1.5 s: co-located (at 1.25 s still the same)",
+        "TPOT limit down to 10 ms: no deployment (at 16 ms still the same)",
+        "prompts up to 4,096 tokens: disaggregated (at 3,072 tokens still the same)",
+        "KV bandwidth of a GPU down to 12 GB/s: co-located (at 25 GB/s still the same)",
+    ]
+    assert flip_lines(plan, (flip("price", 0.8, 1.0, 1.6),)) == [
+        "price of h200_sxm down to 1.60 USD a GPU hour: as good as the best"
+    ]
+    assert flip_lines(replace(plan, cases=()), ()) == [
+        "nothing within 4 times the limits and lengths changes the answer"
+    ]
+
+
+def test_a_flip_names_its_system_where_several_compete(plan):
+    other = replace(plan.cases[0], at=replace(plan.cases[0].at, system=ds.load_system("h200_sxm")))
+    two = replace(plan, cases=(*plan.cases, other))
+    assert flip_lines(two, (flip("osl", 4.0, 3.0, 1024.0),)) == [
+        "answers up to 1,024 tokens: co-located on h200_sxm (at 768 tokens still the same)"
+    ]
+
+
+def test_what_limits_cost_and_what_was_set_aside_in_words(plan):
+    """By GPUs for a rate, by rate for GPUs."""
+    aside = replace(plan.runners_up[0], rate=plan.best.rate * 2.0)
+    told = Changes(flips=(), limits=(LimitCost(axis="tpot", value=0.03, gpus=2, rate=77.7, cost=0.5),), aside=aside)
+    _, limit, last = change_lines(plan, told)
+    by_rate = plan.size.gpus is None
+    saved = f"2 GPUs in place of {plan.best.gpus}" if by_rate else f"77.7 requests/s in place of {plan.best.rate:.4g}"
+    assert limit == f"TPOT limit of 30 ms in place of 20 ms: {saved}"
+    gpus = f"{aside.gpus} GPUs in place of {plan.best.gpus}"
+    rate = f"{aside.rate:.4g} requests/s in place of {plan.best.rate:.4g}"
+    assert last.startswith("set aside: ")
+    assert f", {gpus if by_rate else rate}: less than forecasts tell apart, and " in last
+
+
+def run_of(counts, rate, ttft, tpot, **more):
+    tails = {"p50": 0.1, "p90": 0.2, "p99": 0.3}
+    held = {"holds_ttft": ttft <= 1.0, "holds_tpot": tpot <= 0.02, "hand_over": 0.0, "lost": 0}
+    ends = {"ttft": {**tails, "p90": ttft}, "tpot": {**tails, "p90": tpot}}
+    return ProofRun(counts=counts, rate=rate, requests=2345, **ends, **(held | more))
+
+
+def test_a_proof_in_words(plan):
+    first, last = run_of((3, 1), 40.0, 1.2, 0.019), run_of((4, 1), 39.0, 0.9, 0.018)
+    held = "simulated on Poisson arrivals, 2,345 requests: holds the limits; TTFT p90 900 ms, TPOT p90 18 ms"
+    assert proof_lines(plan, Proof(planned=last, final=last, design=plan.best, runs=1)) == [held]
+    assert proof_lines(plan, Proof(planned=first, final=last, design=plan.best, runs=5)) == [
+        held,
+        "adapted from 3 + 1 instances at 40 requests/s, which missed them to 4 + 1 at 39, in 5 simulations",
+    ]
+    lost = run_of((4, 1), 39.0, 0.9, 0.021, lost=7)
+    failing = Failing(run=lost, failed=(2, 1), moved=11)
+    assert proof_lines(plan, Proof(planned=lost, final=lost, design=plan.best, runs=1, failing=failing)) == [
+        "simulated on Poisson arrivals, 2,345 requests: MISSES the limits; TTFT p90 900 ms, TPOT p90 21 ms, 7 requests"
+        " lost",
+        "with 2 + 1 instances failed at once, as many as there are spares: MISSES the limits; TTFT p90 900 ms, TPOT p90"
+        " 21 ms, 11 requests began again, 7 lost",
+    ]
