@@ -22,7 +22,7 @@ from disagg_sim.planning.flips import Changes
 BASELINES = Path(__file__).parent / "planning" / "recorded"
 DIGITS = 10
 #: Relative difference that processors may make: of the same sums 1e-9, of searches that end at a width
-#: (``planning.users.NARROW``) thirty times that, of latencies near full load.
+#: (``planning.answer.NARROW``) thirty times that, of latencies near full load.
 ALIKE = 3e-6
 LLAMA, LLAMA_70B = "--model llama_3_1_8b --system h100_sxm", "--model llama_3_1_70b --system h200_sxm"
 GPT, MIXTRAL = "--model gpt_oss_120b --system b200_sxm", "--model mixtral_8x7b --system h100_sxm"

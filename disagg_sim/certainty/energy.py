@@ -6,7 +6,7 @@ A deployment at its matched rate X draws what its pools draw, :math:`u` of the t
 
 with n instances of G GPUs that each reach x requests/s, and with the energy E of a GPU in a pass of the time t
 (``certainty.pass_energy``). :math:`P_0` is the power of a GPU that waits. Hosts, networks, supplies and cooling come on
-top where a published model of the system's node says what they draw (``physics.node``).
+top where a published model of the system's node says what they draw (``physics.power``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from disagg_sim.certainty.pass_energy import spent_on
 from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of, numbers
 from disagg_sim.errors import InputError
-from disagg_sim.facts.node import NodePower
-from disagg_sim.physics.node import facility_watts
-from disagg_sim.physics.power import Power, power_at
+from disagg_sim.facts.hardware import NodePower
+from disagg_sim.physics.power import Power, facility_watts, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.serving.costs import DRAWN_WATTS, JOULE, PER_DRAWN_JOULE
 from disagg_sim.serving.points import COST_COLUMNS, THROUGHPUT, Column

@@ -61,8 +61,7 @@ from disagg_sim.serving.colocation import Colocation
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
-from disagg_sim.sweep.blocks import read_block
-from disagg_sim.sweep.compare import read_frontier
+from disagg_sim.sweep.compare import read_block, read_frontier
 from disagg_sim.sweep.kv_links import HandedOver, handed_over
 from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths, lengths, uneven, with_cached

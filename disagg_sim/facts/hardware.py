@@ -1,4 +1,7 @@
-"""A GPU system as its vendor describes it: chip, NVLink domain, scale-out network."""
+"""A GPU system as its vendor describes it: chip, NVLink domain, scale-out network; what a node draws beside its GPUs.
+
+Powers of hosts, fans, supplies, network and cooling come from published models, not from measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,57 @@ from typing import Annotated, Any
 
 from disagg_sim.errors import quoted
 from disagg_sim.facts.faults import source_faults
-from disagg_sim.facts.node import NodePower
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, NotEmpty, OneOf, Quantity, Range, Span, keys_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
 from disagg_sim.units import GB, GIB, KB, TB, TERA
+
+_Watts = Annotated[float, Quantity("W", 0.0, 1e6)]
+_Share = Annotated[float, Range(0.0, 1.0)]
+_Count = Annotated[int, Range(1, 10_000)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converters:
+    """Converters of direct current in front of the GPUs of a rack."""
+
+    count: _Count
+    capacity: _Watts  # output of one [W]
+    loads: Annotated[tuple[_Share, ...], NotEmpty]  # rising shares of the capacity [1]
+    losses: Annotated[tuple[_Watts, ...], NotEmpty]  # of one converter at these loads [W]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fans:
+    """Fans whose speed rises with the heat of GPUs and host."""
+
+    rated: _Watts  # at full speed [W]
+    slowest: _Share  # speed without heat [1]
+    fastest: _Share  # speed at ``heat`` and beyond [1]
+    heat: _Watts  # [W]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePower:
+    """A chassis or a rack: ``wall = (GPUs + host + fans + converters)/eta + network``, facility = wall*PUE."""
+
+    gpus: _Count
+    host: _Watts  # CPUs, memory, drives, switches, NICs, where GPUs of one node work together [W]
+    host_across: _Watts  # the same where those of several do [W]
+    network: _Watts  # share in external switches and optics [W]
+    network_across: _Watts  # [W]
+    fans: Fans | None = None
+    converters: Converters | None = None
+    supply_capacity: _Watts  # of all supplies that share the load [W]
+    supply_loads: Annotated[tuple[_Share, ...], NotEmpty]  # rising shares of it [1]
+    supply_efficiency: Annotated[tuple[_Share, ...], NotEmpty]  # at these loads [1]
+    pue: Annotated[float, Range(1.0, 3.0)]
+
+    @property
+    def links(self) -> float:
+        """What NICs, switches and optics draw more for traffic between nodes. [W]"""
+        return self.host_across - self.host + self.network_across - self.network
+
 
 #: Arithmetic that a chip may have.
 ARITHMETICS = ("bf16", "fp8", "nvfp4", "int8", "tf32", "fp32")
@@ -26,7 +75,6 @@ _Peak = Annotated[float, Quantity("FLOP/s", TERA, 1e6 * TERA)]
 _Peaks = Annotated[Mapping[Annotated[str, OneOf(ARITHMETICS)], _Peak], NotEmpty]
 _Link = Annotated[float, Quantity("B/s", 0.1 * GB, 100 * TB)]
 _Memory = Annotated[float, Quantity("B", GB, 10 * TB)]
-_Count = Annotated[int, Range(1, 10_000)]
 
 
 #: How tiers below HBM get what they hold: every block, or what the tier above forgets.

@@ -1,11 +1,13 @@
 """Describe a model by its layers; count its parameters and cache bytes.
 
 The counts follow section 2 of the model facts: matrix multiplies, norms, biases, routers, sinks
-and positions, so that the totals of every shipped model are exact.
+and positions, so that the totals of every shipped model are exact. A vision tower turns images into embeddings before
+prefill.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from disagg_sim.errors import InputError, nearest, quoted
-from disagg_sim.facts.encoder import EncoderSpec
 from disagg_sim.facts.layers import (
     ATTENTION_KINDS,
     FFN_KINDS,
@@ -30,6 +31,36 @@ from disagg_sim.facts.precision import Precision
 from disagg_sim.facts.schema import NOT_IN_FILE, Line, Range, schema_of, validate
 from disagg_sim.facts.yaml_files import spec_error
 from disagg_sim.notebook import Shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """A transformer over the patches of one image, each of which sees all others, and a projector into the model.
+
+    The projector joins ``merge`` x ``merge`` patches and leads them through two matrices to the hidden size of the
+    model.
+    """
+
+    layers: Count
+    hidden: Count
+    width: Count  # of its feed-forward part, two matrices [1]
+    patch: Annotated[int, Range(1, 1024)]  # edge of a patch [pixel]
+    merge: Annotated[int, Range(1, 16)]  # edge of the patches that become one token [1]
+
+    @property
+    def matmul_params(self) -> int:
+        """Weights of the layers that a patch passes: four square matrices of attention and two of the FFN. [1]"""
+        return self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.width)
+
+    def patches(self, height: int, width: int) -> int:
+        """Patches of an image, whose edges are rounded up to whole tokens. [1]"""
+        edge = self.patch * self.merge
+        return math.ceil(height / edge) * math.ceil(width / edge) * self.merge**2
+
+    def tokens(self, height: int, width: int) -> int:
+        """Tokens that an image adds to the prompt. [token]"""
+        return self.patches(height, width) // self.merge**2
+
 
 #: Layers of one model; the deepest known has some hundred. [1]
 MOST_LAYERS = 10_000

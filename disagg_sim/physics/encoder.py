@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from disagg_sim.errors import InputError, as_float, quoted, whole_number
-from disagg_sim.facts.encoder import EncoderSpec
-from disagg_sim.facts.model import ModelSpec
+from disagg_sim.facts.model import EncoderSpec, ModelSpec
 from disagg_sim.facts.precision import BF16
 from disagg_sim.physics.cost import total_cost
 from disagg_sim.physics.kv_transfer import own_link_bandwidth

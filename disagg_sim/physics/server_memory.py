@@ -7,7 +7,7 @@
     experts = b*rows*(max(f, d) + max(2*f, d))          workspaces of a fused MoE kernel, which stay allocated
 
 b = 2 B, V the vocabulary, f the width of an expert on this GPU. The vocabulary is gathered on every rank, so TP
-shortens ``forward`` alone. Constants are those of ``facts.engine_memory``.
+shortens ``forward`` alone. Constants are those of ``facts.engine``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.engine_memory import EngineMemory
+from disagg_sim.facts.engine import EngineMemory
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.residents import Residents

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from disagg_sim.facts.acceptance import check_drafts_for
 from disagg_sim.facts.efficiency import EfficiencySpec
-from disagg_sim.facts.engine import ContextExchange, EngineSpec
-from disagg_sim.facts.engine_memory import EngineMemory
+from disagg_sim.facts.engine import ContextExchange, EngineMemory, EngineSpec
 from disagg_sim.facts.hardware import SystemSpec
 from disagg_sim.facts.load import (
     list_specs,

@@ -27,8 +27,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.loads import Loads
 from disagg_sim.planning.long_prompts import OneByOne
-from disagg_sim.planning.mixed_steps import MixedSteps, waits_of
-from disagg_sim.planning.mixed_tables import BUDGETS, SIZES, mixed_bytes, mixed_tables
+from disagg_sim.planning.mixed_steps import BUDGETS, SIZES, MixedSteps, mixed_bytes, mixed_tables, waits_of
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice, PrefillChoice
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import why_unserved

@@ -22,8 +22,7 @@ from disagg_sim.certainty.designs import Designs
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import designs_at_points
 from disagg_sim.domain import Sharding
-from disagg_sim.physics.node import facility_watts
-from disagg_sim.physics.power import power_at
+from disagg_sim.physics.power import facility_watts, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.grid import decode_grid, prefill_grid

@@ -1,9 +1,12 @@
-"""Size designs: the cheapest deployment of each mode for a rate, and the most rate of some GPUs."""
+"""Size designs: the cheapest deployment of each mode for a rate, and the most rate of some GPUs.
+
+Very long prompts have pipelines of their own that serve one request at a time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
@@ -11,16 +14,28 @@ from typing import TypeVar
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.domain import ServingMode, Sharding
+from disagg_sim.domain import BOUNDS, ServingMode, Sharding
+from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.kv_transfer import bandwidth_per_gpu, unique_gpus
 from disagg_sim.physics.setup import Setup
-from disagg_sim.planning.choices import Grids, colocated_choices, decode_choices, grids_of, prefill_choices
+from disagg_sim.planning.choices import (
+    Grids,
+    colocated_choices,
+    decode_choices,
+    grids_of,
+    host_of,
+    longer_than_steps,
+    prefill_choices,
+    staged_rows,
+    times_of_passes,
+)
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
-from disagg_sim.planning.long_prompt_choices import staged_choices
+from disagg_sim.planning.long_prompts import OneByOne
+from disagg_sim.planning.mixed_steps import MixedSteps
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
@@ -325,3 +340,41 @@ _Some = TypeVar("_Some", bound=AnyChoice)
 def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
     """Those of one layout, whatever their chunks."""
     return [each for each in choices if replace(each.mapping, chunk_tokens=0) == layout]
+
+
+def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
+    """Pipelines of one attention rank that serve one prompt at a time, in chunks; none where a step holds one."""
+    if not longer_than_steps(work.lengths):
+        return
+    prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()
+    at, none = decode.setup, np.zeros((0, 1))
+    for row, own in staged_rows(grids, work):
+        ftl, _, load = times_of_passes(prefill, np.array([row]), np.ones(1), nodes)
+        mapping = replace(decode.chosen(own, 0), chunk_tokens=int(prefill.mappings.chunk_tokens[row]))
+        steps = MixedSteps(  # no prompt is computed beside a decode
+            ranks=1,
+            budget=math.ceil(nodes.new.max()),
+            prompt=work.lengths.mean_new,
+            each=work.lengths.gaps / float(accepted_length(at.speculation, mapping.draft_tokens)),
+            waits=(0,),
+            batch=np.ones(1),
+            verified=np.full(1, 1.0 + mapping.draft_tokens),
+            step=decode.step[own, :1],
+            tokens=np.zeros(0),
+            mixed=none,
+            single=none,
+            late=none,
+        )
+        yield OneByOne(
+            at=at,
+            mapping=mapping,
+            work=work,
+            steps=steps,
+            nodes=nodes.new,
+            weights=nodes.weight,
+            host=host_of(at),
+            memory=float(max(prefill.memory_bytes[row, 0], decode.memory_bytes[own, 0])),
+            memory_seats=int(decode.batch[np.flatnonzero(decode.feasible[own])[-1]]),
+            bound=BOUNDS[decode.bound[own, 0]],
+            passes=host_of(at) + (ftl + load)[:, 0, 0],
+        )

@@ -21,8 +21,7 @@ from disagg_sim.simulation.run import run as simulate
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
-from disagg_sim.sweep.lock import PIECES
-from disagg_sim.sweep.store import Store
+from disagg_sim.sweep.store import PIECES, Store
 from disagg_sim.workload.stream import TraceStream
 from disagg_sim.workload.trace import Trace
 

@@ -33,7 +33,7 @@ from disagg_sim.simulation.run import run as simulate
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import ATTEMPTS, CLUSTERS, Workers
-from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.store import BlockState, Own, RunListener, Store, missing, opened
 from disagg_sim.units import HOUR
 from disagg_sim.workload.stream import in_memory

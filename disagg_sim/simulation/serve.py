@@ -1,4 +1,7 @@
-"""Open the clusters of a run, one a model, let them serve side by side, and collect what they leave behind."""
+"""Open the clusters of a run, one a model, let them serve side by side, and collect what they leave behind.
+
+A sampler looks at them at times a fixed period apart.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from disagg_sim.simulation.classes import limits_of
 from disagg_sim.simulation.clients import Clients, clients_of
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.deployment import ServedDeployment
-from disagg_sim.simulation.engine import Engine
+from disagg_sim.simulation.engine import OBSERVE, Engine
 from disagg_sim.simulation.faults import own_faults
 from disagg_sim.simulation.gpu_budget import GpuBudget
 from disagg_sim.simulation.instance_variants import ffn_of
@@ -31,6 +34,7 @@ from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
 from disagg_sim.simulation.merge_records import joined_decisions, joined_instances, joined_loads, joined_requests
+from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
 from disagg_sim.simulation.pieces import Pieces
@@ -38,12 +42,11 @@ from disagg_sim.simulation.policies.registry import policies, policy_named
 from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
 from disagg_sim.simulation.prefix_tiers import tiered
-from disagg_sim.simulation.records import Instances, Models
+from disagg_sim.simulation.records import Instances, Models, Samples
 from disagg_sim.simulation.records_of_run import instance_records, last_moment, request_records, tier_records
 from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
-from disagg_sim.simulation.sampler import Sampler
 from disagg_sim.simulation.site import Site, placed_slo
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.stated_pasts import StatedPasts
@@ -289,3 +292,65 @@ def _peak_of(site: Site, mapping: Sharding) -> float:
         return own
     share = float(ffn.mapping.gpus / mapping.gpus)
     return (1.0 - share) * own + share * peak_flops(ffn.setup)
+
+
+class Sampler:
+    """Looks at the clusters of a run, one a model, every ``period`` [s], after all that happens at that time.
+
+    Of more than ``MOST_SAMPLES`` samples, which a run gets that goes on long after its last arrival, every second
+    one is kept, and the period doubles.
+    """
+
+    def __init__(self, clusters: Sequence[Cluster], period: float, pieces: Pieces | None = None) -> None:
+        self._clusters, self._period, self._engine, self._pieces = clusters, period, clusters[0].engine, pieces
+        self._rows: list[tuple[float, ...]] = []
+        self._engine.at(0.0, OBSERVE, self._look)
+
+    def _look(self) -> None:
+        arrived, queued, running, free, blocks, *rest = map(sum, zip(*map(_sample, self._clusters), strict=True))
+        self._rows.append((self._engine.now, arrived, queued, running, 1.0 - free / max(blocks, 1), *rest))
+        halved = len(self._rows) > MOST_SAMPLES
+        if self._pieces is not None:
+            self._pieces.looked(now=halved)
+        if halved:  # an odd number: the last stays
+            del self._rows[1::2]
+            self._period *= 2
+            if self._pieces is not None:
+                self._pieces.halve()
+        if any(cluster.at_work for cluster in self._clusters):
+            self._engine.at(self._engine.now + self._period, OBSERVE, self._look)
+
+    def samples(self, finish_s: Floats) -> Samples:
+        """All samples; ``finish_s`` of the requests that have finished and not left the run. [s]"""
+        table = np.array(self._rows, dtype=float).reshape(-1, 9).T
+        whole = table.astype(np.int64)
+        finished = np.searchsorted(np.sort(finish_s), table[0], side="right")
+        if self._pieces is not None:
+            finished = self._pieces.finished()
+        return Samples(
+            time_s=table[0],
+            arrivals=whole[1],
+            finished=finished,
+            queued=whole[2],
+            running=whole[3],
+            kv_use=table[4],
+            gpus=whole[5],
+            prefill_gpus=whole[6],
+            decode_gpus=whole[7],
+            transfers=whole[8],
+        )
+
+
+def _sample(cluster: Cluster) -> tuple[int, ...]:
+    """Requests that came, wait and decode, free blocks and all, GPUs held, by role, and transfers in flight."""
+    view, roster = cluster.view, cluster.roster
+    view.refresh()
+    return (
+        view.arrived,
+        view.queued_requests.sum() + cluster.batches.waiting + len(cluster.recovery.parked),
+        view.running_requests.sum(),
+        view.free_blocks[roster.there].sum(),
+        view.total_blocks[roster.there].sum(),
+        *roster.held_gpus,
+        cluster.link.in_flight,
+    )

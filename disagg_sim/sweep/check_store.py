@@ -8,9 +8,8 @@ from pathlib import Path
 from disagg_sim.atomic import leftovers
 from disagg_sim.errors import InputError
 from disagg_sim.sweep.index import read_index
-from disagg_sim.sweep.lock import locked
 from disagg_sim.sweep.manifest import MANIFEST, checksum, read_manifest
-from disagg_sim.sweep.store import BlockState, Store
+from disagg_sim.sweep.store import BlockState, Store, locked
 
 _SAID = {
     BlockState.MISSING: "missing",

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
 from disagg_sim.arrays import Floats
+from disagg_sim.certainty.rows import ASSUMED
 from disagg_sim.certainty.trust import COLUMN as TRUST
 from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
+from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import heard, read_file, table_of
 from disagg_sim.search.front import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
+from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest
 
 _NOWHERE = "no such file or directory"
@@ -347,3 +350,25 @@ def _moves(old: dict[str, Any], new: dict[str, Any], roles: ColumnRoles, rtol: f
 def _text(cell: Any) -> str:
     """A cell as text; an empty one, which a CSV file gives back as NaN, is the empty text."""
     return cell if isinstance(cell, str) else "" if np.isnan(cell) else str(cell)
+
+
+def read_block(path: Path) -> pd.DataFrame:
+    """Read a file of ``points/``, as a table whose rows can be timed again (``certainty.rows``).
+
+    A block does not repeat what all rows of its case share: NVLink domain, interference, traffic, link. These come from
+    the ``frontier.csv`` of the same results, where it has the case. Returns columns of ``serving.points.COLUMNS`` with
+    ``case`` in front, and those of ``certainty.rows.ASSUMED`` and of the link.
+    """
+    try:
+        table = read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no table of points: {' '.join(str(error).split())}") from None
+    file = path.resolve().parent.parent.parent / FRONTIER_FILE
+    if "case" not in table or not file.is_file():
+        return table
+    front = read_frontier(file).table.drop_duplicates("case").set_index("case")
+    cases = table["case"].astype(str)
+    if not cases.isin(front.index).all():
+        return table
+    shared = [name for name in (*ASSUMED, LINK, LINK_BANDWIDTH) if name in front and name not in table]
+    return table.assign(**{name: cases.map(front[name]) for name in shared})

@@ -1,4 +1,4 @@
-"""Compute blocks: score a slice of mappings, match it if there are two pools, write it.
+"""Compute blocks: score a slice of mappings, match it if there are two pools or more, write it.
 
 Runs in a worker; writes its own file.
 """
@@ -9,7 +9,8 @@ import math
 import platform
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -18,23 +19,27 @@ import pandas as pd
 from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER, with_energy
 from disagg_sim.certainty.error_bars import within_reach
 from disagg_sim.domain import BOUNDS, ServingMode, Sharding
-from disagg_sim.errors import StoreError
+from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.facts.yaml_files import shown
+from disagg_sim.physics.encoder import encode_step
+from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.phase_grid import CHOSEN_FORMS, PhaseGrid
+from disagg_sim.search.splits import SplitGrid, split_grid
 from disagg_sim.serving.candidates import PrefillCandidates, kv_rate_per_gpu, prefill_candidates
 from disagg_sim.serving.colocated import search_colocated
 from disagg_sim.serving.costs import JOULE, with_cost
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import search_piggyback
 from disagg_sim.serving.points import COLUMNS, NO_SPECULATION, Column, category, empty_table, one_word, pareto_front
+from disagg_sim.serving.pool_frontier import COLUMNS as POOL_COLUMNS
+from disagg_sim.serving.pool_frontier import pools_front
 from disagg_sim.serving.spares import with_spares
 from disagg_sim.sweep.cases import Case, assumed_columns, origin_of, throughput_column
 from disagg_sim.sweep.grid_cache import score_group, scored
+from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.inputs import SpecFile
-from disagg_sim.sweep.keys import Key
 from disagg_sim.sweep.kv_links import classes_of, linked_candidates, merged_candidates, parts_of, takers_of, with_link
 from disagg_sim.sweep.plan import FRONTIER, POINTS, POOLS, PREFILL, Block
-from disagg_sim.sweep.pools import pools_of_case
 from disagg_sim.sweep.store import Store
 from disagg_sim.sweep.tally import (
     ABOVE_FTL,
@@ -333,3 +338,42 @@ def _typed(frame: pd.DataFrame, block: Block) -> pd.DataFrame:
     form = frame["prefill_mla_form"].astype(category(CHOSEN_FORMS))
     columns = ["case", *(column.name for column in _columns(case))]
     return frame.assign(**words, decode_bound=bound, prefill_mla_form=form)[columns]
+
+
+def pools_of_case(block: Block) -> tuple[pd.DataFrame, int]:
+    """Frontier over the pools of a case, with ``case`` in front, and the decode points that were matched.
+
+    Encoding runs on the system of prefill, attention and feed-forward ranks on that of decode.
+    """
+    case, limits = block.case, block.case.limits
+    encode = None if case.images is None else encode_step(case.prefill_setup, **asdict(case.images))
+    grid = prefill_grid(
+        case.prefill_setup,
+        limits.mappings(case.prefill_setup),
+        case.lengths,
+        mla_form=case.mla_form,
+        allow_long_context=True,
+    )
+    within = limits.ftl_s - (0.0 if encode is None else encode.latency)
+    nic = None if math.isinf(limits.nic_limit) else limits.nic_limit
+    grids: list[PhaseGrid | SplitGrid] = []
+    if "decode" in case.pool_names:
+        grids.append(decode_grid(case.decode_setup, block.mappings, case.lengths, allow_long_context=True))
+    if "attention" in case.pool_names:
+        most = limits.max_gpus
+        grids.append(split_grid(case.decode_setup, case.lengths, max_gpus=most, allow_long_context=True))
+    points = sum(each.latency.size for each in grids)
+    front = pd.DataFrame(columns=list(POOL_COLUMNS))
+    if within > 0:
+        candidates = prefill_candidates(grid, ftl_limit=within, nic_limit=nic)
+        with suppress(InfeasibleError):  # the frontier of two pools says why
+            front = pools_front(
+                candidates,
+                grids,
+                encode=encode,
+                ttl_limit=limits.ttl_s,
+                gpu_cap=limits.gpu_cap,
+                per=dict(case.prices) or case.per,
+            )
+    front.insert(0, "case", case.name)
+    return front, points

@@ -14,7 +14,7 @@ import pandas as pd
 from disagg_sim.search.pareto import pareto_mask
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.compute import BlockResult
-from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.plan import POINTS, Block, SweepPlan
 from disagg_sim.sweep.tally import Tally, add_up
 

@@ -1,16 +1,41 @@
-"""``store.json``: which blocks a directory of results is to hold, and the version of the way they are stored."""
+"""Name the blocks of a store, and list in ``store.json`` which of them a directory of results is to hold."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from disagg_sim.atomic import write_text
-from disagg_sim.errors import InputError
+from disagg_sim.errors import InputError, quoted
 from disagg_sim.reading import read_json
-from disagg_sim.sweep.keys import Key
+
+#: A name of a file or directory in a store: none of them leads out of it, or is hidden.
+PLAIN = re.compile(r"\w[\w.+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The place of a block, ``table/group/name.parquet``, and the digest of all its inputs."""
+
+    table: str
+    group: str
+    name: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that are not ``PLAIN`` with a ``ValueError``."""
+        for name in (self.table, self.group, self.name):
+            if not PLAIN.fullmatch(name):
+                raise ValueError(f"{quoted(name)} is no name of a file in a store")
+
+    @property
+    def relative(self) -> Path:
+        """Where the block lies below the root."""
+        return Path(self.table) / self.group / f"{self.name}.parquet"
+
 
 INDEX = "store.json"
 #: All that runs write or remove beside their tables of blocks and ``.lock``.

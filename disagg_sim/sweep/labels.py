@@ -1,8 +1,11 @@
-"""Label the rows of frontiers, those of several cases in one go where the passes of their designs are alike."""
+"""Label the rows of frontiers: what their throughput rests on, and where they leave the range of their fits.
+
+Designs are timed once for both; those of several cases in one go where their passes are alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +14,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
-from disagg_sim.certainty.row_labels import label_rows
-from disagg_sim.certainty.rows import READ, Origin
+from disagg_sim.certainty.contributions import Adjust, Contribution, timed_contributions
+from disagg_sim.certainty.designs import Designs, Times
+from disagg_sim.certainty.extrapolation import doubtful, words_outside
+from disagg_sim.certainty.rows import READ, SHIPPED, Origin, designs_of
 from disagg_sim.certainty.trust import COLUMN as TRUST
-from disagg_sim.certainty.trust import rests_on
+from disagg_sim.certainty.trust import rests_on, shares_of_each, words_of_shares
 from disagg_sim.facts.load import load_profile
+from disagg_sim.physics.setup import Setup
 from disagg_sim.sweep.backends.run import run_tasks
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import Case, origin_of
@@ -86,3 +92,26 @@ def _words_of_rows(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
         found = label_rows(task.table, origin=task.origin)
         return task.place, {str(name): words.to_numpy() for name, words in found.items()}
     return task.place, {TRUST: rests_on(task.table, origin=task.origin).to_numpy()}
+
+
+def label_rows(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
+    """Say of every row of a table what ``rests_on`` and ``outside_calibration`` say.
+
+    Derivatives by labels are imaginary parts of times, of which ``outside_calibration`` needs the real ones. Returns
+    columns ``rests_on`` and ``outside_calibration``, index of ``points``.
+    """
+    every = list(designs_of(points, replace(origin, exact=False)))
+    found: dict[int, tuple[Times, Sequence[Contribution]]] = {}
+
+    def timed(designs: Sequence[Designs], marks: Callable[[Setup], Adjust]) -> list[Times]:
+        told = timed_contributions(designs, doubtful, marks)
+        found.update((id(one), (_plain(times), parts)) for one, (times, parts) in zip(designs, told, strict=True))
+        return [times for times, _ in told]
+
+    trust = words_of_shares(points, every, shares_of_each(every, timed))
+    return pd.concat([trust, words_outside(points, every, [found[id(one)] for one in every])], axis=1)
+
+
+def _plain(times: Times) -> Times:
+    """Times without marks: their real part, the same all along the leading axis. [s]"""
+    return Times(*(np.real(part)[0] if np.ndim(part) > 1 else np.real(part) for part in times))

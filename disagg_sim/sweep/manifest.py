@@ -10,8 +10,8 @@ from typing import Any
 
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
+from disagg_sim.sweep.index import PLAIN
 from disagg_sim.sweep.inputs import Change, differences
-from disagg_sim.sweep.keys import PLAIN
 
 MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 

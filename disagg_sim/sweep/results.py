@@ -18,14 +18,13 @@ from disagg_sim.errors import InfeasibleError, StoreError
 from disagg_sim.serving.points import INTERACTIVITY
 from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import origin_of
-from disagg_sim.sweep.extra_columns import OWN_COLUMNS
 from disagg_sim.sweep.gather import Gathered
-from disagg_sim.sweep.keys import Key
+from disagg_sim.sweep.index import Key
 from disagg_sim.sweep.labels import labels
-from disagg_sim.sweep.origins import Fronts, kin_of, with_origins
+from disagg_sim.sweep.origins import Fronts, UsedFit, fits_used, inherited, kin_of, with_origins
 from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan
+from disagg_sim.sweep.serving_options import OWN_COLUMNS
 from disagg_sim.sweep.tally import Tally, add_up
-from disagg_sim.sweep.used_fits import UsedFit, fits_used, inherited
 from disagg_sim.sweep.verdicts import verdict
 
 #: Tables of frontiers, and the rows of each, by digest and mode.

@@ -1,20 +1,56 @@
-"""Read what a sweep counts beside steps and passes, all of it off unless said: failures and spares, links."""
+"""Read what a sweep counts beside steps and passes, all of it off unless said.
+
+Failures and spares, links, prices of tokens, energy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
+import pandas as pd
+
+from disagg_sim.certainty.energy import with_energy
+from disagg_sim.certainty.rows import Origin
+from disagg_sim.certainty.token_prices import with_token_prices
 from disagg_sim.choices import FAILURES
 from disagg_sim.facts import load
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless
-from disagg_sim.serving.costs import Per
+from disagg_sim.serving.costs import JOULE, Per
 from disagg_sim.serving.points import Column
 from disagg_sim.serving.spares import MOST_GPUS, SpareRules, spares_columns
-from disagg_sim.sweep.extra_columns import KINDS, ExtraColumns
 from disagg_sim.sweep.kv_links import LINK_COLUMNS, NO_LINK, KvWire, LinkAxis
+
+#: Kinds of columns: of ``token_prices.PRICE_COLUMNS`` and of ``energy.ENERGY_COLUMNS``.
+KINDS = (TOKEN_PRICES, ENERGY) = ("token_prices", "energy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraColumns:
+    """What the rows of a frontier say beside their own columns."""
+
+    columns: tuple[str, ...] = ()  # of ``KINDS``
+    utilisation: float = 1.0  # share of the reserved hours that are used, of prices of tokens [1]
+
+    def added(self, front: pd.DataFrame, prices: Mapping[str, float], origin: Origin) -> pd.DataFrame:
+        """The frontier of a case with these columns at its end; prices of a GPU by system. [USD/h]"""
+        if TOKEN_PRICES in self.columns:
+            front = with_token_prices(front, prices, utilisation=self.utilisation, origin=origin)
+        return with_energy(front, origin=origin) if ENERGY in self.columns else front
+
+    def faults(self, per: str) -> Iterator[str]:
+        """What the keys say that does not go together."""
+        if self.utilisation < 1.0 and TOKEN_PRICES not in self.columns:
+            yield f"utilisation: acts with 'columns: {TOKEN_PRICES}' only"
+        if ENERGY in self.columns and per == JOULE:
+            yield f"columns: {ENERGY!r} is what 'per: {JOULE}' has already"
+
+
+#: Nothing.
+OWN_COLUMNS = ExtraColumns()
+
 
 #: Least and largest share of time at full capacity that is asked for. [1]
 LEAST_SHARE, MOST_SHARE = 1e-3, 0.999_999_999

@@ -6,6 +6,7 @@ Past 400 lines: every key of a sweep, the form it is written in, and the conflic
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -20,10 +21,10 @@ from disagg_sim.certainty.energy import COLUMNS_PER, MATCHED_PER
 from disagg_sim.choices import EVEN_RANKS, MOST_SKEW, POOLS, RANK_IMBALANCES, TWO
 from disagg_sim.domain import ServingMode
 from disagg_sim.domain import Sharding as Mappings
-from disagg_sim.errors import DisaggSimError, SpecError
+from disagg_sim.errors import LONGEST_SHOWN, DisaggSimError, SpecError, quoted
 from disagg_sim.facts import load
 from disagg_sim.facts.acceptance import check_drafts_for
-from disagg_sim.facts.faults import expected, faults_of_call, require_few
+from disagg_sim.facts.faults import expected, faults_of_call, out_of_range, require_few
 from disagg_sim.facts.hardware import KvTier
 from disagg_sim.facts.profile import skewed_profile
 from disagg_sim.facts.schema import (
@@ -54,13 +55,49 @@ from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.disaggregated import MATCHINGS
 from disagg_sim.serving.pool_names import Images, pool_faults
 from disagg_sim.serving.prefill_delay import delays_to_try
-from disagg_sim.sweep.entries import ratio
-from disagg_sim.sweep.extra_columns import ENERGY, OWN_COLUMNS, TOKEN_PRICES, ExtraColumns
-from disagg_sim.sweep.pool_spec import ImagesKeys, images_of
-from disagg_sim.sweep.serving_options import NOTHING, ServedKeys, ServingOptions
-from disagg_sim.sweep.traffic import Entry, Seconds, Traffic, with_constant
-from disagg_sim.sweep.turns import TierKeys
+from disagg_sim.sweep.serving_options import (
+    ENERGY,
+    NOTHING,
+    OWN_COLUMNS,
+    TOKEN_PRICES,
+    ExtraColumns,
+    ServedKeys,
+    ServingOptions,
+)
+from disagg_sim.sweep.traffic import Entry, Seconds, TierKeys, Traffic, with_constant
 from disagg_sim.units import GB
+
+_Pixels = Annotated[int, Range(1, 10**5)]
+
+
+class ImagesKeys(Strict):
+    """Keys of ``images``."""
+
+    images: Annotated[int, Range(1, 10_000)]
+    height: _Pixels
+    width: _Pixels
+    cached: Annotated[float, Range(0.0, 0.999999)] = 0.0
+
+
+def images_of(keys: ImagesKeys) -> Images:
+    """The images that a file describes."""
+    return Images(**dict(keys))
+
+
+def ratio(value: object) -> Fraction | None:
+    """A ratio of whole numbers, such as 0.5, 3.5 or "1/3"; None = the best."""
+    if value == "optimal":
+        return None
+    try:
+        text = "" if isinstance(value, bool) else str(value)[: LONGEST_SHOWN + 1]
+        exact = re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\d{1,9}/\d{1,9}", text.strip())  # else an exponent has no bound
+        found = Fraction(text if exact else float(text)).limit_denominator(10**6)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise ValueError(f"{quoted(value)} is not a ratio such as 0.5 or '1/3'; allowed, too: optimal") from None
+    if not Fraction(1, 1000) <= found <= 1000:
+        raise ValueError(out_of_range(quoted(value), 0.001, 1000))
+    return found
+
 
 #: The first has two pools; in the others every instance does both phases.
 MODES = tuple(mode.value for mode in ServingMode)

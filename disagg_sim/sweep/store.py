@@ -1,30 +1,113 @@
 """Store blocks as Parquet files, written atomically, with their counts in the metadata.
 
 A block is a table, a text, and the digest of all its inputs; the store knows nothing of LLMs. A block with another
-digest is stale; a block whose bytes changed after they were written is corrupt (``sweep.seal``). Both are computed
-again.
+digest is stale; a block whose bytes changed after they were written is corrupt (``is_sealed``). Both are computed
+again. A directory of results is locked against a second run, and against links that lead out of it.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Protocol, TypeVar
 
 import pandas as pd
 
-from disagg_sim.atomic import remove, remove_leftovers, written
+from disagg_sim.atomic import no_link, remove, remove_leftovers, written
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.parquet import join_parquet, parquet_metadata, read_parquet, write_parquet
-from disagg_sim.sweep.index import SCHEMA, WRITTEN, read_index, write_index
-from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.seal import OPEN_SEAL, bytes_of, checksum_at, is_sealed, sealed
+from disagg_sim.sweep.index import SCHEMA, WRITTEN, Key, read_index, write_index
+
+LOCK = ".lock"
+#: Directory in which runs are kept while they go on.
+PIECES = "pieces"
+
+
+@contextmanager
+def locked(root: Path, tables: Iterable[str] = (), *, reading: bool = False) -> Iterator[None]:
+    """Hold a directory until the block ends; the lock dies with the process, however that ends."""
+    file = root / LOCK
+    with ExitStack() as held:
+        try:
+            handle = held.enter_context(open(file, "rb" if reading else "ab", opener=no_link))
+            fcntl.flock(handle, (fcntl.LOCK_SH if reading else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            others = "another run is writing there" + ("" if reading else ", or a check reads")
+            raise StoreError(f"{root}: {others}; wait for it, or give another --out") from None
+        except OSError as error:
+            if not (reading and isinstance(error, FileNotFoundError)):  # an archive without it: nobody writes there
+                said = "it is a link" if error.errno == errno.ELOOP else error.strerror
+                raise StoreError(f"{file}: cannot be locked against a second run: {said}") from None
+        _refuse_links(root, {*tables, PIECES}, reading=reading)
+        yield
+
+
+def _refuse_links(root: Path, tables: set[str], *, reading: bool) -> None:
+    makers = {os.getuid(), root.stat().st_uid} if reading else {os.getuid()}
+    for path in chain.from_iterable(map(root.glob, ("*/", "*/*/", "*/*/*/"))):  # as deep as results lie
+        own = path.parent == root and path.name in tables and path.lstat().st_uid in makers
+        if path.is_symlink() and not own:
+            raise StoreError(f"{path}: a link to another directory; allowed: one that you made in place of a table")
+
+
+# A seal is a checksum in a file, of every byte of it, with zeros in the place of the checksum. So a block is one file,
+# and renaming the file completes it. The seal is verified before any of the file is parsed.
+
+#: Stands before the checksum; the last one in a file is its own, the metadata being written last, and it last of them.
+_MARK = b"disagg_sim:sha256:"
+#: A checksum that is not filled in: SHA-256 has 64 hexadecimal digits.
+_OPEN = b"0" * 64
+#: Where a file that is to be sealed says so.
+OPEN_SEAL = (_MARK + _OPEN).decode()
+
+
+def bytes_of(path: Path) -> bytes:
+    """Read all bytes of a file, where it is one.
+
+    >>> b"Store blocks" in bytes_of(Path(__file__))
+    True
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "no file", str(path))
+    return path.read_bytes()
+
+
+def sealed(data: bytes) -> bytes:
+    """A file whose open checksum is filled in: that of all its bytes, the checksum itself being open."""
+    at = data.rindex(_MARK + _OPEN) + len(_MARK)
+    return data[:at] + _digest_of(data) + data[at + len(_OPEN) :]
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether every byte of a file is as it was when it was sealed."""
+    at = checksum_at(data)
+    if at is None:
+        return False
+    return _digest_of(data[:at], _OPEN, data[at + len(_OPEN) :]) == data[at : at + len(_OPEN)]
+
+
+def checksum_at(data: bytes) -> int | None:
+    """Position of the checksum of a file; None where it has no seal."""
+    at = data.rfind(_MARK)
+    return None if at < 0 else at + len(_MARK)
+
+
+def _digest_of(*parts: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest().encode()
+
 
 Item = TypeVar("Item")
 

@@ -10,9 +10,9 @@ from disagg_sim.certainty.batching import batch_passes, batched_times
 from disagg_sim.certainty.designs import times_of
 from disagg_sim.certainty.extrapolation import outside_calibration
 from disagg_sim.certainty.passes import batched_passes
-from disagg_sim.certainty.row_labels import label_rows
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import rests_on
+from disagg_sim.sweep.labels import label_rows
 
 
 def test_passes_of_one_kind_are_one_evaluation_with_the_same_times() -> None:

@@ -16,7 +16,7 @@ from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.load import load_engine, load_power, load_system
 from disagg_sim.physics import power
-from disagg_sim.physics.node import facility_watts, wall_watts
+from disagg_sim.physics.power import facility_watts, wall_watts
 
 LENGTHS = ds.lengths(2048, 256)
 

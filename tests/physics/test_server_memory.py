@@ -10,8 +10,7 @@ import pytest
 
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import SpecError
-from disagg_sim.facts.engine import engine_of
-from disagg_sim.facts.engine_memory import EngineMemory
+from disagg_sim.facts.engine import EngineMemory, engine_of
 from disagg_sim.facts.load import load_engine, load_model
 from disagg_sim.facts.yaml_files import find_file, read_mapping
 from disagg_sim.physics.memory import instance_bytes, instance_parts

@@ -10,8 +10,7 @@ import pytest
 import disagg_sim as ds
 from disagg_sim.cli.tables import blocks_text
 from disagg_sim.planning.question import PlanOptions
-from disagg_sim.report.page.plan import plan_content
-from disagg_sim.report.page.write import content_of, page_html
+from disagg_sim.report.page.write import content_of, page_html, plan_content
 from disagg_sim.report.plan import PlanExtras, screen, write_plan
 from disagg_sim.report.plan_rows import question_line
 

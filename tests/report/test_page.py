@@ -14,8 +14,7 @@ import pytest
 
 import disagg_sim.report.page as package
 from disagg_sim.errors import InputError
-from disagg_sim.report.page.assemble import SCRIPTS, Content, page_html
-from disagg_sim.report.page.packing import pack
+from disagg_sim.report.page.assemble import SCRIPTS, Content, pack, page_html
 from disagg_sim.report.page.write import content_of
 from tests.report.pages import SPOILT, plan_directory, small_sweep
 

@@ -17,7 +17,7 @@ from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.simulation import pieces
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.metrics import MEASURED
-from disagg_sim.sweep.lock import PIECES
+from disagg_sim.sweep.store import PIECES
 
 TEXT = """{name: tiny, model: llama_3_1_8b, system: h100_sxm, precision: fp8, slo: {ttft_s: 9, tpot_s: 9},
 trace: {kind: synthetic, name: even, lengths: {isl: 100, osl: 10}, rate_per_s: 20, requests: 300,

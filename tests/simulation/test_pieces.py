@@ -19,8 +19,7 @@ from disagg_sim.simulation.policies import loads
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
-from disagg_sim.simulation.sketch import RELATIVE_ERROR, Sketch
-from disagg_sim.simulation.totals import Totals, added
+from disagg_sim.simulation.totals import RELATIVE_ERROR, Sketch, Totals, added
 from disagg_sim.workload.request_columns import Sessions
 
 SLO = ds.Slo(ttft=0.5, tpot=0.02)

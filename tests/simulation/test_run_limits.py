@@ -18,7 +18,7 @@ from sites import SIMPLE, deployment, served, small_setup, trace
 from disagg_sim.domain import Sharding, Slo
 from disagg_sim.errors import InputError, PolicyError
 from disagg_sim.physics.setup import setup
-from disagg_sim.simulation import cluster, sampler
+from disagg_sim.simulation import cluster, serve
 from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS
 from disagg_sim.simulation.kv_memory import kv_blocks
 from disagg_sim.simulation.physical_site import tables_of
@@ -97,7 +97,7 @@ def test_a_pause_of_years_costs_nothing_where_nobody_looks(options):
 
 def test_a_run_that_outlasts_its_trace_thins_its_samples(monkeypatch):
     """Of every full lot each second sample stays; the times stay even."""
-    monkeypatch.setattr(sampler, "MOST_SAMPLES", 8)
+    monkeypatch.setattr(serve, "MOST_SAMPLES", 8)
     result = served([(0.0, 100, 400)], policy_named("vllm"), ONE, table=SIMPLE, options=RunOptions(sample_s=0.1))
     times = result.samples.time_s
     assert 4 <= times.size <= 9

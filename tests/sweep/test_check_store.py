@@ -19,10 +19,8 @@ from disagg_sim.cli.main import app
 from disagg_sim.errors import InputError, StoreError
 from disagg_sim.parquet import join_parquet, write_parquet
 from disagg_sim.sweep.check_store import check_store
-from disagg_sim.sweep.index import write_index
-from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.store import Own, Store, opened
+from disagg_sim.sweep.index import Key, write_index
+from disagg_sim.sweep.store import Own, Store, locked, opened
 
 KEYS = [Key("points", group, f"{stem}-{number:04d}", f"{group}-{stem}-{number}")
         for group in ("apples", "pears") for stem in ("red", "red-ripe") for number in range(4)]  # fmt: skip

@@ -15,9 +15,8 @@ import pytest
 
 from disagg_sim.errors import StoreError
 from disagg_sim.parquet import parquet_metadata, read_parquet, write_parquet
-from disagg_sim.sweep.keys import Key
-from disagg_sim.sweep.lock import locked
-from disagg_sim.sweep.store import BlockState, Own, Store, opened
+from disagg_sim.sweep.index import Key
+from disagg_sim.sweep.store import BlockState, Own, Store, locked, opened
 
 KEY = Key("points", "apples", "3", "digest-1")
 FRAME = pd.DataFrame({"weight": [0.1, 0.2, 1e300], "name": ["a", "b", "c"]})
@@ -141,7 +140,7 @@ def test_a_second_run_is_refused_while_the_first_lives(store: Store) -> None:
 import sys, time
 from pathlib import Path
 from unittest.mock import Mock
-from disagg_sim.sweep.lock import locked
+from disagg_sim.sweep.store import locked
 with locked(Path({str(store.root)!r})):
     print("held", flush=True)
     time.sleep(60)

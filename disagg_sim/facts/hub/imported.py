@@ -11,8 +11,7 @@ from typing import NamedTuple
 from disagg_sim.errors import InputError
 from disagg_sim.facts.hub.document import model_yaml, unread_keys
 from disagg_sim.facts.hub.files import ModelFiles, model_files
-from disagg_sim.facts.hub.quantisation import Quantisation, formats_text
-from disagg_sim.facts.hub.recipe import nearest_recipe
+from disagg_sim.facts.hub.quantisation import Quantisation, formats_text, nearest_recipe
 from disagg_sim.facts.hub.spec import parsed
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.yaml_files import shown

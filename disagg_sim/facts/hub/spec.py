@@ -14,8 +14,7 @@ from disagg_sim.facts.hub.config import Config
 from disagg_sim.facts.hub.document import document_of, text_config
 from disagg_sim.facts.hub.families import FAMILIES
 from disagg_sim.facts.hub.files import CONFIG, ModelFiles, model_files
-from disagg_sim.facts.hub.quantisation import Quantisation, quantisation_of
-from disagg_sim.facts.hub.recipe import nearest_recipe
+from disagg_sim.facts.hub.quantisation import Quantisation, nearest_recipe, quantisation_of
 from disagg_sim.facts.model import ModelSpec, model_of
 from disagg_sim.facts.yaml_files import canonical_name
 

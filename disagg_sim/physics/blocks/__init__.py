@@ -14,6 +14,8 @@ from disagg_sim.physics.blocks.base import (
     AttentionBlock,
     FfnBlock,
     Layer,
+    Unattended,
+    Unfed,
     attention,
     elementwise,
     ffn,
@@ -21,12 +23,10 @@ from disagg_sim.physics.blocks.base import (
     layers_of,
 )
 from disagg_sim.physics.blocks.compressed import Csa, Hca
-from disagg_sim.physics.blocks.dense import Dense
+from disagg_sim.physics.blocks.feed_forward import Dense, Moe
 from disagg_sim.physics.blocks.gqa import Gqa
 from disagg_sim.physics.blocks.linear import Gdn, Kda, LinearBlock, Mamba2
 from disagg_sim.physics.blocks.mla import MLA_FORMS, Mla
-from disagg_sim.physics.blocks.moe import Moe
-from disagg_sim.physics.blocks.none import Unattended, Unfed
 from disagg_sim.physics.blocks.sparse import Dsa, Msa
 
 __all__ = [

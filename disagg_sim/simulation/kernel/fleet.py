@@ -20,8 +20,7 @@ from disagg_sim.errors import InputError, whole_number
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel.addresses import INSTANCE, SEGMENT, WORLD, addresses_of
 from disagg_sim.simulation.kernel.auto_routing import RoutingQueue
-from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, given, let_idle, settle_emitted
-from disagg_sim.simulation.kernel.forgetting import forget
+from disagg_sim.simulation.kernel.emptying import HELD_AT_WORK, forget, given, let_idle, settle_emitted
 from disagg_sim.simulation.kernel.instance_spec import Arrays, Columns, InstanceSpec
 from disagg_sim.simulation.kernel.layout import (
     BLOCK_TOKENS,
@@ -368,7 +367,7 @@ class Fleet:
         return lost
 
     def forget(self, keep: Mask) -> Ints:
-        """Drop segments that are over; see ``forgetting.forget``."""
+        """Drop segments that are over; see ``emptying.forget``."""
         number = forget(self._inst, self._seg[: self._count], self._sets, keep)
         self.wires.renumber(number)
         self._count = int(keep.sum())

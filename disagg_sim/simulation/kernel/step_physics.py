@@ -1,4 +1,4 @@
-"""Time the parts of a step of one instance, which a step table adds up."""
+"""Time the parts of a step of one instance, which a step table adds up, and choose the axes of the table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from disagg_sim.domain import Sharding
 from disagg_sim.physics.blocks import forms_of, layers_of
 from disagg_sim.physics.cost import hop_cost, total_cost
 from disagg_sim.physics.drafting import cached_layers, draft_model_of, joining, of_drafter, with_draft_layers
+from disagg_sim.physics.passes.attention_ffn import Split, split_step
 from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.engine_time import (
     LayerTimes,
@@ -34,6 +35,8 @@ from disagg_sim.physics.roofline import NO_SUMS
 from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
+from disagg_sim.simulation.instance_variants import FfnPool, bare, split_of
+from disagg_sim.simulation.kernel import times as k
 
 
 class StepPhysics:
@@ -225,3 +228,89 @@ class StepPhysics:
 
 
 Linear = Callable[[str, Floats, Floats], Floats]
+
+
+#: Least stair of its time that gets points of its own. [1]
+LEAST_STAIR = 0.004
+
+
+def stair_axis(physics: StepPhysics, most: int, past: int) -> Floats:
+    """Both sides of the lengths at which prefill attention, after none or a long past, begins another round. [token]
+
+    Tiles end at multiples of ``STAIR`` tokens; rounds of less than ``LEAST_STAIR`` of the time are left to the axis.
+    """
+    ends = np.arange(k.STAIR, most, k.STAIR, dtype=float)
+    sides = np.stack([ends, ends + 1.0])
+    each = physics.attention(sides.ravel(), np.array([0.0, float(past)]), np.ones(1))[0, 0]
+    before, after = (each * sides.ravel()[:, None]).reshape(2, ends.size, 2)
+    stair = np.any(np.abs(after - before) > LEAST_STAIR * before, axis=1)
+    return sides[:, stair].T.ravel()
+
+
+def token_axis(most: int) -> Floats:
+    """Every number up to ``EXACT``, the first and last number of every tile, and a far one. [token]"""
+    fine = np.arange(k.EXACT, k.FINE_END, k.FINE_TILE)
+    coarse = np.arange(k.FINE_END, max(most, k.FINE_END + k.COARSE_TILE), k.COARSE_TILE)
+    tiles = [
+        np.stack([start + 1, start + width], axis=1).ravel()
+        for start, width in ((fine, k.FINE_TILE), (coarse, k.COARSE_TILE))
+    ]
+    return np.concatenate([np.arange(1.0, k.EXACT + 1), *tiles, [k.FAR * float(coarse[-1] + k.COARSE_TILE)]])
+
+
+def knot_axis(most: int, windows: tuple[int, ...]) -> Floats:
+    """Contexts of the decode axis: half powers of two, and the windows of the model. [token]"""
+    powers = 2.0 ** (0.5 * np.arange(8, int(2 * np.ceil(np.log2(most))) + 1))
+    return np.unique(np.concatenate([[1.0], powers, np.array(windows, dtype=float)]))
+
+
+def row_axis(most: int, stages: int, ranks: int) -> Floats:
+    """Numbers of decodes of the linear part: all below a full pipeline, then steps of a fifth. [1]"""
+    steps = stages * ranks * np.round(1.2 ** np.arange(64))
+    return np.unique(np.concatenate([np.arange(min(stages, most) + 1.0), steps[steps < most], [float(most)]]))
+
+
+class SplitPhysics(StepPhysics):
+    r"""As ``StepPhysics``, of attention ranks whose feed-forward part stands on GPUs of its own.
+
+    An attention rank deals its q sequences out to :math:`\min(m, q)` micro-batches. The step is that of
+    ``physics.passes.attention_ffn``, linear in q between numbers that all micro-batches share evenly: each half takes
+    them one after the other. Tokens of a prompt that is computed again after a preemption pass both halves as those of
+    decodes do, and their scores come on top.
+    """
+
+    def __init__(self, at: Setup, mapping: Sharding, ffn: FfnPool, mla_form: str = "auto") -> None:
+        super().__init__(at, bare(mapping), mla_form)
+        self._split, self._at_ffn = split_of(mapping, ffn), ffn.setup or at
+
+    def decode(self, decodes: Floats, contexts: Floats) -> Floats:
+        """Decode steps, shape (decodes, contexts). [s]"""
+        held = np.ceil(decodes / self.ranks)
+        return np.stack([self._steps(held, float(context)) for context in contexts], axis=1)
+
+    def linear(self, _phase: str, decodes: Floats, prefill: Floats) -> Floats:
+        """Everything but scores and values of steps; ``prefill`` of all ranks. [s]"""
+        held = np.ceil(decodes / self.ranks) + prefill / self.ranks
+        return self._steps(np.broadcast_to(held, np.broadcast_shapes(np.shape(decodes), np.shape(prefill))), 0.0)
+
+    def experts(self, _phase: str, tokens: Floats) -> Floats:
+        """Zeros: all ranks count as full as the fullest."""
+        return np.zeros_like(tokens)
+
+    def _steps(self, held: Floats, context: float) -> Floats:
+        """Steps of ranks that hold so many sequences or tokens each, at a mean context [token]. [s]"""
+        rows, place = np.unique(held, return_inverse=True)
+        most = int(self._split.microbatches)
+        micro = np.clip(np.ceil(rows), 1, most)
+        each = np.maximum(rows / micro, 1.0)
+        low, times = np.floor(each), np.empty_like(rows)
+        for count in np.unique(micro):
+            own = micro == count
+            split = self._split._replace(microbatches=float(count))
+            few, more = (self._ttl(split, sizes[own], context) for sizes in (low, low + 1.0))
+            times[own] = few + (each - low)[own] * (more - few)
+        return np.asarray(times[place].reshape(np.shape(held)))
+
+    def _ttl(self, split: Split, sequences: Floats, context: float) -> Floats:
+        step = split_step(self._at, self._at_ffn, split, sequences=sequences, context=context, mla_form=self._form)
+        return np.broadcast_to(np.asarray(step.ttl, dtype=float), sequences.shape)

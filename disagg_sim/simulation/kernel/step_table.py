@@ -33,9 +33,15 @@ from disagg_sim.simulation.instance_variants import bare, ffn_of
 from disagg_sim.simulation.kernel import entry as kernel
 from disagg_sim.simulation.kernel import times as k
 from disagg_sim.simulation.kernel.layout import TableRecord, dtype_of
-from disagg_sim.simulation.kernel.split_physics import SplitPhysics
-from disagg_sim.simulation.kernel.step_axes import knot_axis, row_axis, stair_axis, token_axis
-from disagg_sim.simulation.kernel.step_physics import Linear, StepPhysics
+from disagg_sim.simulation.kernel.step_physics import (
+    Linear,
+    SplitPhysics,
+    StepPhysics,
+    knot_axis,
+    row_axis,
+    stair_axis,
+    token_axis,
+)
 
 #: Prompts of a step at which prefill attention is tabulated. [1]
 PROMPT_AXIS: Floats = 2.0 ** (0.5 * np.arange(13.0))

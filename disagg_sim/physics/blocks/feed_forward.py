@@ -1,11 +1,11 @@
-"""Mixture of experts: router, shared experts and routed experts. Physics page, sections 2 and 6."""
+"""Feed-forward layers: dense, and a mixture of experts (router, shared and routed). Physics page, sections 2 and 6."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.layers import MoeFfn
+from disagg_sim.facts.layers import DenseFfn, MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
@@ -21,6 +21,43 @@ from disagg_sim.physics.work import (
     fullest_rank,
     gemm,
 )
+
+
+@ffn("dense")
+class Dense(FfnBlock[DenseFfn]):
+    """Gate, up and down matrices, cut over the tensor-parallel ranks of attention."""
+
+    def local(self, model: ModelSpec, precision: Precision, tp: Numeric, tokens: Numeric) -> list[Operator]:
+        d, width, matrices = model.hidden, self.spec.width / tp, self.spec.matrices
+        return [
+            gemm("gate, up" if matrices == 3 else "up", tokens, (matrices - 1) * width, d, precision.ffn),
+            gemm("down", tokens, d, width, precision.ffn),
+            all_reduce("FFN all-reduce", tokens, model, precision, tp),
+        ]
+
+    def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
+        cut = self.spec.matmul_params(hidden) / mapping.tp_attn * precision.ffn.bytes
+        return cut + self.spec.other_params(hidden) * ACTIVATION_BYTES
+
+    def widest(self, hidden: int, mapping: Sharding, tokens: Numeric, all_tokens: Numeric, imbalance: float) -> Numeric:
+        return tokens * (2 * self.spec.width / mapping.tp_attn)
+
+    def live_width(self, mapping: Sharding) -> Numeric:
+        return self.spec.matrices * self.spec.width / mapping.tp_attn
+
+    def rejects(self, mapping: Sharding) -> str | None:
+        return f"tp_attn does not divide the FFN width {self.spec.width}" if self.spec.width % mapping.tp_attn else None
+
+    def cuts(self, precision: Precision, mapping: Sharding) -> list[Cut]:
+        return [("FFN", self.spec.width, mapping.tp_attn, precision.ffn)]
+
+    def format(self, precision: Precision) -> Format:
+        return precision.ffn
+
+    @property
+    def active_width(self) -> int:
+        return self.spec.width
+
 
 #: Experts to each redundant slot, at least, where EP does not divide the experts: DeepSeek-V3 is served with 32
 #: redundant slots for 256 experts (arXiv 2412.19437, section 3.4). [1]
