@@ -397,20 +397,8 @@ def sigma_of(operator: Contribution, spec: UncertaintySpec) -> Floats:
 
     .. math:: \sigma = \sqrt{\sigma_{fit}^2 + \sigma_{transfer}^2} + \sigma_{doubling} \sum |\log_2(size / end)|
 
-    Parameters
-    ----------
-    operator
-        With its sizes and fits.
-    spec
-        The spreads; ``assumed`` is that of an operator that no fit speaks of. [1]
+    The result has shape (rows,).
 
-    Returns
-    -------
-    ndarray
-        Shape (rows,). [1]
-
-    Examples
-    --------
     >>> from types import SimpleNamespace
     >>> spec, hop = load_uncertainty("measured"), SimpleNamespace(kind="hop", fits=(), sizes={}, rows=2, cut_of=None)
     >>> (sigma_of(hop, spec) / spec.assumed).tolist()

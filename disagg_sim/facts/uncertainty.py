@@ -107,20 +107,6 @@ def spread_of(fit: Fit, spec: UncertaintySpec) -> float:
     References: H. Akaike, "Fitting autoregressive models for prediction", Ann. Inst. Stat. Math. 21, 1969 (final
     prediction error), :doi:`10.1007/BF02532251`.
 
-    Parameters
-    ----------
-    fit
-        Rows, parameters and errors of a fit.
-    spec
-        What is assumed where nobody measured.
-
-    Returns
-    -------
-    float
-        Of the natural logarithm. [1]
-
-    Examples
-    --------
     Normal errors of 10 % have the quantiles 6.7 % and 16.4 %. Where four numbers were fitted to twelve rows, that is
     sqrt(16/8) worse:
 

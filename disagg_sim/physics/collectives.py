@@ -128,18 +128,8 @@ def pipelined_transfer(wire: Numeric, n: Numeric, *, latency: float, hop: float,
 def fastest(transfers: Sequence[MessageTime]) -> MessageTime:
     """Take, at each point, the transfer that takes least time.
 
-    Parameters
-    ----------
-    transfers
-        One or more alternatives whose arrays broadcast.
+    Returns latency and wire time of the chosen one, of the broadcast shape [s].
 
-    Returns
-    -------
-    MessageTime
-        Latency and wire time of the chosen one, of the broadcast shape. [s]
-
-    Examples
-    --------
     A quick start suits small messages, a fast link large ones:
 
     >>> near = MessageTime(1e-6, np.array([1e-6, 1e-3]))
@@ -176,20 +166,8 @@ def copies_per_pick(top_k: Numeric, n: Numeric) -> Numeric:
 def copies_per_rank(top_k: Numeric, n: Numeric) -> Numeric:
     """Copies of a token that leave its rank, one per distinct rank: ``(n-1)*(1-(1-1/n)^k)``. [1]
 
-    Parameters
-    ----------
-    top_k
-        k, experts that a token picks. [1]
-    n
-        Ranks over which the experts are spread, from 1. [1]
+    The result is of the broadcast shape.
 
-    Returns
-    -------
-    numeric
-        Of the broadcast shape; at most ``min(k, n - 1)``.
-
-    Examples
-    --------
     >>> round(float(copies_per_rank(8, 64.0)), 2), round(float(copies_per_rank(8, 8.0)), 2)
     (7.46, 4.59)
     """
@@ -371,18 +349,8 @@ def _with_ranks(laws: Sequence[CollectiveFit], link: float) -> tuple[Algorithm, 
 def timed_ranks(rows: Sequence[Fit]) -> float:
     """Count the ranks up to which the collectives of an engine were timed.
 
-    Parameters
-    ----------
-    rows
-        Fits of one collective, of the engine and of what stands in for it.
+    Returns 0 where the engine has none of its own.
 
-    Returns
-    -------
-    float
-        0 where the engine has none of its own. [1]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_efficiency
     >>> timed_ranks([row for row in load_efficiency("gb200_nvl72").collectives if row.engine == "trtllm"])
     4.0
@@ -417,16 +385,7 @@ def pick_backend(rows: Sequence[AllToAllFit], backends: tuple[str, ...], wire: s
 def exchange_curve(rows: Sequence[AllToAllFit], link: float, floor: float | None, *, nodes: bool) -> LinkCurve:
     """Curve of one direction of the exchange, from fits by group size or from one equation for all sizes.
 
-    Parameters
-    ----------
-    rows
-        Fits of one backend and phase.
-    link
-        NVLink, or the NIC across nodes. [B/s]
-    floor
-        Latency that a profile sets; None = as fitted. [s]
-    nodes
-        Whether the curve runs over nodes rather than ranks.
+    Takes ``link`` [B/s] and ``floor`` [s] (None = as fitted).
     """
     points: dict[float, tuple[float, float]] = {}
     for row in rows:

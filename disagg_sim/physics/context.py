@@ -47,24 +47,9 @@ _SENT = Work(0.0, 0.0)
 def shared_decode(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of decodes whose cached tokens ``tokens.dcp`` GPUs share, and the exchange.
 
-    Parameters
-    ----------
-    block
-        Attention of the layer; of a kind that shares no tokens every GPU does all.
-    at, tp
-        Setup, whose engine says how outputs are exchanged, and TP degree of attention. [1]
-    tokens
-        Decodes of one rank. [token]
-    form
-        Of MLA.
+    Takes ``tokens`` (decodes of one rank [token]). The result is of one layer, as in the head of this file; plain TP
+    where ``dcp`` is 1 [s].
 
-    Returns
-    -------
-    Cost
-        Of one layer, as in the head of this file; plain TP where ``dcp`` is 1. [s]
-
-    Examples
-    --------
     Eight sequences of 131,072 tokens, the latent of DeepSeek-R1 read whole by each of 8 GPUs or an eighth by each:
 
     >>> from disagg_sim.physics.blocks import layers_of
@@ -110,18 +95,8 @@ def _behind(exchange: Cost, scores: Numeric, sequences: Numeric) -> Cost:
 def shared_prefill(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of prompts that ``tokens.pcp`` ranks share, and what keys and values take to come.
 
-    Parameters
-    ----------
-    block, at, tp, tokens, form
-        As in ``shared_decode``, with the prompts of all ``pcp`` ranks together.
+    The result is of one layer and rank, as in the head of this file [s].
 
-    Returns
-    -------
-    Cost
-        Of one layer and rank, as in the head of this file. [s]
-
-    Examples
-    --------
     Two ranks of 8 GPUs, whose keys and values cross NICs, score a prompt of 131,072 tokens nearly twice as fast as one:
 
     >>> from disagg_sim.physics.blocks import layers_of

@@ -33,18 +33,8 @@ NOTHING_DONE = Work(0.0, 0.0)
 def kernel_cost(op: Operator, at: Setup) -> Cost:
     """Time one operator (collectives inside the attention group included).
 
-    Parameters
-    ----------
-    op, at
-        What it multiplies and moves, and the rates of its kernel.
+    The result is of one layer; its arrays have the broadcast shape of the sizes [s].
 
-    Returns
-    -------
-    Cost
-        Of one layer; its arrays have the broadcast shape of the sizes. [s]
-
-    Examples
-    --------
     A look-up of 1000 rows of 8192 elements, read and written at two bytes, at 0.8 of 4.8 TB/s or at all of it:
 
     >>> from disagg_sim.physics.work import embedding
@@ -88,18 +78,8 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
 def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
     """Cost of operators run one after the other.
 
-    Parameters
-    ----------
-    operators, at
-        Kernels of one GPU, and the setup whose rates they have.
+    Returns sum of their times, and of what each takes in arithmetic, memory and links [s].
 
-    Returns
-    -------
-    Cost
-        Sum of their times, and of what each takes in arithmetic, memory and links. [s]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.work import embedding
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h100_sxm", "fp8", profile="ideal")

@@ -117,23 +117,8 @@ def of_drafter(at: Setup) -> Setup:
 def drafts_of(at: Setup, mapping: Sharding) -> Numeric:
     """Find the draft tokens of a step: those of the mapping, the number 0 where none has any. [token]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, with the speculation that they need, and mapping.
+    Returns 0, or of the shape of ``mapping.draft_tokens``.
 
-    Returns
-    -------
-    numeric
-        0, or of the shape of ``mapping.draft_tokens``. [token]
-
-    Raises
-    ------
-    InputError
-        Drafts without a speculation in the setup, or beyond the positions of its acceptance.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> drafts_of(setup("llama_3_1_8b", "h200_sxm", "fp8"), Sharding(draft_tokens=2))
     Traceback (most recent call last):
@@ -179,22 +164,8 @@ def accepted_length(speculation: Speculation | None, drafts: Numeric) -> Numeric
 def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Operator]:
     """List the matrix multiplies in front of a draft layer, whole on every rank where they join hidden states.
 
-    Parameters
-    ----------
-    at, tp
-        Setup with speculation, and TP degree of attention. [1]
-    tokens
-        Of one attention rank. [token]
-    first
-        Whether it is the first draft pass of a step, to which the model hands its hidden states.
+    The result is in the format of the head; none for a draft model, which takes tokens alone.
 
-    Returns
-    -------
-    list of Operator
-        In the format of the head; none for a draft model, which takes tokens alone.
-
-    Examples
-    --------
     The module of DeepSeek-R1 multiplies 2 x 7168 by 7168 elements:
 
     >>> from disagg_sim.physics.setup import setup
@@ -217,18 +188,8 @@ def joining(at: Setup, tp: Numeric, tokens: Numeric, *, first: bool) -> list[Ope
 def joining_bytes(at: Setup, tp: Numeric) -> Numeric:
     """Size what a drafter has beside its layers on one GPU: the matrices of ``joining``, and a head of its own. [B]
 
-    Parameters
-    ----------
-    at, tp
-        Setup, and TP degree of attention. [1]
+    The result is of the shape of ``tp``; 0 without speculation, and with a draft model, whose weights are its own.
 
-    Returns
-    -------
-    numeric
-        Of the shape of ``tp``; 0 without speculation, and with a draft model, whose weights are its own. [B]
-
-    Examples
-    --------
     2 x 7168^2 elements of two bytes:
 
     >>> from disagg_sim.physics.setup import setup
@@ -255,20 +216,9 @@ def handed_bytes(at: Setup, isl: float) -> float:
 
     A drafter takes its own cache and the hidden state of the last token, of three layers for EAGLE-3, of none for a
     draft model. Engines hand over the drafter's cache with that of the model (sglang/srt/disaggregation/prefill.py:
-    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others).
+    draft_token_to_kv_pool; vLLM's NIXL connector registers its layers as all others). Takes ``at`` and ``isl`` (setup,
+    and length of the prompt [token]).
 
-    Parameters
-    ----------
-    at, isl
-        Setup, and length of the prompt. [token]
-
-    Returns
-    -------
-    float
-        The cache of the model without speculation. [B]
-
-    Examples
-    --------
     62 layers in place of 61, and 7168 elements of two bytes:
 
     >>> from disagg_sim.physics.setup import setup

@@ -80,20 +80,6 @@ def path_of(system: SystemSpec, gpus: float, other: SystemSpec | None = None) ->
 def path_bandwidth(system: SystemSpec, profile: ProfileSpec, path: str) -> float:
     """Find what a GPU moves over a path, one way. [B/s]
 
-    Parameters
-    ----------
-    system, profile
-        Links, oversubscription of the spine, and the shares that transfers reach.
-    path
-        Of ``PATHS``.
-
-    Returns
-    -------
-    float
-        NVLink inside; the NIC on a rail; the NIC over the oversubscription across the spine. [B/s]
-
-    Examples
-    --------
     >>> from dataclasses import replace
     >>> from disagg_sim.facts.load import load_profile, load_system
     >>> h100, ideal = replace(load_system("h100_sxm"), spine_oversubscription=2.0), load_profile("ideal")
@@ -140,26 +126,9 @@ def hand_over(
 ) -> KvHandOver:
     """Time the transfer of a cache between instances, of many pairs at once; as ``kv_hand_over``.
 
-    Parameters
-    ----------
-    ends
-        Setups of sender and receiver; the slower link counts.
-    sender, receiver
-        Mappings, numbers or columns of one shape.
-    load
-        What moves.
-    path
-        Of ``PATHS``; "" = the wire takes no time.
-    layout, descriptor_s, threads
-        As in ``kv_hand_over``.
+    Takes ``ends`` (setups of sender and receiver; the slower link counts) and ``path`` (of ``PATHS``; "" = the wire
+    takes no time). Returns counts, and times [s], of the shape of the mappings.
 
-    Returns
-    -------
-    KvHandOver
-        Counts, and times [s], of the shape of the mappings.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at, load = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal"), KvLoad(160.0, 1e9, 100.0)
     >>> tps = Sharding(tp_attn=np.array([1, 2, 4]), tp_ffn=np.array([1, 2, 4]))

@@ -78,22 +78,10 @@ def load_time(at: Setup, mapping: Sharding, *, batch: Numeric, past: float, tier
 
 
 def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
-    """Size what is loaded of a past, each element once.
+    """Size what is loaded of a past, each element once. [B]
 
-    Parameters
-    ----------
-    at, past
-        Setup, and tokens of the past. [token]
-    held
-        Of them, at its start, what is in HBM already. [token]
+    Takes ``at`` and ``past`` (setup, and tokens of the past [token]) and ``held`` [token].
 
-    Returns
-    -------
-    float
-        Cache of the rest, and the recurrent state at its end. [B]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
     >>> loaded_bytes(at, 1000, held=400) / 163_840
@@ -107,22 +95,8 @@ def loaded_bytes(at: Setup, past: float, held: float = 0.0) -> float:
 def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> Numeric:
     """Find how fast the GPUs of one attention rank fill from a tier, each with its own part: ``G_unique/dp*R``.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    past
-        Tokens of what is loaded; matters only where kinds of layers are sharded unlike each other. [token]
-    tier
-        With the bandwidth of one GPU.
+    The result is of the shape of the mapping [B/s].
 
-    Returns
-    -------
-    numeric
-        Of the shape of the mapping. [B/s]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("deepseek_r1", "h200_sxm", "fp8")
     >>> ranks = (Sharding(tp_attn=8, ep=8), Sharding(dp_attn=8, ep=8))
@@ -133,24 +107,10 @@ def rank_bandwidth(at: Setup, mapping: Sharding, past: float, tier: KvTier) -> N
 
 
 def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: float) -> float:
-    """Count the tokens that the share of an instance in a tier holds.
+    """Count the tokens that the share of an instance in a tier holds. [token]
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance, whose GPUs keep their own parts. [1]
-    capacity
-        Of one GPU's share; None = as much as is needed. [B]
-    prompt
-        Tokens of a usual prompt, at which the cache of a token is counted, saved states with it. [token]
+    Takes ``capacity`` [B] (None = as much as is needed).
 
-    Returns
-    -------
-    float
-        ``inf`` without a capacity. [token]
-
-    Examples
-    --------
     Eight shares of 250 GB hold 12 million tokens of 164 kB:
 
     >>> from disagg_sim.physics.setup import setup
@@ -165,24 +125,10 @@ def tier_tokens(at: Setup, mapping: Sharding, capacity: float | None, prompt: fl
 
 
 def room_tokens(model: ModelSpec, precision: Precision, room: float, prompt: float) -> float:
-    """Count the tokens of prompts that some memory holds, each once.
+    """Count the tokens of prompts that some memory holds, each once. [token]
 
-    Parameters
-    ----------
-    model, precision
-        Whose cache.
-    room
-        The memory. [B]
-    prompt
-        As in ``tier_tokens``. [token]
+    Takes ``room`` [B].
 
-    Returns
-    -------
-    float
-        [token]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8")
     >>> f"{room_tokens(cached_layers(at), at.precision, 20e9, 8192):,.0f}"

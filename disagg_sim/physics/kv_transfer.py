@@ -117,27 +117,12 @@ def unique_gpus(
 ) -> Numeric:
     """Count the GPUs of an instance that hold distinct parts of the cache. [1]
 
-    Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of
-    attention differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the bytes ``e_i`` of
-    the kinds at ``tokens`` cached tokens, each on ``n_i`` GPUs. Under DCP each of the GPUs that share the tokens of a
-    KV head has its own; copies over PCP ranks count once.
+    Every stage and DP rank is distinct; in a TP group min(tp, n_kv) GPUs are, and one for MLA. Where kinds of attention
+    differ in this, a GPU sends the sum of its parts: ``sum(e_i)/sum(e_i/n_i)`` over the bytes ``e_i`` of the kinds at
+    ``tokens`` cached tokens, each on ``n_i`` GPUs. Under DCP each of the GPUs that share the tokens of a KV head has
+    its own; copies over PCP ranks count once. Takes ``tokens`` (None = the longest context) and ``precision`` (None =
+    bf16). The result is of the shape of the mapping.
 
-    Parameters
-    ----------
-    model, mapping
-        KV heads of each kind of layer, and sharding of the instance.
-    tokens
-        Cached tokens of a request; matters only where kinds differ. None = the longest context. [token]
-    precision
-        Format of the cache; matters only beside states and indices of formats of their own. None = bf16.
-
-    Returns
-    -------
-    numeric
-        Of the shape of the mapping. [1]
-
-    Examples
-    --------
     Of 16 GPUs under TP the 8 KV heads of Llama fill 8 apart, and the latent of DeepSeek-R1 one; under DP attention each
     GPU has requests of its own:
 
@@ -182,20 +167,6 @@ def descriptors(model: ModelSpec, tokens: int, block_tokens: int) -> int:
 def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domain: bool) -> float:
     """Find what a GPU sends or receives of caches, one way: over NVLink inside one domain, else over its NIC. [B/s]
 
-    Parameters
-    ----------
-    system, profile
-        Bandwidths of the links, and the share of them that point-to-point transfers reach.
-    within_domain
-        Whether prefill and decode share an NVLink domain.
-
-    Returns
-    -------
-    float
-        Of one GPU, one way. [B/s]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_profile, load_system
     >>> ideal, h200 = load_profile("ideal"), load_system("h200_sxm")
     >>> [f"{own_link_bandwidth(h200, ideal, within_domain=near) / 1e9:.0f} GB/s" for near in (True, False)]
@@ -207,24 +178,9 @@ def own_link_bandwidth(system: SystemSpec, profile: ProfileSpec, *, within_domai
 def bandwidth_per_gpu(request_rate: Numeric, kv_bytes: Numeric, unique: Numeric) -> Numeric:
     """Find egress or ingress of each GPU with distinct cache: ``rate*kv_bytes(ISL)/G_unique``. [B/s]
 
-    With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2).
+    With rate = b/busy this is Eq. (1) for any pipeline, with rate = B/(TTL*(OSL-1)) Eq. (2). Takes
+    ``request_rate`` [req/s]. The result is of the broadcast shape.
 
-    Parameters
-    ----------
-    request_rate
-        Requests that the instance passes on or takes in. [req/s]
-    kv_bytes
-        Cache of one request. [B]
-    unique
-        GPUs of the instance that hold distinct parts of it. [1]
-
-    Returns
-    -------
-    numeric
-        Of the broadcast shape; to be compared with ``own_link_bandwidth``. [B/s]
-
-    Examples
-    --------
     Ten requests a second of 1.34 GB each from 8 GPUs need 1.7 GB/s of each, 3 % of a NIC at 50 GB/s:
 
     >>> f"{bandwidth_per_gpu(10.0, 1.34e9, 8) / 1e9:.2f} GB/s"

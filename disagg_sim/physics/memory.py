@@ -55,18 +55,6 @@ def layer_weight_bytes(model: ModelSpec, layer: Layer, precision: Precision, map
 def weight_bytes(model: ModelSpec, precision: Precision) -> float:
     """Size all weights of the model, embedding and head included. [B]
 
-    Parameters
-    ----------
-    model, precision
-        Parameters of each layer, and the sizes of their elements.
-
-    Returns
-    -------
-    float
-        Of one copy, without sharding. [B]
-
-    Examples
-    --------
     Llama-3.1-70B in fp8: 70.6e9 parameters of one byte, and of the 2.1e9 of embedding and head a second one.
 
     >>> from disagg_sim.facts.load import load_model, load_precision
@@ -84,20 +72,8 @@ def weight_bytes(model: ModelSpec, precision: Precision) -> float:
 def kv_duplication(model: ModelSpec, tp: Numeric) -> Numeric:
     """Count the copies of each cached byte over a TP group in bf16; the mean of kinds. [1]
 
-    ``max(1, tp/n_kv)`` for GQA, tp for MLA.
+    ``max(1, tp/n_kv)`` for GQA, tp for MLA. The result is of the shape of ``tp``.
 
-    Parameters
-    ----------
-    model, tp
-        KV heads of each kind of layer, and TP degree of attention. [1]
-
-    Returns
-    -------
-    numeric
-        Of the shape of ``tp``. [1]
-
-    Examples
-    --------
     Llama-3.1-70B has 8 KV heads, DeepSeek-R1 one latent:
 
     >>> from disagg_sim.facts.load import load_model
@@ -172,18 +148,8 @@ class MemoryParts(NamedTuple):
 def instance_bytes(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> Numeric:
     """Size what lies on the fullest GPU of the fullest stage. [B]
 
-    Parameters
-    ----------
-    at, mapping, residents, imbalance
-        As in ``instance_parts``.
+    The result is of the broadcast shape of mapping and residents.
 
-    Returns
-    -------
-    numeric
-        Of the broadcast shape of mapping and residents; it fits up to ``at.memory_limit``. [B]
-
-    Examples
-    --------
     It is the sum of its parts:
 
     >>> from disagg_sim.physics.residents import decode_residents
@@ -205,22 +171,8 @@ def _fullest(at: Setup, mapping: Sharding, residents: Residents) -> Numeric:
 def instance_parts(at: Setup, mapping: Sharding, residents: Residents, imbalance: float = 1.0) -> MemoryParts:
     """Take ``instance_bytes`` apart; the parts are those of the fullest stage and add up to it.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance. [1]
-    residents
-        What a rank holds: ``decode_load``, ``prefill_load`` or ``colocated_load``.
-    imbalance
-        Load of the fullest expert rank over the mean. [1]
+    Returns numbers, or arrays of the shape of the mapping [B].
 
-    Returns
-    -------
-    MemoryParts
-        Numbers, or arrays of the shape of the mapping. [B]
-
-    Examples
-    --------
     One of 8 GPUs holds an eighth of 72.7 GB of weights, one of 8 KV heads of 64 sequences (64 x 8704 tokens, and two
     standard deviations more, x 20.5 kB), and the runtime that the profile assumes:
 

@@ -114,23 +114,8 @@ class Power:
 def power_at(at: Setup) -> Power:
     """Find what the GPUs of a setup draw.
 
-    Parameters
-    ----------
-    at
-        Setup; its system must have a file in ``hw_specs/power/``.
+    Returns laws of kernels, with the limit [W].
 
-    Returns
-    -------
-    Power
-        Laws of kernels, with the limit [W].
-
-    Raises
-    ------
-    InputError
-        A system whose power nobody has fitted or inherited.
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> power_at(setup("llama_3_1_8b", "h200_sxm", "fp8")).limit
     700.0
@@ -141,23 +126,6 @@ def power_at(at: Setup) -> Power:
 def power_of(system: SystemSpec) -> Power:
     """Find what the GPUs of a system draw, whatever they serve.
 
-    Parameters
-    ----------
-    system
-        With a file in ``hw_specs/power/``.
-
-    Returns
-    -------
-    Power
-        As ``power_at``.
-
-    Raises
-    ------
-    InputError
-        A system whose power nobody has fitted or inherited.
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_system
     >>> power_of(load_system("h200_sxm")).limit
     700.0
@@ -293,18 +261,8 @@ def wall_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numer
 def facility_watts(node: NodePower, gpu_watts: Numeric, *, across: Numeric) -> Numeric:
     """Power of one GPU's share of a node at the meter of the building, cooling included.
 
-    Parameters
-    ----------
-    node, gpu_watts, across
-        As in ``wall_watts``.
+    The result is of the broadcast shape [W].
 
-    Returns
-    -------
-    ndarray
-        Of the broadcast shape. [W]
-
-    Examples
-    --------
     Eight H100 that draw 520 W each; the building draws twice that for each of them:
 
     >>> from disagg_sim.facts.load import load_system

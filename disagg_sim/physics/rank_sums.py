@@ -49,18 +49,9 @@ class RankSum:
     def largest(self, groups: tuple[tuple[float, int], ...]) -> float:
         """Find the expected largest sum of independent ranks.
 
-        Parameters
-        ----------
-        groups
-            Requests of a rank, and ranks that have so many on average; those with the most first. [request], [1]
+        Takes ``groups`` (requests of a rank, and ranks that have so many on average; those with the most first
+        [request], [1]). The result is in the unit of ``mean``.
 
-        Returns
-        -------
-        float
-            In the unit of ``mean``.
-
-        Examples
-        --------
         A sum of 400 exponential lengths is 400 +- 20, and nearly normal; the larger of two is 0.564 deviations longer:
 
         >>> one = RankSum(exponent=lambda w: -np.log(1 - 1j * w), mean=1.0, variance=1.0, reach=14.0)
@@ -73,18 +64,8 @@ class RankSum:
     def law_of_largest(self, groups: tuple[tuple[float, int], ...]) -> tuple[Floats, Floats]:
         """Find the distribution of the largest sum of independent ranks.
 
-        Parameters
-        ----------
-        groups
-            As in ``largest``.
+        The result is rising values at even distances, in the unit of ``mean``, and their probabilities, (values,).
 
-        Returns
-        -------
-        values, chances : ndarray
-            Rising values at even distances, in the unit of ``mean``, and their probabilities, (values,). [1]
-
-        Examples
-        --------
         >>> one = sum_of(np.array([100.0, 300.0]), np.array([0.5, 0.5]))
         >>> values, chances = one.law_of_largest(((1.0, 2),))
         >>> f"{chances[values < 200].sum():.2f}, {values @ chances:.0f}"
@@ -208,20 +189,8 @@ def _caches(law: RequestLaw, omega: Floats, *, alike: bool) -> Complex:
 def share_at_random(law: RequestLaw, routing: str) -> float:
     """Find the share g of the head of this file.
 
-    Parameters
-    ----------
-    law
-        Lengths of all requests.
-    routing
-        Of ``RANK_ROUTINGS``.
+    The result is from 0 to 1.
 
-    Returns
-    -------
-    float
-        From 0 to 1; in turn the Gini coefficient of the outputs. [1]
-
-    Examples
-    --------
     Half of the answers have 1 token and half 3: of any two the shorter has 1.5 on average, and Gini is 1 - 1.5/2.
 
     >>> one, half = np.ones(1), np.full(2, 0.5)
@@ -239,20 +208,6 @@ def share_at_random(law: RequestLaw, routing: str) -> float:
 def cache_sum(law: RequestLaw, at_random: float) -> RankSum:
     """Describe the cached tokens of a rank in decode.
 
-    Parameters
-    ----------
-    law
-        Lengths of all requests.
-    at_random
-        Share of them as if routed at random. [1]
-
-    Returns
-    -------
-    RankSum
-        Of tokens.
-
-    Examples
-    --------
     Prompts and answers of 1000 tokens: caches of 1000 to 2000, at all ages alike, or at ages and in numbers at random.
 
     >>> law = request_law(np.array([1000.0]), np.array([1000.0]))
@@ -275,20 +230,6 @@ def cache_sum(law: RequestLaw, at_random: float) -> RankSum:
 def prompt_sum(law: RequestLaw, power: int) -> RankSum:
     """Describe the tokens of the prompts of a rank in a pass, or the sum of their squares.
 
-    Parameters
-    ----------
-    law
-        Lengths of all requests.
-    power
-        1 for tokens, 2 for squares, which query-key pairs grow with.
-
-    Returns
-    -------
-    RankSum
-        Of tokens to that power.
-
-    Examples
-    --------
     >>> law = request_law(np.array([100.0, 300.0]), np.ones(2))
     >>> [f"{each.mean:.0f}, {each.largest(((1.0, 2),)):.0f}" for each in (prompt_sum(law, 1), prompt_sum(law, 2))]
     ['200, 250', '50000, 70020']
@@ -299,18 +240,8 @@ def prompt_sum(law: RequestLaw, power: int) -> RankSum:
 def sum_of(values: Floats, weights: Floats) -> RankSum:
     """Describe the sum of a quantity over the requests of a rank, each request's drawn alike.
 
-    Parameters
-    ----------
-    values, weights
-        Of a request, and their probabilities; arrays of shape (values,).
+    Takes ``values`` and ``weights`` of shape (values,).
 
-    Returns
-    -------
-    RankSum
-        In the unit of the values.
-
-    Examples
-    --------
     >>> one = sum_of(np.array([100.0, 300.0]), np.array([0.5, 0.5]))
     >>> f"{one.mean:.0f}, of two ranks {one.largest(((1.0, 2),)):.0f}"
     '200, of two ranks 250'

@@ -126,20 +126,8 @@ class Rates:
 def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
     """Find what a fitted GEMM reaches on a system, quantising of A included where the fit's rows hold it.
 
-    Parameters
-    ----------
-    fit
-        Shares of the peaks [1], times [s], in one weight format.
-    system
-        Whose peaks they are shares of.
+    Takes ``fit`` (shares of the peaks [1], times [s], in one weight format). Returns [FLOP/s], [B/s] and [s].
 
-    Returns
-    -------
-    GemmRate
-        [FLOP/s], [B/s] and [s]; with tiles where the fit has them.
-
-    Examples
-    --------
     Half of 1979 TFLOP/s in fp8, and 80 % of 4.8 TB/s:
 
     >>> from disagg_sim.facts.load import load_system
@@ -174,22 +162,8 @@ def gemm_rate(fit: GemmFit, system: SystemSpec) -> GemmRate:
 def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, reads_past_at: float) -> AttentionRate:
     """Find what a fitted prefill attention reaches on a system.
 
-    Parameters
-    ----------
-    fit
-        Shares of the peaks [1], times [s].
-    system
-        Whose peaks they are shares of, and whose tiles of query rows count.
-    reads_past_at
-        Rate at which the cached past is read. [B/s]
+    Takes ``fit`` (shares of the peaks [1], times [s]) and ``reads_past_at`` [B/s]. Returns [FLOP/s], [B/s] and [s].
 
-    Returns
-    -------
-    AttentionRate
-        [FLOP/s], [B/s] and [s]; in the tiled form where the fit has ``e_io``.
-
-    Examples
-    --------
     Whatever the format, the share is one of the BF16 peak, 989 TFLOP/s:
 
     >>> from disagg_sim.facts.load import load_system
@@ -217,22 +191,8 @@ def prefill_attention_rate(fit: PrefillAttentionFit, system: SystemSpec, *, read
 def decode_attention_rate(fit: DecodeAttentionFit, system: SystemSpec, *, resident: float = 0.0) -> AttentionRate:
     """Find what a fitted decode attention reaches on a system.
 
-    Parameters
-    ----------
-    fit
-        Shares of the peaks [1], times [s].
-    system
-        Whose peaks they are shares of.
-    resident
-        Bytes of the cache that are in L2 from the call before. [B]
+    Takes ``fit`` (shares of the peaks [1], times [s]) and ``resident`` [B]. Returns [FLOP/s], [B/s] and [s].
 
-    Returns
-    -------
-    AttentionRate
-        [FLOP/s], [B/s] and [s]; the plain roofline where the fit has no ``block_time``.
-
-    Examples
-    --------
     Where memory was always the limit the fit leaves the arithmetic open, and the peak counts:
 
     >>> from disagg_sim.facts.load import load_system
@@ -268,20 +228,9 @@ def _decode_flops(fit: DecodeAttentionFit, system: SystemSpec) -> float:
 def moe_rate(fit: MoeFit, system: SystemSpec) -> MoeRate:
     """Find what a fitted grouped GEMM reaches on a system; a fit without ``e_compute`` has no limit of arithmetic.
 
-    Parameters
-    ----------
-    fit
-        Shares of the peaks [1], times [s], of one kernel in one weight format.
-    system
-        Whose peaks they are shares of.
+    Takes ``fit`` (shares of the peaks [1], times [s], of one kernel in one weight format). Returns [FLOP/s], [B/s] and
+    [s].
 
-    Returns
-    -------
-    MoeRate
-        [FLOP/s], [B/s] and [s].
-
-    Examples
-    --------
     Rows are gathered and summed at a quarter of 4.8 TB/s:
 
     >>> from disagg_sim.facts.load import load_system

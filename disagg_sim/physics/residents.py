@@ -115,20 +115,9 @@ def prefilling_in_pieces(
 def decode_residents(isl: float, osl: float) -> CachedTokens:
     """Describe the cache of one sequence in steady decode.
 
-    Ages are uniform, so the mean is ``ISL + OSL/2`` and the standard deviation ``OSL/sqrt(12)``.
+    Ages are uniform, so the mean is ``ISL + OSL/2`` and the standard deviation ``OSL/sqrt(12)``. The result is of one
+    request [token].
 
-    Parameters
-    ----------
-    isl, osl
-        Input and output tokens of a request. [token]
-
-    Returns
-    -------
-    CachedTokens
-        Of one request. [token]
-
-    Examples
-    --------
     >>> cached = decode_residents(8192, 1200)
     >>> f"{cached.mean:.0f} +- {cached.deviation:.0f}, at most {cached.most:.0f}"
     '8792 +- 346, at most 9392'
@@ -188,20 +177,9 @@ def decode_load(
 ) -> Residents:
     """Count what a rank of a decode instance holds at its steady batch.
 
-    With k drafts a sequence takes k more places in the cache, 1 + k rows in every pass and 1 + k recurrent states.
+    With k drafts a sequence takes k more places in the cache, 1 + k rows in every pass and 1 + k recurrent states. The
+    result is of the fullest DP rank, of the broadcast shape of mapping and batch.
 
-    Parameters
-    ----------
-    at, mapping, batch, cached, mla_form
-        As in ``memory.decode_bytes``.
-
-    Returns
-    -------
-    Residents
-        Of the fullest DP rank, of the broadcast shape of mapping and batch.
-
-    Examples
-    --------
     64 sequences on 8 ranks: 8 x 1500 tokens, and two standard deviations of their sum, 2 x sqrt(8 x 1000^2/12), more:
 
     >>> from disagg_sim.physics.setup import setup

@@ -86,20 +86,8 @@ def _at_least(values: Numeric, floor: Numeric) -> Numeric:
 def non_torch_bytes(held: EngineMemory, mapping: Sharding) -> Numeric:
     """Size runtime and collective libraries of a GPU; a TP degree that nobody measured takes the nearest below. [B]
 
-    Parameters
-    ----------
-    held
-        Memory of the engine.
-    mapping
-        Degrees of TP and PP. [1]
+    The result is of the shape of the degrees.
 
-    Returns
-    -------
-    numeric
-        Of the shape of the degrees. [B]
-
-    Examples
-    --------
     >>> from disagg_sim.facts.load import load_engine
     >>> found = non_torch_bytes(load_engine("vllm").memory, Sharding(tp_attn=np.array([1, 2, 4, 8])))
     >>> [f"{each / 2**30:.2f} GiB" for each in found]
@@ -112,20 +100,6 @@ def non_torch_bytes(held: EngineMemory, mapping: Sharding) -> Numeric:
 def position_bytes(held: EngineMemory, model: ModelSpec) -> float:
     """Size the tables of rotary positions, one of each kind of attention as long as the context, on every GPU. [B]
 
-    Parameters
-    ----------
-    held
-        Memory of the engine.
-    model
-        Its kinds of attention, and longest context.
-
-    Returns
-    -------
-    float
-        Of one GPU. [B]
-
-    Examples
-    --------
     Llama 4 Scout has ten million positions:
 
     >>> from disagg_sim.facts.load import load_engine, load_model

@@ -77,20 +77,8 @@ def added_up(pools: Iterable[tuple[Setup, int, float]]) -> Drawn:
 def watts_of_pools(pools: Sequence[PlannedPool], lengths: Lengths) -> Floats:
     """Compute what the GPUs of pools draw, of one role and setup, which stand beside each other in no deployment.
 
-    Parameters
-    ----------
-    pools
-        Each with its mapping, instances, sequences and rate.
-    lengths
-        Of the requests.
+    The result is of shape (pools,) [W].
 
-    Returns
-    -------
-    ndarray
-        Of shape (pools,). [W]
-
-    Examples
-    --------
     >>> import disagg_sim as ds
     >>> best = ds.plan("llama_3_1_8b", "h200_sxm", ds.lengths(2048, 256), rate=40).best
     >>> f"{watts_of_pools(best.pools, best.work.lengths)[0] / drawn(best).watts:.2f}"

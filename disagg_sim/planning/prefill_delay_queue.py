@@ -40,22 +40,10 @@ CELLS, DEVIATIONS = 16, 4.0
 
 
 def gathered(come: Floats, ranks: int) -> Floats:
-    """Count the further prompts that come while the first of a start waits.
+    """Count the further prompts that come while the first of a start waits. [request]
 
-    Parameters
-    ----------
-    come
-        Mean arrivals of the longest wait. [request]
-    ranks
-        R, above 1. [1]
+    Takes ``come`` (mean arrivals of the longest wait [request]). Returns h, as ``come``.
 
-    Returns
-    -------
-    ndarray
-        h, as ``come``. [request]
-
-    Examples
-    --------
     Of two ranks one has a prompt: the other gets one with the probability that somebody comes.
 
     >>> gathered(np.array([0.0, 1.0, 100.0]), 2).round(4).tolist()

@@ -129,18 +129,6 @@ class Batch(NamedTuple):
 def in_words(wish: object) -> str:
     """Tell a wish in words, for the log and for messages.
 
-    Parameters
-    ----------
-    wish
-        Of a policy, or what it answered in place of one; a text stays as it is.
-
-    Returns
-    -------
-    str
-        One line.
-
-    Examples
-    --------
     >>> in_words(Start(Sharding(tp_attn=4, tp_ffn=4), Role.DECODE, "load"))
     'start of a decode instance (tp 4)'
     """

@@ -248,18 +248,8 @@ def prefixes_of(
 def whole_blocks(tokens: Floats, block_tokens: int) -> Floats:
     """Round down to whole blocks. [token]
 
-    Parameters
-    ----------
-    tokens, block_tokens
-        Numbers of tokens, and of those of a block. [token]
+    The result is of the shape of ``tokens``.
 
-    Returns
-    -------
-    ndarray
-        Of the shape of ``tokens``. [token]
-
-    Examples
-    --------
     >>> whole_blocks(np.array([15.0, 16.0, 33.0]), 16).tolist()
     [0.0, 16.0, 32.0]
     """

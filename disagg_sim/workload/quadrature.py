@@ -28,22 +28,10 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
     polynomials of degree 2*NODES - 1 in it. A function with stairs jumps or bends at the multiples of ``step``. Up to
     3*step each stair is a stratum of its own with ``STAIR_NODES`` Gauss points. Beyond, where the law spreads over many
     stairs, a point stands for its whole stair: it is shared between the two nearest mid-stair lengths, which keeps the
-    mean and gives a stair its mean height.
+    mean and gives a stair its mean height. Takes ``lengths`` and ``weight`` (points of the distribution above 0, and
+    their probabilities, sum 1; arrays of shape (points,) [token], [1]) and ``step`` [token] (0 = it has none). Returns
+    lengths, rising, and weights, sum 1; one node where there is one length; shape (nodes,) [token], [1].
 
-    Parameters
-    ----------
-    lengths, weight
-        Points of the distribution above 0, and their probabilities, sum 1; arrays of shape (points,). [token], [1]
-    step
-        Width of the stairs of the function; 0 = it has none. [token]
-
-    Returns
-    -------
-    tuple of arrays, shape (nodes,)
-        Lengths, rising, and weights, sum 1. One node where there is one length. [token], [1]
-
-    Examples
-    --------
     >>> lengths, weights = nodes_of(np.array([1.0, 2.0, 4.0]), np.full(3, 1 / 3))
     >>> lengths.round(6).tolist(), weights.round(6).tolist()
     ([1.0, 2.0, 4.0], [0.333333, 0.333333, 0.333333])
@@ -72,24 +60,10 @@ def nodes_of(lengths: Floats, weight: Floats, step: float = 0.0) -> tuple[Floats
 def gauss(lengths: Floats, weight: Floats, count: int, *, log: bool = True) -> tuple[Floats, Floats]:
     """Gauss quadrature of a discrete distribution of lengths (Stieltjes, Golub and Welsch).
 
-    The recurrence of orthonormal polynomials stops early where fewer points carry the law.
+    The recurrence of orthonormal polynomials stops early where fewer points carry the law. Takes ``lengths`` and
+    ``weight`` (as in ``nodes_of`` [token], [1]). Returns lengths, rising, and weights, sum 1; shape (nodes,) [token],
+    [1].
 
-    Parameters
-    ----------
-    lengths, weight
-        As in ``nodes_of``. [token], [1]
-    count
-        Most nodes. [1]
-    log
-        Whether polynomials are those of the logarithm of the length, else of the length itself.
-
-    Returns
-    -------
-    tuple of arrays, shape (nodes,)
-        Lengths, rising, and weights, sum 1. [token], [1]
-
-    Examples
-    --------
     >>> lengths, weight = np.arange(1.0, 101.0), np.full(100, 0.01)
     >>> nodes, weights = gauss(lengths, weight, 2, log=False)
     >>> nodes.size, f"{weights @ nodes**3 / (weight @ lengths**3):.6f}"

@@ -106,20 +106,9 @@ def trace_statistics(trace: Trace) -> TraceStatistics:
 def per_minute(arrival: Floats, amount: Tokens | None = None) -> Floats:
     """Count the requests of every minute, or add up an amount of theirs.
 
-    Parameters
-    ----------
-    arrival
-        Arrival times, shape (requests,), from 0 on. [s]
-    amount
-        What is added up, shape (requests,), such as input tokens; without it requests are counted.
+    Takes ``arrival`` [s] of shape (requests,) and ``amount`` of shape (requests,). The result has shape (minutes,),
+    from time 0 to the minute of the last arrival; [request], or the unit of ``amount``.
 
-    Returns
-    -------
-    ndarray
-        Shape (minutes,), from time 0 to the minute of the last arrival. [request], or the unit of ``amount``
-
-    Examples
-    --------
     >>> arrival = np.array([0.0, 59.0, 125.0])
     >>> per_minute(arrival).tolist(), per_minute(arrival, np.array([10, 20, 40])).tolist()
     ([2.0, 0.0, 1.0], [30.0, 0.0, 40.0])

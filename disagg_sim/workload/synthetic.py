@@ -210,22 +210,6 @@ def _end_of(requests: int | None, duration: float | None) -> dict[str, Any]:
 def drawn_pasts(prompts: Floats, reuse: Reuse, rng: np.random.Generator) -> Floats:
     """Draw the cached past of each prompt. [token]
 
-    Parameters
-    ----------
-    prompts
-        Lengths. [token]
-    reuse
-        Distribution of the cached share, and blocks of the cache.
-    rng
-        Where shares are not the same for all.
-
-    Returns
-    -------
-    ndarray
-        In whole blocks, at least a token less than the prompt. [token]
-
-    Examples
-    --------
     >>> rng, half = np.random.default_rng(1), Reuse(share=ConstantShare(share=0.5))
     >>> drawn_pasts(np.array([100.0, 64.0]), half, rng).tolist()
     [48.0, 32.0]

@@ -245,22 +245,10 @@ def split_bytes(
 ) -> tuple[Numeric, Numeric]:
     """Size what lies on the fullest GPU of each pool. [B]
 
-    An attention rank holds the caches of all micro-batches, a feed-forward rank no cache, embedding or head.
+    An attention rank holds the caches of all micro-batches, a feed-forward rank no cache, embedding or head. Takes
+    ``cached`` (cached tokens of a sequence [token]). The result is of the attention and of the feed-forward pool; each
+    fits up to ``memory_limit`` of its setup.
 
-    Parameters
-    ----------
-    at, at_ffn, split, sequences
-        As in ``split_step``.
-    cached
-        Cached tokens of a sequence. [token]
-
-    Returns
-    -------
-    tuple of numeric
-        Of the attention and of the feed-forward pool; each fits up to ``memory_limit`` of its setup. [B]
-
-    Examples
-    --------
     The caches lie on one side and the weights of the experts on the other:
 
     >>> from disagg_sim.physics.residents import decode_residents

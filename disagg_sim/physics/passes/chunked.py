@@ -369,18 +369,9 @@ def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
 def most_chunks(new: Numeric, chunks: Numeric) -> Numeric:
     """Find the most chunks that prompts of the same length are cut into, at any row or column.
 
-    Parameters
-    ----------
-    new, chunks
-        Tokens of the prompts and chunks of each; they broadcast. [token], [1]
+    Takes ``new`` and ``chunks`` (tokens of the prompts and chunks of each; they broadcast [token], [1]). The result is
+    of their shape.
 
-    Returns
-    -------
-    ndarray
-        Of their shape. [1]
-
-    Examples
-    --------
     >>> most_chunks(np.array([[1024.0], [2048.0], [1024.0]]), np.array([[2.0], [4.0], [1.0]])).tolist()
     [[2.0], [4.0], [2.0]]
     """

@@ -48,26 +48,11 @@ class AttentionSide(NamedTuple):
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of one layer, prompts and decodes one after the other (serial kernels).
 
-    Where GPUs share the tokens of a sequence, with what they send each other for it (``physics.context``).
+    Where GPUs share the tokens of a sequence, with what they send each other for it (``physics.context``). Takes
+    ``tokens`` (prompts and decodes of one rank [token]) and ``form`` (``auto``, which takes the fastest form at each
+    point, or one that is forced). The result is of one layer; its arrays have the broadcast shape of ``tp`` and
+    ``tokens`` [s].
 
-    Parameters
-    ----------
-    block
-        Attention of the layer: what it multiplies and reads in each of its forms.
-    at, tp
-        Setup, and TP degree of attention. [1]
-    tokens
-        Prompts and decodes of one rank. [token]
-    form
-        ``auto``, which takes the fastest form at each point, or one that is forced.
-
-    Returns
-    -------
-    Cost
-        Of one layer; its arrays have the broadcast shape of ``tp`` and ``tokens``. [s]
-
-    Examples
-    --------
     64 sequences of 1000 tokens, one of 8 KV heads of 128 a GPU: 2 x 64 x 1000 x 128 B at 4.8 TB/s.
 
     >>> from disagg_sim.physics.setup import setup
@@ -96,28 +81,11 @@ def attention_side(
 ) -> AttentionSide:
     """Time everything on the attention ranks; ``core = False`` leaves scores and values out (chunks add their own).
 
-    The head is timed for ``tokens.emitted`` tokens; it enters the sums only where ``emitted`` is not a plain 0.
+    The head is timed for ``tokens.emitted`` tokens; it enters the sums only where ``emitted`` is not a plain 0. Takes
+    ``tokens`` (prompts and decodes of one rank [token]) and ``phase`` ("prefill" or "decode": which share of the
+    all-reduces the profile hides). Returns times of one layer of each kind and sums of all layers, of the broadcast
+    shape of ``tp`` and ``tokens`` [s].
 
-    Parameters
-    ----------
-    at, tp
-        Setup, and TP degree of attention. [1]
-    tokens
-        Prompts and decodes of one rank. [token]
-    form
-        MLA form of scores and values.
-    phase
-        "prefill" or "decode": which share of the all-reduces the profile hides.
-    core
-        Whether scores and values are timed.
-
-    Returns
-    -------
-    AttentionSide
-        Times of one layer of each kind and sums of all layers, of the broadcast shape of ``tp`` and ``tokens``. [s]
-
-    Examples
-    --------
     DeepSeek-R1 has three dense layers and 58 of experts, and a shared expert in the latter alone:
 
     >>> from disagg_sim.physics.setup import setup
@@ -176,20 +144,8 @@ def _projections(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tok
 def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
     """Stretch all times but scores and sums.
 
-    Parameters
-    ----------
-    times
-        Of layers and ends. [s]
-    stretch
-        Factor, ``prefill_stretch``. [1]
+    Takes ``times`` (of layers and ends [s]). The result is of the broadcast shape [s].
 
-    Returns
-    -------
-    LayerTimes
-        Of the broadcast shape. [s]
-
-    Examples
-    --------
     >>> times = LayerTimes(layers=(2.0,), scores=(1.0,), embedding=0.5, head=0.5, sums=Sums())
     >>> stretched(times, 1.5)[:4]
     ((3.0,), (1.0,), 0.75, 0.75)
@@ -201,24 +157,10 @@ def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
 def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
     """Find the times of a step of decodes and prefill: of its decodes alone, and what the prefill adds, stretched.
 
-    ``t = t_own + s*max(t_both - t_same, 0)``; scores and values take no stretch.
+    ``t = t_own + s*max(t_both - t_same, 0)``; scores and values take no stretch. Takes ``own`` and ``same`` (its
+    decodes alone, in the kernels of decode, and in those of ``both`` [s]) and ``both`` (decodes and prefill in one pass
+    [s]). The result is of the broadcast shape, with scores and sums of ``both`` [s].
 
-    Parameters
-    ----------
-    own, same
-        Its decodes alone, in the kernels of decode, and in those of ``both``. [s]
-    both
-        Decodes and prefill in one pass. [s]
-    stretch
-        Time of prefill over the sum of its kernels. [1]
-
-    Returns
-    -------
-    LayerTimes
-        Of the broadcast shape, with scores and sums of ``both``. [s]
-
-    Examples
-    --------
     Decodes alone take 3 ms in their own kernels and 2 ms in those of prefill; what the prefill adds to the latter is
     4 ms and takes 5 ms:
 
@@ -242,20 +184,9 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
 def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
     """Let a pass of a draft model follow on the last stage.
 
-    Parameters
-    ----------
-    times
-        Of the model that it drafts for. [s]
-    model, drafted
-        Draft model, and times of its pass. [s]
+    Takes ``times`` (of the model that it drafts for [s]) and ``model`` and ``drafted`` (draft model, and times of its
+    pass [s]). The result comes with a longer head, and the sums of both [s].
 
-    Returns
-    -------
-    LayerTimes
-        With a longer head, and the sums of both. [s]
-
-    Examples
-    --------
     A head of 1 ms, and 32 draft layers of 0.5 ms behind it:
 
     >>> from disagg_sim.facts.load import load_model

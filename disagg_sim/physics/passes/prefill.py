@@ -150,18 +150,8 @@ def prefill_pass(
 def crosses_domains(at: Setup, mapping: Sharding) -> Numeric:
     """Tell whether expert ranks of attention DP span several NVLink domains: engines overlap halves only there.
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, whose domain counts, and sharding. [1]
+    Returns booleans of the shape of the mapping.
 
-    Returns
-    -------
-    numeric
-        Booleans of the shape of the mapping.
-
-    Examples
-    --------
     A domain of H200 has 8 GPUs:
 
     >>> from disagg_sim.physics.setup import setup

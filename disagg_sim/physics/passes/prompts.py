@@ -30,31 +30,11 @@ def prompt_pass(
 ) -> PrefillPass:
     """Time the prefill of a batch of prompts of one length and one cached past.
 
-    A past below HBM is loaded first, or computed again where that brings the first token sooner.
+    A past below HBM is loaded first, or computed again where that brings the first token sooner. Takes ``at`` and
+    ``mapping`` of shape (rows, 1), ``batch`` of shape (1, batches), ``isl`` and ``past`` of shape (rows,), ``tier``
+    (None = in HBM) and ``mla_form`` (as in ``prefill_pass`` and ``chunked_prefill_pass``). The result has arrays of
+    shape (rows, batches), or numbers [s].
 
-    Parameters
-    ----------
-    at, mapping
-        Setup, and sharding of the instance; its degrees are numbers or of shape (rows, 1). [1]
-    batch
-        Prompts of a pass over all DP ranks, a number or of shape (1, batches). [request]
-    isl, past
-        Length of each prompt, and of it what is cached before the pass; with degrees of shape (rows,) also arrays of
-        that shape, without a tier. [token]
-    chunk_tokens
-        Of CPP, above 0 everywhere; or 0 everywhere for whole prompts. [token]
-    tier
-        Where pasts lie; None = in HBM.
-    mla_form
-        As in ``prefill_pass`` and ``chunked_prefill_pass``.
-
-    Returns
-    -------
-    PrefillPass
-        Arrays of shape (rows, batches), or numbers. [s]
-
-    Examples
-    --------
     >>> from disagg_sim.physics.setup import setup
     >>> at, two = setup("llama_3_1_8b", "h200_sxm", "fp8", profile="ideal"), Sharding(pp=2)
     >>> passes = [prompt_pass(at, two, batch=1, isl=8192, past=4096, chunk_tokens=chunk) for chunk in (0, 512)]
