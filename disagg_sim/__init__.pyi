@@ -24,8 +24,7 @@ from .launch.launch import Launch, launch
 from .launch.workers import Workers
 from .physics.counts import decode_work, prefill_work
 from .physics.encoder import EncodeStep, encode_step
-from .physics.kv_blocks import KvLayout
-from .physics.kv_path import KvHandOver, kv_hand_over
+from .physics.kv_path import KvHandOver, KvLayout, kv_hand_over
 from .physics.passes.mixed import Interference
 from .physics.setup import Setup, setup
 from .planning.answer import Plan

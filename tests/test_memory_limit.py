@@ -15,7 +15,7 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.facts.traffic import ConstantLength
 from disagg_sim.memory import LEAST, VARIABLE, allowed_memory, require_memory
 from disagg_sim.units import GB
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 
 SCENARIO = {
     "name": "trial",

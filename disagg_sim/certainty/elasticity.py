@@ -211,7 +211,7 @@ def _elasticity(ends: Sequence[Floats], step: float) -> Floats:
 def smooth_front(x: Floats, y: Floats, at: Floats) -> Floats:
     """Best throughput at an interactivity, linear in the logarithms between the points of a frontier.
 
-    Unlike the step function of ``search.front`` it moves as its points do. NaN beyond the fastest point; below the
+    Unlike the step function of ``search.pareto`` it moves as its points do. NaN beyond the fastest point; below the
     slowest its throughput.
     """
     if not x.size:

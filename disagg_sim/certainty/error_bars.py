@@ -55,7 +55,7 @@ from disagg_sim.facts.efficiency import ASSUMED
 from disagg_sim.facts.load import load_system, load_uncertainty
 from disagg_sim.facts.uncertainty import KindSpread, ServedSpread, UncertaintySpec, spread_of
 from disagg_sim.physics.rates import Rates
-from disagg_sim.search.front import best_from
+from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
 #: Ends and middle of a band: 80 % of the samples lie between the ends.

@@ -2,28 +2,40 @@
 
 A half of a layer is a sum of its operators, and so is what a step waits for: the contributions
 :math:`t_o\\,\\partial TTL/\\partial t_o` of ``certainty.contributions`` leave out what hides behind the other half.
+
+Energy of one GPU of either pool, and of encoders:
+
+.. math:: E = m\\,\\sum_o P_o\\,t_o + P_0\\,\\Big(T - m\\,\\sum_o t_o\\Big)
+
+with the operators o of a micro-batch in the half of the GPU's pool and in its crossings, which keep GPUs of both pools
+at work; m micro-batches, the time T of the step, and the power :math:`P_0` of a GPU that waits. Crossings run beside
+the halves of other micro-batches, so the second term may be below 0; the limit of the GPU is the most.
+Encoders draw what the kernels of the tower draw. Source: ``certainty.pass_energy``, ``physics.passes.attention_ffn``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.certainty.contributions import Contribution, contributions_in
+from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, contributions_in
 from disagg_sim.certainty.designs import Times
+from disagg_sim.certainty.energy import GpuEnergy
 from disagg_sim.certainty.trust import labels_of
 from disagg_sim.errors import InputError
 from disagg_sim.facts.provenance import place_of_fit, place_of_key
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.cost import total_cost
+from disagg_sim.physics.cost import kernel_cost, total_cost
 from disagg_sim.physics.encoder import EncodeStep, encoder_operators
 from disagg_sim.physics.passes.attention_ffn import Halves, Split, SplitStep, halves, split_bytes, split_step
 from disagg_sim.physics.passes.engine_time import host_time
+from disagg_sim.physics.power import power_at, watts_of
+from disagg_sim.physics.roofline import Cost
 from disagg_sim.physics.setup import Setup
-from disagg_sim.physics.work import Numeric
+from disagg_sim.physics.work import Numeric, Operator
 from disagg_sim.workload.lengths import Lengths
 
 #: Columns of the parts: ``waited`` is what the step waits for of them, the rest hides behind the other half.
@@ -159,3 +171,56 @@ def encode_parts(step: EncodeStep, height: int, width: int) -> EncodeParts:
 
     found = _parts(at, timed)
     return EncodeParts(step=step, parts=pd.DataFrame(_rows("encode", at, found, found, step.latency)))
+
+
+def split_spent(
+    at: Setup, ffn: Setup, split: Split, lengths: Lengths, sequences: Numeric
+) -> tuple[GpuEnergy, GpuEnergy]:
+    """Find what one GPU of each pool spends on a decode step.
+
+    Returns joules and seconds of the step, of an attention and of a feed-forward GPU [J], [s].
+    """
+    context, counts = lengths.context, at.model.kind_counts
+    step = split_step(at, ffn, split, sequences=sequences, context=context)
+
+    def carried(quantity: Callable[[Setup], _Quantity]) -> tuple[Numeric, Numeric]:
+        """A quantity of the operators times their time, of a GPU of each pool in all micro-batches."""
+        marked = _marked(at, quantity(at)), _marked(ffn, quantity(ffn))
+        found = halves(marked[0], marked[1], split, sequences=sequences, context=context)
+        crossing = np.imag(_sum(counts, found.crossing)) / STEP
+        of_attention = np.imag(_sum(counts, found.attention)) / STEP + np.imag(found.ends) / STEP
+        own = of_attention, np.imag(_sum(counts, found.ffn)) / STEP
+        return split.microbatches * (own[0] + crossing), split.microbatches * (own[1] + crossing)
+
+    joules, seconds = carried(watts_of), carried(lambda _: lambda *_: 1.0)
+    attention, theirs = (_of(*each, step.ttl) for each in zip((at, ffn), joules, seconds, strict=True))
+    return attention, theirs
+
+
+def encode_spent(step: EncodeStep) -> GpuEnergy:
+    """Find what one GPU spends on the images of a request, of which none is kept.
+
+    Returns [J], [s].
+    """
+    at, watts = step.setup, watts_of(step.setup)
+    costs = [(op, kernel_cost(op, at), runs) for op, runs in step.operators]
+    image = sum(float(watts(op, cost) * cost.time) * runs for op, cost, runs in costs)
+    return GpuEnergy(image * step.images, step.time)
+
+
+_Quantity = Callable[[Operator, Cost], Numeric]
+
+
+def _marked(at: Setup, quantity: _Quantity) -> Setup:
+    """The setup whose times carry a quantity of their operators as imaginary part."""
+
+    def marked(op: Operator, cost: Cost) -> Cost:
+        return replace(cost, time=cost.time * (1.0 + STEP * 1j * quantity(op, cost)))
+
+    return adjusted(at, marked)
+
+
+def _of(at: Setup, joules: Numeric, busy: Numeric, ttl: Numeric) -> GpuEnergy:
+    """With the rest of the step, and no more than a GPU may draw."""
+    power = power_at(at)
+    return GpuEnergy(np.minimum(joules + power.idle * (ttl - busy), power.limit * ttl), ttl)

@@ -27,8 +27,8 @@ from disagg_sim.errors import InputError, nearest
 from disagg_sim.facts.acceptance import asked_speculation
 from disagg_sim.facts.load import load_failures, load_model
 from disagg_sim.physics.setup import Setup, setup
+from disagg_sim.planning.design import Availability
 from disagg_sim.planning.prefill_delay_effect import NO_LIMIT, PrefillDelayEffect, prefill_delay_effect_of
-from disagg_sim.planning.spares import Availability
 from disagg_sim.planning.tiers import TierUse, tiers_of_designs
 from disagg_sim.question import ExplainQuestion, LaunchQuestion, given
 from disagg_sim.report.breakdown import (

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import typer
 
-from disagg_sim.certainty.pool_energy import encode_spent, split_spent
-from disagg_sim.certainty.pool_parts import encode_parts, split_parts
+from disagg_sim.certainty.pool_parts import encode_parts, encode_spent, split_parts, split_spent
 from disagg_sim.choices import ENCODE
 from disagg_sim.cli.plan_pools import images_of
 from disagg_sim.cli.tables import INFEASIBLE, print_table

@@ -49,9 +49,9 @@ from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
 from disagg_sim.planning.sizing import Candidates
-from disagg_sim.search.front import best_from
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.layouts import checked_kind, evidence
+from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT

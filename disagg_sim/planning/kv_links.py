@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from disagg_sim.physics.drafting import accepted_length, cached_layers
-from disagg_sim.physics.kv_blocks import post_share
+from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.pools import DecodeChoice, PrefillChoice, gpus_of

@@ -20,11 +20,10 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.traffic import TrafficCase
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.answer import RUNNERS_UP, Plan, answer
-from disagg_sim.planning.design import Design
+from disagg_sim.planning.design import Availability, Design
 from disagg_sim.planning.limits import MOST_LOAD, TPOT, TTFT, Demand, limit_of
 from disagg_sim.planning.question import PlanOptions, Size, systems_of, usable_systems
 from disagg_sim.planning.sizing import candidates, mappings_of
-from disagg_sim.planning.spares import Availability
 from disagg_sim.serving.costs import JOULE, costs_of_gpus
 from disagg_sim.serving.prefill_delay import parse_prefill_delay
 from disagg_sim.workload.lengths import Lengths, uneven

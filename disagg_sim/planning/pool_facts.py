@@ -1,7 +1,7 @@
 r"""Say what further pools draw at the rate of their plan, and what a million tokens cost.
 
 Prefill pools and whole decode instances draw what those of ``planning.energy`` do, and the halves of a decode instance
-in its place what theirs do (``certainty.pool_energy``), at least one sequence being there in :math:`1 - e^{-m}` of the
+in its place what theirs do (``certainty.pool_parts``), at least one sequence being there in :math:`1 - e^{-m}` of the
 time. Encoders work for a request as long as it takes them. Prompts pay for encode and prefill pools, output tokens for
 the others.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from disagg_sim.certainty.pool_energy import encode_spent, split_spent
+from disagg_sim.certainty.pool_parts import encode_spent, split_spent
 from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.passes.attention_ffn import Split

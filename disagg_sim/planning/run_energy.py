@@ -7,7 +7,7 @@ of an instance of G GPUs that was held for h and in steps for b, and that comput
 the mean number of sequences that it had. An instance of a prefill pool is in passes all of its busy time. A GPU that
 waits, starts or drains draws :math:`P_0`. GPUs of an encode pool draw what the kernels of the tower do while they
 encode; of an instance over attention and feed-forward GPUs each draws what its half and the crossings do. Lengths are
-the means of the trace. Source: ``certainty.pass_energy``, ``certainty.pool_energy``.
+the means of the trace. Source: ``certainty.pass_energy``, ``certainty.pool_parts``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pandas as pd
 
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.pool_energy import encode_spent, split_spent
+from disagg_sim.certainty.pool_parts import encode_spent, split_spent
 from disagg_sim.errors import InputError
 from disagg_sim.physics.drafting import accepted_length
 from disagg_sim.physics.passes.attention_ffn import Split

@@ -30,7 +30,7 @@ from disagg_sim.planning.choices import (
     times_of_passes,
 )
 from disagg_sim.planning.counts import SizedPool, best_rate, highest, pools
-from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.design import Availability, Design, PlannedPool
 from disagg_sim.planning.energy import drawn, watts_of_pools
 from disagg_sim.planning.kv_links import cache_of, linked, wire_of
 from disagg_sim.planning.limits import Demand
@@ -39,7 +39,6 @@ from disagg_sim.planning.mixed_steps import MixedSteps
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, DecodeChoice, PrefillChoice, gpus_of
 from disagg_sim.planning.question import MOST_GPUS, OWN, PlanOptions
 from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
-from disagg_sim.planning.spares import Availability
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 

@@ -16,11 +16,10 @@ import pandas as pd
 
 from disagg_sim.atomic import remove, written
 from disagg_sim.domain import ServingMode
-from disagg_sim.report.drawing import Figure, FigureCanvasAgg, FuncFormatter, Line2D, mpl
-from disagg_sim.report.labels import place_labels
+from disagg_sim.report.drawing import Figure, FigureCanvasAgg, FuncFormatter, Line2D, mpl, place_labels
 from disagg_sim.report.words import MODE_TEXT, case_title, mapping_text, overview_name, pools_text, records, tag_text
-from disagg_sim.search.front import best_from
 from disagg_sim.search.layouts import NOT_LAUNCHABLE, SERVED
+from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level
 from disagg_sim.sweep.backends.run import run_tasks

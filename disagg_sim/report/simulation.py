@@ -13,9 +13,8 @@ import pandas as pd
 from disagg_sim.arrays import Floats
 from disagg_sim.atomic import remove
 from disagg_sim.domain import Slo
-from disagg_sim.report.drawing import FuncFormatter, LogLocator, NullLocator, mpl
+from disagg_sim.report.drawing import FuncFormatter, LogLocator, NullLocator, mpl, plain
 from disagg_sim.report.figures import COLOURS, LINES, MARK, MARKS, STYLE, blank_figure, save_png
-from disagg_sim.report.labels import plain
 from disagg_sim.scenario.plan import REQUESTS, RUNS, SAMPLES, Run
 from disagg_sim.scenario.run import ScenarioResult
 from disagg_sim.sweep.backends.run import run_tasks

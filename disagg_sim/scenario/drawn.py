@@ -7,9 +7,8 @@ from typing import Any
 
 from disagg_sim.facts import load
 from disagg_sim.workload.arrivals import ArrivalProcess
-from disagg_sim.workload.session_traces import session_trace
 from disagg_sim.workload.stream import TraceStream
-from disagg_sim.workload.synthetic import synthetic_stream, synthetic_trace
+from disagg_sim.workload.synthetic import session_trace, synthetic_stream, synthetic_trace
 from disagg_sim.workload.trace import Trace
 
 

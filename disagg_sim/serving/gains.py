@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError, check_word
-from disagg_sim.search.front import AXES, area, best_from, hypervolume
+from disagg_sim.search.pareto import AXES, area, best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
 COLOCATED = (ServingMode.COLOCATED, ServingMode.PIGGYBACK)  # the best of both is what disaggregation must beat

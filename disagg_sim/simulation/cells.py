@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Floats
 from disagg_sim.errors import InputError
 from disagg_sim.simulation.deployment import PARTS, ServedDeployment
-from disagg_sim.simulation.merge_records import OF_INSTANCES, joined_decisions, joined_requests
 from disagg_sim.simulation.records import EncodeUse, Instances, Requests, Samples
+from disagg_sim.simulation.records_of_run import OF_INSTANCES, joined_decisions, joined_requests
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
 from disagg_sim.simulation.totals import Totals, added

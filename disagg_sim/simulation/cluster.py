@@ -31,8 +31,7 @@ from disagg_sim.simulation.shared_queue import Waiting
 from disagg_sim.simulation.state import ClusterState
 from disagg_sim.simulation.transfers import Lengths, Transfers, Work
 from disagg_sim.simulation.view import ClusterView
-from disagg_sim.simulation.wellformed import leg_faults
-from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish
+from disagg_sim.simulation.wishes import END, LATER, SHARED, Leg, Move, State, Wish, leg_faults
 
 NAN = math.nan
 NOWHERE = -1  # instance of a request that has just arrived

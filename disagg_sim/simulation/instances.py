@@ -23,8 +23,21 @@ from disagg_sim.simulation.options import LEAST_PERIOD_S, MOST_LOOKS
 from disagg_sim.simulation.records import Decision
 from disagg_sim.simulation.service import ExpectedTraffic, decode_slots, prefill_rate
 from disagg_sim.simulation.site import Site, StepLimits
-from disagg_sim.simulation.wellformed import limits_fault, role_fault, wish_faults
-from disagg_sim.simulation.wishes import Flip, Limits, Move, Role, SetLimits, Start, State, Stop, Wish, in_words
+from disagg_sim.simulation.wishes import (
+    Flip,
+    Limits,
+    Move,
+    Role,
+    SetLimits,
+    Start,
+    State,
+    Stop,
+    Wish,
+    in_words,
+    limits_fault,
+    role_fault,
+    wish_faults,
+)
 
 Index = NDArray[np.intp]
 PHASES = {"prefill": (Role.PREFILL, Role.BOTH), "decode": (Role.DECODE, Role.BOTH)}

@@ -1,9 +1,11 @@
-"""Collect the records of a run from its arrays, column by column."""
+"""Collect the records of a run from its arrays, column by column; join those of several models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from heapq import merge
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from disagg_sim.arrays import Ints, Mask
 from disagg_sim.simulation.cluster import Cluster
 from disagg_sim.simulation.kernel.layout import SegmentStatus
-from disagg_sim.simulation.records import Instances, Outcome, Requests, TierLoads
+from disagg_sim.simulation.records import Decision, Instances, Outcome, Requests, TierLoads
 
 
 def request_records(cluster: Cluster, begin: int = 0, end: int | None = None) -> Requests:
@@ -177,3 +179,69 @@ def _taken(column: NDArray[Any], rows: Ints, missing: float = np.nan) -> NDArray
     if not column.size:
         return np.full(rows.size, missing, dtype=column.dtype)
     return np.where(rows >= 0, column[rows], np.asarray(missing, dtype=column.dtype))
+
+
+#: Columns of requests that name an instance.
+OF_INSTANCES = ("prefill_instance", "decode_instance")
+
+
+def joined_requests(records: Sequence[Requests], rows: Sequence[Sequence[int]], numbers: Sequence[Ints]) -> Requests:
+    """Put the requests of several models in the order of the trace.
+
+    Returns a row a request of the trace.
+    """
+    if len(records) == 1:
+        return records[0]
+    columns = {}
+    for field in fields(Requests):
+        own = [getattr(each, field.name) for each in records]
+        if field.name in OF_INSTANCES:
+            own = [np.where(column < 0, -1, number[column]) for column, number in zip(own, numbers, strict=True)]
+        whole = np.empty(sum(map(len, rows)), dtype=own[0].dtype)
+        for column, place in zip(own, rows, strict=True):
+            whole[np.asarray(place)] = column
+        columns[field.name] = whole
+    columns["request"] = np.arange(columns["request"].size)
+    return Requests(**columns)
+
+
+def joined_loads(records: Sequence[TierLoads | None], rows: Sequence[Sequence[int]]) -> TierLoads | None:
+    """Put what the requests of several models loaded in the order of the trace.
+
+    Returns a row a request of the trace.
+    """
+    there = [each for each in records if each is not None]
+    if len(there) < 2:
+        return there[0] if there else None
+    order = np.argsort(np.concatenate([np.asarray(each) for each in rows]))
+    columns = ("tokens", "bytes", "load_s", "computed_again")
+    joined = {name: np.concatenate([getattr(each, name) for each in there])[order] for name in columns}
+    return TierLoads(names=there[0].names, **joined)
+
+
+def joined_instances(records: Sequence[Instances], numbers: Sequence[Ints]) -> Instances:
+    """Put the instances of several models in the order of their numbers in the whole cluster.
+
+    Returns a row an instance.
+    """
+    if len(records) == 1:
+        return records[0]
+    order = np.argsort(np.concatenate(list(numbers)))
+    return Instances(
+        **{
+            field.name: np.concatenate([getattr(each, field.name) for each in records])[order]
+            for field in fields(Instances)
+        }
+    )
+
+
+def joined_decisions(logs: Sequence[Sequence[Decision]]) -> tuple[Decision, ...]:
+    """Merge the decision logs of several models by time.
+
+    Rows of one instant are in the order of the models.
+
+    >>> early, late = (Decision(time, "flip", 0, "flip of instance 0", "") for time in (1.0, 2.0))
+    >>> joined_decisions([[late], [early]]) == (early, late)
+    True
+    """
+    return tuple(merge(*logs, key=attrgetter("time_s")))

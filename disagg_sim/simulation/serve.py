@@ -33,7 +33,6 @@ from disagg_sim.simulation.kernel.fleet import Fleet
 from disagg_sim.simulation.kernel.layout import Scheduling
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.kv_link import KvLink
-from disagg_sim.simulation.merge_records import joined_decisions, joined_instances, joined_loads, joined_requests
 from disagg_sim.simulation.options import MOST_SAMPLES
 from disagg_sim.simulation.outages import Outages
 from disagg_sim.simulation.physical_site import peak_flops
@@ -43,7 +42,16 @@ from disagg_sim.simulation.policy import Policy, require_parts
 from disagg_sim.simulation.prefix_cache import Checkpoints, PrefixMemory, prefix_memory
 from disagg_sim.simulation.prefix_tiers import tiered
 from disagg_sim.simulation.records import Instances, Models, Samples
-from disagg_sim.simulation.records_of_run import instance_records, last_moment, request_records, tier_records
+from disagg_sim.simulation.records_of_run import (
+    instance_records,
+    joined_decisions,
+    joined_instances,
+    joined_loads,
+    joined_requests,
+    last_moment,
+    request_records,
+    tier_records,
+)
 from disagg_sim.simulation.request_window import RequestWindow
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult

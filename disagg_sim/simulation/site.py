@@ -16,7 +16,7 @@ from disagg_sim.facts.load import load_scheduler
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.scheduler import SchedulerSpec
 from disagg_sim.physics.drafting import cached_layers, handed_bytes
-from disagg_sim.physics.kv_blocks import post_share
+from disagg_sim.physics.kv_path import post_share
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.physics.setup import Setup
 from disagg_sim.simulation.deployment import Replicas, ServedDeployment
@@ -156,7 +156,7 @@ class Site:
         return self.post_share_s(sender, receiver) * descriptors(self.handed_model, tokens, BLOCK_TOKENS)
 
     def post_share_s(self, sender: Sharding, receiver: Sharding) -> float:
-        """``kv_blocks.post_share`` over the links of the receiver. [s]"""
+        """``kv_path.post_share`` over the links of the receiver. [s]"""
         return self.wire(receiver).descriptor_s * float(post_share(self.setup.model, sender, receiver))
 
     def instances(self, *parts: tuple[str, Role]) -> tuple[tuple[Sharding, Role], ...]:

@@ -25,7 +25,7 @@ from disagg_sim.domain import MAPPING_COLUMNS, SHARDING
 from disagg_sim.errors import InputError, given_twice, nearest, quoted
 from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import heard, read_file, table_of
-from disagg_sim.search.front import best_from, hypervolume
+from disagg_sim.search.pareto import best_from, hypervolume
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, with_unsaid
 from disagg_sim.sweep.kv_links import LINK, LINK_BANDWIDTH
 from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, Manifest, is_as_written, read_manifest

@@ -22,8 +22,7 @@ from disagg_sim.arrays import Floats, Ints
 from disagg_sim.domain import SHARDING, Sharding
 from disagg_sim.facts.schema import Axis, OneOf, Range, Strict, Unless, Written
 from disagg_sim.physics.drafting import cached_layers, with_draft_layers
-from disagg_sim.physics.kv_blocks import ORDERS, KvLayout, blocks_of
-from disagg_sim.physics.kv_path import PATHS, KvHandOver, KvLoad, hand_over, path_bandwidth
+from disagg_sim.physics.kv_path import ORDERS, PATHS, KvHandOver, KvLayout, KvLoad, blocks_of, hand_over, path_bandwidth
 from disagg_sim.physics.kv_transfer import ROUNDED, unique_gpus
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PhaseGrid

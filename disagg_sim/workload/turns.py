@@ -35,7 +35,7 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.workload.hit_rates import hit_curve, routed
 from disagg_sim.workload.lengths import Lengths, observed_lengths
 from disagg_sim.workload.prefixes import prefixes_of
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 
 #: Halvings of the interval in which the characteristic time lies.
@@ -83,7 +83,7 @@ def session_found(
     Returns in whole blocks where the trace has blocks, shape (requests,) [token].
 
     >>> from disagg_sim.facts.load import load_traffic
-    >>> from disagg_sim.workload.session_traces import session_trace
+    >>> from disagg_sim.workload.synthetic import session_trace
     >>> trace = session_trace(load_traffic("coding_agent"), rate=0.1, sessions=100, seed=1)
     >>> [f"{session_found(trace, size).sum() / trace.input_tokens.sum():.2f}" for size in (1e5, 1e6, 1e7)]
     ['0.12', '0.88', '0.88']

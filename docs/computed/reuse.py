@@ -13,7 +13,7 @@ from disagg_sim.physics.kv_tiers import break_even_bandwidth, load_time, tier_of
 from disagg_sim.search.prefixes import GpuCaches
 from disagg_sim.units import GB, MS
 from disagg_sim.workload.hit_rates import routed
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.turns import turn_lengths
 from docs.computed import quick, slow, table
 

@@ -16,9 +16,9 @@ import pandas as pd
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.errors import InputError, UnknownNameError, nearest
-from disagg_sim.report.panels import Cells, Picture, draw_cells, draw_picture
 from disagg_sim.sweep.store import RunListener, Store
 from lab.studies.claims import Claim, evaluate
+from lab.studies.panels import Cells, Picture, draw_cells, draw_picture
 
 if TYPE_CHECKING:  # simulations take a third of the start of a study that has none
     from lab.studies.bench import AnyMeasures, Bench, RatedBench

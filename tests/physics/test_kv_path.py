@@ -11,8 +11,7 @@ import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_model, load_system
-from disagg_sim.physics.kv_blocks import KvLayout
-from disagg_sim.physics.kv_path import KvHandOver, kv_descriptors, path_bandwidth, path_of
+from disagg_sim.physics.kv_path import KvHandOver, KvLayout, kv_descriptors, path_bandwidth, path_of
 from disagg_sim.physics.kv_transfer import descriptors
 from disagg_sim.simulation.kv_link import LinkSpec
 

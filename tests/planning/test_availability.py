@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import disagg_sim as ds
 from disagg_sim.errors import InputError
 from disagg_sim.facts.load import list_specs, load_failures, load_system
-from disagg_sim.planning.spares import Availability
+from disagg_sim.planning.design import Availability
 from disagg_sim.report.plan import plan_json, screen
 from disagg_sim.report.plan_facts import spares_rows
 from disagg_sim.serving.availability import Blast, Need, Spares, blast_of, expected_share, spares_for

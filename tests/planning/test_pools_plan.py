@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.pool_energy import encode_spent
+from disagg_sim.certainty.pool_parts import encode_spent
 from disagg_sim.cli.main import run
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import ConstantShare, Reuse

@@ -17,8 +17,8 @@ from matplotlib.text import Text
 
 from disagg_sim.domain import SHARDING
 from disagg_sim.report.designs import designs_text
+from disagg_sim.report.drawing import MOST, place_labels
 from disagg_sim.report.figures import MARK, draw_figures
-from disagg_sim.report.labels import MOST, place_labels
 from disagg_sim.report.summary import summary
 from disagg_sim.report.words import mapping_text, ratio_text
 from disagg_sim.sweep.plan import plan_sweep

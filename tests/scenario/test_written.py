@@ -27,7 +27,7 @@ from disagg_sim.simulation.metrics import Summary
 from disagg_sim.simulation.policies.registry import policy_named
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.classes import with_classes
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 
 #: Name -> model, system, recipe, largest instance [GPU], prompt and output [token] or a law, budget [GPU], and more.
 PLANS: dict[str, tuple[str, str, str, int, Any, int, dict[str, Any]]] = {

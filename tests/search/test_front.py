@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.search.front import area, best_from, hypervolume
-from disagg_sim.search.pareto import pareto_mask
+from disagg_sim.search.pareto import area, best_from, hypervolume, pareto_mask
 
 points = st.lists(st.tuples(st.floats(0.1, 50), st.floats(0.1, 50)), min_size=1, max_size=10).map(
     lambda pairs: np.array(pairs).T

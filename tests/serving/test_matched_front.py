@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthetic import make_grid, match
 
 from disagg_sim.errors import InputError
-from disagg_sim.search.front import best_from
+from disagg_sim.search.pareto import best_from
 from disagg_sim.serving.disaggregated import Rules
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT, pareto_front
 from disagg_sim.serving.pool_program import MatchOptions

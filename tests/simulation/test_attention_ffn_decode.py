@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.pool_energy import split_spent
+from disagg_sim.certainty.pool_parts import split_spent
 from disagg_sim.cli.main import run as command
 from disagg_sim.domain import Slo
 from disagg_sim.errors import InfeasibleError, InputError, PolicyError

@@ -19,8 +19,7 @@ from disagg_sim.simulation.records import Outcome
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.transfers import FIRST_TOKENS, WAYS
 from disagg_sim.simulation.wishes import Flip, Move, Role, Start, Stop
-from disagg_sim.workload.session_traces import session_trace
-from disagg_sim.workload.synthetic import synthetic_trace
+from disagg_sim.workload.synthetic import session_trace, synthetic_trace
 
 BLOCKS = 60  # of an instance: 960 tokens, so that requests preempt each other and some never fit [block]
 TABLE = StepTable.affine(step=0.010, per_sequence=0.001, per_context=1e-6, per_token=0.0001)

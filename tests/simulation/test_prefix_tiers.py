@@ -30,7 +30,7 @@ from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.hit_rates import hit_curve
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.request_columns import PrefixBlocks
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 from tests.simulation import sites
 from tests.simulation.sites import SIMPLE, deployment

@@ -12,8 +12,7 @@ from sites import SIMPLE, deployment, served
 from disagg_sim.simulation.kernel.fleet import INSTANCE
 from disagg_sim.simulation.kernel.step_table import StepTable
 from disagg_sim.simulation.policies.registry import policy_named
-from disagg_sim.simulation.policies.router_costs import ScorerWeights
-from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD
+from disagg_sim.simulation.policies.routers import DynamoKv, LeastNew, LlmD, ScorerWeights
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.trace import PrefixBlocks, Trace

@@ -14,7 +14,7 @@ from disagg_sim.workload.hit_rates import blind_share, hit_curve, routed
 from disagg_sim.workload.lengths import lengths
 from disagg_sim.workload.readers.load import load_trace
 from disagg_sim.workload.request_columns import PrefixBlocks, Sessions
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.trace import Trace
 from disagg_sim.workload.turns import session_found
 from tests.shared_data import shared_file

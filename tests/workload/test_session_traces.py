@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from disagg_sim.facts.load import load_traffic
-from disagg_sim.workload.session_traces import BLOCK_TOKENS, session_trace
 from disagg_sim.workload.statistics import prefix_hit_rate
+from disagg_sim.workload.synthetic import BLOCK_TOKENS, session_trace
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from disagg_sim.facts.load import load_traffic
 from disagg_sim.workload.hit_rates import hit_curve, routed
 from disagg_sim.workload.lengths import observed_lengths
 from disagg_sim.workload.named import lengths_named
-from disagg_sim.workload.session_traces import session_trace
+from disagg_sim.workload.synthetic import session_trace
 from disagg_sim.workload.turns import TurnCaches, found_by_tier, joint_lengths, turn_lengths, turns_of, turns_text
 
 SHARED = 15_825

@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from disagg_sim.report.panels import Axes, Picture, curve_points
 from disagg_sim.simulation.options import LEAST_PERIOD_S
 from lab.studies.arrow import claims, claims_rules
 from lab.studies.arrow.setup import ALL, AZURE, CASES, CHUNKED, HALF, HOUR, PROFILE, TIGHT, ArrowBench, workloads
 from lab.studies.claims import claims_of
+from lab.studies.panels import Axes, Picture, curve_points
 from lab.studies.papers import Paper, capacity_cells
 
 #: Policies whose capacity is searched on every workload; the first is compared with the others.

@@ -15,12 +15,12 @@ import pandas as pd
 
 from disagg_sim.domain import ServingMode
 from disagg_sim.errors import UnknownNameError, nearest
-from disagg_sim.report.panels import Axes, Picture
 from disagg_sim.search.pareto import pareto_front
 from disagg_sim.serving.gains import COLOCATED
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.units import GB
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
+from lab.studies.panels import Axes, Picture
 
 #: Range of interactivity near the plots of the paper, over which gains are stated. [token/s]
 RANGE = (20.0, 100.0)

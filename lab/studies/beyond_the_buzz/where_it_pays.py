@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from disagg_sim.report.panels import Cells
 from disagg_sim.serving.gains import where_it_pays
 from lab.studies.beyond_the_buzz.evidence import FrontierSource
 from lab.studies.beyond_the_buzz.figures import NAMES, RANGE
+from lab.studies.panels import Cells
 
 #: Name of the sweep.
 PAYS = "where_it_pays"

@@ -7,13 +7,13 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 
-from disagg_sim.report.panels import Axes, Picture, curve_points
 from disagg_sim.simulation.metrics import summary
 from disagg_sim.workload.statistics import MINUTE
 from lab.studies.claims import claims_of
 from lab.studies.dopd import claims, claims_runs
 from lab.studies.dopd.claims_runs import BIMODAL_LOADS, bimodal_ttft, throughputs, utilisations
 from lab.studies.dopd.setup import CASES, PROFILE, SERVICE, SLO, DopdBench
+from lab.studies.panels import Axes, Picture, curve_points
 from lab.studies.papers import Paper
 
 #: Curves of the pictures: of closed loops, of bursts by planner, of batches.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from disagg_sim.report.panels import Axes, Picture
 from lab.studies.claims import claims_of
 from lab.studies.dynaserve import claims, claims_equal
 from lab.studies.dynaserve.claims_equal import EQUAL, scan, shape_name
@@ -19,6 +18,7 @@ from lab.studies.dynaserve.setup import (
     DynaServeBench,
     workloads,
 )
+from lab.studies.panels import Axes, Picture
 from lab.studies.papers import Paper, capacity_cells
 
 ALL = (*WORKLOADS, MIX)

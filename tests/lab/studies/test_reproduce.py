@@ -11,13 +11,13 @@ import pytest
 from disagg_sim.cli.main import run
 from disagg_sim.errors import SpecError, UnknownNameError
 from disagg_sim.facts.load import list_specs
-from disagg_sim.report.panels import draw_cells
 from disagg_sim.sweep.spec import load_sweep
 from lab.studies.beyond_the_buzz.figures import best_colocated, figure_data, figure_names
 from lab.studies.beyond_the_buzz.frontiers import Frontiers, Silent, parts_of, study_files
 from lab.studies.beyond_the_buzz.pipelining import KIND, load_pipelining, pipelined_prefill
 from lab.studies.beyond_the_buzz.reproduce import item_names, reproduce
 from lab.studies.beyond_the_buzz.where_it_pays import pays_cells
+from lab.studies.panels import draw_cells
 
 SMALL = """
 name: small

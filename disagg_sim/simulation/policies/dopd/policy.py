@@ -12,7 +12,7 @@
   fewest together. Ultra-short prompts are computed there, too, beside its decodes, as are prompts of which the cache
   has all but as few tokens.
 
-TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (``tp: chosen``, ``degrees``).
+TP of the instances is that of the deployment, or chosen by eq. (14) and (16) (``tp: chosen``, ``sizes.chosen``).
 
 Corrections of the printed algorithms: after a batch the scheduler takes the next request before it continues; the
 number of prefill instances is not multiplied by the decode instances, which the concurrency already contains
@@ -38,8 +38,7 @@ from disagg_sim.simulation.kernel.layout import BLOCK_TOKENS, Mode
 from disagg_sim.simulation.options import MOST_SEQUENCES, MOST_TOKENS, check_options, option
 from disagg_sim.simulation.policies.common_options import period_option, queue_option, token_budget_option
 from disagg_sim.simulation.policies.dopd.batches import BATCHES, LengthAware, kingman_wait
-from disagg_sim.simulation.policies.dopd.degrees import chosen
-from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile
+from disagg_sim.simulation.policies.dopd.sizes import LARGEST_GRAPH, SIZINGS, Profile, chosen
 from disagg_sim.simulation.policies.forecast import forecast_named, forecast_option
 from disagg_sim.simulation.policies.loads import ByRole, least, least_uncached
 from disagg_sim.simulation.policies.pools import Pools, Sizes
