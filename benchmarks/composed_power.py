@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import disagg_sim as ds
-from disagg_sim.certainty.pass_energy import energy_parts
+from disagg_sim.certainty.energy import energy_parts
 
 #: Operators of the module.
 MODULE = ("q_a, kv_a", "q_b", "kv_b into q", "decode attention", "kv_b out of values", "o")

@@ -44,6 +44,28 @@ OperatorKey = tuple[str, str, str]  # name, kind, and format or kind of attentio
 STEP = 1e-30
 #: Factor on a number of the hardware that carries the step of a derivative by its logarithm. [1]
 FACTOR: Any = np.complex128(1.0 + STEP * 1j)
+
+
+def with_derivative(value: Any, derivative: Any) -> Any:
+    """A value that carries its derivative by something: nothing but this file knows how."""
+    return value + STEP * 1j * derivative
+
+
+def derivative_of(value: Any) -> Any:
+    """The derivative that a value carries; 0 where it carries none."""
+    return np.imag(value) / STEP
+
+
+def elasticity_of(value: Any) -> Any:
+    """The derivative over the value. [1]"""
+    return np.imag(value) / np.real(value) / STEP
+
+
+def value_of(value: Any) -> Any:
+    """The value without the derivative that it carries."""
+    return np.real(value)
+
+
 #: Numbers of an operator's time that are carried at once: few enough for the cache, enough to hide numpy's overhead.
 CARRIED = 8192
 #: Kinds of operators between the projections of attention, which engines' stretches leave out.
@@ -191,7 +213,7 @@ def _contributions(
         )
         if wanted(one):
             found[key] = one
-    seconds = shares_of(list(found), rows, at, timed, lambda _, cost: cost * (1.0 + STEP * 1j))
+    seconds = shares_of(list(found), rows, at, timed, lambda _, cost: cost * FACTOR)
     taken = [
         replace(one, seconds=Times(*each)) for one, each in zip(found.values(), zip(*seconds, strict=True), strict=True)
     ]
@@ -215,7 +237,7 @@ def shares_of(keys: Sequence[OperatorKey], rows: int, at: Setup, timed: Timed, m
 
         with np.errstate(invalid="ignore"):  # of kernels that take infinitely long, which no pass chooses
             for whole, part in zip(found, timed(adjusted(at, adjust)), strict=True):
-                whole[start : start + step] = np.imag(part) / STEP
+                whole[start : start + step] = derivative_of(part)
     return Times(*found)
 
 
@@ -244,6 +266,15 @@ def key_of(op: Operator) -> OperatorKey:
 def adjusted(at: Setup, adjust: Adjust) -> Setup:
     """The setup with costs of operators changed on their way."""
     return replace(at, rates=replace(at.rates, adjust=adjust))
+
+
+def carries(quantity: Callable[[Operator, Cost], Any]) -> Adjust:
+    """What puts on the time of every operator a quantity times that time."""
+
+    def adjust(op: Operator, cost: Cost) -> Cost:
+        return replace(cost, time=cost.time * with_derivative(1.0, quantity(op, cost)))
+
+    return adjust
 
 
 def _real(cost: Cost) -> Cost:

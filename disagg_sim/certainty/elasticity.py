@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.contributions import FACTOR, STEP
+from disagg_sim.certainty.contributions import FACTOR, elasticity_of
 from disagg_sim.certainty.designs import Designs, Scores, scores_of, times_of
 from disagg_sim.certainty.error_bars import near_frontier
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
@@ -179,7 +179,7 @@ def elasticities_of(designs: Designs, parameter: str) -> Scores:
         return Scores(*(np.zeros(designs.rows.size) for _ in Scores._fields))
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
         scores = _scored(designs, parameter, FACTOR)
-        return Scores(*(np.imag(part) / np.real(part) / STEP for part in scores))
+        return Scores(*map(elasticity_of, scores))
 
 
 def _scored(designs: Designs, parameter: str, factor: Any) -> Scores:

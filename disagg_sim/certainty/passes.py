@@ -34,13 +34,14 @@ from disagg_sim.arrays import Floats
 from disagg_sim.certainty.batching import Member, PassBatch, batch_passes
 from disagg_sim.certainty.contributions import (
     FACTOR,
-    STEP,
     Contribution,
     OperatorKey,
     Timed,
     Wanted,
     contributions_in,
+    derivative_of,
     shares_of,
+    with_derivative,
 )
 from disagg_sim.certainty.designs import Designs, Prompt, Times, scores_of, times_of
 from disagg_sim.certainty.elasticity import scaled
@@ -110,9 +111,9 @@ def weights_of(member: Member, whole: Designs, times: Times) -> dict[str, Floats
     counts = Times(1.0, 0.0, 0.0)
     if prompt is not None:
         counts = Times(0.0, prompt.fill, prompt.busy if whole.shared else 0.0, prompt.long)
-    marked = [part + STEP * 1j * count for part, count in zip(times, counts, strict=True)]
+    marked = [with_derivative(part, count) for part, count in zip(times, counts, strict=True)]
     scores = scores_of(whole, Times(*marked))
-    return {name: np.imag(getattr(scores, name)) / STEP + np.zeros(whole.rows.size) for name in LATENCIES}
+    return {name: derivative_of(getattr(scores, name)) + np.zeros(whole.rows.size) for name in LATENCIES}
 
 
 def without_host(at: Setup) -> Setup:
@@ -292,7 +293,7 @@ def _carried(
     """A quantity of operators over all their calls in a pass, (operators, rows)."""
 
     def marked(op: Operator, spent: Cost) -> Cost:
-        return replace(spent, time=spent.time + quantity(op) * STEP * 1j)
+        return replace(spent, time=with_derivative(spent.time, quantity(op)))
 
     keys = [each.key for each in operators]
     return np.asarray(shares_of(keys, one.rows, one.at, route.timed, marked)[route.field])

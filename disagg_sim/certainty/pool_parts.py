@@ -10,18 +10,18 @@ Energy of one GPU of either pool, and of encoders:
 with the operators o of a micro-batch in the half of the GPU's pool and in its crossings, which keep GPUs of both pools
 at work; m micro-batches, the time T of the step, and the power :math:`P_0` of a GPU that waits. Crossings run beside
 the halves of other micro-batches, so the second term may be below 0; the limit of the GPU is the most.
-Encoders draw what the kernels of the tower draw. Source: ``certainty.pass_energy``, ``physics.passes.attention_ffn``.
+Encoders draw what the kernels of the tower draw. Source: ``certainty.energy``, ``physics.passes.attention_ffn``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from disagg_sim.certainty.contributions import STEP, Contribution, adjusted, contributions_in
+from disagg_sim.certainty.contributions import Contribution, adjusted, carries, contributions_in, derivative_of
 from disagg_sim.certainty.designs import Times
 from disagg_sim.certainty.energy import GpuEnergy
 from disagg_sim.certainty.trust import labels_of
@@ -185,11 +185,11 @@ def split_spent(
 
     def carried(quantity: Callable[[Setup], _Quantity]) -> tuple[Numeric, Numeric]:
         """A quantity of the operators times their time, of a GPU of each pool in all micro-batches."""
-        marked = _marked(at, quantity(at)), _marked(ffn, quantity(ffn))
+        marked = [adjusted(each, carries(quantity(each))) for each in (at, ffn)]
         found = halves(marked[0], marked[1], split, sequences=sequences, context=context)
-        crossing = np.imag(_sum(counts, found.crossing)) / STEP
-        of_attention = np.imag(_sum(counts, found.attention)) / STEP + np.imag(found.ends) / STEP
-        own = of_attention, np.imag(_sum(counts, found.ffn)) / STEP
+        crossing = derivative_of(_sum(counts, found.crossing))
+        of_attention = derivative_of(_sum(counts, found.attention)) + derivative_of(found.ends)
+        own = of_attention, derivative_of(_sum(counts, found.ffn))
         return split.microbatches * (own[0] + crossing), split.microbatches * (own[1] + crossing)
 
     joules, seconds = carried(watts_of), carried(lambda _: lambda *_: 1.0)
@@ -209,15 +209,6 @@ def encode_spent(step: EncodeStep) -> GpuEnergy:
 
 
 _Quantity = Callable[[Operator, Cost], Numeric]
-
-
-def _marked(at: Setup, quantity: _Quantity) -> Setup:
-    """The setup whose times carry a quantity of their operators as imaginary part."""
-
-    def marked(op: Operator, cost: Cost) -> Cost:
-        return replace(cost, time=cost.time * (1.0 + STEP * 1j * quantity(op, cost)))
-
-    return adjusted(at, marked)
 
 
 def _of(at: Setup, joules: Numeric, busy: Numeric, ttl: Numeric) -> GpuEnergy:

@@ -20,7 +20,16 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.certainty.batching import batched_times
-from disagg_sim.certainty.contributions import STEP, Adjust, Contribution, adjusted, fits_of, key_of, sizes_of
+from disagg_sim.certainty.contributions import (
+    Adjust,
+    Contribution,
+    adjusted,
+    elasticity_of,
+    fits_of,
+    key_of,
+    sizes_of,
+    with_derivative,
+)
 from disagg_sim.certainty.designs import Designs, Scores, Times, scores_of
 from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.certainty.rows import SHIPPED, Origin, designs_of
@@ -163,7 +172,7 @@ def _carried(designs: Sequence[Designs], labels: tuple[Trust, ...], timed: Marke
     with np.errstate(invalid="ignore", divide="ignore"):  # kernels that no pass chooses, latencies that are none
         for one, times in zip(designs, timed(designs, lambda at: _marks(at, labels)), strict=True):
             scores = scores_of(one, times, rematch=True)
-            shares = (np.abs(np.imag(part) / np.real(part)) / STEP for part in scores)
+            shares = (np.abs(elasticity_of(part)) for part in scores)
             found.append(Scores(*(np.broadcast_to(part, (len(labels), one.rows.size)) for part in shares)))
     return found
 
@@ -177,7 +186,7 @@ def _marks(at: Setup, labels: tuple[Trust, ...]) -> Adjust:
         places = np.asarray(_places(fits(key_of(op)), sizes_of(op)))
         places = places.reshape((1,) * (max(np.ndim(cost.time), 1) - places.ndim) + places.shape)
         mine = places == wanted.reshape(-1, *(1,) * places.ndim)
-        return cost * (1.0 + STEP * 1j * mine) if np.any(mine) else cost
+        return cost * with_derivative(1.0, mine) if np.any(mine) else cost
 
     return adjust
 

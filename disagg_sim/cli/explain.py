@@ -13,8 +13,8 @@ from rich.text import Text
 
 from disagg_sim.certainty.breakdown import Breakdown, breakdown
 from disagg_sim.certainty.designs import Designs
+from disagg_sim.certainty.energy import energy_parts
 from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.pass_energy import energy_parts
 from disagg_sim.certainty.passes import LATENCIES, RESOURCES
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.trust import shares_text
@@ -36,6 +36,7 @@ from disagg_sim.report.breakdown import (
     RESOURCE_TEXT,
     Line,
     elasticity_rows,
+    energy_lines,
     heading,
     latency_title,
     lines_of,
@@ -46,7 +47,6 @@ from disagg_sim.report.breakdown import (
     trust_shares,
 )
 from disagg_sim.report.documents import explain_json
-from disagg_sim.report.energy import energy_lines
 from disagg_sim.report.memory import memory_of_pools, too_full
 from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown

@@ -2,9 +2,9 @@ r"""Time the hand-over of one cache: its path, the descriptors that describe it,
 
 .. math:: t = t_0 + N\,t_{post}/threads + bytes/R
 
-R is the bandwidth of the path; N counts the pieces of memory that a receiving GPU reads, which are posted one after the
-other (NIXL over UCX posts on the CPU of the caller): blocks in which a
-cache lies, and pieces in which they come. Source: physics page, section 8.
+R is the bandwidth of the path; N counts the pieces of memory that a receiving GPU reads, which are posted one after
+the other (NIXL over UCX posts on the CPU of the caller): blocks in which a cache lies, and pieces in which they come.
+Source: physics page, section 8.
 """
 
 from __future__ import annotations

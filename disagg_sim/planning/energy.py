@@ -6,7 +6,7 @@ An instance of n, of G GPUs each, holds m sequences on average; :math:`P_d` is t
 many, and at least one is there in :math:`1 - e^{-m}` of the time. A prompt costs :math:`J_p` joules in a pass that
 takes :math:`t_p` of an instance's time, f of the time at the rate X. :math:`P_0` is the power of a GPU that waits, as
 spare ones do.
-Source: ``certainty.pass_energy``.
+Source: ``certainty.energy``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ of an instance of G GPUs that was held for h and in steps for b, and that comput
 the mean number of sequences that it had. An instance of a prefill pool is in passes all of its busy time. A GPU that
 waits, starts or drains draws :math:`P_0`. GPUs of an encode pool draw what the kernels of the tower do while they
 encode; of an instance over attention and feed-forward GPUs each draws what its half and the crossings do. Lengths are
-the means of the trace. Source: ``certainty.pass_energy``, ``certainty.pool_parts``.
+the means of the trace. Source: ``certainty.energy``, ``certainty.pool_parts``.
 """
 
 from __future__ import annotations

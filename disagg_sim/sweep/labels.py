@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from disagg_sim.arrays import Ints
-from disagg_sim.certainty.contributions import Adjust, Contribution, timed_contributions
+from disagg_sim.certainty.contributions import Adjust, Contribution, timed_contributions, value_of
 from disagg_sim.certainty.designs import Designs, Times
 from disagg_sim.certainty.extrapolation import doubtful, words_outside
 from disagg_sim.certainty.rows import READ, SHIPPED, Origin, designs_of
@@ -97,7 +97,7 @@ def _words_of_rows(task: _Task) -> tuple[int, dict[str, NDArray[Any]]]:
 def label_rows(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFrame:
     """Say of every row of a table what ``rests_on`` and ``outside_calibration`` say.
 
-    Derivatives by labels are imaginary parts of times, of which ``outside_calibration`` needs the real ones. Returns
+    Times carry their derivatives by labels; ``outside_calibration`` needs the times alone. Returns
     columns ``rests_on`` and ``outside_calibration``, index of ``points``.
     """
     every = list(designs_of(points, replace(origin, exact=False)))
@@ -114,4 +114,4 @@ def label_rows(points: pd.DataFrame, *, origin: Origin = SHIPPED) -> pd.DataFram
 
 def _plain(times: Times) -> Times:
     """Times without marks: their real part, the same all along the leading axis. [s]"""
-    return Times(*(np.real(part)[0] if np.ndim(part) > 1 else np.real(part) for part in times))
+    return Times(*(value_of(part)[0] if np.ndim(part) > 1 else value_of(part) for part in times))

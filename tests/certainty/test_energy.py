@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import disagg_sim as ds
 from disagg_sim.certainty.designs import times_of
-from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, with_energy
+from disagg_sim.certainty.energy import ENERGY_COLUMNS, _ends, operators_of, spent_on, with_energy
 from disagg_sim.certainty.grid_points import design_of
-from disagg_sim.certainty.pass_energy import operators_of, spent_on
 from disagg_sim.certainty.passes import passes_of
 from disagg_sim.certainty.rows import designs_of
 from disagg_sim.facts.load import load_engine, load_power, load_system

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import disagg_sim as ds
-from disagg_sim.certainty.pass_energy import energy_parts
+from disagg_sim.certainty.energy import energy_parts
 from disagg_sim.certainty.pool_parts import split_spent
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
