@@ -26,7 +26,7 @@ from disagg_sim.sweep.compare import (
     read_frontier,
     require_same_cases,
 )
-from disagg_sim.sweep.inputs import Change
+from disagg_sim.sweep.digests import Change
 
 MOVED = 1  # exit code of ``check``, and of nothing else
 STANDARD_OUTPUT = Path("-")  # JSON goes there in place of words

@@ -41,13 +41,14 @@ from disagg_sim.report.breakdown import (
     latency_title,
     lines_of,
     memory_lines,
+    memory_of_pools,
     point_of,
     resource_shares,
     time_text,
+    too_full,
     trust_shares,
 )
 from disagg_sim.report.documents import explain_json
-from disagg_sim.report.memory import memory_of_pools, too_full
 from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson

@@ -122,7 +122,7 @@ def load_model(name: str | Path) -> ModelSpec:
     (4096, 32)
     """
     if is_config(name) and is_own_file(name):
-        from disagg_sim.facts.hub.spec import imported_spec  # reads other files than these
+        from disagg_sim.facts.hub.imported import imported_spec  # reads other files than these
 
         return imported_spec(name)
     return _load(ModelSpec, name)

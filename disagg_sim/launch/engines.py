@@ -29,7 +29,7 @@ CACHE_DIRECTORY = "/kv_cache"
 def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     """Flags of ``vllm serve``, those that join nodes apart.
 
-    Returns flag -> value, as ``flags.Flags``.
+    Returns flag -> value, as ``scripts.Flags``.
     """
     mapping, at = workers.mapping, workers.setup
     flags: dict[str, Any] = {"--tensor-parallel-size": int(mapping.tp_attn)}

@@ -16,8 +16,7 @@ from disagg_sim.certainty.trust import Shares, shares_of_text
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.prefill_delay_effect import PrefillDelayEffect
 from disagg_sim.planning.tiers import TierUse
-from disagg_sim.report.breakdown import trust_shares
-from disagg_sim.report.memory import memory_of_pools, too_full
+from disagg_sim.report.breakdown import memory_of_pools, too_full, trust_shares
 from disagg_sim.report.schemas import (
     COMPARE,
     EXPLAIN,
@@ -40,7 +39,7 @@ from disagg_sim.serving.availability import Spares
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.spares import WITH_SPARES
 from disagg_sim.sweep.compare import Comparison, FrontChange, Frontier, PointChange
-from disagg_sim.sweep.inputs import Change
+from disagg_sim.sweep.digests import Change
 from disagg_sim.sweep.kv_links import HandedOver
 
 #: Interactivities at which the best points of a frontier are told, besides the best of all. [token/s]

@@ -1,10 +1,13 @@
-"""Find the axes of a grid: batch sizes up to the memory limit, and the chunk sizes of pipelines."""
+"""Find the axes of a grid: batch sizes up to the memory limit, the chunk sizes of pipelines, and draft tokens.
+
+Every decode point takes the number of draft tokens that is fastest of those that fit.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,11 +17,69 @@ from disagg_sim.errors import check_word
 from disagg_sim.physics.memory import decode_bytes, prefill_bytes
 from disagg_sim.physics.residents import CachedTokens
 from disagg_sim.physics.setup import Setup
+from disagg_sim.physics.work import Numeric
 from disagg_sim.search.blocks import given_sizes
-from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.workload.lengths import Lengths
+
+
+class Drafted(NamedTuple):
+    """Decode points at one number of draft tokens, or at the fastest of several; arrays of shape (rows, batches)."""
+
+    ttl: Numeric  # [s]
+    memory: Numeric  # on the fullest GPU [B]
+    microbatches: Numeric  # [1]
+    bound: Numeric  # index into ``BOUNDS``
+    drafts: Numeric  # [token]
+
+    def or_faster(self, other: Drafted, limit: float) -> Drafted:
+        """Take the ``other`` number of drafts where it is faster and fits, or where none fits and it needs less.
+
+        At one batch throughput is proportional to 1/TTL, so the fastest number is the best in both. Takes
+        ``limit`` [B].
+
+        Three drafts are faster at both batches, and do not fit at the second:
+
+        >>> none = Drafted(np.array([20e-3, 24e-3]), np.array([100e9, 130e9]), 1, 1, 0)
+        >>> three = Drafted(np.array([8e-3, 9e-3]), np.array([105e9, 140e9]), 1, 1, 3)
+        >>> none.or_faster(three, 135e9).drafts.tolist()
+        [3, 0]
+        """
+        fits = other.memory <= limit
+        better = np.where(self.memory <= limit, fits & (other.ttl < self.ttl), fits | (other.memory < self.memory))
+        return Drafted(*(np.where(better, new, old) for new, old in zip(other, self, strict=True)))
+
+
+def draft_choices(at: Setup) -> tuple[int, ...]:
+    """Find the numbers of draft tokens that a search tries, rising: 0 alone without speculation. [token]
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> plain, drafted = (setup("deepseek_r1", "h200_sxm", "fp8", speculation=s) for s in (None, "deepseek_r1_mtp"))
+    >>> draft_choices(plain), draft_choices(drafted)
+    ((0,), (0, 1))
+    """
+    return (0,) if at.speculation is None else at.speculation.choices
+
+
+def drafting(at: Setup, mapping: Sharding, drafts: int) -> tuple[Setup, Sharding]:
+    """Make setup and mapping of instances with so many draft tokens; without any they hold no drafter.
+
+    >>> from disagg_sim.physics.setup import setup
+    >>> own, mapping = drafting(setup("deepseek_r1", "h200_sxm", "fp8", speculation="deepseek_r1_mtp"), Sharding(), 0)
+    >>> own.speculation is None, mapping.draft_tokens
+    (True, 0)
+    """
+    if at.speculation is not None and not drafts:
+        at = _undrafted(at)
+    return at, replace(mapping, draft_tokens=drafts)
+
+
+@lru_cache(maxsize=64)
+def _undrafted(at: Setup) -> Setup:
+    """The setup of instances without a drafter; one object, so that all groups of a search share its tables."""
+    return replace(at, speculation=None)
+
 
 #: Chunk sizes that CPP tries. [token]
 CHUNK_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)

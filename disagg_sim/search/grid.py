@@ -40,7 +40,7 @@ from disagg_sim.physics.passes.decode import decode_step
 from disagg_sim.physics.passes.prefill import overlaps
 from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.axes import CHUNK_TOKENS, batch_axis, with_chunks
+from disagg_sim.search.axes import CHUNK_TOKENS, Drafted, batch_axis, draft_choices, drafting, with_chunks
 from disagg_sim.search.blocks import (
     GridPoints,
     StackedCases,
@@ -50,7 +50,6 @@ from disagg_sim.search.blocks import (
     is_constant_uncached,
     row_blocks,
 )
-from disagg_sim.search.drafts import Drafted, draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.phase_grid import PhaseGrid, form_code
 from disagg_sim.search.prefill_points import prefill_points

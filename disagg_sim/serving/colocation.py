@@ -27,9 +27,8 @@ from disagg_sim.physics.memory import colocated_bytes_of
 from disagg_sim.physics.passes.mixed import NO_INTERFERENCE, Interference
 from disagg_sim.physics.residents import Prefilling
 from disagg_sim.physics.setup import Setup
-from disagg_sim.search.axes import batch_axes
+from disagg_sim.search.axes import batch_axes, draft_choices, drafting
 from disagg_sim.search.blocks import given_sizes, row_blocks
-from disagg_sim.search.drafts import draft_choices, drafting
 from disagg_sim.search.mappings import mappings_for, without_pcp
 from disagg_sim.search.prefixes import align_to_checkpoints
 from disagg_sim.serving.points import Delivered, Side, names_of, points_table, slot_wait

@@ -10,8 +10,8 @@ from typing import Any
 
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
+from disagg_sim.sweep.digests import Change, differences
 from disagg_sim.sweep.index import PLAIN
-from disagg_sim.sweep.inputs import Change, differences
 
 MANIFEST, FRONTIER_FILE = "manifest.json", "frontier.csv"
 
@@ -23,7 +23,7 @@ class Manifest:
     name: str
     cases: tuple[str, ...]
     tables: Mapping[str, str]  # file -> SHA-256 of its bytes
-    inputs: Mapping[str, Any]  # see ``inputs.Inputs``
+    inputs: Mapping[str, Any]  # see ``digests.inputs_of``
     made_by: Mapping[str, Any]  # versions and options
     code: str  # digest of the sources
     verdicts: Mapping[str, str]  # case -> why it has no result; empty where it has one

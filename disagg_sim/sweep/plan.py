@@ -28,9 +28,8 @@ from disagg_sim.serving.colocated import count_colocated
 from disagg_sim.serving.costs import JOULE
 from disagg_sim.serving.piggyback import count_piggyback
 from disagg_sim.sweep.cases import Case, cases_of, kin, modes_of, why_not_shared
-from disagg_sim.sweep.digests import code_digest, digest_of
+from disagg_sim.sweep.digests import Inputs, SpecFile, code_digest, digest_of, inputs_of
 from disagg_sim.sweep.index import Key
-from disagg_sim.sweep.inputs import Inputs, SpecFile, inputs_of
 from disagg_sim.sweep.spec import SweepSpec
 
 Made = TypeVar("Made")

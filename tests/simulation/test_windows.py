@@ -19,11 +19,10 @@ from disagg_sim.simulation import pieces
 from disagg_sim.simulation.admission import PredictedTtft
 from disagg_sim.simulation.policies.arrow.policy import GlobalScheduler
 from disagg_sim.simulation.records import Requests
-from disagg_sim.simulation.request_window import RequestWindow
+from disagg_sim.simulation.request_window import WIDTH, RequestWindow, SparseColumn
 from disagg_sim.simulation.run import run
 from disagg_sim.simulation.run_options import RunOptions
 from disagg_sim.simulation.run_result import RunResult
-from disagg_sim.simulation.sparse_column import WIDTH, SparseColumn
 from disagg_sim.workload.arrivals import Mmpp
 from disagg_sim.workload.stream import InMemoryStream, TraceStream
 

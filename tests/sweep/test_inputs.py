@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from disagg_sim.sweep.inputs import differences, inputs_of
+from disagg_sim.sweep.digests import differences, inputs_of
 
 GPU: dict[str, Any] = {
     "hw_specs/gpu.yaml": {

@@ -18,7 +18,7 @@ from disagg_sim.simulation.kernel.layout import dtype_of
 from disagg_sim.simulation.policies.arrow.account import ACCOUNT
 from disagg_sim.simulation.policies.arrow.ledger import handed_over, placed
 from disagg_sim.simulation.policies.arrow.order import among_these, order_of
-from disagg_sim.simulation.sparse_column import SparseColumn
+from disagg_sim.simulation.request_window import SparseColumn
 
 
 class Context:
