@@ -24,9 +24,8 @@ from disagg_sim.launch.engines import (
     tier_bytes,
 )
 from disagg_sim.launch.expressible import backend_of, degrees_of, expressible
-from disagg_sim.launch.flags import arguments
 from disagg_sim.launch.manifests import MODEL_PORT, dynamo_manifest, llm_d_manifests
-from disagg_sim.launch.scripts import scripts_of
+from disagg_sim.launch.scripts import arguments, scripts_of
 from disagg_sim.launch.weights import Weights, weights_of
 from disagg_sim.launch.workers import Workers, longest_of, workers_of
 from disagg_sim.units import GB

@@ -26,7 +26,7 @@ from disagg_sim.planning.counts import SizedPool
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
 from disagg_sim.planning.limits import SHARES, TPOT, TTFT, Demand, Limit
 from disagg_sim.planning.long_prompts import OneByOne
-from disagg_sim.planning.mixed_tables import mixed_bytes, mixed_tables
+from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
 from disagg_sim.planning.plan import USUAL, demand_of, plan, source_of
 from disagg_sim.planning.pools import ColocatedChoice, DecodeChoice
 from disagg_sim.planning.question import PlanOptions, Size, setups_of, systems_of

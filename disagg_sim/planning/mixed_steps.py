@@ -12,6 +12,7 @@ ranks on average j/(j+1) of it. Steps are timed at a few sizes for all batches o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
