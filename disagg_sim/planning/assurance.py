@@ -47,6 +47,7 @@ from disagg_sim.domain import ServingMode, Sharding
 from disagg_sim.errors import InfeasibleError, InputError
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.design import Design, PlannedPool
+from disagg_sim.planning.limits import NO_LIMIT
 from disagg_sim.planning.pools import AnyChoice, ColocatedChoice, PrefillChoice
 from disagg_sim.planning.sizing import Candidates
 from disagg_sim.search.grid import decode_grid, prefill_grid
@@ -134,10 +135,12 @@ def assurance(plan: Plan) -> Assurance:
     best = plan.best
     if best is None:
         raise InputError(f"there is no design to be sure of: {plan.infeasible}")
-    at = {each.mode: each for each in (best, plan.other) if each is not None}
-    tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode)]
-    gains = _gains(plan, _sampled(plan, tables), 1.0 / plan.work.tpot.seconds)
-    own = _own(plan)
+    gains, own = np.zeros(0), _own(plan)
+    if plan.other is not None:
+        limits = plan.work.ttft.seconds, plan.work.tpot.seconds
+        at = {each.mode: each for each in (best, plan.other)}
+        tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode, limits)]
+        gains = _gains(plan, _sampled(plan, tables), 1.0 / limits[1])
     most, kept = best.capacity / best.rate, own.kept(best)
     pools = tuple(evidence_of(plan, pool) for pool in best.pools)
     return Assurance(
@@ -157,15 +160,12 @@ def assurance(plan: Plan) -> Assurance:
     )
 
 
-def _points(plan: Plan, case: Candidates, mode: ServingMode) -> Iterator[pd.DataFrame]:
-    """Designs of one mode that may come to be the best near the limits."""
-    lengths, work = plan.work.lengths, plan.work
-    slowest = work.tpot.seconds / NEAR[0]
+def _points(plan: Plan, case: Candidates, mode: ServingMode, limits: tuple[float, float]) -> Iterator[pd.DataFrame]:
+    """Designs of one mode that may come to be the best near limits of FTL and TTL. [s]"""
+    lengths, work, (first, slowest) = plan.work.lengths, plan.work, (limits[0], limits[1] / NEAR[0])
     try:
         if mode == ServingMode.COLOCATED:
-            table = piggyback(
-                case.at, _mappings(case.colocated), lengths, ftl_limit=work.ttft.seconds, ttl_limit=slowest
-            )
+            table = piggyback(case.at, _mappings(case.colocated), lengths, ftl_limit=first, ttl_limit=slowest)
         else:
             prefill, decode = case.across
             sizes = np.unique([int(each.batch[-1]) for each in prefill])
@@ -173,11 +173,13 @@ def _points(plan: Plan, case: Candidates, mode: ServingMode) -> Iterator[pd.Data
             table = disaggregated(
                 prefill_grid(case.prefill_at, _mappings(prefill), lengths, batch=sizes, chunk_tokens=chunks),
                 decode_grid(case.at, _mappings(decode), lengths),
-                ftl_limit=work.ttft.seconds,
+                ftl_limit=first,
                 ttl_limit=slowest,
                 gpu_cap=MATCHED,
             )
     except InfeasibleError:
+        return
+    if table.empty:
         return
     fast = table[INTERACTIVITY] * work.tpot.seconds
     fast /= max(fast.min(), 1.0)  # where all designs are faster than the limit: those near the slowest
@@ -211,8 +213,6 @@ def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
 def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
     """Gain of the mode of the plan in every sample; empty where there is nothing to compare. [1]"""
     assert plan.best is not None
-    if plan.other is None:
-        return np.zeros(0)
     split = found.points["mode"].astype(str) == ServingMode.DISAGGREGATED
     mine = np.asarray(split == (plan.best.mode == ServingMode.DISAGGREGATED))
     (own, nominal), (others, nominal_other) = _best(found, mine, limit), _best(found, ~mine, limit)
@@ -259,7 +259,10 @@ def _own(plan: Plan) -> OwnTimes:
     assert best is not None
     sides: list[Any] = [[pool.choice] for pool in best.pools]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
-    if not (tables := list(_points(plan, alone, best.mode))):
+    work = best.work  # limits that it misses say nothing of its own times
+    held = (best.ttft, work.ttft), (best.tpot, work.tpot)
+    first, later = (each if seen[each.percentile] <= each.seconds else NO_LIMIT for seen, each in held)
+    if not (tables := list(_points(plan, alone, best.mode, (first.seconds, later.seconds)))):
         return OwnTimes(*np.zeros((4, 0)))
     found = _sampled(plan, tables)
     row = int(np.argmin(np.abs(np.log(found.points["ttl_s"].to_numpy(dtype=float) / best.tpot["p50"]))))

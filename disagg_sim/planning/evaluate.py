@@ -24,7 +24,7 @@ from disagg_sim.planning.assurance import Assurance, assurance
 from disagg_sim.planning.choices import Grids, colocated_of, decode_of, prefill_of, prompts_of_ranks
 from disagg_sim.planning.counts import SizedPool
 from disagg_sim.planning.design import Design, Percentiles, PlannedPool
-from disagg_sim.planning.limits import SHARES, TPOT, TTFT, Demand, Limit
+from disagg_sim.planning.limits import NO_LIMIT, SHARES, TPOT, TTFT, Demand
 from disagg_sim.planning.long_prompts import OneByOne
 from disagg_sim.planning.mixed_steps import mixed_bytes, mixed_tables
 from disagg_sim.planning.plan import USUAL, demand_of, plan, source_of
@@ -42,8 +42,6 @@ from disagg_sim.workload.trace import Trace
 
 #: Pools that are evaluated together.
 TOGETHER = (("colocated",), ("prefill", "decode"))
-#: Limits under which a pool is as fast as it can be: no latency is too long. [s]
-NO_LIMIT = Limit(1e9)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ class Limit:
 MOST_LOAD = 0.85
 #: Limits of a plan that names none.
 TTFT, TPOT = Limit(2.0, default=True), Limit(0.05, default=True)
+#: A limit that every latency keeps.
+NO_LIMIT = Limit(1e9)
 
 
 def limit_of(text: object, name: str) -> Limit:

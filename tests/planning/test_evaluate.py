@@ -80,6 +80,15 @@ def test_what_it_can_take_lies_where_a_limit_begins_to_be_missed() -> None:
         assert (none.capacity, none.missed) == (0.0, ("tpot",))
 
 
+def test_limits_that_are_missed_leave_the_bands_of_its_times() -> None:
+    asked, missed = under(10), under(10, ttft="10 ms", tpot="1 ms")
+    assert missed.missed == ("ttft", "tpot")
+    assert missed.ttft == asked.ttft
+    assert missed.sure.ttft == pytest.approx(asked.sure.ttft, rel=0.02)
+    assert missed.sure.tpot == pytest.approx(asked.sure.tpot, rel=0.02)
+    assert missed.sure.holds < 0.01
+
+
 def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
     alone = {"colocated": Replicas(mapping=Sharding(tp_attn=2, tp_ffn=2), instances=4)}
     pool = under(1, alone).design.pools[0]
