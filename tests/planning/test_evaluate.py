@@ -84,8 +84,8 @@ def test_limits_that_are_missed_leave_the_bands_of_its_times() -> None:
     asked, missed = under(10), under(10, ttft="10 ms", tpot="1 ms")
     assert missed.missed == ("ttft", "tpot")
     assert missed.ttft == asked.ttft
-    assert missed.sure.ttft == pytest.approx(asked.sure.ttft, rel=0.02)
-    assert missed.sure.tpot == pytest.approx(asked.sure.tpot, rel=0.02)
+    assert missed.sure.ttft == pytest.approx(asked.sure.ttft, rel=0.05)
+    assert missed.sure.tpot == pytest.approx(asked.sure.tpot, rel=0.05)
     assert missed.sure.holds < 0.01
 
 
