@@ -91,6 +91,7 @@ QUESTIONS = {
     "joule": f"{LLAMA} {CHAT} --rate 40 --objective joule",
     "joule_gpus": f"{LLAMA} {SHORT} --gpus 4 --objective joule",
     "joule_spares": f"{LLAMA} {SHORT} --rate 200 --objective joule --availability 0.99999",
+    "users_spares": f"{LLAMA} {SHORT} --users 60 --availability 0.99999",
     "unpriced": f"--model llama_3_1_8b --system l40s {CHAT} --rate 10",
     "spares": f"{LLAMA_70B} {CHAT} --rate 20 --availability 0.999",
     # more pools

@@ -1,5 +1,7 @@
 """Plans for users in flight: steady counts, limits that hold in a closed loop of so many users, rates by Little."""
 
+import math
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -9,6 +11,7 @@ import pytest
 
 import disagg_sim as ds
 from disagg_sim.domain import ServingMode
+from disagg_sim.errors import InputError, UnknownNameError
 from disagg_sim.planning.answer import answer
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.question import PlanOptions, Size
@@ -85,3 +88,32 @@ def test_the_kv_rate_is_that_of_the_own_rate():
     design = of_mode(planned("llama_3_1_8b", "h100_sxm", 2048, 16, 500), ServingMode.DISAGGREGATED)
     kv = 32 * 2 * 8 * 128 * 2048  # layers, K and V, heads, width, tokens; one byte each
     assert design.kv_rate == pytest.approx(design.rate * kv / min(pool.gpus for pool in design.pools), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"headroom": -0.01}, "headroom -0.01 is out of range; allowed: from 0 to 10"),
+        ({"headroom": 10.1}, "headroom 10.1 is out of range"),
+        ({"set_aside": -1.0}, "set_aside -1 is out of range; allowed: from 0 B"),
+        ({"set_aside": math.inf}, "set_aside inf is out of range"),
+        ({"max_nic": 0.0}, "max_nic"),
+        ({"max_dcp": 0}, "max_dcp"),
+        ({"max_pcp": 0}, "max_pcp"),
+        ({"max_redundant_experts": -1}, "max_redundant_experts"),
+        ({"users": 0}, "users"),
+        ({"availability": 1.0}, "availability 1"),
+        ({"prices": {"h100_sxm": 0.0}}, "price of h100_sxm"),
+        ({"objective": "gpu"}, "objective 'gpu'"),
+        ({"rank_imbalance": "worst"}, "rank_imbalance 'worst'"),
+        ({"within": "vlm"}, "within 'vlm' is unknown"),
+    ],
+)
+def test_options_out_of_range_are_refused(wrong, said):
+    with pytest.raises((InputError, UnknownNameError), match=re.escape(said)):
+        ds.PlanOptions(**wrong)
+
+
+def test_options_at_the_ends_of_their_ranges_are_taken():
+    ds.PlanOptions(headroom=0.0, set_aside=0.0, max_redundant_experts=0, max_dcp=1, max_pcp=1, users=1)
+    assert ds.PlanOptions(headroom=10.0).headroom == 10.0

@@ -10,6 +10,7 @@ import disagg_sim as ds
 from disagg_sim.domain import ServingMode
 from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
 from disagg_sim.planning.prove import Failing, Proof, ProofRun
+from disagg_sim.planning.ranking import passed_over
 from disagg_sim.report.plan_rows import change_lines, flip_lines, proof_lines
 
 JOINT, SPLIT = ServingMode.COLOCATED, ServingMode.DISAGGREGATED
@@ -70,7 +71,8 @@ def test_what_limits_cost_and_what_was_set_aside_in_words(plan):
     gpus = f"{aside.gpus} GPUs in place of {plan.best.gpus}"
     rate = f"{aside.rate:.4g} requests/s in place of {plan.best.rate:.4g}"
     assert last.startswith("set aside: ")
-    assert f", {gpus if by_rate else rate}: less than forecasts tell apart, and " in last
+    why = passed_over(plan.best, aside)
+    assert last.endswith(f", {gpus if by_rate else rate}: less than forecasts tell apart, and {why}")
 
 
 def run_of(counts, rate, ttft, tpot, **more):
