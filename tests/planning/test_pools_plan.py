@@ -177,6 +177,10 @@ def test_the_best_of_several_systems_is_told_first():
         ({"size": Size(users=3)}, "users: 3 is of plans of prefill and decode alone"),
         ({"options": PlanOptions(objective="joule")}, "objective: 'joule' is of plans"),
         ({"options": PlanOptions(availability=0.99)}, "availability: 0.99 is of plans"),
+        (
+            {"pools": ("encode", "prefill", "decode"), "ffn_system": "h200_sxm"},
+            "ffn_system: needs attention and ffn among the pools",
+        ),
     ],
 )
 def test_faults_say_what_is_allowed(changes, said):

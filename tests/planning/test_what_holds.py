@@ -264,6 +264,15 @@ def test_the_bursts_of_a_trace_count_within_its_surges():
     assert 1.0 <= surge < 1.35
 
 
+def test_few_requests_tell_of_no_bursts_and_a_surge_lasts_ten_limits():
+    """400 requests at least are a surge: 800 are two, of which the second, 600 in a tenth of the time, is seen."""
+    assert unevenness(trace_of(np.array([0.0, 3.0])), 1.0, 2.0, 0.9) == pytest.approx((1.0, 1.0))
+    two = np.concatenate([np.linspace(0.0, 10.0, 200, endpoint=False), np.linspace(10.0, 20.0, 600)])
+    assert unevenness(trace_of(two), 40.0, 1.0, 0.9)[1] == pytest.approx(600 / 400)
+    assert unevenness(trace_of(two), 40.0, 1.0, 0.2)[1] == pytest.approx(1.0)  # 0.5 of the mean, and never below it
+    assert unevenness(trace_of(two), 40.0, 2.0, 0.9)[1] == pytest.approx(1.0)  # one surge: ten limits are 800 requests
+
+
 def test_both_limits_bound_every_design_that_is_shown():
     """At the percentile and the rate of the question, surges included."""
     times = np.concatenate([np.arange(0, 1000, 1 / 20), np.arange(1000, 2000, 1 / 60)])

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 import disagg_sim as ds
+from disagg_sim.cli import plan as command
 from disagg_sim.domain import ServingMode
+from disagg_sim.launch.launch import launch
 from disagg_sim.planning.flips import AnswerFlip, Changes, LimitCost
 from disagg_sim.planning.prove import Failing, Proof, ProofRun
 from disagg_sim.planning.ranking import passed_over
@@ -98,3 +100,15 @@ def test_a_proof_in_words(plan):
         "with 2 + 1 instances failed at once, as many as there are spares: MISSES the limits; TTFT p90 900 ms, TPOT p90"
         " 21 ms, 11 requests began again, 7 lost",
     ]
+
+
+def test_a_runner_up_is_started_where_the_engine_cannot_express_the_best(plan, monkeypatch):
+    """The first that it can, and the note counts from 1."""
+    best, _, second, *_ = (plan.best, *plan.runners_up)
+    none = {id(each): ["too new"] for each in (best, plan.runners_up[0])}
+    monkeypatch.setattr(command, "expressible", lambda design, engine: none.get(id(design), []) if engine else None)
+    made = command.PlanAnswer(found=plan).start("vllm")
+    assert made.notes[0] == "starts runner-up 2; of the best: too new"
+    assert made.files == launch(second, engine="vllm").files
+    none.clear()
+    assert command.PlanAnswer(found=plan).start("vllm") == launch(best, engine="vllm")
