@@ -140,7 +140,7 @@ def assurance(plan: Plan) -> Assurance:
         limits = plan.work.ttft.seconds, plan.work.tpot.seconds
         at = {each.mode: each for each in (best, plan.other)}
         tables = [table for mode, design in at.items() for table in _points(plan, plan.case_of(design), mode, limits)]
-        gains = _gains(plan, _sampled(plan, tables), 1.0 / limits[1])
+        gains = _gains(plan, _sampled(plan, tables), 1.0 / limits[1]) if tables else gains
     most, kept = best.capacity / best.rate, own.kept(best)
     pools = tuple(evidence_of(plan, pool) for pool in best.pools)
     return Assurance(

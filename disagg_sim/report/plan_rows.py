@@ -207,11 +207,11 @@ def latency_rows(
 ) -> Iterator[tuple[str, ...]]:
     """Write TTFT and TPOT at p50, p90 and p99, the limit, how far the time behind it may be off, what it rests on."""
     for name, values, limit, band, shares in (
-        ("TTFT", latencies[0], work.ttft, sure and sure.ttft, sure and sure.pools[0].ttft),
-        ("TPOT", latencies[1], work.tpot, sure and sure.tpot, sure and sure.pools[-1].tpot),
+        ("TTFT", latencies[0], work.ttft, sure.ttft if sure else None, sure and sure.pools[0].ttft),
+        ("TPOT", latencies[1], work.tpot, sure.tpot if sure else None, sure and sure.pools[-1].tpot),
     ):
-        told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band else ""
-        if sure and name == "TTFT":
+        told = f"{'pass' if name == 'TTFT' else 'step'} {_times(band)}" if band and not math.isnan(band[0]) else ""
+        if sure and told and name == "TTFT":
             low, high = sure.beside
             told += f", engine {low * 1e3:.0f} to {seconds_text(high)}"
         yield (
