@@ -266,7 +266,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
 
     def key(index: int) -> tuple[Any, ...]:
         row = checked[index]
-        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens)
+        run = (row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.poll_steps)
         return (*run, row.load, row.mode, row.waves, row.spread)
 
     usable = sorted((i for i, row in enumerate(checked) if not row.reason), key=key)
@@ -276,6 +276,7 @@ def evaluate(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
         first = group[0]
         try:
             run = served(first.model, first.system, first.recipe, engine_of(first, engines or {}))
+            run = replace(run, poll_steps=first.poll_steps)
             answer = predict(run, group)
         except DisaggSimError as error:
             for i in members:

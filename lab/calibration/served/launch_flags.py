@@ -21,8 +21,8 @@ from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 
 #: Columns that tell a table of launch flags.
 MARKS = {"row_id", "match", "kind", "f_engine", "f_prefill_workers"}
-#: The only match that counts.
-EXACT = "exact"
+#: The match that counts; of scripts of one node, also the only set of flags of its day, for how often they poll.
+EXACT, BY_DATE, SCRIPT = "exact", "by date", "script"
 #: More in flight than this over the slots of decode: requests wait for one, and TTFT is that wait. [1]
 OVER_SLOTS = 1.1
 
@@ -35,6 +35,8 @@ def read_flags(path: Path) -> dict[str, Any]:
 def launched(row: ServingRow, line: Any) -> ServingRow:
     """The row as its launch says, where it is known exactly; of an image that is not judged with the reason."""
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
+    if text(line, "kind") == SCRIPT and text(line, "match") in (EXACT, BY_DATE):
+        row = replace(row, poll_steps=max(count(line, "f_scheduler_recv_interval"), 1))
     return _as_launched(row, line) if text(line, "match") == EXACT else row
 
 

@@ -49,6 +49,7 @@ class ServedModel:
     """A model on a system in one recipe, run by one engine."""
 
     at: Setup
+    poll_steps: int = 1  # decode steps from one look of the scheduler at new requests to the next [1]
 
     @property
     def engine(self) -> EngineSpec:
@@ -201,7 +202,8 @@ def _loop(
     gathered = np.minimum(dp, others + 1.0) if engine.ranks_wait else 1.0
     if pattern.spread == 0 and not engine.mixed_steps:
         gathered = np.minimum(fit, (others + 1.0) * pieces)
-    together = np.clip(due, gathered, fit)
+    polled = run.poll_steps * due if not engine.mixed_steps else due  # pieces that one look at new requests finds
+    together = np.clip(polled, gathered, fit)
     ranks = np.minimum(together, dp)
     plain = decode_time(run, mapping, running, lengths)
     decodes = running if engine.mixed_steps else 0.0
@@ -223,7 +225,8 @@ def _loop(
         tpot = plain + often * loaded
     held = np.minimum((gathered - 1) / (2 * due), engine.held_at_most)
     gathering = np.where(dp > 1, held * tpot, 0.0)
-    residual = np.where(others > 0, plain / 2, 0.0)
+    looked = plain / 2 + (run.poll_steps - 1) / 2 * tpot + np.maximum(polled / fit - 1.0, 0.0) / 2 * loaded
+    residual = np.where(others > 0, looked, 0.0)
     return _Loop(tpot, engine.request_host + own + residual + gathering + waited)
 
 
