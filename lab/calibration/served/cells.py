@@ -53,11 +53,18 @@ def times(line: Any, *pairs: tuple[str, str, str]) -> tuple[Measurement, ...]:
     return tuple(Measurement(name=n, statistic=s, measured=v * MS) for n, s, v in found if stated(v))
 
 
+#: Quantities whose median is taken where it is stated. The mean of a short run is that of its start: ten prompts a slot
+#: have 3 to 113 % more than a long run, medians up to 9 % (repeats of gpt-oss on an H200), and one stall moves it by
+#: seconds.
+JUDGED_BY_MEDIAN = ("ttft",)
+
+
 def mean_or_median(line: Any, *names: str) -> tuple[Measurement, ...]:
-    """``<name>_mean_ms`` of each name, or its median where only that is stated."""
+    """``<name>_mean_ms`` of each name, or its median where only that is stated, or is what judges."""
     found: tuple[Measurement, ...] = ()
     for name in names:
-        found += times(line, (name, "mean", f"{name}_mean_ms")) or times(line, (name, "median", f"{name}_median_ms"))
+        first, then = ("median", "mean") if name in JUDGED_BY_MEDIAN else ("mean", "median")
+        found += times(line, (name, first, f"{name}_{first}_ms")) or times(line, (name, then, f"{name}_{then}_ms"))
     return found
 
 

@@ -142,10 +142,10 @@ def _with_request_host(rows: Sequence[ServingRow], engine: EngineSpec) -> Engine
         and row.workers is not None
         and row.concurrency / row.workers.count <= TTFT_CONCURRENCY
     ]
-    if not mine:
-        return engine
     table = evaluate(mine, {engine.name: engine})
     table = table[table["evaluated"] & ~table["saturated"] & (table["quantity"] == "ttft")]
+    if table.empty:
+        return engine
     predicted, measured = table["predicted"].to_numpy(), table["measured"].to_numpy()
     tried = np.arange(0.0, FITTED["request_host"][2], MS)
     error = [np.median(np.abs((predicted - engine.request_host + each) / measured - 1)) for each in tried]

@@ -241,12 +241,14 @@ def nvidia_gap(line: Any) -> ServingRow:
     gpus = experts if wider else tp
     groups = gpus if yes(line, "attention_dp") else gpus // tp
     isl = value(line, "isl")
+    unknown = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
+    first = (replace(each, reason=unknown) for each in mean_or_median(line, "ttft"))
     return replace(
         _row(line, names),
         load="closed_loop",
         mode="aggregated",
         concurrency=value(line, "concurrency"),
-        quantities=mean_or_median(line, "tpot", "ttft"),
+        quantities=(*mean_or_median(line, "tpot"), *first),
         waves=GAP_WAVES,
         spread=0.0 if isl > 0 and math.log2(isl).is_integer() else GAP_SPREAD,
         workers=WorkerGroup(mapping=instance(gpus * pp, ep=count(line, "moe_ep"), dp=groups, pp=pp)),
