@@ -26,7 +26,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.tabulate import of_distinct
 from disagg_sim.physics.work import Numeric, Operator, Work
 
-#: Of a transfer.
+#: Work of a transfer: no arithmetic, no HBM traffic.
 NOTHING_DONE = Work(0.0, 0.0)
 
 
@@ -35,7 +35,7 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
 
     The result is of one layer; its arrays have the broadcast shape of the sizes [s].
 
-    A look-up of 1000 rows of 8192 elements, read and written at two bytes, at 0.8 of 4.8 TB/s or at all of it:
+    A look-up of 1000 rows of 8192 elements, read and written in two bytes each, at the full 4.8 TB/s of HBM:
 
     >>> from disagg_sim.physics.work import embedding
     >>> from disagg_sim.physics.setup import setup
@@ -47,7 +47,7 @@ def kernel_cost(op: Operator, at: Setup) -> Cost:
 
 
 def adjusted(op: Operator, cost: Cost, at: Setup) -> Cost:
-    """What a power cap and ``Rates.adjust`` make of the cost of the operator."""
+    """Adjust the cost of an operator for the power cap and by ``Rates.adjust``, where the setup has them. [s]"""
     if at.system.power_cap is not None:
         from disagg_sim.physics.power import slowed  # few systems have a cap, and most runs no power laws
 
@@ -78,7 +78,7 @@ def _kernel_cost(op: Operator, at: Setup) -> Cost:
 def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
     """Cost of operators run one after the other.
 
-    Returns sum of their times, and of what each takes in arithmetic, memory and links [s].
+    Returns the sum of their times, and the sums of their times in arithmetic, memory and links [s].
 
     >>> from disagg_sim.physics.work import embedding
     >>> from disagg_sim.physics.setup import setup
@@ -94,7 +94,7 @@ def total_cost(operators: Iterable[Operator], at: Setup) -> Cost:
 
 
 def cheapest(alternatives: Iterable[Cost]) -> Cost:
-    """At each point the alternative that takes least time, with its own four sums."""
+    """Take the fastest alternative at each point, with its own time by resource. [s]"""
     best, *others = alternatives
     for other in others:
         faster = other.time < best.time
@@ -130,11 +130,11 @@ def _gather_cost(size: Numeric, n: Numeric, curve: LinkCurve) -> Cost:
 
 
 def group_cost(op: Operator, at: Setup) -> Cost:
-    """All-gather or reduce-scatter, as its name begins, of a group of ranks that may span NVLink domains.
+    """Time an all-gather or a reduce-scatter of a group of ranks that may span NVLink domains.
 
-    ``(n-1)/n*S`` over the links of a domain; across m domains ``(m-1)/m*S`` over the NIC of each GPU besides, in
-    ``ceil(log2 m)`` hops. Takes ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]). The
-    result is of the broadcast shape; nothing for one rank [s].
+    ``(n-1)/n*S`` crosses the links of a domain; with m domains ``(m-1)/m*S`` crosses the NIC of each GPU, too, in
+    ``ceil(log2 m)`` hops. Takes ``op`` (full tensor [B], ranks of the group and the domains that it spans [1]; its name
+    starts with that of the collective). Returns arrays of the broadcast shape, 0 for one rank [s].
 
     8 MB in eight parts, 7 MB of them at 450 GB/s:
 
@@ -154,7 +154,7 @@ def group_cost(op: Operator, at: Setup) -> Cost:
 
 
 def ring_hop_cost(op: Operator, at: Setup) -> Cost:
-    """Hand-over of a part of ``op.size`` bytes to the next rank of a ring, by NVLink or, across domains, by NIC. [s]"""
+    """Time the hand-over of ``op.size`` bytes to the next rank of a ring: by NVLink, or by NIC across domains. [s]"""
     profile, across = at.profile, np.asarray(op.domains) > 1
     latency = np.where(across, profile.p2p_latency_across, profile.p2p_latency_inside)
     link = np.where(across, at.system.nic_bandwidth, at.system.nvlink_bandwidth) * profile.p2p_efficiency
@@ -162,14 +162,17 @@ def ring_hop_cost(op: Operator, at: Setup) -> Cost:
 
 
 def expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
-    """Grouped GEMM at the fastest kernel, of the regime that (ep, tp_ffn) falls into where fits differ by regime."""
+    """Time the grouped GEMM of the experts with the fastest kernel. [s]
+
+    Where fits differ by regime, those of the regime that contains (ep, tp_ffn) count.
+    """
     return adjusted(op, _expert_cost(op, ep, tp_ffn, at), at)
 
 
 def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
-    anywhere, *others = at.rates.moe.values()
-    if all(kernels is anywhere for kernels in others):
-        return cheapest(moe_cost(op.experts, op.work, rate) for rate in anywhere)
+    first, *others = at.rates.moe.values()
+    if all(kernels is first for kernels in others):
+        return cheapest(moe_cost(op.experts, op.work, rate) for rate in first)
     regimes = {
         "single": (ep == 1) & (tp_ffn == 1),
         "tp": (ep == 1) & (tp_ffn > 1),
@@ -181,21 +184,22 @@ def _expert_cost(op: Operator, ep: Numeric, tp_ffn: Numeric, at: Setup) -> Cost:
     costs = []
     for index in range(kernels):
         chosen = [at.rates.moe[name][min(index, len(at.rates.moe[name]) - 1)] for name in regimes]
-        here = {
+        fits = {
             name: np.array([getattr(rate, name) for rate in chosen], dtype=float)[regime]
             for name in ("flops", "bandwidth", "t0", "blend", "least_rows", "per_expert", "handling", "block_rows")
         }
-        q = here["blend"]
+        q = fits["blend"]
         if np.all(q == q.flat[0]):
-            here["blend"] = float(q.flat[0])
-        costs.append(moe_cost(op.experts, op.work, MoeRate(**here, element=chosen[0].element)))
+            fits["blend"] = float(q.flat[0])
+        costs.append(moe_cost(op.experts, op.work, MoeRate(**fits, element=chosen[0].element)))
     return cheapest(costs)
 
 
 def _exchange(row: Numeric, groups: Numeric, top_k: int, curve: LinkCurve) -> MessageTime:
-    """``row`` bytes of tokens, each sent as often as the curve counts.
+    """Time sending ``row`` bytes of tokens, in as many copies as the fit of the curve counts.
 
-    Where NCCL's plain all-to-all stands in for a backend, its send buffer holds n/(n-1) of what leaves the rank.
+    The curve is read at n/(n-1) of the bytes that leave the rank: the send buffer of NCCL's plain all-to-all, which
+    stands in for some backends, holds the rank's own part, too.
     """
     volume = row * of_distinct(partial(curve.copies, top_k), groups)
     return curve.transfer(volume * (groups / np.maximum(groups - 1.0, 1.0)), groups, volume)
@@ -227,12 +231,11 @@ def exchange_cost(
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
     ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens), of ``width`` elements each, 0 =
-    the hidden size. Nothing is exchanged where all tokens are everywhere already (neither DP attention nor
-    PCP: TP and TEP).
+    the hidden size. Without DP attention and PCP (TP and TEP) every GPU has all tokens, and nothing is exchanged.
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
-    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) tokens, all T of them for ep = 1. In the decode of an engine the
-    exchange over expert ranks lasts ``exchange_stretch`` times as long as between equal ranks that start together;
-    attention ranks whose experts are cut over them wait ``exchange_wait`` for each other before they gather.
+    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) of the T tokens of all GPUs, all of them for ep = 1. In decode with
+    an engine the exchange over expert ranks takes ``exchange_stretch`` times as long as between equal ranks that start
+    together; with expert TP alone (ep = 1) attention ranks wait ``exchange_wait`` for each other before they gather.
     """
     precision, domain, hidden = at.precision, at.system.nvlink_domain, width or at.model.hidden
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
@@ -262,13 +265,13 @@ def exchange_cost(
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden
-        for_all = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
+        gather = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
         back = Operator("reduce-scatter", "gather", NOTHING_DONE, size=size * precision.combine_bytes, ranks=tp_ffn)
-        gathered = _gather_cost(for_all.size, tp_ffn, at.rates.all_gather)
+        gathered = _gather_cost(gather.size, tp_ffn, at.rates.all_gather)
         if at.overheads is not None and phase == "decode":
             wait = np.where((np.asarray(ep) == 1) & (np.asarray(tp_ffn) > 1), at.overheads.exchange_wait, 0.0)
             gathered = gathered + Cost(wait, Sums(latency=wait))
-        dispatch = dispatch + adjusted(for_all, gathered, at)
+        dispatch = dispatch + adjusted(gather, gathered, at)
         combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, at.rates.reduce_scatter), at)
     return dispatch * exchanges, combine * exchanges
 

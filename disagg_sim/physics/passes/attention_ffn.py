@@ -8,7 +8,7 @@ part (MegaScale-Infer, arXiv 2504.02263, section 4; Step-3, arXiv 2507.19427). W
 
 .. math:: TTL = \sum_l \max(m\,t_m, c) + \max(0, c + (m-1)\,t_m - \max(m\,t_m, c))
 
-where the last term is that of the last layer. Where :math:`m\,t_m \ge c` in equal layers it is the law of a full
+where the last term is for the last layer alone. Where :math:`m\,t_m \ge c` in equal layers it is the law of a full
 pipeline, :math:`c + t_m (m L - 1)`; for m = 1 every half waits for the other, :math:`L c`.
 All micro-batches advance one token in a step, with the host time of one step: they are parts of one forward pass.
 """
@@ -72,7 +72,7 @@ def split_step(
 ) -> SplitStep:
     """Time one decode step of m micro-batches of ``sequences`` on each attention rank, at mean length ``context``.
 
-    The law stands in the head of this file.
+    The docstring of this module has the equation.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def split_step(
 def ping_pong(
     times: Halves, counts: tuple[int, ...], last: int, microbatches: Numeric
 ) -> tuple[Numeric, tuple[Numeric, Numeric, Numeric]]:
-    """Time the layers of one step of all micro-batches, by the law in the head of this file. [s]
+    """Time the layers of one step of all micro-batches, by the equation in the docstring of this module. [s]
 
     Takes ``times`` (of the halves and the crossings of one micro-batch [s]). Returns ``layers`` (from the start of the
     first micro-batch to the end of the last. [s]); ``sums`` (attention halves, feed-forward halves and crossings of one
@@ -163,7 +163,7 @@ def halves(
 
 
 def _attention_half(at: Setup, tp: Numeric, tokens: Tokens, form: str) -> tuple[tuple[Numeric, ...], Numeric]:
-    """Attention of one layer of each kind with the router and what gathers a token in its TP group; the ends. [s]"""
+    """Time attention, router and all-reduce of one layer of each kind; then embedding and head together. [s]"""
     model, precision, linear = at.model, at.precision, tokens.linear
     absorbed = linear if form in ("auto", "absorbed") else 0.0
     found: list[Numeric] = []
@@ -185,7 +185,7 @@ def _attention_half(at: Setup, tp: Numeric, tokens: Tokens, form: str) -> tuple[
 
 
 def _ffn_half(at: Setup, tp: Numeric, tokens: Numeric) -> tuple[Numeric, ...]:
-    """Dense layers and shared experts of one layer of each kind, for the tokens of a group; experts apart. [s]"""
+    """Time the dense FFN or the shared experts of one layer of each kind, for the tokens of a group. [s]"""
     model, precision = at.model, at.precision
     found: list[Numeric] = []
     for layer, _ in layers_of(model):
@@ -211,10 +211,10 @@ def ffn_alone(layer: Layer) -> Layer:
 def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: Numeric) -> Numeric:
     """Time both crossings of a micro-batch of ``total`` tokens: the exchange of experts, carried by the smaller pool.
 
-    Picks go to the ranks of their experts and back in the time that dispatch and combine of as many ranks as the
-    smaller pool has GPUs would take (``cost.exchange_cost``: across NVLink domains over the NICs, one copy a domain);
-    one more copy of each token serves shared experts or a dense layer, over NVLink inside one domain, else the NIC.
-    Takes ``total`` [token]. Returns there and back together, of the broadcast shape [s].
+    Tokens go to the ranks of their experts and back in the time of dispatch and combine with as many senders as the
+    smaller pool has GPUs (``cost.exchange_cost``: across NVLink domains over the NICs, one copy a domain). One more
+    copy of each token goes to the shared experts or the dense layer, over NVLink inside one domain, else over the NIC.
+    Takes ``total`` [token]. Returns the time there and back, of the broadcast shape [s].
     """
     if not layer.ffn.present:
         return 0.0
@@ -243,7 +243,7 @@ def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: N
 def split_bytes(
     at: Setup, at_ffn: Setup, split: Split, *, sequences: Numeric, cached: CachedTokens
 ) -> tuple[Numeric, Numeric]:
-    """Size what lies on the fullest GPU of each pool. [B]
+    """Size the memory of the fullest GPU of each pool. [B]
 
     An attention rank holds the caches of all micro-batches, a feed-forward rank no cache, embedding or head. Takes
     ``cached`` (cached tokens of a sequence [token]). The result is of the attention and of the feed-forward pool; each
@@ -271,7 +271,7 @@ def split_bytes(
 def half_setups(at: Setup, at_ffn: Setup) -> tuple[Setup, Setup]:
     """Make setups whose models have one half of every layer alone, to size the memory of both pools.
 
-    Returns times of the attention halves with embedding and head, and of the feed-forward halves.
+    Returns the setup of the attention halves with embedding and head, then that of the feed-forward halves.
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_8b", "h200_sxm", "fp8")

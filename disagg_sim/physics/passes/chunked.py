@@ -60,11 +60,11 @@ def chunked_prefill_pass(
 
     FTL is host + critical path + (p-1)*hop, with equal stages ``sum(t_i) + (p-1)*max(t_i)``.
 
-    A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads what came
-    before; MLA re-projects it (``naive``), works in latent space (``absorbed``) or kept it
-    (``cached``). The head runs once, after the last chunk. Host work hides behind the chunks in
-    flight; with an engine every chunk has host time of its own. The steady stream leaves no bubble: an instance takes
-    a new pass every ``busy`` seconds, host and ``sum(t_i)`` of the slowest stage.
+    A chunk takes ``chunk_tokens`` of each of the prompts of a rank. Attention re-reads the tokens
+    before the chunk; MLA projects them up again (``naive``), works in latent space (``absorbed``) or reads
+    keys and values that it kept (``cached``). The head runs once, after the last chunk. Without an engine host time
+    counts once, since the chunks in flight hide the rest; with one, once a chunk. In steady state there is no bubble:
+    an instance starts a pass every ``busy`` seconds, host time and ``sum(t_i)`` of the slowest stage.
     Source: physics page, section 7 (CPP).
 
     Parameters
@@ -78,13 +78,13 @@ def chunked_prefill_pass(
     chunk_tokens
         Tokens of a prompt in a chunk, at least 1; broadcasts with the degrees. [token]
     past
-        Tokens of each prompt whose cache is there already; the others are cut into chunks. A prefix cache holds
+        Tokens of each prompt that are cached; the others are cut into chunks. A prefix cache holds
         latents, so the form ``cached`` up-projects it with the first chunk. [token]
     mla_form
-        ``auto`` (the faster of ``naive`` and ``absorbed``), or one form forced; without effect where there is no MLA.
+        ``auto`` (the faster of ``naive`` and ``absorbed``), or the form to time; ignored without MLA.
     slowest
-        Chunks of the ranks that the others wait for, of shape (rows, batches); ``isl`` and ``past`` are then the means.
-        None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
+        Chunks of the slowest ranks, of shape (rows, batches); ``isl`` and ``past`` are then the means. None = all
+        ranks have an even share of the prompts, rounded up, of length ``isl``.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def chunked_passes(
     before = plan.chunks - 1
 
     def chunks(of: Setup, of_forms: tuple[str, ...]) -> tuple[_Chunks, list[ChunkCores]]:
-        """Everything but scores and values, and these under every form of MLA."""
+        """Time everything but scores and values, then scores and values under every form of MLA."""
 
         def at_end(tp: Numeric, sequences: Numeric) -> tuple[Numeric, Sums]:
             cost = total_cost([head(of.model, of.precision, tp, sequences)], of)
@@ -193,7 +193,7 @@ def chunked_passes(
 
 
 class _Chunks(NamedTuple):
-    """All chunks of a pass but for scores and values."""
+    """Times of all chunks of a pass, without scores and values."""
 
     before: Numeric  # chunks before the last [1]
     full: LayerTimes  # of one of them [s]
@@ -233,7 +233,7 @@ def _drafted(model: ModelSpec, parts: _Chunks, attention: ChunkCores) -> _Drafte
 def _busy_and_path(
     at: Setup, mapping: Sharding, parts: _Chunks, attention: ChunkCores, drafted: _Drafted
 ) -> tuple[Numeric, Numeric]:
-    """``sum(t_i)`` of the slowest stage, and the critical path of the pass, of stretched times, without host. [s]
+    """Find ``sum(t_i)`` of the slowest stage and the critical path, both with stretched times and without host. [s]
 
     The path takes all chunks through one stage and one chunk, of full size or the last, through all
     the others: ``max_s(sum_i t_si + max_i sum_{r != s} t_ri)``. With equal stages that is
@@ -278,7 +278,7 @@ class ChunkCores(NamedTuple):
 def chunk_cores(
     at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...], most: Numeric | None = None
 ) -> ChunkCores:
-    """Attention of all chunks, of as many rows at once as stay in cache; ``others`` and ``most`` as in ``Chunks``."""
+    """Time scores and values of all chunks, in blocks of rows; ``others`` and ``most`` as in ``Chunks``. [s]"""
     if at.rates.adjust is not None or max(map(np.ndim, (*plan, *others))) < 2:
         return _padded_cores(at, form, plan, others)
     chunks = Chunks(plan, others, most)
@@ -307,7 +307,7 @@ def _cores_of(at: Setup, form: str, chunks: Chunks, rows: slice) -> ChunkCores:
 
 
 def _padded_cores(at: Setup, form: str, plan: ChunkPlan, others: tuple[Numeric, ...]) -> ChunkCores:
-    """As ``chunk_cores`` of few designs, or where costs carry something along: chunks are an axis behind theirs."""
+    """Compute ``chunk_cores`` of few designs, or with ``Rates.adjust``: the chunks are a last axis, padded."""
     tp, dcp, pcp, prompts, prefix = (each if is_one(each) else np.asarray(each)[..., None] for each in others)
     plan = ChunkPlan(*(np.asarray(x)[..., None] for x in plan))
     step = np.arange(int(np.max(plan.chunks)), dtype=float)
@@ -343,7 +343,7 @@ def _of_layers(kinds: list[tuple[Layer, int]], found: dict[AttentionBlock[Any], 
     return ChunkCores(tuple(whole), tuple(full), tuple(last), sums)
 
 
-#: Numbers that are added up at once, as measured: few enough for the cache, many enough to hide numpy's overhead. [1]
+#: Numbers in a block of rows (measured): few enough for the CPU's cache, many enough to hide numpy's overhead. [1]
 BLOCK_CHUNKS = 2**16
 
 
@@ -367,7 +367,7 @@ def chunk_plan(isl: Numeric, chunk_tokens: Numeric) -> ChunkPlan:
 
 
 def most_chunks(new: Numeric, chunks: Numeric) -> Numeric:
-    """Find the most chunks that prompts of the same length are cut into, at any row or column.
+    """Find for each prompt the most chunks that any prompt of the same length is cut into.
 
     Takes ``new`` and ``chunks`` (tokens of the prompts and chunks of each; they broadcast [token], [1]). The result is
     of their shape.
@@ -382,10 +382,11 @@ def most_chunks(new: Numeric, chunks: Numeric) -> Numeric:
 
 
 class Chunks:
-    """Chunks of the prompts of a table, those of one row of it one after the other.
+    """Lay out the chunks of the prompts of a table, row after row.
 
-    A row is one of the distinct degrees of the table where its prompts are alike at all levels, else one point. Takes
-    ``others`` [1], [token] and ``most`` (None = the most of any row).
+    A row has one set of degrees where prompts are the same for all batches, else it is one point of the table. Takes
+    ``others`` (TP, DCP and PCP degrees, prompts, and tokens of each that are cached [1], [token]) and ``most`` (chunks
+    that a row is padded to; None = the most of any row [1]).
     """
 
     def __init__(self, plan: ChunkPlan, others: Sequence[Numeric], most: Numeric | None = None) -> None:
@@ -395,7 +396,7 @@ class Chunks:
         rows = shape[0] if by_row else int(np.prod(shape))
 
         def laid(values: Numeric) -> Any:
-            """A number, a row over the levels, or of shape (rows, columns)."""
+            """Reshape to a number, one row for all, or (rows, columns)."""
             if np.ndim(values) == 0:
                 return values
             if by_row:
@@ -411,12 +412,12 @@ class Chunks:
         self._most = np.broadcast_to(own, (rows, 1))[:, 0].astype(np.intp)
 
     def blocks(self) -> Iterator[slice]:
-        """Rows that are laid out at once."""
+        """Yield the blocks of rows that are laid out at once."""
         step = max(1, BLOCK_CHUNKS // (int(self._most.max()) * self._columns))
         yield from (slice(at, at + step) for at in range(0, self._most.size, step))
 
     def of(self, rows: slice) -> ChunkRows:
-        """Chunks of some rows."""
+        """Lay out the chunks of some rows."""
 
         def of_rows(values: Any) -> Any:
             return values[rows] if np.ndim(values) and len(values) == self._count.size else values
@@ -444,7 +445,7 @@ class Chunks:
         return ChunkRows(tp, tokens, row, step[:, 0], full, last, self._most[rows])
 
     def joined(self, parts: Sequence[Any]) -> Any:
-        """What was found of blocks of rows, one after the other, in the shape of the table."""
+        """Join the results of all blocks into an array of the shape of the table."""
         columns = max(part.shape[1] for part in parts)
         found = np.concatenate([np.broadcast_to(part, (len(part), columns)) for part in parts])
         return found if self._points is None else found.reshape(self._points)[()]
@@ -460,14 +461,14 @@ class ChunkRows:
     step: Any  # (chunks,) its number in the row
     full: Any  # (rows,) place of the last chunk of full size
     last: Any  # (rows,) place of the last chunk
-    most: Any  # (rows,) chunks over which it is added up [1]
+    most: Any  # (rows,) chunks that the row is padded to before it is added up [1]
 
     def at(self, values: Numeric, where: Any) -> Any:
-        """Values of one chunk of each row."""
+        """Take the values of one chunk of each row."""
         return np.broadcast_to(values, (self.row.size, np.shape(values)[-1] if np.ndim(values) else 1))[where]
 
     def summed(self, values: Numeric) -> Any:
-        """Sum over the chunks of each row, (rows, columns)."""
+        """Add up the chunks of each row; the result has shape (rows, columns)."""
         columns = np.shape(values)[-1] if np.ndim(values) else 1
         laid = np.zeros((self.last.size, columns, int(self.most.max())), dtype=np.result_type(values, float))
         laid[self.row, :, self.step] = values

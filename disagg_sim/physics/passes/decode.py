@@ -60,9 +60,9 @@ def decode_step(
     batch
         Sequences over all DP ranks, a number or of shape (1, batches). [request]
     context
-        Cached tokens of each, the mean, on the rank with the most; a number or of shape (rows, batches). [token]
+        Mean cached tokens of a sequence on the rank that has the most; a number or of shape (rows, batches). [token]
     mla_form
-        ``auto`` (absorbed), or one form forced; without effect where there is no MLA.
+        ``auto`` (absorbed), or the form to time; ignored without MLA.
     rank_batch
         Sequences of the fullest DP rank, of the shape of ``context``; None = an even share, rounded up. [request]
 
@@ -73,8 +73,8 @@ def decode_step(
 
     Examples
     --------
-    At batch 1 each of 8 GPUs reads its 9 GB of fp8 weights at 4.8 TB/s. 64 sequences share that reading, so 64 times
-    the tokens cost half as much time again, for their caches and all-reduces:
+    At batch 1 each of 8 GPUs reads its 9 GB of fp8 weights at 4.8 TB/s. 64 sequences share these reads, so 64 times the
+    tokens take only half as much time more, for their caches and all-reduces:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
@@ -82,14 +82,14 @@ def decode_step(
     >>> [f"{1e3 * ttl:.1f} ms" for ttl in step.ttl[0]]
     ['1.9 ms', '2.8 ms', '5.8 ms']
 
-    A draft of DeepSeek-R1 adds queries to 61 layers and a pass of one more. Where the step reads more weights and
-    latents than it multiplies, as with ideal kernels at 64 sequences a GPU, it takes a third longer for 1.8 tokens:
+    Each draft token of DeepSeek-R1 adds a query to 61 layers and a pass of one more layer. With ideal kernels and 64
+    sequences a GPU it doubles the arithmetic, but reads few more weights: a third more time for 1.8 tokens:
 
     >>> from disagg_sim.facts.speculation import stated_speculation
-    >>> said = stated_speculation("mtp", (0.8, 0.6))
-    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal", speculation=said)
-    >>> some = [Sharding(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]
-    >>> steps = [decode_step(at, each, batch=1024.0, context=4096.0) for each in some]
+    >>> mtp = stated_speculation("mtp", (0.8, 0.6))
+    >>> at = setup("deepseek_r1", "h200_sxm", "fp8", profile="ideal", speculation=mtp)
+    >>> shardings = [Sharding(dp_attn=16, ep=16, draft_tokens=k) for k in (0, 1, 2)]
+    >>> steps = [decode_step(at, each, batch=1024.0, context=4096.0) for each in shardings]
     >>> [f"{1e3 * step.time:.1f} ms, TTL {1e3 * step.ttl:.1f} ms" for step in steps]
     ['16.2 ms, TTL 16.2 ms', '21.4 ms, TTL 11.9 ms', '26.6 ms, TTL 11.1 ms']
     """
@@ -98,11 +98,11 @@ def decode_step(
     microbatches = np.minimum(pp, batch)
     micro = np.ceil(batch / microbatches)
     alike = None if rank_batch is not None else alike_rows((pp, mapping.dp_attn, queries), batch)
-    even = np.ceil(micro / mapping.dp_attn)  # which a micro-batch has on some rank, however requests are routed
+    even = np.ceil(micro / mapping.dp_attn)  # least sequences of the fullest rank, however requests are routed
     rank = DistinctCounts(even if rank_batch is None else np.maximum(rank_batch / microbatches, even), alike=alike)
 
     def one_pass(of: Setup, new: Numeric, attention: Callable[..., Any], dcp: Numeric = 1.0) -> tuple[LayerTimes, Any]:
-        """Layers of a pass of ``new`` tokens of every sequence, and what the attention ranks do beside them."""
+        """Time the layers of a pass of ``new`` tokens a sequence; also return the other results of ``attention``."""
         side, *beside = tabulate(attention, (mapping.tp_attn, dcp, new), rank, context)
         tokens, total = rank.times(new), DistinctCounts(micro * new, alike=alike)
         return join_experts(of, mapping, side, phase="decode", rank=tokens, total=total), beside
@@ -116,7 +116,7 @@ def decode_step(
         own = of_drafter(at)
 
         def draft(new: Numeric, *, first: bool) -> tuple[Numeric, AnySums]:
-            """A draft pass: the first takes in all verified tokens, whose cache the drafter needs, others the last."""
+            """Time a draft pass: the first reads all verified tokens (the drafter caches them), others the last one."""
 
             def drafted(
                 tp: Numeric, dcp: Numeric, new: Numeric, sequences: Numeric, context: Numeric

@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
 @lru_cache(maxsize=512)
 def stages_of(layers: tuple[int, ...], kinds: int, pp: int) -> tuple[Stage, ...]:
-    """Distinct stages of an even split of ``layers`` (the kind of each layer), least first.
+    """List the distinct stages of an even split of ``layers`` (the kind of each layer), in pipeline order.
 
     The first ``L mod p`` stages hold ceil(L/p) layers, the others floor(L/p), so the stage with the
     head is never a longer one by choice. Stages that another one covers cannot be the slowest or
@@ -75,7 +75,7 @@ def stage_table(model: ModelSpec, pp: Numeric) -> StageTable:
 
 @lru_cache(maxsize=256)
 def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tuple[int, ...]) -> StageTable:
-    """The table of ``stage_table``; what passes and memory of one grid ask for is the same."""
+    """Build the table of ``stage_table``; kept, as passes and memory of one grid ask for the same one."""
     values, inverse = np.unique(np.array(pp), return_inverse=True)
     plans = [stages_of(layers, kinds, int(value)) for value in values]
     depth = max(len(plan) for plan in plans)
@@ -100,7 +100,7 @@ def _table(layers: tuple[int, ...], kinds: int, pp: tuple[float, ...], shape: tu
 class LayerTimes(NamedTuple):
     """Times of one layer of each kind and of the model's ends, for one micro-batch; sums of the whole pass. [s]
 
-    ``layers`` leaves scores and values of attention out, which are ``scores``.
+    ``layers`` excludes scores and values of attention, which are in ``scores``.
     """
 
     layers: tuple[Numeric, ...]
@@ -118,7 +118,7 @@ def slowest_stage(model: ModelSpec, pp: Numeric, times: LayerTimes) -> Numeric:
     model, pp
         Layers of each kind, and pipeline stages. [1]
     times
-        Of one layer of each kind, scores included apart, and of the ends. [s]
+        Of one layer of each kind, scores apart, and of embedding and head. [s]
 
     Returns
     -------
@@ -154,7 +154,7 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
     model
         Layers of each kind. [1]
     times
-        Of one layer of each kind, scores included apart, and of the ends. [s]
+        Of one layer of each kind, scores apart, and of embedding and head. [s]
 
     Returns
     -------
@@ -180,7 +180,7 @@ def all_stages(model: ModelSpec, times: LayerTimes) -> Numeric:
 def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
     """Find the host time of one micro-batch that the GPU waits for. [s]
 
-    The equation stands in the head of this file; without an engine it is the host time of the profile.
+    The docstring of this module has the equation; without an engine it is the host time of the profile.
 
     Parameters
     ----------
@@ -213,12 +213,12 @@ def host_time(at: Setup, mapping: Sharding, sequences: Numeric) -> Numeric:
 
 
 def launch_time(at: Setup, mapping: Sharding) -> Numeric:
-    """Find the host time to launch the kernels of one stage one by one, with those of a draft model; else 0. [s]
+    """Find the host time to launch the kernels of one stage, and of a draft model; 0 without an engine. [s]
 
     Parameters
     ----------
     at, mapping
-        Setup, and sharding of the instance, of which the pipeline stages count. [1]
+        Setup, and sharding of the instance, whose ``pp`` counts. [1]
 
     Returns
     -------
@@ -249,14 +249,14 @@ def _kernels(model: ModelSpec) -> int:
 
 
 def prefill_host(at: Setup, mapping: Sharding, parts: Numeric) -> Numeric:
-    """Host time of a prefill pass: of each of its micro-batches or chunks with an engine, else once. [s]"""
+    """Find the host time of a prefill pass: with an engine once a micro-batch or chunk, else once. [s]"""
     return host_time(at, mapping, 0.0) * (1.0 if at.overheads is None else parts)
 
 
 def prefill_stretch(at: Setup) -> float:
-    """Find the time of prefill over the sum of its kernels, scores and values left out. [1]
+    """Find the ratio of the time of prefill to the sum of its kernels, both without scores and values. [1]
 
-    It stands for gaps between kernels and for clocks under lasting load, is fitted engine by engine and 1 without one.
+    It covers gaps between kernels and lower clocks under lasting load. It is fitted for each engine, 1 without one.
 
     Parameters
     ----------
@@ -289,7 +289,7 @@ def step_time(
     decodes: Numeric,
     graphs: bool,
 ) -> Numeric:
-    """Time of a step of m micro-batches: the slowest stage is always busy, or a token walks through all stages. [s]
+    """Time a step of m micro-batches: the slowest stage is always busy, or a token walks through all stages. [s]
 
     With an engine ``max(m*(t_stage + host), sum_s t_s + host)``: each micro-batch is scheduled and launched on its
     own. Without, ``max(m*t_stage, sum_s t_s) + host``.

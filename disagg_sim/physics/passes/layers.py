@@ -35,7 +35,7 @@ from disagg_sim.physics.work import Numeric, Operator, Tokens, all_reduce, embed
 
 
 class AttentionSide(NamedTuple):
-    """The attention ranks' part of ``LayerTimes``: ``shared`` experts apart, as they may hide dispatch."""
+    """Times on the attention ranks; those of ``shared`` experts are apart, because they may hide dispatch. [s]"""
 
     layers: tuple[Numeric, ...]
     scores: tuple[Numeric, ...]
@@ -48,10 +48,9 @@ class AttentionSide(NamedTuple):
 def attention_cost(block: AttentionBlock[Any], at: Setup, tp: Numeric, tokens: Tokens, form: str) -> Cost:
     """Time scores and values of one layer, prompts and decodes one after the other (serial kernels).
 
-    Where GPUs share the tokens of a sequence, with what they send each other for it (``physics.context``). Takes
-    ``tokens`` (prompts and decodes of one rank [token]) and ``form`` (``auto``, which takes the fastest form at each
-    point, or one that is forced). The result is of one layer; its arrays have the broadcast shape of ``tp`` and
-    ``tokens`` [s].
+    Where GPUs share the tokens of a sequence (DCP, PCP), their exchange is included (``physics.context``). Takes
+    ``tokens`` (prompts and decodes of one rank [token]) and ``form`` (of MLA; ``auto`` = the fastest at each point).
+    Returns arrays of the broadcast shape of ``tp`` and ``tokens`` [s].
 
     64 sequences of 1000 tokens, one of 8 KV heads of 128 a GPU: 2 x 64 x 1000 x 128 B at 4.8 TB/s.
 
@@ -105,7 +104,7 @@ def attention_side(
     scores: list[Numeric] = []
     shared: list[Numeric] = []
     summed = all_reduce("attention all-reduce", linear, model, precision, tp)
-    reduced = all_reduce_cost(summed.size, tp, at)  # that behind the FFN sums as many bytes
+    reduced = all_reduce_cost(summed.size, tp, at)  # the all-reduce of the FFN has as many bytes
 
     def timed(operators: Iterable[Operator]) -> Cost:
         costs = (adjusted(op, reduced, at) if op.kind == "all_reduce" else kernel_cost(op, at) for op in operators)
@@ -155,7 +154,7 @@ def stretched(times: LayerTimes, stretch: Numeric) -> LayerTimes:
 
 
 def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: Numeric) -> LayerTimes:
-    """Find the times of a step of decodes and prefill: of its decodes alone, and what the prefill adds, stretched.
+    """Time a step of decodes and prefill: its decodes alone, plus ``stretch`` times what the prefill adds.
 
     ``t = t_own + s*max(t_both - t_same, 0)``; scores and values take no stretch. Takes ``own`` and ``same`` (its
     decodes alone, in the kernels of decode, and in those of ``both`` [s]) and ``both`` (decodes and prefill in one pass
@@ -182,10 +181,10 @@ def with_prefill(own: LayerTimes, same: LayerTimes, both: LayerTimes, stretch: N
 
 
 def followed(times: LayerTimes, model: ModelSpec, drafted: LayerTimes) -> LayerTimes:
-    """Let a pass of a draft model follow on the last stage.
+    """Add a pass of a draft model to the last stage.
 
     Takes ``times`` (of the model that it drafts for [s]) and ``model`` and ``drafted`` (draft model, and times of its
-    pass [s]). The result comes with a longer head, and the sums of both [s].
+    pass [s]). Returns ``times`` with a longer head and the sums of both [s].
 
     A head of 1 ms, and 32 draft layers of 0.5 ms behind it:
 
@@ -217,7 +216,7 @@ def join_experts(
     side
         Times of the attention ranks. [s]
     phase
-        "prefill" or "decode": whose imbalance and whose exchange count.
+        "prefill" or "decode": takes the expert imbalance and the exchange rates of that phase.
     rank, total
         Tokens of one attention rank, and of all ranks of the stage. [token]
 

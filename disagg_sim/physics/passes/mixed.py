@@ -45,18 +45,18 @@ from disagg_sim.physics.work import Numeric, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The prefill that rides along with the decodes of a step."""
+    """Prefill tokens of a step, beside its decodes."""
 
     tokens: Numeric  # new tokens over all DP ranks [token]
-    #: Length of the prompts that they are cut from; a share of a rank above it is several prompts. A number, or of
+    #: Length of the prompts that they are cut from; a rank whose share is larger has several prompts. A number, or of
     #: shape (1, columns), as ``past``. [token]
     isl: Numeric
-    ranks: Numeric | None = None  # DP ranks that take an even share each, from a prompt of its own; None = all [1]
-    past: Numeric = 0.0  # tokens of each prompt whose cache is there already; the others are cut [token]
+    ranks: Numeric | None = None  # DP ranks with an even share each, of prompts of their own; None = all [1]
+    past: Numeric = 0.0  # cached tokens of each prompt; the others are cut into chunks [token]
 
     @property
     def new(self) -> Numeric:
-        """Tokens of a prompt that are computed. [token]"""
+        """Tokens of a prompt that are not cached. [token]"""
         return self.isl - self.past
 
 
@@ -105,7 +105,7 @@ class MixedStep(NamedTuple):
     sums: AnySums  # of the whole pass; the largest names its bound [s]
 
     def columns(self, first: int, count: int) -> MixedStep:
-        """Those of some columns of a grid."""
+        """Take ``count`` columns of a grid, from column ``first`` on."""
         place = np.arange(first, first + count)
         return MixedStep(np.take(self.time, place, axis=1), at_columns(self.sums, place))
 
@@ -123,16 +123,16 @@ def mixed_step(
 ) -> MixedStep:
     """Time one step of ``batch`` decodes at mean length ``context`` and a chunk of prefill.
 
-    Both counts are over all DP ranks, and each is zero everywhere or positive everywhere; no chunk is the decode
-    step, no decodes a chunk. The micro-batches of a pipeline take successive pieces of a rank's share. Kernels and
-    expert imbalance are those of the phase with more tokens. With draft tokens a sequence brings 1 + k tokens; the
-    chunk passes the draft layers together with them, and the further draft passes follow.
+    Both counts are over all DP ranks, and each is zero everywhere or positive everywhere. Without a chunk this is a
+    decode step, without decodes a step of prefill alone. The micro-batches of a pipeline take successive pieces of a
+    rank's share. Kernels and expert imbalance are those of the phase with more tokens. With k draft tokens a sequence
+    brings 1 + k tokens; the first draft pass takes the chunk, too, the others decodes alone.
 
     The time is the mean over the chunks of a prompt: it is taken at their mean past, ``C + (ISL-C-S)/2``
     for pieces of S tokens of a prompt that has C cached. Scores, cache traffic and re-projection are affine in the
     past, so this is exact but for the larger of compute and memory time, and for the choice between kernels, which
-    is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` re-projects the past,
-    ``absorbed`` works in latent space, ``cached`` kept the up-projected past); decodes are absorbed.
+    is made once a prompt. ``mla_form`` is the form of the chunk (``naive`` projects the past up again,
+    ``absorbed`` works in latent space, ``cached`` reads keys and values that it kept); decodes are absorbed.
     Source: physics page, sections 7 (Mixed) and 8 (piggyback).
 
     Parameters
@@ -146,11 +146,11 @@ def mixed_step(
     chunk
         Prefill tokens of the step, and the prompts that they are cut from. [token]
     mla_form
-        Of the chunk; ``auto`` is the faster of ``naive`` and ``absorbed``.
+        Form of the chunk; ``auto`` is the faster of ``naive`` and ``absorbed``.
     interference
         What the phases cost each other beyond the sum of their work.
     rank_batch
-        As in ``decode_step``, whose context on the rank with the most this one takes, too. [request]
+        As in ``decode_step``; ``context`` is then the mean on the fullest rank. [request]
 
     Returns
     -------
@@ -209,7 +209,7 @@ def mixed_step_by_form(
     microbatches = np.minimum(pp, np.maximum(batch, 1.0))
     mean, tokens = batch / microbatches, chunk.tokens / microbatches
     most = np.ceil(mean)  # sequences of the fullest micro-batch
-    even = np.ceil(most / dp)  # which it has on some rank, however requests are routed
+    even = np.ceil(most / dp)  # least sequences of its fullest rank, however requests are routed
     both = Load(
         sequences=even if rank_batch is None else np.maximum(rank_batch / microbatches, even),
         queries=1.0 + drafts,
@@ -220,19 +220,19 @@ def mixed_step_by_form(
     )
 
     def steps(load: Load) -> list[MixedStep]:
-        """Without interference; a step with prefill runs outside CUDA graphs."""
+        """Time steps without interference; those with prefill run outside CUDA graphs. [s]"""
         # decodes return to the first stage
-        hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.joins else pp - 1
-        hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.joins else 0.0
+        hops = np.where(np.asarray(pp) > 1, pp, 0.0) if load.has_decodes else pp - 1
+        hop, decodes = hop_cost(load.tokens, mapping.gpus, at) * hops, mean if load.has_decodes else 0.0
         host, found = host_time(at, mapping, decodes), []
         for times in _layers(at, mapping, load, context, chunk, forms):
             stage, whole = slowest_stage(at.model, pp, times), all_stages(at.model, times)
-            time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.prefills)
+            time = step_time(at, mapping, microbatches, stage, whole, decodes=decodes, graphs=not load.has_prefill)
             found.append(MixedStep(time + hop.time, with_ends(times.sums, hop, host)))
         return found
 
     found = steps(both)
-    if interference == NO_INTERFERENCE or not (both.joins and both.prefills):
+    if interference == NO_INTERFERENCE or not (both.has_decodes and both.has_prefill):
         return found
     alone: list[Numeric] = []
     if interference.minority_efficiency < 1:
@@ -249,9 +249,9 @@ def mixed_step_by_form(
 
 
 class Load(NamedTuple):
-    """What the fullest micro-batch of a step carries."""
+    """Tokens and sequences of the fullest micro-batch of a step."""
 
-    sequences: Numeric  # in decode, of the fullest rank, which is never below an even share [1]
+    sequences: Numeric  # in decode on the fullest rank, at least an even share [1]
     queries: Numeric  # new tokens of each [token]
     share: Numeric  # prefill tokens of the fullest rank [token]
     decodes: Numeric  # sequences in decode, over all DP ranks [1]
@@ -259,12 +259,12 @@ class Load(NamedTuple):
     alike: tuple[Any, Any] | None  # rows of a grid with equal counts
 
     @property
-    def joins(self) -> bool:
+    def has_decodes(self) -> bool:
         """Whether there are decodes."""
         return bool(np.any(np.asarray(self.decodes) > 0))
 
     @property
-    def prefills(self) -> bool:
+    def has_prefill(self) -> bool:
         """Whether there are prefill tokens."""
         return bool(np.any(np.asarray(self.chunk) > 0))
 
@@ -282,10 +282,10 @@ class Load(NamedTuple):
 def _layers(
     at: Setup, mapping: Sharding, load: Load, context: Numeric, prompts: Chunk, forms: tuple[str, ...]
 ) -> list[LayerTimes]:
-    """Layers of a step under each form, in the kernels of the phase with more tokens at each point.
+    """Time the layers of a step under each form, with the kernels of the phase that has more tokens at each point.
 
-    With an engine they are those of its decodes alone, and what prefill adds, stretched. So no step with prefill is
-    faster than its decodes alone, whose exchange of experts lasts longer.
+    With an engine: the layers of its decodes alone in kernels of decode, plus ``prefill_stretch`` times what prefill
+    adds. A step with prefill is then never faster than its decodes alone, though its exchange of experts may be.
     """
     prefill_leads = np.asarray(load.chunk > load.decodes * load.queries)
     same_kernels = not at.model.is_moe and at.profile.all_reduce_hidden_fraction == 0.0
@@ -295,7 +295,7 @@ def _layers(
         phases = ("decode",) if same_kernels or not np.any(prefill_leads) else ("decode", "prefill")
 
     def led(of_phases: Sequence[LayerTimes]) -> LayerTimes:
-        """At each point the times of the phase that leads there."""
+        """Take at each point the times of the phase with more tokens."""
         if len(of_phases) == 1:
             return of_phases[0]
         decode, prefill = of_phases
@@ -309,10 +309,10 @@ def _layers(
 
     of_phases = drafted_layers(phases, at, mapping, load, context, prompts, forms)
     found = [led(of_form) for of_form in zip(*of_phases, strict=True)]
-    if at.overheads is None or not load.prefills:
+    if at.overheads is None or not load.has_prefill:
         return found
     stretch = prefill_stretch(at)
-    if not load.joins:
+    if not load.has_decodes:
         return [stretched(times, stretch) for times in found]
     kernels = tuple(dict.fromkeys(("decode", *phases)))
     alone = drafted_layers(kernels, at, mapping, load.without_chunk, context, Chunk(0.0, 1.0), ("auto",), scored=False)
@@ -338,10 +338,10 @@ def drafted_layers(
     *,
     scored: bool = True,
 ) -> list[list[LayerTimes]]:
-    """Layers of a step in the kernels of each phase, under each form, its draft passes at the end of the last stage.
+    """Time the layers of a step, with its draft passes in the head, for the kernels of each phase and each form.
 
-    Forms of MLA differ in ``scores`` and ``sums`` alone, unless draft passes make the head longer. Unless they are
-    ``scored`` the scores are left out.
+    Forms of MLA differ only in ``scores`` and ``sums``, and with draft passes in ``head``. ``scored=False`` leaves
+    scores and values out.
     """
     times = _one_pass(phases, at, mapping, load, context, prompts, forms, scored=scored)
     if at.speculation is None:
@@ -349,13 +349,13 @@ def drafted_layers(
     own = of_drafter(at)
 
     def draft(part: Load, *, first: bool) -> list[list[tuple[Numeric, AnySums]]]:
-        """A draft pass, of which each sequence and each prompt takes one token further."""
+        """Time a draft pass, which emits one token of each sequence and each prompt."""
         layers = _one_pass(phases, own, mapping, part, context, prompts, forms, emits_all=False)
         joined = total_cost(joining(at, mapping.tp_attn, part.tokens, first=first), at)
         return [[(all_stages(own.model, one) + joined.time, one.sums.plus(joined.sums)) for one in of] for of in layers]
 
     passes = draft(load, first=True)
-    if load.joins and np.any(np.asarray(load.queries) > 1):
+    if load.has_decodes and np.any(np.asarray(load.queries) > 1):
         later = draft(load.without_chunk._replace(queries=1.0), first=False)
         more = np.maximum(load.queries - 2.0, 0.0)
         passes = [
@@ -386,11 +386,11 @@ def _one_pass(
     emits_all: bool = True,
     scored: bool = True,
 ) -> list[list[LayerTimes]]:
-    """Layers of one pass in the kernels of each phase; a sequence in decode emits all its new tokens, or the last."""
+    """Time the layers of one pass in the kernels of each phase; decodes emit all their new tokens, or the last one."""
     dcp, _ = mapping.shares
     degrees = mapping.tp_attn, dcp, load.queries
-    pairs, new, prefills = DistinctCounts(load.sequences, load.share, alike=load.alike), prompts.new, load.prefills
-    # phases differ in the all-reduces that they hide alone
+    pairs, new, prefills = DistinctCounts(load.sequences, load.share, alike=load.alike), prompts.new, load.has_prefill
+    # phases differ only in the share of the all-reduces that they hide
     hides = {phase: phase if at.profile.all_reduce_hidden_fraction else "decode" for phase in phases}
     linear = {
         each: tabulate(partial(_linear, at, each, emits_all=emits_all), degrees, pairs, new)
@@ -426,7 +426,7 @@ def _linear(
     *,
     emits_all: bool,
 ) -> AttentionSide:
-    """The attention ranks' part of a step without scores and values."""
+    """Time the work of the attention ranks in a step, without scores and values. [s]"""
     some, piece = _prompts(share, new)
     emitted = sequences * (rows if emits_all else 1.0) + some
     tokens = Tokens(prompts=some, new=piece, decodes=sequences, queries=rows, emitted=emitted, dcp=dcp)
@@ -436,13 +436,13 @@ def _linear(
 def _cores(
     at: Setup, forms: tuple[str, ...], *arguments: Numeric, prefills: bool
 ) -> tuple[tuple[tuple[Numeric, ...], Sums], ...]:
-    """Scores and values of one layer of each kind, and the sums of all layers, under each form of the chunk's MLA.
+    """Time scores and values of one layer of each kind, and sum them over all layers, under each form of the chunk.
 
-    Of the chunk, then of the decodes, which are the same under all forms.
+    The decodes of the step are included; they are the same under all forms.
     """
     tp, dcp, rows, sequences, share, new, past, context = arguments
     some, piece = _prompts(share, new) if prefills else (0.0, 0.0)
-    latent = past * (piece / new)  # a prompt has as many pieces, of which the first up-projects its prefix
+    latent = past * (piece / new)  # of the new/piece pieces of a prompt, only the first up-projects its prefix
     chunk = Tokens(prompts=some, new=piece, past=past + (new - piece) / 2, latent=latent, dcp=dcp)
     running = Tokens(decodes=sequences, context=context, queries=rows, dcp=dcp)
     kinds = layers_of(at.model)
@@ -459,5 +459,5 @@ def _cores(
 
 
 def _prompts(share: Numeric, new: Numeric) -> tuple[Numeric, Numeric]:
-    """Prompts that a share of a rank is cut from, none of no share, and the tokens of each."""
+    """Find how many prompts a rank's share is cut from, 0 without a share, and the tokens of each."""
     return np.where(share > 0, np.maximum(share / new, 1.0), 0.0), np.minimum(share, new)

@@ -37,12 +37,12 @@ class PrefillPass(NamedTuple):
     """One pass of a batch of prompts through an instance."""
 
     ftl: Numeric  # first-token latency, no queue [s]
-    busy: Numeric  # of the slowest stage: the instance starts a pass this often [s]
+    busy: Numeric  # of the slowest stage: time from the start of one pass to that of the next [s]
     sums: AnySums  # of the whole pass [s]
-    load: Numeric = 0.0  # before it, until cached pasts are in HBM; hides behind the pass before [s]
+    load: Numeric = 0.0  # to load cached pasts into HBM before the pass; the pass before hides it from ``busy`` [s]
 
     def columns(self, first: int, count: int) -> PrefillPass:
-        """Those of some columns of a grid."""
+        """Take ``count`` columns of a grid, from column ``first`` on."""
         place = np.arange(first, first + count)
         ftl, busy = (np.take(each, place, axis=1) for each in (self.ftl, self.busy))
         return PrefillPass(ftl, busy, at_columns(self.sums, place), self.load)
@@ -62,10 +62,10 @@ def prefill_pass(
 
     With pp stages the prompts of a rank go through in m = min(pp, prompts) micro-batches:
     ``FTL = host + sum_s t_s + (m-1)*max_s t_s + (p-1)*hop``, the makespan of m equal jobs in a flow
-    shop; at pp = 1 it is the pass time. Prompts pass the layers of a drafter, too; a draft model follows on the last
-    stage. With an engine every micro-batch has
-    host time of its own, kernels are stretched, and the launches are the least time of a stage. Source: physics page,
-    section 7; of a cached past section 8.
+    shop; at pp = 1 it is the pass time. Prompts also pass draft layers of the model; a separate draft model runs
+    after the last stage. With an engine every micro-batch has host time of its own, kernels take ``prefill_stretch``
+    times as long, and a stage takes at least the time to launch its kernels. Source: physics page, section 7; for a
+    cached past section 8.
 
     Parameters
     ----------
@@ -76,13 +76,12 @@ def prefill_pass(
     isl
         Length of each prompt. [token]
     past
-        Of it, tokens whose cache is there already: ``isl - past`` pass through the layers, and attend to all. [token]
+        Tokens of each prompt that are cached: the other ``isl - past`` pass the layers and attend to all. [token]
     mla_form
-        ``auto`` (up-projected; after a past the faster of that and latent), or one form forced; without effect where
-        there is no MLA.
+        ``auto`` (up-projected; after a past the faster of that and latent), or the form to time; ignored without MLA.
     slowest
-        Equal prompts that stand for those of the ranks that the others wait for, of shape (rows, batches); ``isl`` is
-        then the mean length. None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
+        Equal prompts that take as long as those of the slowest ranks, of shape (rows, batches); ``isl`` is then the
+        mean length. None = all ranks have an even share of the prompts, rounded up, of length ``isl``.
 
     Returns
     -------
@@ -91,7 +90,7 @@ def prefill_pass(
 
     Examples
     --------
-    Four pipeline stages take a pass four times as often, and one prompt walks through all of them no faster:
+    Four pipeline stages start passes four times as often, but one prompt is no faster through all of them:
 
     >>> from disagg_sim.physics.setup import setup
     >>> at = setup("llama_3_1_70b", "h200_sxm", "fp8", profile="ideal")
@@ -179,7 +178,7 @@ def overlaps(at: Setup, mapping: Sharding) -> bool:
 def overlapped_prefill(
     at: Setup, mapping: Sharding, *, tokens: Numeric, ranks: Numeric, isl: Numeric, past: Numeric = 0.0
 ) -> Numeric:
-    """A pass of ``tokens`` new tokens in two halves: twice the longer of work and exchange of one half. [s]
+    """Time a pass of ``tokens`` new tokens in two halves: twice the longer of the work and the exchange of a half. [s]
 
     Parameters
     ----------
@@ -190,7 +189,7 @@ def overlapped_prefill(
     ranks
         DP ranks that share them. [1]
     isl, past
-        Length of the prompts, and of it what was cached before. [token]
+        Length of each prompt, and its tokens that are cached. [token]
 
     Returns
     -------
@@ -199,7 +198,7 @@ def overlapped_prefill(
 
     Notes
     -----
-    ``t = 2*max(c, m)`` (physics page, section 7), without what does not shrink with the half.
+    ``t = 2*max(c, m)`` of work c and exchange m of one half, plus host time once (physics page, section 7).
 
     Examples
     --------
@@ -212,14 +211,14 @@ def overlapped_prefill(
     >>> f"{halves / prefill_pass(at, wide, batch=32, isl=8192).ftl:.1f}"
     '0.6'
     """
-    prompts = replace(mapping, draft_tokens=0)  # those of decode steps
+    prompts = replace(mapping, draft_tokens=0)  # decode steps alone have drafts
     half = mixed_step(of_halves(at), prompts, batch=0.0, context=isl, chunk=Chunk(tokens / 2, isl, ranks, past))
     return in_halves(at, mapping, half.time, half.sums.communication)
 
 
 @lru_cache(maxsize=64)
 def of_halves(at: Setup) -> Setup:
-    """Make the setup of one half: no time of the host, and the shared expert belongs to the work.
+    """Make the setup of one half: without host time, and with the shared expert in the work, not beside dispatch.
 
     Returns the setup with host times and launches of 0 s.
 
@@ -236,16 +235,16 @@ def of_halves(at: Setup) -> Setup:
 
 
 def in_halves(at: Setup, mapping: Sharding, half: Numeric, exchange: Numeric) -> Numeric:
-    """Find twice the longer of work and exchange of one half, at least the launches, and the host once. [s]
+    """Time both halves: twice the longer of work and exchange of one, at least the launches, plus host time once. [s]
 
     Parameters
     ----------
     at, mapping
         Setup of the whole pass, and sharding of the instance. [1]
     half
-        One half, exchange included, as the engine stretches it. [s]
+        One half, exchange included, with the ``prefill_stretch`` of the engine. [s]
     exchange
-        Its kernels of the exchange, not stretched. [s]
+        Its kernels of the exchange, without that stretch. [s]
 
     Returns
     -------

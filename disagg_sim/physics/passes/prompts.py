@@ -46,7 +46,7 @@ def prompt_pass(
 
 
 class PromptPasses:
-    """Passes of one batch of prompts of several lengths and pasts; those of one prompt are timed once for all tiers."""
+    """Time passes of prompts of several lengths and pasts, each length and past once for all cache tiers."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class PromptPasses:
         lone: bool = False,
     ) -> None:
         self._at, self._mapping, self._batch, self._lone = at, mapping, batch, lone
-        self._as_full = batch * mapping.dp_attn if lone else batch  # prompts, if all ranks had as many as the fullest
+        self._as_full = batch * mapping.dp_attn if lone else batch  # prompts, if every rank had as many as the fullest
         self._chunk_tokens, self._forms = chunk_tokens, forms
         self._known: dict[tuple[float, float], list[PrefillPass]] = {}
 
     def passes(self, isl: Numeric, past: Numeric, tier: KvTier | None) -> list[PrefillPass]:
-        """Passes of ``prompt_pass``, one of each form."""
+        """Time the pass of ``prompt_pass`` under each form of MLA."""
         if np.ndim(isl - past):
             return self._each(isl, past)
         found = self._timed(isl, past)
@@ -104,7 +104,7 @@ class PromptPasses:
 
 
 def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPass:
-    """The pass that computes the past again, or the one that loads it: what brings the first token sooner."""
+    """Take at each point the pass with the sooner first token: compute the past again, or load it."""
     sooner = np.asarray(again.ftl < found.ftl + load)
     sums = chosen_sums(sooner, again.sums, found.sums)
     ftl, busy = np.where(sooner, again.ftl, found.ftl), np.where(sooner, again.busy, found.busy)
@@ -114,7 +114,7 @@ def _sooner(again: PrefillPass, found: PrefillPass, load: Numeric) -> PrefillPas
 def form_of_whole(form: str, *, reused: bool) -> str:
     """Name the form of MLA that passes of whole prompts run.
 
-    Without a past there is nothing to project again, or to keep.
+    They have no earlier chunk to keep, and without a past nothing to project again.
 
     >>> [form_of_whole(form, reused=False) for form in ("auto", "absorbed", "cached")]
     ['naive', 'absorbed', 'naive']
