@@ -16,9 +16,11 @@ import pytest
 import yaml
 from every_command import COMMANDS
 
+import disagg_sim as ds
 from disagg_sim.cli.main import run
 from disagg_sim.cli.mcp_tools import TOOLS
 from disagg_sim.facts.yaml_files import PATH_VARIABLE, find_file
+from disagg_sim.report.plan_html import plan_html
 
 BASELINES = Path(__file__).parent / "cli" / "recorded"
 SWEEP = """
@@ -135,10 +137,17 @@ def test_tools_are_as_recorded(update_baselines):
     recorded("tools", settled("\n".join(tools()) + "\n"), update_baselines)
 
 
+def test_a_plan_in_a_notebook_is_as_recorded(update_baselines):
+    """With two pools, runners-up, limits that cost, and a system that is left out."""
+    asked = ds.PlanOptions(objective="usd", prices={"h100_sxm": 2.0}, headroom=0.1)
+    found = ds.plan("llama_3_1_8b", "h100_sxm,l40s", ds.lengths(8192, 64), tpot="10 ms", gpus=12, options=asked)
+    recorded("notebook", plan_html(found).replace("><", ">\n<") + "\n", update_baselines)
+
+
 @pytest.mark.parametrize("name", ASKED)
 def test_a_command_prints_what_is_recorded(name, said, update_baselines):
     recorded(name, settled(said[name]), update_baselines)
 
 
 def test_every_screen_is_recorded_and_nothing_else_is():
-    assert {path.stem for path in BASELINES.glob("*")} == {"help", "tools", *ASKED}
+    assert {path.stem for path in BASELINES.glob("*")} == {"help", "tools", "notebook", *ASKED}
