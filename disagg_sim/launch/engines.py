@@ -20,6 +20,8 @@ from disagg_sim.units import GB, GIB
 
 #: Port of workers that bring the first caches of SGLang together, and those of NIXL in vLLM; a slot of a node each.
 BOOTSTRAP_PORT, NIXL_PORT, SERVE_PORT, HEAD_PORT, ROUTER_PORT = 8998, 5600, 8100, 29500, 8000
+#: Largest step of decode that vLLM captures a graph of by default. [token]
+VLLM_CAPTURED = 512
 #: How SGLang's encoders send embeddings to prefill.
 ENCODER_TRANSFER = "zmq_to_scheduler"
 #: Where engines find the drives of a node, for prompts in SSD.
@@ -44,7 +46,7 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
         copies = {"num_redundant_experts": int(mapping.redundant_slots)}
         flags |= {"--enable-eplb": True, "--eplb-config": copies}
     flags |= _given("--max-model-len", workers.context) | _given("--max-num-seqs", workers.sequences)
-    flags |= _given("--max-num-batched-tokens", workers.tokens)
+    flags |= _given("--max-num-batched-tokens", workers.tokens) | _vllm_graphs(workers)
     flags |= _above_one("--long-prefill-token-threshold", mapping.chunk_tokens)
     if at.engine == "vllm" and at.overheads is not None:
         flags["--gpu-memory-utilization"] = at.overheads.memory_utilisation
@@ -54,6 +56,12 @@ def vllm_flags(workers: Workers, weights: Weights) -> dict[str, Any]:
     if drafts := drafts_of(workers):
         flags["--speculative-config"] = _vllm_drafts(workers, weights, drafts)
     return _known("vllm", workers, flags)
+
+
+def _vllm_graphs(workers: Workers) -> dict[str, Any]:
+    """Graphs of all decode steps of a plan: a step of more tokens than were captured is launched kernel by kernel."""
+    tokens = 0 if workers.role == "prefill" else (workers.sequences or 0) * (1 + drafts_of(workers))
+    return {"--max-cudagraph-capture-size": tokens} if tokens > VLLM_CAPTURED else {}
 
 
 def _vllm_drafts(workers: Workers, weights: Weights, drafts: int) -> dict[str, Any]:

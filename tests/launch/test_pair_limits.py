@@ -158,3 +158,15 @@ def test_rows_of_a_sweep_say_their_lengths_and_other_tables_the_means_alone() ->
     assert [each.context for each in workers_of(points)] == [None]
     named = workers_of(points.assign(traffic="azure_2023_conversation"))
     assert [each.context for each in named] == [19 * 1024]
+
+
+@pytest.mark.parametrize(
+    ("seats", "drafts", "captured"), [(512, 0, None), (600, 0, 600), (300, 1, 600), (600, 2, 1800)]
+)
+def test_vllm_captures_graphs_of_all_decode_steps_that_a_plan_makes(seats, drafts, captured):
+    """By default up to 512 tokens; a step that is launched kernel by kernel takes 2.5 times as long."""
+    at = ds.setup("deepseek_r1", "h200_sxm", "fp8", speculation="mtp 0.8 0.6" if drafts else None)
+    mapping = ds.Sharding(dp_attn=8, ep=8, draft_tokens=drafts)
+    for role in ("decode", "prefill"):
+        made = vllm_flags(workers(role, at, mapping, batch=8 * seats), NAMED)
+        assert made.get("--max-cudagraph-capture-size") == (captured if role == "decode" else None)
