@@ -182,6 +182,15 @@ def test_a_launch_that_is_not_known_exactly_changes_nothing(tmp_path, match):
     assert read_files(files) == read_files(files[:1])
 
 
+@pytest.mark.parametrize(("match", "steps"), [("exact", 30), ("by date", 30), ("layout only", 1)])
+def test_a_script_says_how_often_its_scheduler_polls(tmp_path, match, steps):
+    """Of one node: one set of flags was valid on its day. Recipes of split workers count where they are exact."""
+    line = LAUNCHED | {"match": match, "kind": "script", "f_scheduler_recv_interval": 30.0}
+    files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line)]
+    (row,), _ = read_files(files)
+    assert row.poll_steps == steps
+
+
 def test_seven_published_rows_state_another_layout_than_was_launched():
     """One of decode, six of prefill; joins by date, of which 21 would give TP24 to 128 heads, change none."""
     file, flags = shared_file("measured/inferencex_dsr1_runs.csv"), shared_file("measured_3/recipes/joined.csv")

@@ -223,3 +223,13 @@ def test_prompts_wait_for_other_ranks_no_longer_than_the_engine_lets_them(most):
 
     (held, step), (at_once, _) = times(held_at_most=most), times(held_at_most=0)
     assert held - at_once == pytest.approx(most * step, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1.0, 16.0])
+def test_a_scheduler_that_looks_seldom_at_new_requests_makes_them_wait_for_half_as_many_steps(count):
+    """Nobody waits where nobody else is served; decode goes on as before, as prompts are few."""
+    often = colocated(DRAINS, tensor_parallel(ONE), lengths(512, 2000), count * ONE)
+    seldom = colocated(replace(DRAINS, poll_steps=31), tensor_parallel(ONE), lengths(512, 2000), count * ONE)
+    waited = (count > 1) * 15 * seldom.tpot
+    assert seldom.ttft - often.ttft == pytest.approx(waited, rel=0.05)
+    assert seldom.tpot == pytest.approx(often.tpot, rel=0.02)
