@@ -34,7 +34,7 @@ DESIGNS = {
     "held": (f"{SPARSE} --hold-prompts tuned", (COLOCATED,)),
     "dcp": (f"{LATENT} --tp 8 --dcp 4", (DECODE,)),
     "pcp": (f"{DENSE} --tp 2 --pcp 2 --engine sglang", (PREFILL,)),
-    "latent": (f"{LATENT} --dp 8 --ep 8", (DECODE, PREFILL)),
+    "latent": (f"{LATENT} --dp 8 --ep 8", (DECODE, PREFILL, COLOCATED)),
     "indexer": (
         "--model glm_5_3_flash --system gb200_nvl72 --precision nvfp4_fp8kv_bf16_projections --tp 4 --isl 32768",
         (DECODE, PREFILL),

@@ -260,19 +260,6 @@ def test_a_changed_word_passes_a_wide_tolerance_and_is_told(
     assert run(check) == 1
 
 
-def test_without_all_only_the_largest_changes_are_printed(
-    results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = pd.read_csv(results / "frontier.csv")
-    table["tokens_per_s_per_gpu"] *= 0.9
-    table.to_csv(tmp_path / "frontier.csv", index=False)
-    assert len(table) > 10
-    assert run(["check", str(tmp_path), "--baseline", str(results)]) == 1
-    said = capsys.readouterr().out
-    assert said.count("  moved") == 10
-    assert f"and {len(table) - 10} more (--all prints them)" in said
-
-
 def test_lost_points_and_cases_of_one_side_are_told(
     results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,22 +94,6 @@ def test_halves_of_split_instances_that_do_not_fit_say_so(capsys: pytest.Capture
     assert capsys.readouterr().out.startswith("does not fit: one FFN GPU would hold ")
 
 
-def test_the_best_row_is_told_in_words_and_bars(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = pd.read_csv(results / "frontier.csv")
-    best = table.loc[table["tokens_per_s_per_gpu"].idxmax()]
-    capsys.readouterr()
-    assert run(["explain", str(results), "--best"]) == 0
-    text = capsys.readouterr().out
-    assert f"TTL {best['ttl_s'] * 1e3:.3g} ms = {best['tokens_per_s_per_user']:,.4g} tokens/s/user" in text
-    shares = [float(each) for each in re.findall(r" (\d+\.\d)% ", text.split("FTL")[0])]
-    assert sum(shares) == pytest.approx(100.0, abs=0.5)
-    assert "physics.attention.decode_attention_cost" in text
-    assert "hw_specs/efficiency/h100_sxm.yaml" in text
-    assert "1 % more HBM bandwidth" in text
-    assert "memory of a" in text
-    assert max(map(len, text.splitlines())) <= 200
-
-
 def test_a_block_of_points_is_explained_and_drawn(results: Path, tmp_path: Path) -> None:
     block = next(results.glob("points/*/piggyback-*.parquet"))
     for name, head in (("parts.png", b"\x89PNG"), ("parts.svg", b"<?xml")):

@@ -144,13 +144,6 @@ def test_a_priced_plan_shows_its_cost_and_a_refused_one_its_reason(grids):
     assert refused.message in shown(refused)
 
 
-def test_a_planned_deployment_shows_its_screen():
-    cells = shown(ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), rate=40))
-    assert "co-located" in cells
-    assert any(re.fullmatch(r"\d+ x 1 GPU", cell) for cell in cells)
-    assert "memory bandwidth binds a step" in " ".join(cells)
-
-
 def test_a_plan_shows_how_sure_it_is_and_how_much_of_its_limits_it_takes():
     """The limit stands at three quarters of a bar of 150 px, so the promised percentile is that much of 112.5 px."""
     plan = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), ttft="1 s", tpot="20 ms", rate=40)
