@@ -1,8 +1,8 @@
-r"""Say how sure a plan is: the chance that the better mode is the better one, bands, evidence, what numbers rest on.
+r"""Compute how sure a plan is: the probability that its mode is the better one, bands, and evidence for its times.
 
 Error bars are those of frontiers (``certainty.error_bars``): designs near the TPOT limit, timed with factors drawn for
-every operator and engine, the same for both modes. Frontiers have neither queues nor whole instances, so the ratio of
-the plan to the frontiers at nominal times stays as it is:
+every operator and engine, the same for both modes. Frontiers have neither queues nor whole instances, so each sample
+keeps the ratio of the plan's gain to that of the frontiers at nominal times:
 
 .. math:: g_s = \frac{D_s(x)}{C_s(x)} \cdot \frac{g}{D(x)/C(x)}
 
@@ -11,21 +11,21 @@ at nominal times, and the gain g of the plan.
 
 Closed forms of queues and whole instances err, too. Simulations of plans say by how much: the logarithm of the gain is
 off by a normal error of mean :math:`\mu_g` and s.d. :math:`\sigma_g` (``GAIN_ERROR``), that of the rate that a
-deployment holds by :math:`\mu_r`, :math:`\sigma_r` (``RATE_ERROR``). So
+deployment serves within the limits by :math:`\mu_r`, :math:`\sigma_r` (``RATE_ERROR``). So
 
 .. math:: P(\text{better}) = \operatorname{mean}_s \Phi\left(\frac{\ln g_s + \mu_g}{\sigma_g}\right), \qquad
           P(\text{holds}) = \operatorname{mean}_s \Phi\left(\frac{\ln (K_s/r) + \mu_r}{\sigma_r}\right)
 
-with the rate r and the highest rate K_s that the planned instances keep the limits at in a sample. Where a pass of
-prefill takes a_s times its forecast and a step b_s times, all of a pool happens in time stretched by as much: queues of
-prefill at the rate r are a_s times those at the rate a_s r of nominal times. What a request spends beside its pass is
-off by seconds e_s over its forecast h (HTTP, tokenising, scheduling), whatever the load. So
+with the rate r and the highest rate K_s at which the planned instances keep the limits in a sample. Where a pass of
+prefill takes a_s times its forecast and a step b_s times, time in the pool is stretched by that factor: waits for
+prefill at the rate r are a_s times those at the rate a_s r with nominal times. The time of a request outside its pass
+(HTTP, tokenising, scheduling) exceeds its forecast h by e_s seconds, whatever the load. So
 
 .. math:: K_s = \min\left(\frac{1}{a_s} K\left(h + \frac{L_{TTFT} - h - e_s}{a_s}, \infty\right),\;
           \frac{1}{b_s} K(\infty, L_{TPOT}/b_s)\right)
 
-with the queues of the plan in K (``Design.keeping``). Instances of both phases serve q_s times as much, in place of
-1/a_s and 1/b_s. The probability of one limit alone has its term alone.
+where K has the queues of the plan (``Design.keeping``). For co-located instances the factor q_s of their throughput
+replaces 1/a_s and 1/b_s. The probability that one limit holds uses the term of that limit alone.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from disagg_sim.serving.disaggregated import disaggregated
 from disagg_sim.serving.piggyback import piggyback
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 
-#: Draws of the factors. [1]
+#: Samples of the factors. [1]
 SAMPLES = 400
 #: Ends of a band: 80 % of the samples lie between them. [1]
 ENDS = (0.1, 0.9)
-#: Shares at whose quantiles the factor of a forecast is taken. [1]
+#: Quantiles of a forecast's error that bands include. [1]
 FACTOR_SHARES = (0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
 _NORMAL = NormalDist()
-#: Designs as slow and as fast as this, over the interactivity of the limit, may come to count. [1]
+#: Interactivity of the designs that are sampled, over that of the TPOT limit: from, to. [1]
 NEAR = (0.75, 1.8)
-#: GPUs up to which whole instances of both pools are matched; the gain has its own counts. [1]
+#: Most GPUs of a matched pair of pools in the sampled frontiers; the gain of the plan has counts of its own. [1]
 MATCHED = 4096
 
 
@@ -77,14 +77,14 @@ class Error(NamedTuple):
     deviation: float  # [1]
 
 
-#: Errors of the gain and of the rate of plans: simulated over planned gains, and planned GPUs over those that hold, of
-#: the first 60 questions of ``benchmarks/plan_outcomes.py`` (2026-11-28); judged on the other 60 (fidelity page). Their
-#: means are below a standard error, and taken as 0. [1]
+#: Errors of the gain and of the rate of plans: simulated over planned gains, and planned GPUs over those that keep the
+#: limits in simulation, from the first 60 questions of ``benchmarks/plan_outcomes.py`` (2026-11-28), tested on the
+#: other 60 (fidelity page). Their means are below a standard error, and taken as 0. [1]
 GAIN_ERROR, RATE_ERROR = Error(0.0, 0.13), Error(0.0, 0.12)
 #: Rounds in which a plan grows until it is sure enough, and the relative width of the search for its size. [1]
 ROUNDS, NARROW = 5, 1e-3
 
-#: Groups of samples, as large and alike in a latency, that keep a limit up to one rate. [1]
+#: Groups of equally many samples with similar latencies, each of which gets one rate. [1]
 GROUPS = 20
 
 Band = tuple[float, float]
@@ -96,11 +96,11 @@ class PoolEvidence:
 
     role: str
     layout: str  # words that start with one of ``search.layouts.EVIDENCE``
-    points: int  # served operating points of this kind of layout [1]
-    error: float | None  # that the forecast of three quarters of them stays below; None = not judged [1]
-    ttft: Shares  # what the time to a first token rests on; empty of decode [1]
-    tpot: Shares  # what the time of a step rests on; empty of prefill [1]
-    rests_on: Shares  # what its throughput rests on: the time that it spends on requests [1]
+    points: int  # measured operating points of this kind of layout [1]
+    error: float | None  # relative error that three quarters of them stay below; None = not compared [1]
+    ttft: Shares  # time to the first token, by trust label; empty for decode [1]
+    tpot: Shares  # time of a step, by trust label; empty for prefill [1]
+    rests_on: Shares  # time that the pool spends on a request, by trust label [1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,18 +108,18 @@ class Assurance:
     """How sure a plan is; bands hold 80 % of the samples."""
 
     probability: float  # that the mode of the plan is the better one; NaN without another mode [1]
-    gain: Band  # of the better mode over the other [1]
-    holds: float  # probability that the limits hold at the planned rate [1]
-    ttft_holds: float  # that the limit of TTFT does, and the load it comes with [1]
-    tpot_holds: float  # that the limit of TPOT does, and the load it comes with [1]
-    within_reach: float  # the most that more instances make of ``holds``: requests that meet no other keep both [1]
-    most: float  # that the same GPUs serve within the limits, as forecast, over the plan's rate [1]
+    gain: Band  # of the planned mode over the other [1]
+    holds: float  # probability that both limits hold at the planned rate [1]
+    ttft_holds: float  # probability that the TTFT limit holds, with its load on the pool [1]
+    tpot_holds: float  # probability that the TPOT limit holds, with its load on the pool [1]
+    within_reach: float  # the most that more instances make of ``holds``: requests alone keep both limits [1]
+    most: float  # highest rate of the same GPUs within the limits, as forecast, over the planned rate [1]
     capacity: Band  # the same with the error bars [1]
     ttft: Band  # time of a pass of prefill over its forecast [1]
-    beside: Band  # what a request spends beside its pass before its first token: HTTP, tokenising, scheduling [s]
+    beside: Band  # time of a request before its first token outside its pass: HTTP, tokenising, scheduling [s]
     tpot: Band  # time of a step over its forecast [1]
     pools: tuple[PoolEvidence, ...]
-    throughput: Shares  # what it rests on: the time of every pool, by its GPUs [1]
+    throughput: Shares  # GPU time of all pools by trust label [1]
 
 
 def assurance(plan: Plan) -> Assurance:
@@ -134,7 +134,7 @@ def assurance(plan: Plan) -> Assurance:
     """
     best = plan.best
     if best is None:
-        raise InputError(f"there is no design to be sure of: {plan.infeasible}")
+        raise InputError(f"the plan has no design: {plan.infeasible}")
     gains, own = np.zeros(0), _own(plan)
     if plan.other is not None:
         limits = plan.work.ttft.seconds, plan.work.tpot.seconds
@@ -161,7 +161,7 @@ def assurance(plan: Plan) -> Assurance:
 
 
 def _points(plan: Plan, case: Candidates, mode: ServingMode, limits: tuple[float, float]) -> Iterator[pd.DataFrame]:
-    """Designs of one mode that may come to be the best near limits of FTL and TTL. [s]"""
+    """Yield the designs of one mode that may be the best near the limits of FTL and TTL [s]."""
     lengths, work, (first, slowest) = plan.work.lengths, plan.work, (limits[0], limits[1] / NEAR[0])
     try:
         if mode == ServingMode.COLOCATED:
@@ -182,14 +182,14 @@ def _points(plan: Plan, case: Candidates, mode: ServingMode, limits: tuple[float
     if table.empty:
         return
     fast = table[INTERACTIVITY] * work.tpot.seconds
-    fast /= max(fast.min(), 1.0)  # where all designs are faster than the limit: those near the slowest
+    fast /= max(fast.min(), 1.0)  # where all designs are faster than the limit, take those near the slowest
     near = (fast >= NEAR[0]) & (fast <= NEAR[1])
     away = np.abs(np.log(fast))
-    yield table[near if near.any() else away == away.min()]  # none in the gap around the limit: the nearest
+    yield table[near if near.any() else away == away.min()]  # where none is near the limit, take the nearest
 
 
 def _mappings(choices: Iterable[AnyChoice]) -> list[Sharding]:
-    """Mappings of choices without chunks, each once."""
+    """List the mappings of choices without their chunk sizes, each once."""
     return list(dict.fromkeys(replace(choice.mapping, chunk_tokens=0) for choice in choices))
 
 
@@ -201,7 +201,7 @@ def _sampled(plan: Plan, tables: list[pd.DataFrame]) -> Uncertainty:
 
 
 def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
-    """Best throughput of some rows at an interactivity: in every sample, and at nominal times. [token/s]"""
+    """Find the best throughput of some rows at an interactivity, in every sample and at nominal times. [token/s]"""
     if not mine.any():
         return np.zeros(found.ttl.shape[1]), 0.0
     x, y = 1.0 / found.ttl[mine], found.throughput[mine]
@@ -211,7 +211,7 @@ def _best(found: Uncertainty, mine: Mask, limit: float) -> tuple[Floats, float]:
 
 
 def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
-    """Gain of the mode of the plan in every sample; empty where there is nothing to compare. [1]"""
+    """Find the gain of the planned mode in every sample; empty where a mode has no throughput at the limit. [1]"""
     assert plan.best is not None
     split = found.points["mode"].astype(str) == ServingMode.DISAGGREGATED
     mine = np.asarray(split == (plan.best.mode == ServingMode.DISAGGREGATED))
@@ -224,15 +224,15 @@ def _gains(plan: Plan, found: Uncertainty, limit: float) -> Floats:
 
 
 class OwnTimes(NamedTuple):
-    """What the best design of a plan may turn out to be over its forecast, (samples,); empty where nothing says it."""
+    """Sampled times and throughput of a plan's best design over their forecasts, (samples,); empty without samples."""
 
     prefill: Floats  # time of a pass of prefill [1]
     step: Floats  # time of a step [1]
     throughput: Floats  # [1]
-    beside: Floats  # what a request spends beside its pass before its first token, more than forecast [s]
+    beside: Floats  # time of a request before its first token outside its pass, less its forecast [s]
 
     def kept(self, design: Design) -> tuple[Floats, Floats]:
-        """Highest rate over the planned one at which it keeps the limit of TTFT, and that of TPOT, (samples,). [1]"""
+        """Find the highest rates, over the planned one, at which TTFT and TPOT keep their limits, (samples,). [1]"""
         work, host, shared = design.work, _host(design), design.mode == ServingMode.COLOCATED
 
         def of(limits: Floats, keeping: Callable[[float], float], slower: Floats) -> Floats:
@@ -247,19 +247,19 @@ class OwnTimes(NamedTuple):
 
 
 def _host(design: Design) -> float:
-    """What a request spends beside its pass before its first token, as forecast. [s]"""
+    """Forecast time of a request before its first token outside its pass. [s]"""
     first = design.pools[0].choice
     assert isinstance(first, PrefillChoice | ColocatedChoice)
     return first.host
 
 
 def _own(plan: Plan) -> OwnTimes:
-    """Sample the point of a frontier that has the layouts of the best design, and a step nearest to its own."""
+    """Sample the frontier point that has the layouts of the best design and the step time nearest to its own."""
     best = plan.best
     assert best is not None
     sides: list[Any] = [[pool.choice] for pool in best.pools]
     alone = replace(plan.case_of(best), colocated=sides[0], across=(sides[0], sides[-1]))
-    work = best.work  # limits that it misses say nothing of its own times
+    work = best.work  # a limit that the design misses does not bound its own times
     held = (best.ttft, work.ttft), (best.tpot, work.tpot)
     first, later = (each if seen[each.percentile] <= each.seconds else NO_LIMIT for seen, each in held)
     if not (tables := list(_points(plan, alone, best.mode, (first.seconds, later.seconds)))):
@@ -272,7 +272,7 @@ def _own(plan: Plan) -> OwnTimes:
 
 
 def _chance(values: Floats, error: Error) -> float:
-    """Probability that a value is above 1 with the error of its logarithm; NaN without values. [1]"""
+    """Find the probability that a value is above 1, given the error of its logarithm; NaN without values. [1]"""
     if not values.size:
         return math.nan
     with np.errstate(divide="ignore"):
@@ -281,15 +281,15 @@ def _chance(values: Floats, error: Error) -> float:
 
 
 def _spread(values: Floats, error: Error) -> Floats:
-    """Values, each with the evenly likely factors of its error. [1]"""
+    """Multiply every value by equally likely factors of its error. [1]"""
     scores = np.array([_NORMAL.inv_cdf(share) for share in FACTOR_SHARES])
     return np.outer(values, np.exp(error.mean + error.deviation * scores)).ravel()
 
 
 def surer(plan: Plan, confidence: float | None) -> Plan:
-    """Give a plan the headroom with which its limits hold at its rate with some probability.
+    """Give a plan the headroom with which its limits hold at its rate with a probability of at least ``confidence``.
 
-    Takes ``confidence`` (None = whatever it is).
+    Takes ``confidence`` (None = return the plan unchanged [1]).
 
     >>> import disagg_sim as ds
     >>> found = ds.plan("llama_3_1_8b", "h100_sxm", ds.lengths(2048, 256), tpot="20 ms", rate=400)
@@ -300,7 +300,7 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
     if confidence is None:
         return plan
     if plan.size.gpus is not None:
-        raise InputError("confidence is of a rate or of users; with gpus, --headroom leaves some of what they serve")
+        raise InputError("confidence needs a rate or users; with gpus, --headroom leaves spare capacity")
     for _ in range(ROUNDS):
         if plan.best is None or plan.ask is None:
             return plan
@@ -318,7 +318,7 @@ def surer(plan: Plan, confidence: float | None) -> Plan:
 
 
 def _reach(kept: Floats) -> float:
-    """Share of samples in which requests that meet no other keep their limits; NaN without samples. [1]"""
+    """Find the share of samples in which requests that meet no other keep both limits; NaN without samples. [1]"""
     return float(np.mean(kept > 0)) if kept.size else math.nan
 
 
@@ -330,9 +330,9 @@ def _band(values: Floats) -> Band:
 
 
 def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
-    """Say how far the forecast of a pool has been checked, and what its times rest on.
+    """Find how far the forecast of a pool has been checked, and how much of its times has which trust label.
 
-    Returns operating points of such layouts, and shares by label [1].
+    Returns measured operating points of such layouts, and shares of time by label [1].
 
     >>> import disagg_sim as ds
     >>> plan = ds.plan("llama_3_1_8b", "h20_sxm", ds.lengths(2048, 256), rate=40)
@@ -356,7 +356,7 @@ def evidence_of(plan: Plan, pool: PlannedPool) -> PoolEvidence:
 
 
 def _prefill(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
-    """Time of the pool for the prompt of a request, and what it rests on. [s]"""
+    """Time of the pool for the prompt of a request [s], and its shares by trust label [1]."""
     chunk, split = int(pool.mapping.chunk_tokens), pool.role == "prefill"
     prompts = pool.batch if split else 1
     grid = prefill_grid(pool.setup, plain, plan.work.lengths, batch=[prompts], chunk_tokens=[chunk] if split else [0])
@@ -365,7 +365,7 @@ def _prefill(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Sha
 
 
 def _decode(plan: Plan, pool: PlannedPool, plain: Sharding) -> tuple[float, Shares]:
-    """Time of the pool for the tokens of a request, and what it rests on. [s]"""
+    """Time of the pool for the output tokens of a request [s], and its shares by trust label [1]."""
     sequences = max(1, round(pool.sequences))
     grid = decode_grid(pool.setup, plain, plan.work.lengths, batch=[sequences])
     return float(grid.latency[0, 0]) * plan.work.lengths.gaps / sequences, trust_shares(grid, 0, 0)

@@ -1,4 +1,4 @@
-"""Evaluate a deployment that is given by hand: what its requests see, and what it could serve, beside a plan."""
+"""Evaluate a given deployment: latencies of its requests, the rate it could serve, and the plan for the same load."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
-#: Pools that are evaluated together.
+#: Roles of the pools that a deployment may have.
 TOGETHER = (("colocated",), ("prefill", "decode"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Shown):
-    """A deployment under a load, beside the one that the planner would take for it."""
+    """A deployment under a load, and the deployment that the planner would choose for it."""
 
-    given: Plan  # whose best design is the deployment
-    sure: Assurance | None  # None where the load is more than the deployment can take
+    given: Plan  # a plan whose best design is the deployment
+    sure: Assurance | None  # None where a pool is overloaded
     plan: Callable[[], Plan] = field(repr=False)
 
     @cached_property
     def planned(self) -> Plan:
-        """The plan for the same load, which takes the time of one."""
+        """The plan for the same load; computed at the first use."""
         return self.plan()
 
     @property
@@ -65,7 +65,7 @@ class Evaluation(Shown):
 
     @property
     def overloaded(self) -> tuple[str, ...]:
-        """Roles of the pools that more requests reach than they can take: queues grow without end."""
+        """Roles of the pools that get more requests than they can serve: their queues grow without end."""
         return tuple(pool.role for pool in self.design.pools if pool.utilisation >= 1.0)
 
     @property
@@ -82,12 +82,12 @@ class Evaluation(Shown):
 
     @property
     def tpot(self) -> Percentiles:
-        """Mean gap of a request's tokens by percentile, with all seats taken where a queue grows. [s]"""
+        """Mean gap of a request's tokens by percentile; of an overloaded pool with all seats taken. [s]"""
         return self.design.tpot
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Limits that do not hold: ``ttft``, ``tpot``, and ``seats`` where too many requests find none."""
+        """Limits that do not hold: ``ttft``, ``tpot``, and ``seats`` where too many requests find all seats taken."""
         work = self.design.work
         late = [
             name
@@ -120,18 +120,18 @@ def evaluate(
     model : ModelSpec, str or Path
         Spec, name, or file.
     system : SystemSpec or str
-        Of all pools; ``options.prefill_system`` is that of a prefill pool on other GPUs.
+        GPU system of all pools, or of the others where ``options.prefill_system`` is that of the prefill pool.
     pools : mapping of str to Replicas
         ``colocated``, or ``prefill`` and ``decode``. Without a batch an instance takes as many sequences as its engine
-        does, and memory holds; without a token budget as many tokens a step.
+        allows and memory holds; without a token budget it has that of the engine.
     lengths : Lengths, Trace or TrafficCase
-        Of the requests, as ``plan`` takes them.
+        Lengths of the requests, as in ``plan``.
     rate : float, optional
         Request rate; None = that of the trace. [request/s]
     ttft, tpot : float or str
-        Limits of requests, as ``plan`` takes them.
+        Limits of requests, as in ``plan``.
     options : PlanOptions
-        Recipe, engine, second system, drafts; of the plan beside it also the search.
+        Recipe, engine, second system, drafts; the options of the search act on the plan for the same load alone.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def evaluate(
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     at, prefill_at = setups_of(model, systems[0], options)
     if at.speculation is None and any(each.mapping.draft_tokens for each in pools.values()):
-        raise InputError("a pool has drafts; give the drafter, too, by options.speculation (--speculate)")
+        raise InputError("a pool has draft tokens, but there is no drafter; give options.speculation (--speculate)")
     case, sized = _given(at, prefill_at, pools, work, options)
     if case.colocated:
         own = tuple(
@@ -183,7 +183,7 @@ def evaluate(
 def _given(
     at: Setup, prefill_at: Setup, pools: Mapping[str, Replicas], work: Demand, options: PlanOptions
 ) -> tuple[Candidates, list[SizedPool]]:
-    """The case that has the given pools as its only choices, and these with their counts."""
+    """Make the case that has the given pools as its only choices; return it and the pools with their counts."""
     last = pools.get("decode") or pools["colocated"]
     first = pools.get("prefill") or last
     share = None if work.lengths.constant else work.ttft.share
@@ -212,7 +212,7 @@ def _given(
     )
     if "colocated" in pools:
         if prefill_at is not at:
-            raise InputError("prefill_system is of a prefill pool; these instances do both")
+            raise InputError("prefill_system is the system of a prefill pool; the pool colocated has one system")
         both = _colocated(decode, free, last, column)
         return replace(case, colocated=(both,)), [SizedPool(both, last.instances)]
     row = len(prefill.mappings) - 1  # with chunks, where some are asked for
@@ -230,13 +230,13 @@ def _given(
 
 
 def _prompts(at: Setup, given: Replicas, work: Demand) -> Ints:
-    """Numbers of prompts of a pass: up to those asked for, or those whose tokens an engine takes in a step."""
+    """List numbers of prompts of a pass: up to the given batch, or to the prompts that fit in the token budget."""
     tokens = given.token_budget or (8192 if at.overheads is None else at.overheads.chunk_tokens) * given.mapping.dp_attn
     return _upto(given.batch or max(int(tokens / work.lengths.mean_new), int(given.mapping.dp_attn)))
 
 
 def _sequences(at: Setup, given: Replicas) -> Ints:
-    """Numbers of sequences of an instance: up to those asked for, or those that an engine takes."""
+    """List numbers of sequences of an instance: up to the given batch, or to the most that the engine takes."""
     engine = 1024 if at.overheads is None else at.overheads.max_running
     return _upto(given.batch or engine * int(given.mapping.dp_attn))
 
@@ -248,7 +248,7 @@ def _upto(most: int) -> Ints:
 
 
 def _most(grid: PhaseGrid, row: int, *, asked: int | None) -> int:
-    """Column of the largest batch: the one that is asked for, which must fit, or the largest that does."""
+    """Find the column of the largest batch: the one that was asked for, which must fit, or the largest that fits."""
     fits = np.flatnonzero(grid.feasible[row])
     if asked is None and fits.size:
         return int(fits[-1])
@@ -263,7 +263,7 @@ def _most(grid: PhaseGrid, row: int, *, asked: int | None) -> int:
 
 
 def _colocated(grid: PhaseGrid, work: Demand, given: Replicas, column: int) -> ColocatedChoice:
-    """The instance of both phases as it is given."""
+    """Make the choice of a given co-located instance."""
     at, ranks = grid.setup, int(given.mapping.dp_attn)
     table = grid.chosen(np.zeros(1, dtype=np.intp), np.array([column]))
     mapping = table[0]

@@ -1,12 +1,13 @@
-r"""Time the steps of an instance of both phases, and find how often it makes them: decodes alone, and with prompts.
+r"""Time the steps of a co-located instance, with and without prefill, and find how often it runs each kind.
 
 A prompt lives on one attention rank and takes m steps with prefill, of T_mix each. At r requests/s and n sequences
-:math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so that a
-share k of the time goes to such steps; R ranks compute theirs in the same steps, and all of the time does but for that
-in which R servers of one queue are idle, less where prompts are held back (``planning.prefill_delay_queue``). All
-ranks wait for the one with the largest piece: where the last of m pieces is short, none of j ranks has a full one with
-the probability :math:`m^{-j}`. Scores and values take as long as on the rank whose prompt has come furthest, of j
-ranks on average j/(j+1) of it. Steps are timed at a few sizes for all batches of an instance.
+:math:`k = r\,m\,T_{mix}(n)` prompts are under way on average. One rank computes them one after the other, so a share k
+of the time goes to such steps. R ranks compute theirs in the same steps, so these take all of the time except that in
+which all R servers of one queue are idle, and less with prefill delay (``planning.prefill_delay_queue``). All ranks
+wait for the one with the largest piece: where the last of the m pieces of a prompt is short, j ranks all have such a
+last piece with probability :math:`m^{-j}`. Scores and values take as long as on the rank that has the largest part of
+its prompt behind it, which is j/(j+1) on average over j ranks. Steps are timed at a few sizes for all batches of an
+instance.
 """
 
 from __future__ import annotations
@@ -30,46 +31,46 @@ from disagg_sim.planning.limits import Demand
 from disagg_sim.planning.prefill_delay_queue import gathered, mixed_share
 from disagg_sim.search.phase_grid import PhaseGrid
 
-#: Shares of the TTFT limit that prompts may be held back: the rest is for prefill and its queue. [1]
+#: Prefill delays to try, as shares of the TTFT limit: the rest is for prefill and its queue. [1]
 HELD_SHARES = (1 / 4, 1 / 2, 3 / 4)
 #: Halvings of the range in which the highest rate of an instance lies.
 HALVINGS = 20
-#: What a rate that is in time may exceed its bound by, as sums are rounded: far above a few of 2**-53. [1]
+#: Relative margin of an upper bound against rounding: far above a few times 2**-53. [1]
 ROUNDED = 1e-12
-#: Prompts under way that stand for none. [request]
+#: Least number of prompts under way, in place of 0. [request]
 LEAST = 1e-9
 
 
 class Mixing(NamedTuple):
     """Steps of an instance of both phases by its sequences; arrays of shape (..., batches)."""
 
-    held: Floats  # prefill tokens of a rank in a step that has some [token]
-    time: Floats  # of such a step [s]
-    share: Floats  # of the time in such steps [1]
-    steps: Floats  # a second, of both kinds [1/s]
-    used: Floats  # prefill work over what steps with full budgets could do [1]
+    held: Floats  # prefill tokens of a rank in a step with prefill [token]
+    time: Floats  # time of a step with prefill [s]
+    share: Floats  # share of the time in steps with prefill [1]
+    steps: Floats  # steps a second, of both kinds [1/s]
+    used: Floats  # prefill rate over that of steps with full budgets [1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixedSteps:
-    """Steps of an instance under one budget; instances that differ in how long prompts are held back share them."""
+    """Steps of an instance under one token budget; instances that differ in prefill delay share them."""
 
     ranks: int  # attention ranks, each with prompts of its own [1]
     budget: int  # tokens of a step, decodes and prefill, over all ranks [token]
     prompt: float  # new tokens of a prompt, on average [token]
     each: float  # decode steps of a request, on average [1]
-    waits: tuple[int, ...]  # decode steps that prompts may be held back at most; 0 = none [1]
+    waits: tuple[int, ...]  # most decode steps of each prefill delay; 0 = none [1]
     batch: Floats  # (batches,) ascending from 1 to the seats [request]
-    verified: Floats  # (batches,) tokens that these bring to a step, drafts with them [token]
-    step: Floats  # (batches,) of decodes alone [s]
+    verified: Floats  # (batches,) tokens of these sequences in a step, drafts included [token]
+    step: Floats  # (batches,) time of a step of decodes alone [s]
     tokens: Floats  # (sizes,) tokens of a rank in a step, decodes and prefill, ascending from 0 [token]
-    mixed: Floats  # (sizes, batches) steps with so many on every rank [s]
-    single: Floats  # (sizes, batches) steps with so many on one rank [s]
-    late: Floats  # (sizes, batches) steps with so many on every rank, where prompts end [s]
+    mixed: Floats  # (sizes, batches) time of a step with so many on every rank [s]
+    single: Floats  # (sizes, batches) the same with so many on one rank alone [s]
+    late: Floats  # (sizes, batches) the same with so many on every rank, the last pieces of their prompts [s]
 
     @property
     def first(self) -> MixedSteps:
-        """Those with one sequence."""
+        """The steps with one sequence."""
         columns = {name: getattr(self, name)[..., :1] for name in ("batch", "verified", "step")}
         return replace(self, **columns, **{name: getattr(self, name)[:, :1] for name in ("mixed", "single", "late")})
 
@@ -80,17 +81,18 @@ class MixedSteps:
 
     @cached_property
     def own(self) -> tuple[Floats, tuple[Floats, Floats, Floats, Floats]]:
-        """Tokens of a step with a piece of a prompt, (batches,), and its time in each table: what delays decodes more.
+        """Prefill tokens of a rank in a step with prefill, (batches,), and the times of such a step. [token], [s]
 
-        Either the last piece of a prompt is a step of its own, or other prompts fill that up. Behind the times, how
-        much longer a step with a full piece takes than one with the last. [token], [s]
+        Either the last piece of a prompt has a step of its own, or other prompts fill up its step: the case that delays
+        decodes more counts. Times are by table (``single``, ``mixed``, ``late``), then how much longer a step with a
+        full piece takes than one with the last piece.
         """
         prompt, room, decodes = self.prompt, self.room, self.verified / self.ranks
         pieces = np.ceil(prompt / room)
         last = prompt - (pieces - 1.0) * room
         tables = (self.single, self.mixed, self.late)
         full, rest = ([_between(self.tokens, each, held + decodes) for each in tables] for held in (room, last))
-        alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # nothing fills up its last piece
+        alone = [(pieces - 1.0) * a + b for a, b in zip(full, rest, strict=True)]  # its last piece has its own step
         slower = np.maximum(full[0], full[1]), np.maximum(alone[0], alone[1])
         dearer = (pieces == 1.0) | (slower[1] - pieces * self.step > prompt / room * (slower[0] - self.step))
         one, every, late = (np.where(dearer, b / pieces, a) for a, b in zip(full, alone, strict=True))
@@ -105,9 +107,9 @@ class MixedSteps:
         return self.beside((one, every, late, np.zeros_like(one)), float(self.ranks))
 
     def beside(self, times: tuple[Floats, Floats, Floats, Floats], prompts: Floats | float) -> Floats:
-        """Time of a step in which so many ranks have a piece.
+        """Time a step in which so many ranks have a piece of a prompt. [s]
 
-        The experts have those of all, the largest piece and the furthest count.
+        Experts compute the pieces of all ranks; attention takes as long as the largest piece and the furthest prompt.
         """
         one, every, late, longer = times
         if self.ranks == 1:
@@ -118,9 +120,9 @@ class MixedSteps:
         return np.asarray(largest + others + (late - every) * (prompts - 1.0) / (prompts + 1.0))
 
     def mixing(self, rate: float | Floats, hold_steps: Floats | int) -> Mixing:
-        """Find how often an instance makes steps of each kind.
+        """Find how often an instance runs steps of each kind.
 
-        Takes ``rate`` [request/s].
+        Takes ``rate`` [request/s] and ``hold_steps`` (prefill delay in decode steps [1]).
         """
         prompt, ranks, room = self.prompt, self.ranks, self.room
         held, times = self.own
@@ -142,19 +144,19 @@ class MixedSteps:
 
     @cached_property
     def bounds(self) -> Floats:
-        r"""Rates that no instance exceeds whose steps are in time, (batches,). [request/s]
+        r"""Upper bounds of the rate of an instance with n sequences, (batches,). [request/s]
 
         .. math:: \min\left(\frac{n}{g\,T_d(n)},\ \frac{R\,c(n)}{p\,T_{full}(n)}\right)
 
-        of n sequences that take g steps each, if all were decodes alone, and of prompts of p tokens, if all steps had c
-        of them on each of the R ranks.
+        The first is that of steps of decodes alone, g for each sequence; the second that of steps with c prefill tokens
+        on each of R ranks, for prompts of p tokens.
         """
         decodes = self.batch / (self.step * self.each)
         return np.asarray(np.minimum(decodes, self.room * self.ranks / (self.prompt * self.full)) * (1.0 + ROUNDED))
 
     @cached_property
     def rates(self) -> Floats:
-        """Highest rates at which steps are in time, (waits, batches), below ``bounds``. [request/s]"""
+        """Highest rates that an instance keeps up with, (waits, batches), below ``bounds``. [request/s]"""
         waits = np.array(self.waits, dtype=float)[:, None]
         low, high = np.zeros((waits.size, self.batch.size)), self.batch / (self.step * self.each)
         for _ in range(HALVINGS):
@@ -166,9 +168,9 @@ class MixedSteps:
 
 
 def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
-    """Decode steps, of some time [s], that prompts may be held back at most, longest first. [1]
+    """List the prefill delays to try, in decode steps of ``step`` seconds, longest first. [1]
 
-    None where there is one rank, or the engine cannot.
+    The list is empty with one rank, or where the engine has no prefill delay.
     """
     engine, given = at.overheads, work.hold_steps
     if ranks == 1 or not (engine is None or engine.holds_prompts):
@@ -180,7 +182,7 @@ def waits_of(at: Setup, work: Demand, ranks: int, step: float) -> list[int]:
 
 
 def _between(tokens: Floats, times: Floats, held: Floats) -> Floats:
-    """Times of steps with ``held`` tokens on a rank, (..., batches), in a straight line between sizes. [s]"""
+    """Interpolate the times of steps with ``held`` tokens on a rank, (..., batches), between sizes. [s]"""
     place = np.clip(np.searchsorted(tokens, held, side="right") - 1, 0, tokens.size - 2)
     column = np.arange(held.shape[-1])
     part = (held - tokens[place]) / (tokens[place + 1] - tokens[place])
@@ -189,17 +191,17 @@ def _between(tokens: Floats, times: Floats, held: Floats) -> Floats:
 
 #: Tokens of one rank, decodes and prefill, at which steps with prefill are timed. [token]
 SIZES = (0, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
-#: Budgets of a step of one attention rank that are tried: what engines are started with. [token]
+#: Token budgets to try for a step of one attention rank: common values of ``max_num_batched_tokens``. [token]
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, last: int) -> Floats:
-    """Times of steps with prefill on every rank, on one, and where prompts end, (3, rows, sizes, batches). [s]"""
+    """Time steps with prefill: on every rank, on one rank, and of last pieces, (3, rows, sizes, batches). [s]"""
     at, lengths = grid.setup, work.lengths
     nodes = lengths.prompt_nodes()
     new, weights = nodes.new, nodes.weight
-    prompt = float(weights @ new**2) / lengths.mean_new  # that a token of prefill is of, on average
-    past = float(weights @ (new * nodes.past)) / lengths.mean_new  # before it
+    prompt = float(weights @ new**2) / lengths.mean_new  # new tokens of its prompt, on average over prefill tokens
+    past = float(weights @ (new * nodes.past)) / lengths.mean_new  # cached tokens of its prompt, likewise
     batch = grid.batch[:last].astype(float)
     sizes = np.array(SIZES[1:], dtype=float)
     shape = (rows.size, sizes.size, batch.size)
@@ -208,7 +210,7 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
     tokens = np.maximum(np.repeat(sizes, batch.size)[None, :] - verified / mapping.dp_attn, 1.0)
     held = lengths.on_ranks(decodes, mapping.dp_attn)
     alone = grid.latency[rows, :last]
-    if at.speculation is not None:  # an instance has one number of drafts, whatever its batch is
+    if at.speculation is not None:  # an instance has one number of draft tokens for all batches
         load = lengths.on_ranks(batch[None, :], mapping.dp_attn)
         alone = decode_step(at, mapping, batch=batch[None, :], context=load.context, rank_batch=load.batch).time
 
@@ -222,7 +224,7 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
     if np.all(mapping.dp_attn == 1):
         return np.stack([every, every, every])
     later = step(mapping.dp_attn, 2.0 * prompt) - every  # half a prompt further
-    before = np.maximum(1.0 - tokens / prompt, 0.0).reshape(shape)  # share of a prompt that is before its last piece
+    before = np.maximum(1.0 - tokens / prompt, 0.0).reshape(shape)  # share of a prompt before its last piece
     before = np.concatenate([np.zeros((shape[0], 1, shape[2])), before], axis=1)
     return np.stack([every, step(np.ones_like(mapping.dp_attn), prompt), every + later * before])
 
@@ -230,7 +232,7 @@ def mixed_tables(grid: PhaseGrid, work: Demand, rows: Ints, mapping: Sharding, l
 def mixed_bytes(
     grid: PhaseGrid, work: Demand, mapping: Sharding, last: int, budgets: Sequence[float] = BUDGETS
 ) -> Floats:
-    """Memory on the fullest GPU under each budget of a rank [token], (rows, budgets, batches). [B]"""
+    """Size the memory of the fullest GPU under each token budget of a rank, (rows, budgets, batches). [B]"""
     ranks, lengths, batch = mapping.dp_attn, work.lengths, grid.batch[:last].astype(float)
     decodes = np.tile(batch, len(budgets))[None, :]
     budget = ranks * np.repeat(np.array(budgets, dtype=float), last)

@@ -1,4 +1,4 @@
-"""Answer the question of a planner: disaggregate or not, with what deployment, how sure, and what would change it."""
+"""Plan a deployment: disaggregated or co-located, with which pools, how sure, and what would change the answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from disagg_sim.workload.trace import Trace
 
 #: Requests of a window over which arrivals are counted. [request]
 WINDOW = 20
-#: TTFT limits that a surge lasts, and requests that it has on average at least: the noise of fewer is no surge. [1]
+#: Least length of a surge, in TTFT limits and in requests on average: of fewer, random arrivals would look like surges.
+#: [1], [request]
 SURGE, LEAST_SURGE = 10.0, 400.0
 USUAL = PlanOptions()
 
@@ -50,8 +51,8 @@ def plan(
 ) -> Plan:
     """Plan a deployment: disaggregated or co-located, with how many GPUs in which pools.
 
-    Counts of instances include queueing (``planning.queueing``): a limit holds for a share of the requests, which come
-    at random.
+    Counts of instances include queueing (``planning.queueing``): requests arrive at random, and a limit holds for a
+    share of them.
 
     Parameters
     ----------
@@ -60,21 +61,21 @@ def plan(
     system : SystemSpec, str or sequence
         Systems that compete: names with commas between them, a list, or ``"any"``.
     lengths : Lengths, Trace or TrafficCase
-        Of the requests, from ``ds.lengths``; of a trace its lengths and how unevenly its requests come; a case of
-        ``ds.load_traffic(name).cases``.
+        Lengths of the requests: from ``ds.lengths``, from a case of ``ds.load_traffic(name).cases``, or from a trace,
+        which also gives how unevenly requests arrive.
     ttft, tpot : float or str
-        Limits of requests: seconds, or ``"500 ms@p99"``; p90 where no percentile is said, 2 s and 50 ms where none is.
+        Limits of requests: seconds, or ``"500 ms@p99"``; without a percentile p90; 2 s and 50 ms by default.
     rate : float, optional
-        Request rate to serve with the least. [request/s]
+        Request rate to serve at the least cost. [request/s]
     gpus : int, optional
-        GPUs to serve the most with, in place of a rate. [1]
+        GPUs on which to serve the highest rate, in place of a rate. [1]
     options : PlanOptions
         Users in place of rate and GPUs, objective, recipe, engine, second system for prefill, KV bandwidth, prices.
 
     Returns
     -------
     Plan
-        Infeasible limits are an answer (``infeasible``), not an error.
+        Limits that no deployment keeps are an answer (``infeasible``), not an error.
 
     Raises
     ------
@@ -103,7 +104,7 @@ def _planned(
     options: PlanOptions,
     others: int = RUNNERS_UP,
 ) -> Plan:
-    """The plan with so many designs beside the best."""
+    """Plan with up to ``others`` designs beside the best."""
     size = Size(rate=rate, gpus=gpus, users=options.users)
     work, options = demand_of(lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     setups, left_out = usable_systems(model, systems_of(system), options)
@@ -149,10 +150,10 @@ def _planned(
 def demand_of(
     lengths: Lengths | Trace | TrafficCase, *, ttft: Any, tpot: Any, rate: float | None, options: PlanOptions
 ) -> tuple[Demand, PlanOptions]:
-    """Read what is to be served, and how unevenly it comes; with the options that have its trace."""
+    """Read lengths, limits and how unevenly requests arrive; return them and the options with the trace set."""
     trace = lengths if isinstance(lengths, Trace) else options.trace
     if trace is not None and not 0.0 < trace.rate < math.inf:
-        raise InputError(f"trace {trace.name} has no request rate: its requests come at one moment, or are one")
+        raise InputError(f"trace {trace.name} has no request rate: it has one request, or all arrive at once")
     law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
     work = Demand(
         lengths=law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance),
@@ -171,7 +172,7 @@ def demand_of(
 
 
 def source_of(lengths: Lengths | Trace | TrafficCase, work: Demand) -> TrafficCase | tuple[int, int] | None:
-    """What a simulation draws requests from: a case, or one length of prompts and answers [token]; None: neither."""
+    """Find what a simulation draws requests from: a case, or one ISL and OSL [token]; None = neither is known."""
     if isinstance(lengths, TrafficCase):
         return lengths
     law = work.lengths
@@ -179,7 +180,7 @@ def source_of(lengths: Lengths | Trace | TrafficCase, work: Demand) -> TrafficCa
 
 
 def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | None:
-    """A design as it holds when it is simulated, of the kind that closed forms flatter; others as they are."""
+    """Correct a design by simulation if its kind is one that the closed forms overrate; return others unchanged."""
     if not design.flattered:
         return design
     try:
@@ -193,17 +194,18 @@ def _checked(question: Plan, known: dict[int, int], design: Design) -> Design | 
 
 
 def _again(model: Any, system: Any, asked: dict[str, Any], *, others: int = RUNNERS_UP, **changed: Any) -> Plan:
-    """The plan of the same question but for what is changed, lengths among it."""
+    """Plan again with some arguments of the question changed, perhaps the lengths."""
     return _planned(model, system, **(asked | changed), others=others)
 
 
 def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[float, float]:
-    """Find how unevenly the requests of a trace come: in short windows, and in surges that outlast a queue.
+    """Find how unevenly the requests of a trace arrive: in short windows, and in surges that outlast a queue.
 
-    Takes ``rate`` [request/s] and ``ttft`` [s]. Returns ``dispersion`` (variance of the requests of windows of
-    ``WINDOW`` requests over their mean, inside a surge, the median over surges; 1 of Poisson arrivals, and never below.
-    [1]); ``surge`` (rate of the window of a surge that this share of the requests does not see exceeded, over the mean;
-    at least 1).
+    Takes ``rate`` [request/s], ``ttft`` [s] and ``share`` (of the requests that keep their limits [1]). Returns
+    ``dispersion`` (variance over mean of the requests in windows of about ``WINDOW`` requests, the median over the
+    stretches of the trace that are as long as a surge; 1 for Poisson arrivals, and at least 1 [1]) and ``surge``
+    (request rate over the mean rate that ``share`` of the requests arrive at or below, by such stretches; at least 1
+    [1]).
     """
     long = max(SURGE * ttft * rate, LEAST_SURGE)  # requests of a surge
     surges = max(round(len(trace) / long), 1)
@@ -216,7 +218,7 @@ def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[fl
         return 1.0, max(surge, 1.0)
     fine = np.histogram(trace.arrival, bins=windows)[0].reshape(surges, -1)
     some = fine[fine.sum(axis=1) > 0]
-    spread = float(np.median(some.var(axis=1) / some.mean(axis=1)))  # a step from one rate to another is no unevenness
+    spread = float(np.median(some.var(axis=1) / some.mean(axis=1)))  # median: a step in the rate is not unevenness
     return max(spread, 1.0), max(surge, 1.0)
 
 

@@ -1,7 +1,7 @@
-"""Size pools: what one instance of each phase does, and the fewest that keep a limit at a request rate.
+"""Describe what one instance of each phase serves, and whether a number of them keeps the limits at a request rate.
 
-A choice is one configuration of an instance. ``holds`` says whether so many of them keep the limits, with queueing
-(``planning.queueing``); ``least`` finds the fewest. Requests that come meet the pool as it is over time.
+A choice is one configuration of an instance. ``holds`` tells whether so many of them keep the limits, with queueing
+(``planning.queueing``); ``planning.counts`` finds the fewest. Arriving requests see the time average of the pool.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from disagg_sim.planning.queueing import (
 
 #: Most instances of a pool. [1]
 MOST_INSTANCES = 100_000
-#: Variance of the arrivals at one of many instances of both phases over that of Poisson ones, where each request goes
-#: to the instance with the fewest (chosen: simulations lie around it). [1]
+#: Variance of the arrivals at one of many co-located instances, over that of Poisson arrivals, where each request goes
+#: to the instance with the fewest requests (chosen from simulations, which lie on both sides). [1]
 EVEN = 0.5
 _NORMAL = NormalDist()
 
@@ -53,17 +53,17 @@ class PoolChoice(Protocol):
 
     @property
     def mapping(self) -> Sharding:
-        """Of one instance."""
+        """Sharding of one instance."""
         ...
 
     @property
     def most(self) -> float:
-        """Rate that an instance cannot exceed. [request/s]"""
+        """Upper bound of the rate of an instance. [request/s]"""
         ...
 
     @property
     def ceiling(self) -> float:
-        """Rate that ``most`` does not exceed, sooner computed. [request/s]"""
+        """Upper bound of ``most`` that takes less time to compute. [request/s]"""
         ...
 
     def holds(self, rate: float, instances: int) -> bool:
@@ -85,19 +85,19 @@ class PrefillChoice:
     work: Demand
     batch: Floats  # (batches,) prompts of a pass, ascending from 1 [request]
     busy: Floats  # (batches,) time until the next pass may start, mean over prompts [s]
-    ftl: Floats  # (lengths, batches) a pass until its first tokens [s]
+    ftl: Floats  # (lengths, batches) time of a pass until its first tokens [s]
     spread: float  # squared coefficient of variation of the busy time over prompts [1]
-    weights: Floats  # (lengths,) probabilities [1]
-    host: float  # of a request before its prefill [s]
+    weights: Floats  # (lengths,) probabilities of the lengths [1]
+    host: float  # host time of a request before its prefill [s]
     hand_over: float  # from the end of prefill to the first token, which decode emits [s]
-    link_rate: float  # that the links of an instance carry away [request/s]
+    link_rate: float  # rate whose caches the links of an instance can send [request/s]
     memory: float  # on the fullest GPU at the full batch [B]
     bound: str  # of the pass: one of ``domain.BOUNDS``
     loads: Loads | None = None  # of pasts from tiers below HBM, before the pass
 
     @property
     def most(self) -> float:
-        """Rate of an instance at the largest load that is planned. [request/s]"""
+        """Rate of an instance at the highest load that a plan allows. [request/s]"""
         return min(float(self.batch[-1] / self.busy[-1]) * self.work.share, self.link_rate)
 
     @property
@@ -106,11 +106,11 @@ class PrefillChoice:
         return self.most
 
     def utilisation(self, rate: float, instances: int) -> float:
-        """Share of what full passes could do. [1]"""
+        """Rate over the rate that full passes could serve. [1]"""
         return rate / instances * float(self.busy[-1] / self.batch[-1])
 
     def delay(self, rate: float, instances: int) -> Delay:
-        """TTFT of the requests."""
+        """Find the distribution of TTFT. [s]"""
         each, batch = rate / instances, int(self.batch[-1])
         used, even = self.utilisation(rate, instances), self.work.dispersion
         beside_pass = self.host + self.hand_over
@@ -123,7 +123,8 @@ class PrefillChoice:
         joined = beside_pass + np.stack([np.interp(found.beside, self.batch, row) for row in self.ftl])[node]
         rests = ((joined + load[:, None])[:, :, None] + found.rests).ravel()
         places = np.repeat(np.outer(weights, found.share).ravel() / RESIDUES.size, RESIDUES.size)
-        queued = found.meets * share_that_waits(instances * batch, used)  # more came in a pass than the next can take
+        # more requests arrive during a pass than the next pass can take
+        queued = found.meets * share_that_waits(instances * batch, used)
         return Delay(
             calm=np.concatenate([alone, rests]),
             calm_share=np.concatenate([(1.0 - found.meets) * weights, (found.meets - queued) * places]),
@@ -159,14 +160,14 @@ class DecodeChoice:
     seats: int  # [request]
     batch: Floats  # (batches,) ascending from 1 to the seats [request]
     step: Floats  # (batches,) [s]
-    link_rate: float  # that the links of an instance take in [request/s]
+    link_rate: float  # rate whose caches the links of an instance can receive [request/s]
     memory: float  # on the fullest GPU with all seats taken [B]
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the step with all seats taken: one of ``domain.BOUNDS``
 
     @property
     def completed(self) -> Floats:
-        """Requests that an instance ends with so many sequences, (batches,). [request/s]"""
+        """Rate at which an instance completes requests with so many sequences, (batches,). [request/s]"""
         return np.asarray(self.batch / (self.step * self.work.lengths.gaps))
 
     @property
@@ -201,24 +202,24 @@ class DecodeChoice:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ColocatedChoice:
-    r"""An instance of both phases: steps hold its decodes and prompt tokens up to a budget (``planning.mixed_steps``).
+    r"""A co-located instance: a step takes its decodes and prompt tokens up to a budget (``planning.mixed_steps``).
 
-    A share :math:`\varphi` of the time goes to steps with prefill, of T_mix each. All others, T_d each, hold decodes
-    alone:
+    A share :math:`\varphi` of the time is spent in steps with prefill, of T_mix each, the rest in steps of decodes
+    alone, of T_d each:
 
     .. math:: \frac{1}{TPOT(n)} = \frac{\varphi}{T_{mix}(n)} + \frac{1 - \varphi}{T_d(n)}
 
-    TPOT spreads with the sequences in service and with the prompts that a request meets while it decodes. Where drafts
-    are verified, a step emits AL tokens of a sequence: TPOT is 1/AL of this, and a request takes as many steps fewer.
+    TPOT varies with the sequences in service and with the prompts that arrive while a request decodes. With draft
+    tokens a step emits AL tokens of a sequence: TPOT and the number of steps of a request are 1/AL of those without.
     """
 
     at: Setup
     mapping: Sharding
     work: Demand
     steps: MixedSteps
-    nodes: Floats  # (lengths,) prompts [token]
-    weights: Floats  # (lengths,) probabilities [1]
-    host: float  # of a request before its prefill [s]
+    nodes: Floats  # (lengths,) new tokens of prompts [token]
+    weights: Floats  # (lengths,) probabilities of the lengths [1]
+    host: float  # host time of a request before its prefill [s]
     memory: float  # on the fullest GPU with all seats taken [B]
     memory_seats: int  # that memory would allow [request]
     bound: str  # of the decode step with all seats taken: one of ``domain.BOUNDS``
@@ -244,7 +245,7 @@ class ColocatedChoice:
 
     @property
     def budget(self) -> int:
-        """Tokens of a step, decodes and prefill, over all DP ranks. [token]"""
+        """Most tokens of a step, decodes and prefill, over all DP ranks. [token]"""
         return self.steps.budget
 
     @property
@@ -258,7 +259,7 @@ class ColocatedChoice:
         return float(accepted_length(self.at.speculation, self.mapping.draft_tokens))
 
     def _in_time(self, rates: Floats) -> float:
-        """The highest of some rates by sequences, (batches,), at which TPOT keeps its limit. [request/s]"""
+        """Find the highest of the rates, one for each batch, at which TPOT keeps its limit. [request/s]"""
         in_time = self.batch <= rates * self.work.lengths.gaps * self.work.tpot.seconds
         return float(rates[in_time].max(initial=0.0)) / self.work.spare
 
@@ -269,7 +270,7 @@ class ColocatedChoice:
 
     @cached_property
     def most(self) -> float:
-        """Rate of an instance whose steps are just in time, at the best number of sequences. [request/s]"""
+        """Highest rate of an instance with TPOT at its limit, at the best number of sequences. [request/s]"""
         return self._in_time(self.steps.rates[self.steps.waits.index(self.hold_steps)])
 
     def _state(self, rate: float, instances: int) -> tuple[Occupancy, Mixing]:
@@ -281,7 +282,7 @@ class ColocatedChoice:
         held, time, _, steps, used = (float(np.interp(some, self.batch, values)) for values in mixing)
         node, load, weights = loaded(self.loads, self.weights, rate / instances, self._evenness(instances))
         own = self.host + np.ceil(self.nodes / held)[node] * time + load
-        own = (own[:, None] + RESIDUES / steps).ravel()  # what is left of a step
+        own = (own[:, None] + RESIDUES / steps).ravel()  # the rest of the step that a request meets comes first
         weights = np.repeat(weights / RESIDUES.size, RESIDUES.size)
         if self.hold_steps:
             each, longest = rate / instances, self.hold_steps * float(np.interp(some, self.batch, self.step))
@@ -300,16 +301,16 @@ class ColocatedChoice:
         return self.work.dispersion * (EVEN + (1.0 - EVEN) / instances)
 
     def _tpot(self, even: float, found: Occupancy, mixing: Mixing) -> tuple[float, float]:
-        """Mean and standard deviation of TPOT over requests. [s]"""
+        """Find mean and standard deviation of TPOT over requests. [s]"""
         each_step = 1.0 / np.interp(np.ceil(found.number), self.batch, mixing.steps)
         mean, wide = found.moments(each_step / self._accepted)
         held, time, share, alone = (
             float(np.interp(found.mean, self.batch, values))
             for values in (mixing.held, mixing.time, mixing.share, self.step)
         )
-        longer = 1.0 - alone / time  # share of a step with prefill that decodes alone would not take [1]
+        longer = 1.0 - alone / time  # share of a step with prefill that the prefill adds [1]
         uneven = busy_variance(share, self.steps.prompt / held * time, self.ranks)
-        met = self.work.lengths.gaps * mean  # while a request decodes [s]
+        met = self.work.lengths.gaps * mean  # time in which a request decodes [s]
         return mean, math.hypot(wide, mean * longer / (1.0 - share * longer) * math.sqrt(even * uneven / met))
 
     def holds(self, rate: float, instances: int) -> bool:

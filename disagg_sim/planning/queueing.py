@@ -1,18 +1,19 @@
 r"""Compute queueing in closed form: waits for prefill, and how many sequences decode at once.
 
-**Prefill** is a queue of c servers. Of Poisson arrivals (rate :math:`\lambda`) and exponential service (mean s) a share
-C waits (Erlang's second formula), and who waits does so for an exponential time. Other services and arrivals stretch
-the wait by the mean of their squared coefficients of variation (Allen and Cunneen):
+**Prefill** is a queue of c servers. With Poisson arrivals (rate :math:`\lambda`) and exponential service (mean s) a
+share C of the requests waits (Erlang C), each for an exponential time. For other arrivals and services the wait is
+multiplied by the mean of their squared coefficients of variation (Allen and Cunneen):
 
 .. math:: \frac{E[W]}{C} = \frac{s}{c\,(1-\rho)} \cdot \frac{c_a^2 + c_s^2}{2}, \qquad \rho = \frac{\lambda s}{c}
 
 **Decode** is processor sharing: with n sequences in a pool every one gets a token a step, so the pool completes
-:math:`\mu(n) = n / (g\,T(n))` requests/s, g being the mean tokens after the first and T the step. For Poisson arrivals
-the number in service has, whatever the distribution of output lengths (Kelly's symmetric queues),
+:math:`\mu(n) = n / (g\,T(n))` requests/s, with g the mean number of tokens after the first and T the time of a step.
+For Poisson arrivals and any distribution of output lengths the number in service has the distribution (Kelly's
+symmetric queues)
 
 .. math:: \pi(n) \propto \prod_{k=1}^{n} \frac{\lambda}{\mu(k)}
 
-Where requests come more evenly than Poisson ones, fewer wait (Kraemer and Langenbach-Belz, of one server).
+Where requests arrive more evenly than Poisson, fewer wait (Kraemer and Langenbach-Belz, for one server).
 
 Sources: A. O. Allen, "Probability, Statistics and Queueing Theory", 2nd ed., 1990, section 5.3 (Erlang C, Allen and
 Cunneen); S. Halfin and W. Whitt, "Heavy-traffic limits for queues with many exponential servers", Operations Research
@@ -33,24 +34,24 @@ from disagg_sim.arrays import Floats, Mask
 
 #: Servers from which the limit of many servers replaces Erlang's recursion. [1]
 MANY = 200
-#: Places at which the number of sequences in service is computed; a pool of more seats is computed in steps. [1]
+#: Most values of the number in service that are computed; a pool with more seats has them at equal distances. [1]
 PLACES = 1024
-#: Places at which what is left of a pass or step is taken, evenly over its length. [1]
+#: Shares of a pass or a step that may be left when a request arrives, at equal distances. [1]
 RESIDUES = (np.arange(8) + 0.5) / 8
-#: Most numbers that OpenBLAS multiplies and adds on one core (kernel/x86_64/ddot.c). [1]
+#: Longest dot product that OpenBLAS computes on one core (kernel/x86_64/ddot.c). [1]
 ONE_CORE = 10_000
 _NORMAL = NormalDist()
 
 
 def share_that_waits(servers: int, utilisation: float) -> float:
-    """Share of Poisson arrivals that find all servers taken: Erlang's C.
+    """Find the share of Poisson arrivals that find all servers busy: Erlang C.
 
     Parameters
     ----------
     servers
         c, at least 1. [1]
     utilisation
-        Offered work over what the servers can do. [1]
+        Offered load over the capacity of all servers. [1]
 
     Returns
     -------
@@ -59,7 +60,7 @@ def share_that_waits(servers: int, utilisation: float) -> float:
 
     Examples
     --------
-    One server is taken for as much of the time as it works; of two that are half used a third waits:
+    At one server the share is its utilisation; at two that are used by half a third waits:
 
     >>> share_that_waits(1, 0.6), round(share_that_waits(2, 0.5), 4)
     (0.6, 0.3333)
@@ -80,20 +81,20 @@ def share_that_waits(servers: int, utilisation: float) -> float:
 
 
 def busy_variance(share: float, service: float, servers: int) -> float:
-    r"""Variance of the time in which some server works, over the time in which it is counted, where that is long.
+    r"""Find the variance of the busy time in a long window, over the length of the window; busy = some server works.
 
-    One server works for as long as its requests take: :math:`\rho s`. Of many servers, each with a request of its own,
-    none works at a moment with the probability :math:`\pi`, and after one at which none did with
-    :math:`e^{-\lambda \min(t, s)}` (M/D/:math:`\infty`), :math:`\lambda = -\ln(\pi)/s`.
+    For one server it is :math:`\rho s`, as it is busy while its requests take. Many servers are taken as
+    M/D/:math:`\infty`: all idle with probability :math:`\pi`, and, if all are idle, all idle a time t later with
+    probability :math:`e^{-\lambda \min(t, s)}`, where :math:`\lambda = -\ln(\pi)/s`.
 
     Parameters
     ----------
     share
-        Of the time in which some server works. [1]
+        Share of the time in which some server works. [1]
     service
-        s, of a request. [s]
+        s, the service time of a request. [s]
     servers
-        Each with a queue of its own. [1]
+        Servers, each with a queue of its own. [1]
 
     Returns
     -------
@@ -115,7 +116,7 @@ def busy_variance(share: float, service: float, servers: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delay:
-    """Distribution of a latency: values with their probabilities, to some of which an exponential wait comes."""
+    """Distribution of a latency: values and their probabilities, some of them plus an exponential wait."""
 
     calm: Floats  # values of requests that do not wait in a queue [s]
     calm_share: Floats  # their probabilities [1]
@@ -148,22 +149,22 @@ class Delay:
 
 
 def _mean(shares: Floats, values: Floats | Mask) -> float:
-    """Sum of shares times values, in pieces that OpenBLAS adds on one core: the same on any number, and none waits."""
+    """Add up shares times values in pieces for one core of OpenBLAS: the sum is the same on any number of cores."""
     pieces = range(0, shares.size, ONE_CORE)
     return float(sum(shares[first : first + ONE_CORE] @ values[first : first + ONE_CORE] for first in pieces))
 
 
 def mean_wait(servers: int, utilisation: float, service: float, variation: float) -> float:
-    """Mean wait of the requests that wait for one of several servers with one queue, of Allen and Cunneen.
+    """Find the mean wait, of the requests that wait, at several servers with one queue, after Allen and Cunneen.
 
     Parameters
     ----------
     servers
         c. [1]
     utilisation
-        Offered work over what the servers can do. [1]
+        Offered load over the capacity of all servers. [1]
     service
-        Mean time of a request at a server. [s]
+        Mean service time of a request. [s]
     variation
         Half the sum of the squared coefficients of variation of arrivals and service: 1/2 for Poisson arrivals of
         equal requests. [1]
@@ -175,7 +176,7 @@ def mean_wait(servers: int, utilisation: float, service: float, variation: float
 
     Examples
     --------
-    Equal requests of 1 s at one server that is half used: those that wait, half of all, wait for 1 s.
+    Equal requests of 1 s at one server with utilisation 0.5: half of them wait, 1 s on average.
 
     >>> mean_wait(1, 0.5, 1.0, 0.5)
     1.0
@@ -185,7 +186,7 @@ def mean_wait(servers: int, utilisation: float, service: float, variation: float
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How long requests keep a server, and how evenly they come."""
+    """Service time of requests, and how evenly requests arrive."""
 
     mean: float  # [s]
     variation: float = 0.0  # squared coefficient of variation of the service [1]
@@ -193,12 +194,12 @@ class Service:
 
 
 def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation: float, law: Service) -> Delay:
-    r"""Latency where a request joins the shortest of several queues, the time that is left of a service unseen.
+    r"""Find the latency where a request joins the queue with the fewest requests, whatever is left of their services.
 
-    A share C (``share_that_waits``) finds all servers taken. It waits for the end of the service in its queue, a time
-    that is even over that service. A share of these as large as the load is behind others, too: exponential, of the
-    mean that is left of Allen and Cunneen's when the shortest of c such rests, s/(c + 1) of equal services, is taken
-    off. With one server the mean is that of M/G/1.
+    A share C (``share_that_waits``) finds all servers busy. It waits for the rest of the service in its queue, which is
+    uniform over that service. A share of these equal to the utilisation also waits for other requests, for an
+    exponential time. Its mean is the wait of Allen and Cunneen less the shortest of the c rests (s/(c + 1) for equal
+    services), over that share. With one server the mean wait is that of M/G/1.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
     utilisation
         Offered work over what the servers can do. [1]
     law
-        Time that a request keeps a server from the next.
+        Time for which a request occupies a server, and how evenly requests arrive.
 
     Returns
     -------
@@ -224,7 +225,7 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
     """
     share = share_that_waits(servers, utilisation) * _evened(utilisation, law)
     behind = min(max(utilisation, 1e-9), 1.0)
-    rest = law.mean * (1.0 + law.variation)  # of the service that an arrival meets, twice its mean
+    rest = law.mean * (1.0 + law.variation)  # longest rest of the service that an arrival meets, twice the mean rest
     wait = mean_wait(servers, utilisation, law.mean, (law.arrivals + law.variation) / 2) - rest / (servers + 1)
     held = (own[:, None] + rest * RESIDUES).ravel()
     held_share = np.repeat(share * weights / RESIDUES.size, RESIDUES.size)
@@ -238,7 +239,7 @@ def shortest_queue_delay(own: Floats, weights: Floats, servers: int, utilisation
 
 
 def _evened(utilisation: float, law: Service) -> float:
-    """Share that waits where requests come more evenly than Poisson, over that of Poisson arrivals. [1]"""
+    """Find the share that waits where requests arrive more evenly than Poisson, over that of Poisson arrivals. [1]"""
     even, own, used = law.arrivals, law.variation, utilisation
     if even >= 1.0 or used >= 1.0:
         return 1.0
@@ -248,14 +249,14 @@ def _evened(utilisation: float, law: Service) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occupancy:
-    """How many sequences a pool has in service, and how often."""
+    """Distribution of the number of sequences that a pool has in service."""
 
     number: Floats  # (places,) sequences of an instance, ascending [request]
-    share: Floats  # (places,) of the time, which is what arrivals see, too [1]
+    share: Floats  # (places,) share of the time, and of the arrivals, with that number [1]
     full: float  # share of the time in which every seat is taken [1]
 
     def at(self, share: float) -> float:
-        """Sequences of an instance that are not exceeded for a share of the time. [request]"""
+        """Find the sequences of an instance that are not exceeded for a share of the time. [request]"""
         place = int(np.searchsorted(np.cumsum(self.share), share))
         return float(self.number[min(place, self.number.size - 1)])
 
@@ -271,25 +272,25 @@ class Occupancy:
 
 
 def occupancy(rate: float, instances: int, seats: int, batch: Floats, completed: Floats) -> Occupancy:
-    """Number of sequences in service of a pool that shares its work evenly.
+    """Find the number of sequences in service of a pool that shares its work evenly over instances.
 
     Parameters
     ----------
     rate
-        Requests that come to the pool. [request/s]
+        Arrival rate of the pool. [request/s]
     instances, seats
-        Of the pool, and most sequences of one. [1]
+        Instances of the pool, and most sequences of one. [1]
     batch, completed
-        Sequences of an instance, ascending from 1 [request], and what it completes with so many [request/s].
+        Sequences of an instance, ascending from 1 [request], and the rate at which it completes them [request/s].
 
     Returns
     -------
     Occupancy
-        Requests beyond the seats wait: they are counted in ``full``.
+        With more requests than seats some wait: such times count in ``full``.
 
     Examples
     --------
-    Where the step takes as long for any number, the number in service is Poisson: 20 requests/s of 1 s are 20.
+    Where a step takes as long for any batch, the number in service is Poisson: mean 20 at 20 requests/s of 1 s each.
 
     >>> some = np.arange(1.0, 101.0)
     >>> found = occupancy(20.0, instances=1, seats=100, batch=some, completed=some)

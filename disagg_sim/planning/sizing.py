@@ -1,6 +1,6 @@
-"""Size designs: the cheapest deployment of each mode for a rate, and the most rate of some GPUs.
+"""Size designs: the cheapest deployment of each mode for a rate, and the highest rate of a number of GPUs.
 
-Very long prompts have pipelines of their own that serve one request at a time.
+Very long prompts also have pipelines that serve one request at a time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from disagg_sim.planning.ranking import NEAR, Standing, ranked, standing_of_pool
 from disagg_sim.search.layouts import broken_rules
 from disagg_sim.search.mappings import enumerate_mappings
 
-#: Layouts of each pool that make designs: of those that take nearly the fewest GPUs, and of the others. [1]
+#: Layouts of each pool that become designs: most of those with nearly the fewest GPUs, and how many others fill up a
+#: shorter list (one at least). [1]
 CLOSE, BEST = 8, 3
-#: Designs dearer than the cheapest of their mode by more than this are not looked for. [1]
+#: Pools of more GPUs than this times the fewest are left out. [1]
 FARTHEST = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Choices of one case, for pools inside one NVLink domain and across."""
+    """Configurations that one case may use, for pools inside one NVLink domain and across domains."""
 
     at: Setup
     prefill_at: Setup
@@ -59,19 +60,19 @@ class Candidates:
     colocated: Sequence[ColocatedChoice]
     inside: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
     across: tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]
-    costs: Mapping[str, float]  # of a GPU by system, of a spare one where designs cost what they draw
-    drawn: bool = False  # whether designs cost what their GPUs draw at the rate [W], not so much a GPU
-    availability: Availability | None = None  # for which designs have spares
+    costs: Mapping[str, float]  # cost of a GPU by system; with ``drawn`` that of a spare GPU
+    drawn: bool = False  # whether the cost of a design is the power that its GPUs draw at the rate [W]
+    availability: Availability | None = None  # target for which designs get spares
 
     def with_costs_of(self, other: Candidates) -> Candidates:
-        """These candidates, designs of which cost and are spared as those of others."""
+        """Take the costs and the availability target of other candidates."""
         return replace(self, costs=other.costs, drawn=other.drawn, availability=other.availability)
 
 
 def mappings_of(setups: tuple[Setup, Setup], options: PlanOptions) -> tuple[Sharding, Sharding]:
-    """Mappings of prefill and of decode that a search takes, as the options of a plan say.
+    """List the mappings of prefill and of decode that the options of a plan allow.
 
-    Where one setup does both, those of decode come first among those of prefill: instances of both phases take them.
+    Where both phases have one setup, the mappings of prefill start with those of decode, as co-located instances need.
     """
 
     def taken(at: Setup, max_dcp: int, max_pcp: int) -> Sharding:
@@ -103,7 +104,7 @@ def candidates(
     costs: Mapping[str, float],
     max_nic: float | None,
 ) -> Candidates:
-    """Score grids and keep what is worth sizing.
+    """Score the grids of both phases and keep the choices that are worth sizing.
 
     Takes ``setups`` (of decode and of prefill), ``mappings`` (of prefill and of decode) and ``max_nic`` [B/s].
     """
@@ -113,9 +114,9 @@ def candidates(
 def candidates_of(
     setups: tuple[Setup, Setup], work: Demand, grids: Grids, costs: Mapping[str, float], max_nic: float | None
 ) -> Candidates:
-    """As ``candidates``, of grids that are scored."""
+    """Make the candidates of grids that are scored already."""
     at, prefill_at = setups
-    work = replace(work, lengths=grids.prefill.lengths)  # a cached prefix is taken up where the model lets it be
+    work = replace(work, lengths=grids.prefill.lengths)  # without cached prefixes where the model cannot reuse them
     choices = (prefill_choices(grids.prefill, work), decode_choices(grids.decode, work))
     case = Candidates(
         at=at,
@@ -131,7 +132,7 @@ def candidates_of(
 
 
 def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
-    """The same candidates, whose caches move over links of at most some bandwidth. [B/s]"""
+    """Limit the bandwidth over which the caches of the candidates move. [B/s]"""
     cache = cache_of(case.grids.decode, case.grids.prefill)
 
     def split(gpus: int) -> tuple[Sequence[PrefillChoice], Sequence[DecodeChoice]]:
@@ -142,15 +143,15 @@ def with_link_limit(case: Candidates, max_nic: float | None) -> Candidates:
 
 
 def _sized(choices: Sequence[AnyChoice], rate: float, most: float) -> list[SizedPool]:
-    """Pools that serve a rate, fewest GPUs first, none with more than ``most`` or far more than the smallest."""
+    """Size pools for a rate, fewest GPUs first; none above ``most`` GPUs or ``FARTHEST`` times the fewest."""
     found = pools(choices, rate, most, lambda fewest: min(fewest * FARTHEST, most))
     return sorted(found, key=lambda each: (each.gpus, getattr(each.choice, "hold_steps", 0), gpus_of(each.choice)))
 
 
 def _worth_pairing(role: str, sized: list[SizedPool], rate: float) -> list[SizedPool]:
-    """Of each layout one pool: of the smallest the one that comes first; layouts of nearly the fewest GPUs, some more.
+    """Keep one pool of each layout: the best ranked of its smallest ones; then the best layouts (``CLOSE``, ``BEST``).
 
-    Prefill in chunks of any size, batches and budgets are of one layout.
+    Chunk sizes, batches and budgets make no layouts of their own.
     """
     if not sized:
         return []
@@ -180,10 +181,10 @@ def _fewest(choices: Sequence[AnyChoice], rate: float, most: float) -> float:
 
 
 def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[Design]:
-    """Find designs of both modes that serve a rate within the limits, the answer first (``planning.ranking``).
+    """Find designs of both modes that serve a rate within the limits, the best first (``planning.ranking``).
 
-    Takes ``rate`` [request/s]. The result is of each mode some, of pools of different configurations; none where
-    nothing serves.
+    Takes ``rate`` [request/s]. Returns some designs of each mode, of different configurations; none where no
+    deployment serves the rate.
     """
     alone, pairs = _thriftiest(case, rate, most) if case.drawn else _smallest(case, rate, most)
     found = [
@@ -204,14 +205,11 @@ def designs_at(case: Candidates, rate: float, most: float = MOST_GPUS) -> list[D
 
 
 def near_of(case: Candidates) -> float:
-    """Cost over the cheapest up to which other things come first; 1 where the least that is drawn is asked for.
-
-    [1]
-    """
+    """Cost over that of the cheapest within which a ranking ignores cost; 1 where the objective is least power. [1]"""
     return 1.0 if case.drawn else NEAR
 
 
-#: Pools of both phases, and pairs of pools, each behind its cost.
+#: Co-located pools, and pairs of a prefill and a decode pool, each after its cost.
 _Found = tuple[list[tuple[float, SizedPool]], list[tuple[float, SizedPool, SizedPool]]]
 
 
@@ -221,7 +219,7 @@ def _domain(case: Candidates) -> int:
 
 
 def _smallest(case: Candidates, rate: float, most: float) -> _Found:
-    """Pools of both phases, and pairs of pools, of the fewest GPUs."""
+    """Find the co-located pools and the pairs of pools with the fewest GPUs."""
     pairs: list[tuple[SizedPool, SizedPool]] = []
     for (senders, takers), limit in ((case.inside, min(_domain(case), most)), (case.across, most)):
         prefill = _worth_pairing("prefill", _sized(senders, rate, limit), rate)
@@ -236,7 +234,7 @@ def _smallest(case: Candidates, rate: float, most: float) -> _Found:
 
 
 def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
-    """As ``_smallest``, of those that draw least at the rate."""
+    """Find the co-located pools and the pairs of pools that draw the least power at the rate."""
 
     def drawing(role: str, choices: Sequence[AnyChoice]) -> tuple[list[SizedPool], Floats]:
         sized = _sized(choices, rate, most)
@@ -261,7 +259,7 @@ def _thriftiest(case: Candidates, rate: float, most: float) -> _Found:
 
 
 def disaggregated_of(case: Candidates, rate: float, cost: float, prefill: SizedPool, decode: SizedPool) -> Design:
-    """The design of two pools, with what their caches take of the links."""
+    """Make the design of two pools, with the bandwidth that their caches need on the links."""
     grids = case.grids
     pools = (
         PlannedPool(role="prefill", choice=prefill.choice, instances=prefill.instances, rate=rate),
@@ -302,12 +300,12 @@ def fewest(case: Candidates, mode: ServingMode, rate: float, most: float) -> flo
 
 
 def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
-    """Find the highest rate that a deployment of one mode serves on some GPUs within the limits.
+    """Find the highest rate that a deployment of one mode serves on so many GPUs within the limits.
 
-    Returns 0 where the smallest deployment is larger [request/s].
+    Returns 0 where the smallest deployment needs more GPUs [request/s].
     """
 
-    case = replace(case, drawn=False)  # which changes what is best, not what serves
+    case = replace(case, drawn=False)  # the objective changes which design is best, not which ones serve
     sides = (case.colocated,) if mode == ServingMode.COLOCATED else case.inside
     if not all(sides):
         return 0.0
@@ -317,10 +315,7 @@ def most_rate(case: Candidates, gpus: int, mode: ServingMode) -> float:
 
 
 def most_of(case: Candidates, design: Design, gpus: int) -> Design:
-    """Give a design all of some GPUs: the counts of its layouts with which they serve the most.
-
-    Returns the design at the highest rate that it serves within the limits [request/s].
-    """
+    """Grow a design to so many GPUs: the counts of its layouts that serve the highest rate within the limits."""
     layouts = [replace(pool.mapping, chunk_tokens=0) for pool in design.pools]
     first, last = layouts[0], layouts[-1]
     both = _alike(case.colocated, first) if design.mode == ServingMode.COLOCATED else []
@@ -337,12 +332,12 @@ _Some = TypeVar("_Some", bound=AnyChoice)
 
 
 def _alike(choices: Sequence[_Some], layout: Sharding) -> list[_Some]:
-    """Those of one layout, whatever their chunks."""
+    """Pick the choices of one layout, with any chunk size."""
     return [each for each in choices if replace(each.mapping, chunk_tokens=0) == layout]
 
 
 def staged_choices(grids: Grids, work: Demand) -> Iterator[OneByOne]:
-    """Pipelines of one attention rank that serve one prompt at a time, in chunks; none where a step holds one."""
+    """List pipelines of one attention rank that serve one prompt at a time; none where a step holds a whole prompt."""
     if not longer_than_steps(work.lengths):
         return
     prefill, decode, nodes = grids.prefill, grids.decode, work.lengths.prompt_nodes()

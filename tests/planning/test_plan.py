@@ -393,7 +393,7 @@ def test_surges_of_a_trace_count_by_their_requests():
 @pytest.mark.parametrize("arrival", [[0.0], [3.0, 3.0]])
 def test_a_trace_without_a_rate_is_one_clear_line(arrival):
     trace = ds.Trace(arrival=arrival, input_tokens=[500] * len(arrival), output_tokens=[50] * len(arrival))
-    with pytest.raises(InputError, match="has no request rate: its requests come at one moment, or are one"):
+    with pytest.raises(InputError, match="has no request rate: it has one request, or all arrive at once"):
         ds.plan("llama_3_1_8b", "h100_sxm", trace, rate=5)
 
 
