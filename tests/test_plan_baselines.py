@@ -100,6 +100,7 @@ QUESTIONS = {
     "encode": f"{IMAGES} --rate 20",
     "encode_priced": f"{IMAGES}@0.5 --gpus 16 --objective usd --utilisation 0.6 --energy",
     "encode_cached": f"{IMAGES} --rate 60 --cached 0.5 --tiers dram --ttft 3s@p99 --headroom 0.2",
+    "encode_nic": f"{IMAGES} --rate 20 --max-nic 0.3",
     "encode_infeasible": f"{IMAGES} --rate 20 --tpot 1ms",
     "encode_simulated": f"{IMAGES} --rate 20 --simulate",
     # proof, and what would change the answer
