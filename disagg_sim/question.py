@@ -1,6 +1,6 @@
 """State the fields of a question once: the command line, the tools for agents and their schemas are made of them.
 
-A question is a frozen dataclass. The annotation of a field bears its ``Ask``: what people and agents may say.
+A question is a frozen dataclass. The annotation of a field has an ``Ask``: its help, its unit and range, its spelling.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ from disagg_sim.units import asked_quantity
 class Ask:
     """Mark of a field of a question.
 
-    ``Annotated[float, Ask("Share of prompts in caches.", "SHARE", unit="share", low=0.0, high=1.0)]`` reads ``90%``
-    as 0.9.
+    ``Annotated[float, Ask("Share of each prompt.", "SHARE", unit="share", low=0.0, high=1.0)]`` reads ``90%`` as 0.9.
     """
 
     help: str
     value: str = ""  # what stands for the value in the help; "" = its type
     low: float | None = None  # least value; None = any
     high: float | None = None
-    unit: str = ""  # what a number says, of ``units.BARE``, whose text may have a unit; "" = a plain value
+    unit: str = ""  # key of ``units.BARE``: unit of a bare number, and units that text may have; "" = no unit
     flag: str = ""  # in the shell; "" = the name of the field
     argument: bool = False  # whether it stands in the shell without a flag
-    agents: str | None = ""  # argument of a tool; "" = the name of the field; None = agents do not say it
+    agents: str | None = ""  # argument of a tool; "" = the name of the field; None = not for agents
 
     def read(self, given: object) -> float:
-        """The number in SI units that is meant by a number or a text with a unit.
+        """Convert a number, or text with a unit, to SI units; refuse values out of range.
 
         >>> Ask("", unit="share", low=0.0, high=1.0).read("90%")
         0.9
@@ -67,9 +66,9 @@ class QuestionField(NamedTuple):
     """A field of a question."""
 
     name: str
-    kind: Any  # type of its value; of a union, the first is the one of the shell
+    kind: Any  # type of its value; of a union, the shell takes the first
     ask: Ask
-    default: Any  # ``dataclasses.MISSING`` = it has to be said
+    default: Any  # ``dataclasses.MISSING`` = required
 
     @property
     def flag(self) -> str:
@@ -86,7 +85,7 @@ def fields_of(question: type) -> Iterator[QuestionField]:
 
 
 def given(asked: Any, *names: str) -> list[str]:
-    """List the flags of those of the fields that are not as they are unless said.
+    """List the flags of the named fields whose values are not their defaults.
 
     >>> given(ExplainQuestion(best=True, tp=8), "row", "best"), given(ExplainQuestion())
     (['--best'], [])
@@ -113,7 +112,7 @@ def prices_of(given: Iterable[str]) -> dict[str, float]:
 
 
 def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
-    """Make the mark of a share, which may be given in percent. [1]"""
+    """Make the ``Ask`` of a share, which may be given in percent. [1]"""
     return Ask(text, "SHARE", low, high, unit="share")
 
 
@@ -121,27 +120,27 @@ def share(text: str, low: float = 0.0, high: float | None = None) -> Ask:
 Number = float | None
 Latency = str | float | None  # '500 ms', or seconds
 Prices = list[str] | dict[str, float] | None  # SYSTEM=USD each, or a mapping
-Cached = Annotated[float, share("Share of prompts in caches.", 0.0, 1.0)]
-RankImbalance = Annotated[str, Ask(f"Of DP ranks that wait for each other: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
+Cached = Annotated[float, share("Share of each prompt that is cached.", 0.0, 1.0)]
+RankImbalance = Annotated[str, Ask(f"Routing to DP ranks that run in step: {', '.join(RANK_IMBALANCES)}.", "ROUTING")]
 Speculate = Annotated[str, Ask("Draft tokens of a decode step.", "auto|off|K")]
 Acceptance = Annotated[
-    str, Ask("Of drafts: a curve, 'mtp 0.8 0.6', or 'draft_model MODEL 0.8 0.6'.", "NAME|METHOD SHARES")
+    str, Ask("Draft acceptance: a curve, 'mtp 0.8 0.6', 'draft_model MODEL 0.8 0.6'.", "NAME|METHOD SHARES")
 ]
-HoldPrompts = Annotated[str, Ask("Most decode steps that prompts wait until every rank has one.", "none|tuned|N")]
+HoldPrompts = Annotated[str, Ask("Prefill delay: most decode steps until every rank has a prompt.", "none|tuned|N")]
 Failures = Annotated[str, Ask("Failure rates for --availability.", "NAME|FILE")]
 Row = Annotated[int | None, Ask("Row of the table, counted from 0.", low=0)]
 Case = Annotated[str, Ask("Only rows of this case.")]
-Best = Annotated[bool, Ask("Take the row of highest throughput.")]
+Best = Annotated[bool, Ask("Take the row with the highest throughput.")]
 AtInteractivity = Annotated[Number, Ask("Take the highest throughput at X tokens/s/user or more.", "X")]
 ISL, OSL = Ask("Input tokens.", low=1), Ask("Output tokens.", low=2)
-TIERS, TIERS_VALUE = "Where they are cached: hbm, dram, ssd, remote.", "TIER[=SHARE,...]"
+TIERS, TIERS_VALUE = "Tiers of cached tokens: hbm, dram, ssd, remote.", "TIER[=SHARE,...]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion:
     """Plan a deployment: disaggregated or co-located, pools, mappings, counts, latencies, price.
 
-    Say the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
+    Give the lengths by --isl and --osl, --traffic or --trace, and the size by --gpus, --rate or --users.
     """
 
     model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
@@ -152,54 +151,54 @@ class PlanQuestion:
     traffic: Annotated[str, Ask("Lengths of a shipped traffic.", "NAME")] = ""
     trace: Annotated[str, Ask("Lengths and arrivals of a request trace.", "FILE")] = ""
     pools: Annotated[str, Ask(f"More pools than prefill,decode, of {', '.join(POOLS)}.", "POOL,...")] = ""
-    images: Annotated[str, Ask("Images of a request, 2x1120x1120; share whose encoding is kept.", "NxHxW[@SHARE]")] = ""
+    images: Annotated[str, Ask("Images of a request, 2x1120x1120; share with cached encodings.", "NxHxW[@SHARE]")] = ""
     ffn_system: Annotated[str, Ask("Another system for the ffn pool.", "F")] = ""
     cached: Cached = 0.0
-    tiers: Annotated[str, Ask(f"{TIERS} Of sessions: 'hbm=20 GB,dram', and no share.", TIERS_VALUE)] = ""
+    tiers: Annotated[str, Ask(f"{TIERS} With sessions: 'hbm=20 GB,dram', no shares.", TIERS_VALUE)] = ""
     rank_imbalance: RankImbalance = EVEN_RANKS
     speculate: Speculate = "off"
     acceptance: Acceptance = ""
-    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]", "LIMIT")] = None
-    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]", "LIMIT")] = None
-    gpus: Annotated[int | None, Ask("Serve the most with so many GPUs.", low=1)] = None
+    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 by default. [default: 2 s]", "LIMIT")] = None
+    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 by default. [default: 50 ms]", "LIMIT")] = None
+    gpus: Annotated[int | None, Ask("Serve the highest rate with so many GPUs.", low=1)] = None
     rate: Annotated[
-        Number, Ask("Serve so many requests/s with the least.", "RATE", unit="rate", agents="rate_per_s")
+        Number, Ask("Serve so many requests/s at the least cost.", "RATE", unit="rate", agents="rate_per_s")
     ] = None
-    users: Annotated[int | None, Ask("Serve so many users, a request each in flight.", low=1)] = None
+    users: Annotated[int | None, Ask("Serve so many users with one request in flight each.", low=1)] = None
     objective: Annotated[str, Ask(f"{', '.join(OBJECTIVES)}.")] = "gpus"
     engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
     precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
     max_dcp: Annotated[int, Ask("Most GPUs that share the cache of a KV head.", low=1)] = 1
-    max_pcp: Annotated[int, Ask("Most ranks that share a prompt, of prefill pools.", low=1)] = 1
-    max_redundant_experts: Annotated[int, Ask("Most slots for copies of experts.", low=0)] = 0
-    expert_skew: Annotated[
-        float, Ask("Variation of the popularity of experts over its mean.", low=0.0, high=MOST_SKEW)
-    ] = 0.0
+    max_pcp: Annotated[int, Ask("Most ranks of a prefill pool that share a prompt.", low=1)] = 1
+    max_redundant_experts: Annotated[int, Ask("Most redundant expert slots.", low=0)] = 0
+    expert_skew: Annotated[float, Ask("Coefficient of variation of expert popularity.", low=0.0, high=MOST_SKEW)] = 0.0
     hold_prompts: HoldPrompts = HELD
-    headroom: Annotated[float, share("Of the rate that pools could serve beside it.", 0.0, MOST_HEADROOM)] = HEADROOM
+    headroom: Annotated[float, share("Spare rate of every pool, as a share of its rate.", 0.0, MOST_HEADROOM)] = (
+        HEADROOM
+    )
     confidence: Annotated[Number, share("Grow until the limits hold with this probability.", 0.5, 0.99)] = None
     max_nic: Annotated[
         Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
     ] = None
     price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
-    utilisation: Annotated[Number, share("Price tokens; share of the hours that are used.")] = None
-    energy: Annotated[bool, Ask("Say what GPUs and building draw at this rate.")] = False
-    availability: Annotated[Number, share("Add spares: full capacity for so much of the time.")] = None
+    utilisation: Annotated[Number, share("Price tokens at this share of used hours.")] = None
+    energy: Annotated[bool, Ask("Print the power of GPUs and building at this rate.")] = False
+    availability: Annotated[Number, share("Add spares: full capacity for this share of the time.")] = None
     failures: Failures = FAILURES
     emit: Annotated[
-        str, Ask(f"Plan for it and write what starts it: {', '.join(LAUNCHERS)}.", "ENGINE", agents=None)
+        str, Ask(f"Plan for an engine and write its launch files: {', '.join(LAUNCHERS)}.", "ENGINE", agents=None)
     ] = ""
-    proof: Annotated[bool, Ask("Prove it by simulation and adapt the counts.", flag="simulate", agents=None)] = False
-    seed: Annotated[int, Ask("Of simulated arrivals and lengths.", low=0, high=MOST_SEED, agents=None)] = 0
-    out: Annotated[Path | None, Ask("Write everything as files, too.", "DIR", agents=None)] = None
+    proof: Annotated[bool, Ask("Simulate the plan and adapt its counts.", flag="simulate", agents=None)] = False
+    seed: Annotated[int, Ask("Seed of simulated arrivals and lengths.", low=0, high=MOST_SEED, agents=None)] = 0
+    out: Annotated[Path | None, Ask("Also write everything as files.", "DIR", agents=None)] = None
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateQuestion:
-    """Evaluate a deployment: TTFT and TPOT of its requests, what it could serve, and the plan for the same load.
+    """Evaluate a deployment: TTFT and TPOT of its requests, its highest rate, and the plan for the same load.
 
-    Say it by --pool, once a pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
+    Give it by --pool, once for each pool, or by --plan; the lengths by --isl and --osl, --traffic or --trace.
     """
 
     model: Annotated[str, Ask("Model: its name, YAML or config.json.", "NAME|FILE")]
@@ -214,32 +213,30 @@ class EvaluateQuestion:
     traffic: Annotated[str, Ask("Lengths of a shipped traffic.", "NAME")] = ""
     trace: Annotated[str, Ask("Lengths and arrivals of a request trace.", "FILE")] = ""
     rate: Annotated[
-        Number, Ask("Requests/s; default: those of the trace.", "RATE", unit="rate", agents="rate_per_s")
+        Number, Ask("Requests/s; default: the rate of the trace.", "RATE", unit="rate", agents="rate_per_s")
     ] = None
-    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 unless said. [default: 2 s]", "LIMIT")] = None
-    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 unless said. [default: 50 ms]", "LIMIT")] = None
+    ttft: Annotated[Latency, Ask("TTFT: '2 s', '500 ms@p99'; p90 by default. [default: 2 s]", "LIMIT")] = None
+    tpot: Annotated[Latency, Ask("TPOT: '50 ms', '30 ms@p99'; p90 by default. [default: 50 ms]", "LIMIT")] = None
     engine: Annotated[str, Ask("vllm, sglang, trtllm; default: the system's.")] = ""
     precision: Annotated[str, Ask("Precision recipe; default: the usual one of model and system.")] = ""
     cached: Cached = 0.0
     tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
     speculate: Speculate = "off"
     acceptance: Acceptance = ""
-    expert_skew: Annotated[
-        float, Ask("Variation of the popularity of experts over its mean.", low=0.0, high=MOST_SKEW)
-    ] = 0.0
+    expert_skew: Annotated[float, Ask("Coefficient of variation of expert popularity.", low=0.0, high=MOST_SKEW)] = 0.0
     max_nic: Annotated[
         Number, Ask("Most KV bandwidth of a GPU, each way.", "GB/s", low=0.0, unit="nic", agents="max_nic_gb_per_s")
     ] = None
     price: Annotated[Prices, Ask("Price of a GPU hour.", "SYSTEM=USD", agents="prices")] = None
-    alone: Annotated[bool, Ask("Do not plan for the same load beside it.")] = False
+    alone: Annotated[bool, Ask("Evaluate alone, without a plan for the same load.")] = False
     as_json: Annotated[bool, Ask("Print JSON of a versioned schema.", flag="json", agents=None)] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainQuestion:
-    """Take TTL, FTL and memory of a design apart, down to the equation, the fit and the YAML line of each part.
+    """Break TTL, FTL and memory of a design down to the equation, the fit and the YAML line of each part.
 
-    Name a table of results and one of its rows, or a design by hand.
+    Name a table of results and one of its rows, or give a design by options.
     """
 
     results: Annotated[
@@ -249,7 +246,7 @@ class ExplainQuestion:
     case: Case = ""
     best: Best = False
     at_interactivity: AtInteractivity = None
-    model: Annotated[str, Ask("Design by hand: model; the options down to --osl apply.")] = ""
+    model: Annotated[str, Ask("Model of a design given by the options down to --osl.")] = ""
     system: Annotated[str, Ask("The GPU system.")] = ""
     precision: Annotated[str, Ask("The precision recipe.")] = ""
     profile: Annotated[str, Ask("ideal, optimistic or measured.")] = "measured"
@@ -257,23 +254,22 @@ class ExplainQuestion:
     phase: Annotated[
         str, Ask(f"{', '.join(PHASES)}: an instance of one phase or of both; {', '.join(MORE_PHASES)}: further pools.")
     ] = "decode"
-    ffn_gpus: Annotated[int, Ask("GPUs of the feed-forward pool, of attention_ffn.", low=0, agents=None)] = 0
-    microbatches: Annotated[int, Ask("That alternate between both pools, of attention_ffn.", low=1, agents=None)] = 3
-    images: Annotated[str, Ask("Images of a request, of encode.", "NxHxW[@SHARE]", agents=None)] = ""
+    ffn_gpus: Annotated[int, Ask("For attention_ffn: GPUs of the feed-forward pool.", low=0, agents=None)] = 0
+    microbatches: Annotated[int, Ask("For attention_ffn: micro-batches that alternate.", low=1, agents=None)] = 3
+    images: Annotated[str, Ask("For encode: images of a request.", "NxHxW[@SHARE]", agents=None)] = ""
     tp: Annotated[int, Ask("Tensor parallelism of attention.", low=1)] = 1
     dp: Annotated[int, Ask("Data parallelism of attention.", low=1)] = 1
     ep: Annotated[int, Ask("Expert parallelism; the FFN shards over tp*dp*pcp/ep.", low=1)] = 1
     pp: Annotated[int, Ask("Pipeline stages.", low=1)] = 1
-    dcp: Annotated[int, Ask("Of the tp GPUs, those that share the tokens of a KV head.", low=1)] = 1
-    pcp: Annotated[int, Ask("Groups of tp GPUs that share a prompt, of prefill.", low=1)] = 1
+    dcp: Annotated[int, Ask("GPUs among the tp that share the tokens of a KV head.", low=1)] = 1
+    pcp: Annotated[int, Ask("Groups of tp GPUs that share a prompt, for prefill.", low=1)] = 1
     speculate: Speculate = "off"
     acceptance: Acceptance = ""
     batch: Annotated[int, Ask("Requests of the instance.", low=1)] = 1
     isl: Annotated[int, ISL] = 1024
     osl: Annotated[int, OSL] = 256
     traffic: Annotated[
-        str,
-        Ask("Lengths of a shipped traffic, in place of --isl and --osl; those of a table that does not say.", "NAME"),
+        str, Ask("Lengths of a shipped traffic, in place of --isl and --osl, or of a table without lengths.", "NAME")
     ] = ""
     cached: Cached = 0.0
     tiers: Annotated[str, Ask(TIERS, TIERS_VALUE)] = ""
@@ -282,8 +278,8 @@ class ExplainQuestion:
     figure: Annotated[
         Path | None, Ask("Picture to write (.png, .svg, .pdf): bars and roofline.", "FILE", agents=None)
     ] = None
-    energy: Annotated[bool, Ask("Tell watts and joules of the passes, too.")] = False
-    availability: Annotated[Number, share("Tell what a failure stops, and the spares for so much time.")] = None
+    energy: Annotated[bool, Ask("Also print watts and joules of the passes.")] = False
+    availability: Annotated[Number, share("Print what a failure stops, and spares for this availability.")] = None
     failures: Failures = FAILURES
     as_json: Annotated[bool, Ask("Print JSON.", flag="json", agents=None)] = False
 
@@ -292,7 +288,7 @@ class ExplainQuestion:
 class LaunchQuestion:
     """Write commands or manifests of a serving engine for a row of a frontier, or for a deployment of a scenario.
 
-    What the engine cannot express is told, a line each, with the engines that can.
+    Also print what the engine cannot express, one line each, with the engines that can.
     """
 
     source: Annotated[
@@ -307,4 +303,4 @@ class LaunchQuestion:
     deployment: Annotated[str, Ask("Deployment of the scenario.", "NAME")] = ""
     checkpoint: Annotated[str, Ask("Model to load; default: a published one.", "NAME|PATH")] = ""
     node_gpus: Annotated[int | None, Ask("GPUs of a node; default: 8, on a rack 4.", low=1)] = None
-    out: Annotated[Path | None, Ask("Where to write; default: print.", "DIR")] = None
+    out: Annotated[Path | None, Ask("Directory to write to; default: print.", "DIR")] = None

@@ -10,15 +10,15 @@ from docs.computed import quick, table
 
 
 def _options(question: type) -> str:
-    """A row an option: how it is written, what it says, and what it is unless said."""
+    """Make a table with one row for each option: its spelling, its help and its default."""
     rows = []
     for each in fields_of(question):
         count = int in (each.kind, *get_args(each.kind))
         value = "" if each.kind is bool else each.ask.value or ("N" if count else "NAME")
-        unless = "needed" if each.default is MISSING else f"`{each.default}`" if each.default else ""
+        unless = "required" if each.default is MISSING else f"`{each.default}`" if each.default else ""
         option = value if each.ask.argument else f"{each.flag} {value}".strip()
         rows.append((f"`{option}`".replace("|", r"\|"), each.ask.help.replace("*", r"\*"), unless))
-    return table(("option", "what", "unless said"), rows)
+    return table(("option", "what", "default"), rows)
 
 
 @quick
