@@ -37,6 +37,7 @@ from disagg_sim.report.breakdown import (
     Line,
     elasticity_rows,
     energy_lines,
+    entries_of,
     heading,
     latency_title,
     lines_of,
@@ -44,6 +45,7 @@ from disagg_sim.report.breakdown import (
     memory_of_pools,
     point_of,
     resource_shares,
+    source_rows,
     time_text,
     too_full,
     trust_shares,
@@ -52,7 +54,6 @@ from disagg_sim.report.documents import explain_json
 from disagg_sim.report.plan_facts import cached_rows, hand_over_rows, prefill_delay_rows, spares_rows
 from disagg_sim.report.roofline import draw_breakdown
 from disagg_sim.report.schemas import ExplainJson
-from disagg_sim.report.sources import entries_of, source_rows
 from disagg_sim.search.grid import decode_grid, prefill_grid
 from disagg_sim.search.mappings import least_redundant_slots
 from disagg_sim.search.phase_grid import PhaseGrid

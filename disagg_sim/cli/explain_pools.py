@@ -17,8 +17,7 @@ from disagg_sim.physics.encoder import encode_step
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.setup import Setup
 from disagg_sim.question import ExplainQuestion, given
-from disagg_sim.report.breakdown import time_text, too_full
-from disagg_sim.report.sources import entries_of
+from disagg_sim.report.breakdown import entries_of, time_text, too_full
 from disagg_sim.report.words import records, text_of
 from disagg_sim.search.splits import ffn_mapping
 from disagg_sim.units import GB, MB

@@ -16,10 +16,9 @@ from disagg_sim.launch.expressible import expressible
 from disagg_sim.launch.launch import Launch, launch, lines_of
 from disagg_sim.planning.answer import Plan
 from disagg_sim.planning.assurance import assurance, surer
-from disagg_sim.planning.energy import drawn
+from disagg_sim.planning.energy import drawn, planned_prices
 from disagg_sim.planning.flips import changes_of
 from disagg_sim.planning.plan import plan as planned
-from disagg_sim.planning.prices import planned_prices
 from disagg_sim.planning.turns import plan_turns
 from disagg_sim.question import PlanQuestion
 from disagg_sim.report.plan import NOTHING, PlanExtras, ScreenPart, changes, plan_json, screen, write_plan

@@ -120,7 +120,7 @@ def pools_answer(asked: PlanQuestion) -> PoolsAnswer:
 
 def _played(found: PlannedPools, work: Lengths | Trace | TrafficCase, seed: int) -> ProofRun:
     """Simulate the pools; say on standard error if the simulator has to be compiled first."""
-    from disagg_sim.planning.play_pools import play_pools  # the simulator takes a second to load
+    from disagg_sim.planning.proven import play_pools  # the simulator takes a second to load
     from disagg_sim.simulation.kernel.compiled import COMPILING, on_compilation
 
     law = found.lengths

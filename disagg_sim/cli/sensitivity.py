@@ -13,7 +13,7 @@ from disagg_sim.cli.workers import Address, Backend, Keep, cores
 from disagg_sim.report.elasticities import draw_elasticities
 from disagg_sim.report.words import case_title
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.elasticities import sweep_elasticities, why_not, write_elasticities
+from disagg_sim.sweep.fidelity import sweep_elasticities, why_not, write_elasticities
 from disagg_sim.sweep.plan import EVERYTHING, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep

@@ -6,26 +6,28 @@ An instance of n, of G GPUs each, holds m sequences on average; :math:`P_d` is t
 many, and at least one is there in :math:`1 - e^{-m}` of the time. A prompt costs :math:`J_p` joules in a pass that
 takes :math:`t_p` of an instance's time, f of the time at the rate X. :math:`P_0` is the power of a GPU that waits, as
 spare ones do.
-Source: ``certainty.energy``.
+Source: ``certainty.energy``. The price of a million tokens, in, cached and out, goes by what works on them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from disagg_sim.arrays import Floats
-from disagg_sim.certainty.designs import Designs
+from disagg_sim.certainty.designs import Designs, times_of
 from disagg_sim.certainty.energy import step_and_pass
 from disagg_sim.certainty.grid_points import designs_at_points
+from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation, token_prices
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.power import facility_watts, power_at
 from disagg_sim.physics.setup import Setup
 from disagg_sim.planning.design import Design, PlannedPool
 from disagg_sim.search.grid import decode_grid, prefill_grid
+from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.workload.lengths import Lengths
 
 
@@ -140,3 +142,28 @@ def _steps(pools: Sequence[PlannedPool], lengths: Lengths) -> Iterator[Designs]:
     grid = decode_grid(pools[0].setup, Sharding.stack(list(distinct)), lengths, batch=np.unique(batch))
     rows = np.array([distinct[each] for each in plain])
     yield from designs_at_points(grid, rows, np.searchsorted(grid.batch, batch))
+
+
+def planned_prices(design: Design, prices: Mapping[str, float], utilisation: float) -> TokenPrices:
+    """Compute what a million tokens of a design cost at its rate.
+
+    The price of a co-located pool is split by the time that an instance spends on the prompt of a request alone, and on
+    its output tokens. Takes ``prices`` (price of a GPU by system, in place of the middle of its market range [USD/h]).
+    Returns numbers [USD].
+    """
+    check_utilisation(utilisation)
+    lengths, first, last = design.work.lengths, design.pools[0], design.pools[-1]
+    hour = [pool.gpus * usd_per_gpu_hour(pool.setup.system, prices) for pool in design.pools]
+    fill = prefill_design(first, lengths)
+    if len(hour) == 1:
+        step = decode_design(last, lengths)
+        prompt = float(times_of(fill, step=False).busy[0] / fill.prefill_batch[0])
+        tokens = float(times_of(step, fill=False).step[0]) * lengths.gaps / float(step.batch[0])
+        hour = [hour[0] * part / (prompt + tokens) for part in (prompt, tokens)]
+    return prices_of_one(fill, (hour[0], hour[-1]), design.rate, utilisation)
+
+
+def prices_of_one(fill: Designs, hour: tuple[float, float], rate: float, utilisation: float) -> TokenPrices:
+    """Numbers, of one design: what works on its prompts and on its output tokens costs so much an hour [USD/h]."""
+    found = token_prices(fill, *(np.array([each]) for each in (*hour, rate)))
+    return TokenPrices(*(np.squeeze(np.asarray(each)) / utilisation for each in found))

@@ -16,9 +16,8 @@ from disagg_sim.certainty.token_prices import TokenPrices, check_utilisation
 from disagg_sim.physics.encoder import EncodeStep
 from disagg_sim.physics.passes.attention_ffn import Split
 from disagg_sim.physics.power import power_at
-from disagg_sim.planning.energy import Drawn, added_up, prefill_design, watts_of_pools
+from disagg_sim.planning.energy import Drawn, added_up, prefill_design, prices_of_one, watts_of_pools
 from disagg_sim.planning.pools_plan import PlannedPools, PoolInstances
-from disagg_sim.planning.prices import prices_of_one
 from disagg_sim.serving.costs import usd_per_gpu_hour
 from disagg_sim.simulation.instance_variants import bare
 

@@ -20,12 +20,10 @@ from disagg_sim.sweep.backends.workers import Workers
 from disagg_sim.sweep.cases import origin_of
 from disagg_sim.sweep.gather import Gathered
 from disagg_sim.sweep.index import Key
-from disagg_sim.sweep.labels import labels
-from disagg_sim.sweep.origins import Fronts, UsedFit, fits_used, inherited, kin_of, with_origins
+from disagg_sim.sweep.labels import Fronts, UsedFit, fits_used, inherited, kin_of, labels, with_origins
 from disagg_sim.sweep.plan import CasePlan, ModePlan, SweepPlan
 from disagg_sim.sweep.serving_options import OWN_COLUMNS
-from disagg_sim.sweep.tally import Tally, add_up
-from disagg_sim.sweep.verdicts import verdict
+from disagg_sim.sweep.tally import Tally, add_up, verdict
 
 #: Tables of frontiers, and the rows of each, by digest and mode.
 Labelled = dict[tuple[str, str], tuple[pd.DataFrame, slice]]

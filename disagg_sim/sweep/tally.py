@@ -1,4 +1,7 @@
-"""Count the design points of a block, and those that each reason removed; counts of blocks add up."""
+"""Count the design points of a block, and those that each reason removed; counts of blocks add up.
+
+They say why a case has no frontier, and by how much its closest point misses.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,12 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from disagg_sim.domain import ServingMode
+from disagg_sim.sweep.cases import Case
+from disagg_sim.sweep.plan import ModePlan
+from disagg_sim.sweep.spec import PointLimits
+from disagg_sim.units import GB
 
 SHARED = "prefill and decode"  # phase of the points of a co-located mode
 OUT_OF_MEMORY = "out of memory"
@@ -85,3 +94,89 @@ def add_up(tallies: Iterable[Tally]) -> Tally:
         rows=sum(t.rows for t in held),
         removals=tuple(merged.values()),
     )
+
+
+def verdict(case: Case, plan: ModePlan, prefill: Tally, points: Tally) -> str:
+    """One clause that names what binds, for a mode of a case whose frontier is empty."""
+    if plan.mode != ServingMode.DISAGGREGATED:
+        return _of_instances(case, plan, points)
+    for name, phase, tally in ((case.prefill_system.name, "prefill", prefill), (case.system, "decode", points)):
+        if not tally.computed:
+            return _no_mapping(case, name, plan)
+        if not tally.feasible:
+            return _fits_nowhere(case, name, phase, tally)
+    if not prefill.rows:
+        return _no_prefill(case, prefill)
+    if _has(points, ABOVE_TTL) and not _has(points, ABOVE_NIC) and points.rows == 0:
+        left = points.feasible - sum(r.count for r in points.removals if r.reason == ABOVE_TTL)
+        if not left:
+            return _too_slow("decode configuration", "TTL", case.limits.ttl_s, _closest(points, ABOVE_TTL))
+    reasons = ", ".join(f"{r.reason} ({r.count})" for r in points.removals)
+    return f"no decode point has a match; decode points removed: {reasons}; gpu_cap is {case.limits.gpu_cap}"
+
+
+def detail(item: Removal, limits: PointLimits) -> str:
+    """By how much the closest of the removed points misses; its shortfall is finite."""
+    if item.reason == OUT_OF_MEMORY:
+        return f"the closest lacks {item.shortfall / GB:.3g} GB per GPU"
+    if item.reason == ABOVE_NIC:
+        needed, allowed = _distinct_texts((limits.nic_limit + item.shortfall) / GB, limits.nic_limit / GB)
+        return f"the closest needs {needed} GB/s, limit {allowed} GB/s"
+    limit = limits.ftl_s if item.reason == ABOVE_FTL else limits.ttl_s
+    taken, allowed = _distinct_texts(limit + item.shortfall, limit)
+    return f"the closest takes {taken} s, limit {allowed} s"
+
+
+def is_partial(item: Removal) -> bool:
+    """Whether the shortfall is of the blocks alone in which nothing passes, so not always that of the closest point."""
+    return item.phase == SHARED and item.reason != OUT_OF_MEMORY
+
+
+def _of_instances(case: Case, plan: ModePlan, points: Tally) -> str:
+    """What binds co-located instances."""
+    if not points.computed:
+        return _no_mapping(case, case.system, plan)
+    if not points.feasible:
+        return _fits_nowhere(case, case.system, plan.mode, points)
+    if points.feasible == sum(r.count for r in points.removals if r.reason == ABOVE_FTL):
+        return _too_slow(f"{plan.mode} configuration", "FTL", case.limits.ftl_s, _closest(points, ABOVE_FTL))
+    over = _closest(points, ABOVE_TTL)
+    return _too_slow(f"{plan.mode} configuration within the FTL limit", "TTL", case.limits.ttl_s, over)
+
+
+def _no_mapping(case: Case, system: str, plan: ModePlan) -> str:
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in plan.refused)
+    return f"{case.model} has no allowed mapping on {system}: {reasons}"
+
+
+def _fits_nowhere(case: Case, system: str, phase: str, tally: Tally) -> str:
+    short = _closest(tally, OUT_OF_MEMORY) / GB
+    return f"{case.model} fits on no allowed mapping of {system} ({phase}): the closest lacks {short:.1f} GB per GPU"
+
+
+def _no_prefill(case: Case, prefill: Tally) -> str:
+    if (over := _closest(prefill, ABOVE_FTL)) < math.inf and not _has(prefill, ABOVE_NIC):
+        return _too_slow("prefill configuration", "FTL", case.limits.ftl_s, over)
+    least, limit = _distinct_texts(
+        (case.limits.nic_limit + _closest(prefill, ABOVE_NIC)) / GB, case.limits.nic_limit / GB
+    )
+    return f"no prefill configuration stays below {limit} GB/s of KV egress; the least is {least} GB/s"
+
+
+def _too_slow(what: str, latency: str, limit: float, over: float) -> str:
+    best, allowed = _distinct_texts(limit + over, limit)
+    return f"no {what} meets the {latency} limit of {allowed} s; the best {latency} is {best} s"
+
+
+def _distinct_texts(value: float, limit: float) -> tuple[str, str]:
+    """Format value and limit with just enough digits to show that the value is larger."""
+    texts = [(f"{value:.{digits}g}", f"{limit:.{max(digits, 6)}g}") for digits in range(4, 18)]
+    return next((pair for pair in texts if float(pair[0]) > float(pair[1])), texts[0])
+
+
+def _has(tally: Tally, reason: str) -> bool:
+    return any(item.reason == reason for item in tally.removals)
+
+
+def _closest(tally: Tally, reason: str) -> float:
+    return min((item.shortfall for item in tally.removals if item.reason == reason), default=math.inf)

@@ -20,7 +20,7 @@ from disagg_sim.sweep.manifest import FRONTIER_FILE, MANIFEST, checksum
 from disagg_sim.sweep.plan import ROOMS
 from disagg_sim.sweep.results import NOTHING, CaseResult, ModeResult, SweepResult
 from disagg_sim.sweep.spec import SweepSpec
-from disagg_sim.sweep.verdicts import detail, is_partial
+from disagg_sim.sweep.tally import detail, is_partial
 
 POOLS_FILE = "pools.csv"  # frontiers over further pools
 

@@ -45,9 +45,8 @@ from disagg_sim.notebook import Shown
 from disagg_sim.physics.rank_load import PieceLoads, RankLoad, RankLoads, RestLoads
 from disagg_sim.physics.rank_sums import RANDOM, RequestLaw, request_law
 from disagg_sim.physics.residents import CachedTokens, decode_residents
-from disagg_sim.workload.distributions import LengthDistribution, length_distribution
+from disagg_sim.workload.distributions import LengthDistribution, length_distribution, nodes_of
 from disagg_sim.workload.prefixes import CachedPrefixes, Prompts, cached_share, prefixes_of
-from disagg_sim.workload.quadrature import nodes_of
 from disagg_sim.workload.trace import Trace
 
 #: A law is carried by its quantiles at normal scores within this many standard deviations ...
@@ -305,7 +304,7 @@ class Lengths(ByValue, Shown):
 
         Of a smooth function (``step`` 0) by Gauss quadrature of the law of ln(ISL) with ``NODES`` points: exact for
         polynomials of degree 2*NODES - 1 in it. One node where the length is constant. A function with stairs jumps or
-        bends at the multiples of ``step`` (``quadrature.nodes_of``).
+        bends at the multiples of ``step`` (``distributions.nodes_of``).
         """
         return nodes_of(self.isl, self.isl_weight, step)
 

@@ -23,7 +23,7 @@ from disagg_sim.arrays import Floats, Mask
 from disagg_sim.domain import ByValue
 from disagg_sim.errors import InputError
 from disagg_sim.facts.traffic import HBM, BetaShare, ConstantShare, Reuse, ShareSpec
-from disagg_sim.workload.quadrature import gauss, nodes_of
+from disagg_sim.workload.distributions import gauss, nodes_of
 
 #: Strata of unequal pasts, of equal numbers of prompts; prompts with nothing cached are one more.
 STRATA = 3

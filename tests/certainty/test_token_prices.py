@@ -9,7 +9,7 @@ import disagg_sim as ds
 from disagg_sim.certainty.rows import Origin, designs_of
 from disagg_sim.certainty.token_prices import PRICE_COLUMNS, token_prices, with_token_prices
 from disagg_sim.errors import InputError
-from disagg_sim.planning.prices import planned_prices
+from disagg_sim.planning.energy import planned_prices
 
 PRICE = {"h200_sxm": 3.6}  # a thousandth of a USD a second
 ONE = ds.Sharding()

@@ -39,7 +39,7 @@ from disagg_sim.facts.load import load_engine
 from disagg_sim.facts.yaml_files import DIRECTORIES, spec_files
 from disagg_sim.memory import VARIABLE
 from disagg_sim.parquet import write_parquet
-from disagg_sim.report.page.reading import read_block
+from disagg_sim.report.page.assemble import read_block
 from disagg_sim.report.page.write import plan_content
 from disagg_sim.scenario.policy_text import read_policies
 from disagg_sim.scenario.spec import check_scenario

@@ -13,8 +13,7 @@ from disagg_sim.certainty.grid_points import design_of
 from disagg_sim.cli.main import app
 from disagg_sim.domain import ServingMode
 from disagg_sim.facts.load import load_power
-from disagg_sim.planning.energy import decode_design, drawn, prefill_design
-from disagg_sim.planning.prices import planned_prices
+from disagg_sim.planning.energy import decode_design, drawn, planned_prices, prefill_design
 from disagg_sim.planning.prove import deployed
 from disagg_sim.planning.proven import proven
 from disagg_sim.planning.question import MOST_GPUS, PlanOptions

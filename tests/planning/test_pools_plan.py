@@ -14,10 +14,10 @@ from disagg_sim.facts.traffic import ConstantShare, Reuse
 from disagg_sim.physics.power import power_at
 from disagg_sim.planning.energy import watts_of_pools
 from disagg_sim.planning.limits import Demand, Limit
-from disagg_sim.planning.play_pools import deployed_pools, play_pools
 from disagg_sim.planning.pool_facts import drawn_of_pools, prices_of_pools
 from disagg_sim.planning.pool_queues import EncodeChoice
 from disagg_sim.planning.pools_plan import PoolsQuestion, plan_more_pools
+from disagg_sim.planning.proven import deployed_pools, play_pools
 from disagg_sim.planning.question import PlanOptions, Size
 from disagg_sim.report.plan import plan_json
 from disagg_sim.report.schemas import json_schema

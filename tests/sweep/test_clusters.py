@@ -22,8 +22,7 @@ from disagg_sim.scenario.run import require_no_faults, run_scenario
 from disagg_sim.scenario.spec import load_scenario
 from disagg_sim.sweep.backends import on_dask
 from disagg_sim.sweep.backends.workers import Workers
-from disagg_sim.sweep.elasticities import sweep_elasticities, write_elasticities
-from disagg_sim.sweep.fidelity import fidelity_of, write_fidelity
+from disagg_sim.sweep.fidelity import fidelity_of, sweep_elasticities, write_elasticities, write_fidelity
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import load_sweep

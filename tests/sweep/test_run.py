@@ -28,9 +28,8 @@ from disagg_sim.sweep.compute import BlockTask, StoredBlock, compute_blocks
 from disagg_sim.sweep.plan import SweepPlan, plan_sweep
 from disagg_sim.sweep.run import run_sweep
 from disagg_sim.sweep.spec import PointLimits, SweepSpec, load_sweep, same_system
-from disagg_sim.sweep.tally import ABOVE_FTL, ABOVE_NIC, Removal
+from disagg_sim.sweep.tally import ABOVE_FTL, ABOVE_NIC, Removal, detail
 from disagg_sim.sweep.traffic import Traffic
-from disagg_sim.sweep.verdicts import detail
 
 COLUMNS = """case, model, system, precision, profile, mode, isl, osl, tokens_per_s_per_user, tokens_per_s_per_gpu,
 ftl_s, ttl_s, prefill_tp_attn, prefill_dp_attn, prefill_tp_ffn, prefill_ep, prefill_pp, prefill_chunk_tokens,

@@ -1,6 +1,7 @@
 """Put a page together: styles, scripts and data in one HTML file that no network and no other script can touch.
 
 Tables are packed into text that a browser turns back into arrays: one compressed block of numbers.
+What the files of results lack or spoil is one line that names the file.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from disagg_sim.errors import InputError
+from disagg_sim.parquet import read_parquet
+from disagg_sim.reading import read_table as read_csv
 
 #: Compression: higher levels take much longer and save a few percent.
 LEVEL = 6
@@ -154,3 +161,54 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return _plain(value.item())
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+#: What reading a file of another shape, or a cut one, raises.
+FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+
+
+@contextmanager
+def as_content_faults(path: Path, what: str) -> Iterator[None]:
+    """Tell faults of the content of a file as such.
+
+    Takes ``what`` (it should be, such as "the manifest of a sweep").
+
+    >>> with as_content_faults(Path("plan.json"), "a plan"):
+    ...     {}["schema"]
+    Traceback (most recent call last):
+    disagg_sim.errors.InputError: plan.json: damaged: not a plan (KeyError: 'schema')
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except FAULTS as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(f"{path}: damaged: not {what} ({said})") from None
+
+
+def read_table(path: Path, *, numbers: Sequence[str] = (), texts: Sequence[str] = ()) -> pd.DataFrame:
+    """Read a CSV file of results.
+
+    Returns an empty table where there is no such file.
+    """
+    with as_content_faults(path, "a table"):
+        try:
+            table = read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+        except FileNotFoundError:
+            return pd.DataFrame()
+        if missing := [name for name in (*numbers, *texts) if name not in table]:
+            raise InputError(f"{path}: missing column {missing[0]!r}")
+        table = table.assign(**{name: pd.to_numeric(table[name]).astype(float) for name in numbers})
+        return table.assign(**{name: table[name].astype(str) for name in texts})
+
+
+def read_block(
+    path: Path, columns: Sequence[str] | None = None, *, rows: tuple[int, int] | None = None
+) -> pd.DataFrame:
+    """Read a Parquet file of results.
+
+    Takes ``columns`` (None = all). Returns these columns.
+    """
+    with as_content_faults(path, "a table of results"):
+        return read_parquet(path, columns, rows=rows)

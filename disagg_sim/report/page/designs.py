@@ -9,7 +9,7 @@ from disagg_sim.certainty.breakdown import parts_of
 from disagg_sim.certainty.passes import RESOURCES
 from disagg_sim.certainty.trust import COLUMN as TRUST_COLUMN
 from disagg_sim.domain import SHARDING, UNSAID
-from disagg_sim.report.sources import entries_of
+from disagg_sim.report.breakdown import entries_of
 from disagg_sim.report.words import MODE_TEXT, decode_parts_text, degrees_text, mapping_text, records
 from disagg_sim.serving.evidence import COLUMN as EVIDENCE_COLUMN
 from disagg_sim.serving.evidence import level

@@ -14,9 +14,8 @@ from disagg_sim.domain import ServingMode
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
 from disagg_sim.report.breakdown import PART_TEXT, RESOURCE_TEXT
-from disagg_sim.report.page.assemble import Content
+from disagg_sim.report.page.assemble import Content, as_content_faults, read_block, read_table
 from disagg_sim.report.page.designs import BANDS, COSTS, DRAFTS, NEEDED, parts_of_designs, shown_points, shown_pools
-from disagg_sim.report.page.reading import as_content_faults, read_block, read_table
 from disagg_sim.serving.gains import curve, pointwise_gain, where_it_pays
 from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.serving.spares import WITH_SPARES

@@ -19,8 +19,7 @@ from disagg_sim.atomic import write_text
 from disagg_sim.domain import SHARDING
 from disagg_sim.errors import InputError
 from disagg_sim.reading import read_json
-from disagg_sim.report.page.assemble import Content, page_html
-from disagg_sim.report.page.reading import as_content_faults, read_block, read_table
+from disagg_sim.report.page.assemble import Content, as_content_faults, page_html, read_block, read_table
 from disagg_sim.report.page.sweep import BESIDE, sweep_content
 from disagg_sim.report.schemas import POOLS
 from disagg_sim.report.words import MODE_TEXT, beside_text, degrees_text
