@@ -28,7 +28,7 @@ from disagg_sim.physics.rank_load import RankLoad
 from disagg_sim.physics.setup import Setup
 from disagg_sim.search.phase_grid import PHASES
 from disagg_sim.search.prefixes import uneven_passes
-from disagg_sim.serving.slot_turnover import MixedShares, Refill, mixed_steps, passes_in_gap, refill_passes
+from disagg_sim.serving.slot_turnover import MixedShares, Refill, longest_gap, mixed_steps, refill_passes, token_times
 from disagg_sim.workload.lengths import Lengths
 
 MODES = tuple(mode.value for mode in ServingMode)
@@ -283,12 +283,10 @@ def scores_of(designs: Designs, times: Times, *, rematch: bool = False) -> Score
             return Scores(first, times.step, rate * osl / designs.total_gpus)
         accepted = accepted_length(designs.at.speculation, designs.mapping.draft_tokens)
         if designs.mode == "colocated":
-            prompts = designs.batch / lengths.gaps
-            passes = prompts * designs.filled.passes
-            mean, fed = times.step * designs.filled.idle + prompts * times.busy, passes * times.load
-            others = np.maximum((designs.batch - designs.filled.left) * times.busy - times.fill, 0.0)
-            gap = accepted * times.step + passes_in_gap(accepted * passes) * times.long
-            mean, tpot = np.maximum(mean, fed), np.maximum(times.step + others / lengths.gaps, fed)
+            filled, passes = designs.filled, designs.batch / lengths.gaps * designs.filled.passes
+            slots = (designs.batch, lengths.gaps, filled.idle, filled.left)
+            mean, tpot = token_times(times.step, times.busy, times.fill, *slots, fed=passes * times.load)
+            gap = longest_gap(times.step, times.long, passes, accepted)
         else:
             mean = times.busy / accepted + designs.steps.plain * times.step
             mean = np.maximum(mean, designs.batch / (designs.mapping.dp_attn * lengths.gaps) * times.load)

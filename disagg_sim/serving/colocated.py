@@ -39,7 +39,7 @@ from disagg_sim.serving.colocation import (
 )
 from disagg_sim.serving.pass_columns import PassColumns, hold_steps, pass_columns, pass_sizes
 from disagg_sim.serving.search_cache import Best, Rows, of_one_depth, searched
-from disagg_sim.serving.slot_turnover import passes_in_gap
+from disagg_sim.serving.slot_turnover import longest_gap, token_times
 from disagg_sim.workload.lengths import Lengths
 
 DEFAULT = Colocation()
@@ -294,21 +294,18 @@ class _Scored:
         idle, left = np.tile(passes.idle, len(cuts)), np.tile(passes.left, len(cuts))
         means = [passes.mean(cut.time[rows]) for cut in cuts]
         each, own = (np.concatenate(parts, axis=1) for parts in zip(*means, strict=True))
-        per_token = batch[index] / case.lengths.gaps  # prompts
-        often = np.tile(passes.passes, len(cuts))
-        accepted = self.group.accepted(case)
-        others = np.maximum((batch[index] - left) * each - own, 0.0)  # passes that a request's tokens wait for
-        mean, tpot, ftl = step * idle + per_token * each, step + others / case.lengths.gaps, own
+        often, ftl, fed = np.tile(passes.passes, len(cuts)), own, None
+        per_token = batch[index] / case.lengths.gaps * often  # passes
         if any(np.ndim(cut.load) for cut in cuts):
             loads = (np.broadcast_to(cut.load, cut.time.shape)[rows] for cut in cuts)
             load = np.concatenate([passes.mean(of_cut)[1] for of_cut in loads], axis=1)
-            fed = per_token * often * load  # as fast as pasts are loaded, while decode goes on
-            mean, tpot, ftl = np.maximum(mean, fed), np.maximum(tpot, fed), own + load
+            ftl, fed = own + load, per_token * load  # loads go on beside decode
+        mean, tpot = token_times(step, each, own, batch[index], case.lengths.gaps, idle, left, fed)
 
         def largest_gap(places: Any) -> Floats:
             long_time = np.concatenate([cut.long_time[rows][:, passes.longest] for cut in cuts], axis=1)
-            between = passes_in_gap(accepted * per_token * often)[places[1]]
-            return np.asarray(accepted * step[places] + between * long_time[places])
+            gap = longest_gap(step[places], long_time[places], per_token[places[1]], self.group.accepted(case))
+            return np.asarray(gap)
 
         options = Options(
             batch_index=index,

@@ -180,13 +180,54 @@ def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
     return MixedShares(alone, full, plain)
 
 
-def passes_in_gap(passes: Floats) -> Floats:
-    """Round passes between two steps up to what the longest gap between two tokens has, one at least. [1]
+def token_times(
+    step: Any, each: Any, own: Any, batch: Any, gaps: float, idle: Any, left: Any, fed: Any = None
+) -> tuple[Any, Any]:
+    r"""Find the mean time between two tokens of an instance that makes passes between its decode steps.
 
-    >>> passes_in_gap(np.array([0.01, 1.0 + 1e-9, 4.3])).tolist()
-    [1.0, 1.0, 5.0]
+    .. math:: \overline{TTL} = \max(s\,T_d + B\,t/g,\ f), \qquad TPOT = \max(T_d + \max((B - l)\,t - t_{own},\ 0)/g,\ f)
+
+    Source: physics page, section 8.
+
+    Parameters
+    ----------
+    step, each, own
+        Decode step :math:`T_d`; what a prompt costs t, and the pass that it is in :math:`t_{own}`. [s]
+    batch, gaps
+        Slots B [request]; steps from the first token of a request to its last g [1].
+    idle, left
+        Slots over those that decode s [1]; slots that stay free after a pass l [request].
+    fed
+        Time in which cached pasts are loaded for a token f; None = they are there. [s]
+
+    Returns
+    -------
+    mean, tpot
+        Over all tokens of the instance, and over the life of a request, which waits for the passes of others. [s]
+
+    Examples
+    --------
+    Steps of 10 ms; each of 4 requests with 100 tokens to go costs a pass of 50 ms:
+
+    >>> mean, tpot = token_times(0.010, 0.050, 0.050, 4, 100.0, idle=1.0, left=0.0)
+    >>> f"{mean * 1e3:.1f} {tpot * 1e3:.1f}"
+    '12.0 11.5'
     """
-    return np.maximum(np.ceil(np.round(passes, 6)), 1.0)
+    others = np.maximum((batch - left) * each - own, 0.0)
+    mean, tpot = step * idle + batch / gaps * each, step + others / gaps
+    return (mean, tpot) if fed is None else (np.maximum(mean, fed), np.maximum(tpot, fed))
+
+
+def longest_gap(step: Any, long_pass: Any, passes: Any, accepted: Any) -> Any:
+    """Find the longest gap between two tokens: a step, and the passes between two steps, one at least, as one is made.
+
+    Takes ``step`` and ``long_pass`` [s], ``passes`` (of a token, on average [1]) and ``accepted`` (tokens of a step).
+    Returns [s].
+
+    >>> [float(longest_gap(0.010, 0.100, passes, 1.0).round(3)) for passes in (0.01, 1.0 + 1e-9, 4.3)]
+    [0.11, 0.11, 0.51]
+    """
+    return accepted * step + np.maximum(np.ceil(np.round(accepted * passes, 6)), 1.0) * long_pass
 
 
 def _alike(*keys: Ints) -> list[Ints]:
