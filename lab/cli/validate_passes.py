@@ -10,9 +10,11 @@ import typer
 
 from disagg_sim.atomic import write_csv
 from disagg_sim.cli.tables import print_frame, print_table
-from lab.calibration.served.forward_pass import judge_passes, pass_cells
+from lab.calibration.served.forward_pass import judge_passes, judge_steps, pass_cells
 
 _WHAT = {"whole": "predicted_ms", "past": "from_past_ms"}
+#: Bounds of the cells of decodes: beyond the last but one none was captured as a graph. [request]
+STEPS = (0, 16, 64, 256, 512, 100_000)
 
 
 def passes(
@@ -22,11 +24,13 @@ def passes(
     ],
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of rows.csv and cells.csv.")] = None,
 ) -> None:
-    """Predict every prefill on a cached past that engines were timed with, and print the errors.
+    """Predict every prefill on a cached past, and every step of decodes, that engines were timed with.
 
     "whole" is the pass as the engine profile has it, "past" the measured pass without a past and what the forecast adds
-    for it. Cells are medians of predicted over measured by new and by cached tokens of a request.
+    for it. Cells are medians of predicted over measured by new and by cached tokens of a request; steps of decodes are
+    told by how many they are.
     """
+    steps = pd.concat([judge_steps(path) for path in files], ignore_index=True)
     rows = pd.concat([judge_passes(path) for path in files], ignore_index=True)
     good = rows[rows["reason"] == ""]
     keys = ["engine", "version", "model", "system", "layout", "part"]
@@ -48,7 +52,28 @@ def passes(
         print_frame(held.pivot_table("ratio", "new_tokens", "past_tokens", observed=True).reset_index())
     left = rows.loc[rows["reason"] != "", "reason"].value_counts()
     print_table(((count, reason) for reason, count in left.items()), header=("not evaluated", "reason"), numeric=(0,))
+    _print_steps(steps)
     if out is not None:
         write_csv(out / "rows.csv", rows, digits=6)
+        write_csv(out / "steps.csv", steps, digits=6)
         write_csv(out / "cells.csv", told, digits=6)
     typer.echo(f"{len(good)} of {len(rows)} passes evaluated")
+
+
+def _print_steps(steps: pd.DataFrame) -> None:
+    """Print errors of steps of decodes by layout and by how many decodes they have."""
+    good = steps[steps["reason"] == ""]
+    upto = pd.cut(good["batch"], STEPS, labels=[*map(str, STEPS[1:-1]), "more"])
+    error = good["predicted_ms"] / good["measured_ms"] - 1.0
+    lines = [
+        (
+            *words,
+            len(some),
+            *(f"{number:.3f}" for number in (some.abs().median(), some.abs().quantile(0.9), some.median())),
+        )
+        for words, some in error.groupby(
+            [good["engine"], good["model"], good["layout"], good["part"], upto], observed=True
+        )
+    ]
+    header = ("engine", "model", "layout", "part", "decodes to", "steps", "median", "p90", "bias")
+    print_table(lines, header=header, numeric=(5, 6, 7, 8))

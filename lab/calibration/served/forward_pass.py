@@ -1,16 +1,19 @@
-"""Judge forward passes of an engine: prompts of new tokens on a cached past, one step of a whole model.
+"""Judge forward passes of an engine, one step of a whole model: prompts of new tokens on a cached past, and decodes.
 
 The table is that of NVIDIA's aisimulate wheels (``fpm_forward_perf.parquet``): wall time of one engine step by
-requests, new tokens and cached tokens. Each pass is predicted twice:
+requests, new tokens and cached tokens. Each pass of prompts is predicted twice:
 
 * whole: the kernels of the step, with what the engine profile adds to them;
 * past: the pass that was measured with at most ``NO_PAST`` cached tokens, and what attention on the past adds.
 
 All requests of such a pass are new to the engine, whose host takes over their tokens one by one: ``ADMISSION`` a token.
+A step of more decodes than the engine captured a graph of is launched kernel by kernel, ``UNCAPTURED_LAUNCH`` each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +25,8 @@ from disagg_sim.facts.load import load_engine, load_model, load_system
 from disagg_sim.facts.yaml_files import shown
 from disagg_sim.parquet import read_parquet
 from disagg_sim.physics.blocks import layers_of
-from disagg_sim.physics.passes.engine_time import all_stages, prefill_stretch, step_time
+from disagg_sim.physics.passes.decode import decode_step
+from disagg_sim.physics.passes.engine_time import all_stages, launch_time, prefill_stretch, step_time
 from disagg_sim.physics.passes.layers import attention_cost, attention_side, join_experts, stretched
 from disagg_sim.physics.tabulate import DistinctCounts
 from disagg_sim.physics.work import Numeric, Tokens
@@ -61,6 +65,9 @@ PAST = (-1, 0, 1024, 4096, 16_384, 65_536, np.inf)
 #: Host time of a token of a request that is new to the engine, from passes of vLLM 0.25.1 on an H200 (median of those
 #: of the first part with 30,000 cached tokens and more, attention taken off); GLM-5.2 on a B200 shows 55-86 ns. [s]
 ADMISSION = 79e-9
+#: Largest step of decodes that vLLM captured a graph of [request], and the host time of a kernel in larger ones, of
+#: vLLM 0.25.1: 59 us in MiniMax-M2.7 (TP2 and TP4 alike, whatever the batch), 44 us in GLM-5.2 [s].
+CAPTURED, UNCAPTURED_LAUNCH = 512, 51e-6
 #: Cached tokens of a request up to which a pass counts as one without a past. [token]
 NO_PAST = 64
 #: Passes below which the median of a cell says little. [1]
@@ -75,8 +82,26 @@ def judge_passes(path: Path) -> pd.DataFrame:
     that batch and new tokens, or the pass has no past itself), ``part`` ("fitted" or "held out", by a hash of the
     shape; what was learnt from such passes was learnt from the first part) and ``reason``, why a row has no prediction.
     """
+    found = _predicted(path, "prefill", _predict)
+    none = found["past_tokens"] <= NO_PAST
+    keys = ["engine", "version", "model", "system", "layout", "batch", "new_tokens"]
+    bare = found["measured_ms"].where(none).groupby([found[key] for key in keys]).transform("median")
+    added = found.pop("added_ms")
+    return found.assign(from_past_ms=(bare + added).where(~none))
+
+
+def judge_steps(path: Path) -> pd.DataFrame:
+    """Predict every step of decodes of a table of forward passes: columns of ``judge_passes``, without those of pasts.
+
+    ``past_tokens`` are those of a request on average.
+    """
+    return _predicted(path, "decode", _predict_step).drop(columns=["added_ms", "new_tokens"])
+
+
+def _predicted(path: Path, kind: str, predict: Callable[..., tuple[Numeric, Numeric]]) -> pd.DataFrame:
+    """The passes of one kind with two numbers each, the whole and what was added [ms]; NaN where there is a reason."""
     table = _read(path)
-    table = table[(table["workload_kind"] == "prefill") & (table["flag"] == "")].reset_index(drop=True)
+    table = table[(table["workload_kind"] == kind) & (table["flag"] == "")].reset_index(drop=True)
     batch = table["batch_size"].to_numpy(dtype=float)
     found = pd.DataFrame(
         {
@@ -99,15 +124,11 @@ def judge_passes(path: Path) -> pd.DataFrame:
     reason = np.full(len(found), "", dtype=object)
     for words, rows in found.groupby([table[column] for column in _LAYOUT], sort=False):
         try:
-            predicted[rows.index], added[rows.index] = _predict(dict(zip(_LAYOUT, words, strict=True)), rows)
+            run, mapping = _run_of(dict(zip(_LAYOUT, map(str, words), strict=True)))
+            predicted[rows.index], added[rows.index] = predict(run, mapping, rows)
         except DisaggSimError as error:
             reason[rows.index] = str(error)
-    none = found["past_tokens"] <= NO_PAST
-    keys = ["engine", "version", "model", "system", "layout", "batch", "new_tokens"]
-    bare = found["measured_ms"].where(none).groupby([found[key] for key in keys]).transform("median")
-    return found.assign(
-        predicted_ms=predicted / MS, from_past_ms=(bare + added / MS).where(~none), part=part, reason=reason
-    )
+    return found.assign(predicted_ms=predicted / MS, added_ms=added / MS, part=part, reason=reason)
 
 
 def pass_cells(passes: pd.DataFrame, predicted: str) -> pd.DataFrame:
@@ -158,9 +179,8 @@ def past_time(run: ServedModel, mapping: Sharding, *, batch: Numeric, new: Numer
     return added
 
 
-def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Numeric]:
-    """Times of the passes of one layout, and what their past adds. [s]"""
-    words = {name: str(value) for name, value in layout.items()}
+def _run_of(words: dict[str, str]) -> tuple[ServedModel, Sharding]:
+    """What a layout of the table ran."""
     name, engine = model_named(words["model_path"]), engine_named(words["engine"])
     if not name or not engine:
         raise InputError(
@@ -169,7 +189,11 @@ def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Nu
     recipe = recipe_of(words["weight_quantization"], "fp8" if "fp8" in words["kv_cache_dtype"] else "bf16", name)
     run = served(load_model(name), load_system(spec_name(words["system"])), recipe, load_engine(engine))
     tp, dp, moe_tp, ep = (int(words[column]) for column in ("tp", "dp", "moe_tp", "moe_ep"))
-    mapping = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=moe_tp, ep=ep)
+    return run, Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=moe_tp, ep=ep)
+
+
+def _predict(run: ServedModel, mapping: Sharding, rows: pd.DataFrame) -> tuple[Numeric, Numeric]:
+    """Times of the passes of one layout, and what their past adds. [s]"""
     batch, new, past = (rows[column].to_numpy(dtype=float) for column in ("batch", "new_tokens", "past_tokens"))
     sizes = {"batch": batch, "new": new, "past": past}
     admitted = ADMISSION * batch
@@ -177,6 +201,16 @@ def _predict(layout: dict[str, object], rows: pd.DataFrame) -> tuple[Numeric, Nu
         pass_time(run, mapping, **sizes) + admitted * (new + past),
         past_time(run, mapping, **sizes) + admitted * past,
     )
+
+
+def _predict_step(run: ServedModel, mapping: Sharding, rows: pd.DataFrame) -> tuple[Numeric, Numeric]:
+    """Times of the steps of one layout, and what launching kernel by kernel adds. [s]"""
+    batch, past = (rows[column].to_numpy(dtype=float) for column in ("batch", "past_tokens"))
+    step = decode_step(run.at, mapping, batch=batch * mapping.dp_attn, context=past).ttl
+    engine = replace(run.engine, kernel_launch=UNCAPTURED_LAUNCH)
+    launched = launch_time(run.at.changed(overheads=engine), mapping)
+    whole = np.where(batch > CAPTURED, np.maximum(step, launched), step)
+    return whole, whole - step
 
 
 def _read(path: Path) -> pd.DataFrame:
