@@ -319,8 +319,8 @@ def _lines(row: ServingRow, answer: tuple[Prediction, int] | None, part: str) ->
             prediction, index = answer
             capacity = float(prediction.capacity[index])
             saturated = saturated or bool(prediction.demand[index] > capacity)
+            predicted = value_of(quantity, row, prediction, index)
             if not reason:
-                predicted = value_of(quantity, row, prediction, index)
                 if np.isfinite(predicted) and quantity.measured > 0:
                     error = predicted / quantity.measured - 1.0
                 else:

@@ -32,7 +32,7 @@ from lab.calibration.served.cells import (
     value,
     yes,
 )
-from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
+from lab.calibration.served.rows import UNKNOWN_START, Measurement, ServingRow, WorkerGroup
 
 #: InferenceX draws lengths from 0.8 to 1.0 of the stated ones and sends 10 prompts per concurrency slot.
 INFERENCEX_MEAN_LENGTH, INFERENCEX_WAVES, INFERENCEX_SPREAD = 0.9, 10.0, 0.1 / 0.9
@@ -241,8 +241,7 @@ def nvidia_gap(line: Any) -> ServingRow:
     gpus = experts if wider else tp
     groups = gpus if yes(line, "attention_dp") else gpus // tp
     isl = value(line, "isl")
-    unknown = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
-    first = (replace(each, reason=unknown) for each in mean_or_median(line, "ttft"))
+    first = (replace(each, reason=UNKNOWN_START) for each in mean_or_median(line, "ttft"))
     return replace(
         _row(line, names),
         load="closed_loop",

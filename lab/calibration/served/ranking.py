@@ -22,6 +22,7 @@ import pandas as pd
 
 from disagg_sim.arrays import Floats
 from lab.calibration.served.groups import points
+from lab.calibration.served.rows import UNKNOWN_START
 
 #: Interactivities at which modes are compared. [token/s/user]
 LEVELS = (10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 65.0, 80.0, 100.0, 125.0, 150.0, 200.0)
@@ -56,12 +57,18 @@ def served_points(table: pd.DataFrame) -> pd.DataFrame:
     10 requests of 1000 + 101 tokens that each take 1 s + 100 * 10 ms make 10 * 1101 / 2 s on one GPU:
 
     >>> line = dict.fromkeys((*GROUP, *CONFIGURATION), "any") | {"evaluated": True, "saturated": False, "gpus": 1.0}
+    >>> line |= {"reason": ""}
     >>> line |= {"load": "closed_loop", "recipe": "fp8", "point": "a", "isl": 1000.0, "osl": 101.0, "concurrency": 10.0}
     >>> tpot, ttft = ({"quantity": name, "measured": t, "predicted": t} for name, t in (("tpot", 0.01), ("ttft", 1.0)))
     >>> found = served_points(pd.DataFrame([line | tpot, line | ttft]).assign(relative_error=0.0))
     >>> found[["interactivity_measured", "throughput_measured"]].values.tolist()
     [[100.0, 5505.0]]
     """
+    mean = (table["reason"] == UNKNOWN_START) & table[
+        "predicted"
+    ].notna()  # is not judged, but tells the rate of a loop
+    ratio = table["relative_error"].where(~mean, table["predicted"] / table["measured"] - 1.0)
+    table = table.assign(evaluated=table["evaluated"] | mean, relative_error=ratio)
     usable = table[table["evaluated"] & ~table["saturated"] & (table["load"] == "closed_loop")]
     once = points(usable.assign(weights=[str(recipe).partition("_")[0] for recipe in usable["recipe"]]))
     place = ["point", *GROUP, *CONFIGURATION, "gpus", "concurrency"]

@@ -10,6 +10,8 @@ from lab.calibration.files import kept_from_fits
 
 #: What is in flight: a closed loop, everything queued, a Poisson stream at a stated rate, one fixed batch, one phase.
 LOADS = ("closed_loop", "offline", "server", "static", "prefill", "decode")
+#: Why a mean TTFT is not judged that is right all the same, as in Little's law.
+UNKNOWN_START = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
 #: Digits of the word of an operating point. [1]
 POINT_DIGITS = 10
 
