@@ -40,7 +40,7 @@ FILES = {
 FORMS = {
     "inferencex_dense": "InferenceX, Llama 70B and gpt-oss, aggregated",
     "inferencex_dsr1": "InferenceX, DeepSeek-R1",
-    "inferencex_models": "InferenceX, Kimi K2.5 and MiniMax-M2.5 (no profile was fitted to them)",
+    "inferencex_models": "InferenceX, models of 2026 (no profile was fitted to them)",
     "nvidia_gap": "NVIDIA's gap analysis",
     "splitwise": "Splitwise, Llama 2 70B and BLOOM, vLLM of 2023",
     "argonne": "Argonne, many models, static batches",
