@@ -96,7 +96,7 @@ def scripts_of(engine: str, workers: Sequence[Workers], weights: Sequence[Weight
     Returns name of a file -> text: a script for each pool, for TensorRT-LLM its configuration too, and ``router.sh``.
     """
     files, exports = {}, environment_of(engine, workers)
-    alone = on_one_node(workers)
+    alone = sum(each.gpus * each.instances for each in workers) <= workers[0].local_gpus  # one node holds all
     for each, own in zip(workers, weights, strict=True):
         nodes = each.nodes()
         settings = ENGINES[engine].settings(each, own)
@@ -123,19 +123,6 @@ def scripts_of(engine: str, workers: Sequence[Workers], weights: Sequence[Weight
 
 #: Asks for a key, or sends it, where there is one.
 _KEY = '${API_KEY:+--api-key "$API_KEY"}'
-
-
-def on_one_node(workers: Sequence[Workers]) -> bool:
-    """Whether one node holds a whole deployment, so that nothing of it has to be reached from another one.
-
-    >>> from disagg_sim.domain import Sharding
-    >>> from disagg_sim.physics.setup import setup
-    >>> one = Workers(role="colocated", mapping=Sharding(), instances=8,
-    ...     setup=setup("llama_3_1_8b", "h100_sxm", "bf16"))
-    >>> on_one_node([one])
-    True
-    """
-    return sum(each.gpus * each.instances for each in workers) <= workers[0].local_gpus
 
 
 def _heading(engine: str, workers: Workers, nodes: int, version: str) -> str:

@@ -154,7 +154,10 @@ def demand_of(
     trace = lengths if isinstance(lengths, Trace) else options.trace
     if trace is not None and not 0.0 < trace.rate < math.inf:
         raise InputError(f"trace {trace.name} has no request rate: it has one request, or all arrive at once")
-    law = lengths if isinstance(lengths, Lengths) else _lengths_of(lengths)
+    if not isinstance(lengths, Lengths | Trace | TrafficCase):
+        allowed = "what ds.lengths makes, a trace, or a case of a traffic"
+        raise InputError(f"lengths {quoted(lengths)}; allowed: {allowed}")
+    law = lengths if isinstance(lengths, Lengths) else lengths_of(lengths)
     work = Demand(
         lengths=law if options.rank_imbalance == EVEN_RANKS else uneven(law, options.rank_imbalance),
         ttft=limit_of(ttft, "ttft"),
@@ -220,9 +223,3 @@ def unevenness(trace: Trace, rate: float, ttft: float, share: float) -> tuple[fl
     some = fine[fine.sum(axis=1) > 0]
     spread = float(np.median(some.var(axis=1) / some.mean(axis=1)))  # median: a step in the rate is not unevenness
     return max(spread, 1.0), max(surge, 1.0)
-
-
-def _lengths_of(given: Any) -> Lengths:
-    if isinstance(given, Trace | TrafficCase):
-        return lengths_of(given)
-    raise InputError(f"lengths {quoted(given)}; allowed: what ds.lengths makes, a trace, or a case of a traffic")

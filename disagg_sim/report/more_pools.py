@@ -20,7 +20,6 @@ from disagg_sim.report.plan_facts import price_of_pools, price_rows, watts_rows
 from disagg_sim.report.plan_rows import law_words, seconds_text
 from disagg_sim.report.schemas import POOLS, PoolsJson, PoolsRunJson, StageJson, plain
 from disagg_sim.report.words import beside_text, text_of
-from disagg_sim.serving.pools import PoolsPlan
 from disagg_sim.units import HOUR, MILLION
 
 if TYPE_CHECKING:
@@ -67,7 +66,10 @@ def pools_screen(found: PlannedPools, facts: PoolFacts = NO_FACTS) -> list[Scree
             ScreenPart(tuple(_rows(found)), HEADER, (5, 6, 7)),
             ScreenPart((*_facts(found), *price_rows(facts.prices), *watts)),
         ]
-    told = [f"beside, on {names}: {_message(other)}" for names, other in found.others]
+    told = [
+        f"beside, on {names}: {f'{other.total_gpus} GPUs, ' if other.members else ''}{other.message}"
+        for names, other in found.others
+    ]
     told += [f"left out: {line}" for line in found.left_out]
     return [*blocks, _lines(*told)] if told else blocks
 
@@ -94,10 +96,6 @@ def played_screen(found: PlannedPools, run: ProofRun) -> ScreenPart:
 
 def _lines(*lines: str) -> ScreenPart:
     return ScreenPart(tuple((line,) for line in lines))
-
-
-def _message(plan: PoolsPlan) -> str:
-    return f"{plan.total_gpus} GPUs, {plan.message}" if plan.members else plan.message
 
 
 def _question(found: PlannedPools) -> str:

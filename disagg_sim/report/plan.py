@@ -152,7 +152,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
 
     Returns ``schema``, ``status``, ``question``, ``best``, ``runners_up`` ...
     """
-    work, size = plan.work, plan.size
+    work, size, aside = plan.work, plan.size, None if told.changes is None else told.changes.aside
     question: QuestionJson = {
         "model": plan.cases[0].at.model.name,
         "systems": list(dict.fromkeys(case.at.system.name for case in plan.cases)),
@@ -181,7 +181,7 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
         "assurance": None if told.sure is None else plain(asdict(told.sure)),
         "flips": None if told.changes is None else [plain(asdict(flip)) for flip in told.changes.flips],
         "limit_costs": None if told.changes is None else [plain(asdict(each)) for each in told.changes.limits],
-        "set_aside": _aside_json(plan, told),
+        "set_aside": None if aside is None else design_json(plan, aside),
         "simulated": None if told.proof is None else _proof_json(told.proof),
         "left_out": list(plan.left_out),
         "said": _sentences(plan, told),
@@ -197,12 +197,6 @@ def plan_json(plan: Plan, told: PlanExtras = NOTHING) -> PlanJson:
     if told.prices is not None:
         whole["usd_per_million_tokens"] = token_prices_json(told.prices)
     return whole
-
-
-def _aside_json(plan: Plan, told: PlanExtras) -> DesignJson | None:
-    """The design that would cost less; None where none does, or nobody asked."""
-    aside = None if told.changes is None else told.changes.aside
-    return None if aside is None else design_json(plan, aside)
 
 
 def token_prices_json(prices: TokenPrices) -> TokenPricesJson:

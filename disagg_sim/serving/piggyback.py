@@ -209,20 +209,8 @@ def search_piggyback(case: ColocatedCase, mappings: Sharding | list[Sharding]) -
 
 
 def count_piggyback(case: ColocatedCase, mappings: Sharding) -> int:
-    """Count the design points that ``piggyback`` scores: (mapping, batch, chunk, form of MLA). [1]
+    """Count the design points that ``piggyback`` scores before limits act: (mapping, batch, chunk, form of MLA). [1]
 
-    Parameters
-    ----------
-    case, mappings
-        Setup, lengths, limits and options; mappings to search.
-
-    Returns
-    -------
-    int
-        Before any limit acts. [1]
-
-    Examples
-    --------
     A batch of 16 takes in 16 x 2048/255 = 128 prompt tokens a step: as many in every step, or 512 in every fourth.
     Chunks of 64 would be too few:
 
