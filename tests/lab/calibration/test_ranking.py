@@ -7,8 +7,19 @@ import pandas as pd
 import pytest
 
 from lab.calibration.served.predictions import predicted_by, read_predictions
-from lab.calibration.served.ranking import curve_at, heights, loop_throughput, modes, ranked, served_points, summed
+from lab.calibration.served.ranking import (
+    CONFIGURATION,
+    curve_at,
+    heights,
+    loop_throughput,
+    modes,
+    ranked,
+    served_points,
+    summed,
+)
+from lab.calibration.served.ranking import GROUP as RUNS
 from lab.calibration.served.read import ServingDataError
+from lab.calibration.served.rows import UNKNOWN_START
 
 GROUP = {"family": "dense", "model": "m", "system": "s", "engine": "e", "isl": 900.0, "osl": 100.0}
 
@@ -144,3 +155,14 @@ def test_faulty_predictions_are_one_line(tmp_path, text, line):
         read_predictions(path)
     assert line in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_mean_that_is_not_judged_tells_the_rate_of_a_loop_all_the_same():
+    """10 requests of 1,000 + 101 tokens that each take 1 + 1 s; other reasons leave a run out."""
+    line = dict.fromkeys((*RUNS, *CONFIGURATION), "any") | {"saturated": False, "gpus": 1.0, "load": "closed_loop"}
+    line |= {"recipe": "fp8", "point": "a", "isl": 1000.0, "osl": 101.0, "concurrency": 10.0, "reason": ""}
+    tpot = line | {"quantity": "tpot", "measured": 0.01, "predicted": 0.01, "relative_error": 0.0, "evaluated": True}
+    ttft = tpot | {"quantity": "ttft", "measured": 1.0, "predicted": 0.5, "relative_error": np.nan, "evaluated": False}
+    (found,) = served_points(pd.DataFrame([tpot, ttft | {"reason": UNKNOWN_START}])).to_dict("records")
+    assert (found["throughput_measured"], found["throughput_forecast"]) == (5505.0, 7340.0)
+    assert served_points(pd.DataFrame([tpot, ttft | {"reason": "a warm-up"}])).empty
