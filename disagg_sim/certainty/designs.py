@@ -35,20 +35,20 @@ MODES = tuple(mode.value for mode in ServingMode)
 
 
 class Times(NamedTuple):
-    """What the passes of designs take, arrays whose last axis is (rows,). [s]"""
+    """Times of the passes of designs, arrays whose last axis is (rows,). [s]"""
 
     step: Any  # a decode step
     fill: Any  # to the first token: a pass of prefill, or the mixed steps that take in a prompt
-    busy: Any  # an instance starts a pass of prefill this often; passes that a co-located prompt costs, or a mixed step
+    busy: Any  # from the start of a prefill pass to the next; co-located the passes for one prompt, or a mixed step
     long: Any = 0.0  # a pass of long prompts, or a mixed step with a piece of one; 0 where no row's TTL is its gap
-    load: Any = 0.0  # of cached pasts into HBM before a pass
+    load: Any = 0.0  # to load cached pasts into HBM before a pass
 
 
 class Prompt(NamedTuple):
     """Prompts whose pass is timed, of a row of one length, and how often it counts: numbers or arrays (rows,)."""
 
     isl: Any  # [token]
-    past: Any = 0.0  # of it, cached before [token]
+    past: Any = 0.0  # tokens of it that are cached [token]
     fill: Any = 1.0  # [1]
     busy: Any = 1.0  # [1]
     long: Any = 0.0  # [1]
@@ -60,7 +60,7 @@ class Prompt(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What users and operators see of designs; arrays of the shape of the times."""
+    """Latencies and throughput of designs; arrays of the shape of the times."""
 
     ftl: Any  # [s]
     ttl: Any  # as the row means it, of ``serving.colocation.TTL_MEASURES`` [s]

@@ -1,7 +1,7 @@
-"""Take apart what further pools do: a decode step over attention and feed-forward ranks, and the encoding of images.
+"""Break down the times of further pools: a decode step over attention and FFN ranks, and the encoding of images.
 
-A half of a layer is a sum of its operators, and so is what a step waits for: the contributions
-:math:`t_o\\,\\partial TTL/\\partial t_o` of ``certainty.contributions`` leave out what hides behind the other half.
+Half a layer is a sum of operators. The contributions :math:`t_o\\,\\partial TTL/\\partial t_o` of operators to a step
+(``certainty.contributions``) leave out the time that the other half hides.
 
 Energy of one GPU of either pool, and of encoders:
 
@@ -38,7 +38,7 @@ from disagg_sim.physics.setup import Setup
 from disagg_sim.physics.work import Numeric, Operator
 from disagg_sim.workload.lengths import Lengths
 
-#: Columns of the parts: ``waited`` is what the step waits for of them, the rest hides behind the other half.
+#: Columns of the parts: ``waited`` is the time that the step waits for the part; the other half hides the rest.
 PART_COLUMNS = ("pool", "operator", "kind", "seconds", "waited", "share", "trust", "source")
 
 
@@ -124,7 +124,7 @@ def split_parts(at: Setup, split: Split, lengths: Lengths, sequences: float, ffn
 
 
 def _sum(counts: Sequence[int], times: Sequence[Numeric]) -> Numeric:
-    """Over the layers of all kinds. [s]"""
+    """Add up the times of the layers of all kinds. [s]"""
     total: Numeric = 0.0
     for count, time in zip(counts, times, strict=True):
         total = total + count * time
@@ -132,14 +132,14 @@ def _sum(counts: Sequence[int], times: Sequence[Numeric]) -> Numeric:
 
 
 def _parts(at: Setup, timed: Callable[[Setup], Numeric]) -> list[Contribution]:
-    """Operators of what is timed under a setup."""
+    """List the operators of a time, with their contributions to it."""
     return contributions_in("decode", at, lambda adjusted: Times(np.atleast_1d(timed(adjusted)), 0.0, 0.0))
 
 
 def _rows(
     pool: str, at: Setup, alone: list[Contribution], waited: list[Contribution], ttl: float
 ) -> list[dict[str, object]]:
-    """Operators of a pool as rows; what the step waits for of each by its key."""
+    """Make a row for each operator of a pool, with the time that the step waits for it."""
     counted = {each.key: float(each.seconds.step[0]) for each in waited}
     found = []
     for each in alone:
@@ -184,7 +184,7 @@ def split_spent(
     step = split_step(at, ffn, split, sequences=sequences, context=context)
 
     def carried(quantity: Callable[[Setup], _Quantity]) -> tuple[Numeric, Numeric]:
-        """A quantity of the operators times their time, of a GPU of each pool in all micro-batches."""
+        """Add up a quantity of the operators times their time, for a GPU of each pool and all micro-batches."""
         marked = [adjusted(each, carries(quantity(each))) for each in (at, ffn)]
         found = halves(marked[0], marked[1], split, sequences=sequences, context=context)
         crossing = derivative_of(_sum(counts, found.crossing))
@@ -212,6 +212,6 @@ _Quantity = Callable[[Operator, Cost], Numeric]
 
 
 def _of(at: Setup, joules: Numeric, busy: Numeric, ttl: Numeric) -> GpuEnergy:
-    """With the rest of the step, and no more than a GPU may draw."""
+    """Add idle power for the rest of the step; the limit of the GPU is the most."""
     power = power_at(at)
     return GpuEnergy(np.minimum(joules + power.idle * (ttl - busy), power.limit * ttl), ttl)

@@ -1,20 +1,21 @@
-r"""Count what prompts that are held back gather, and how long they wait, where requests come at random.
+r"""Compute prefill delay: how many prompts start together, and how long they wait, where requests arrive at random.
 
-An instance of R attention ranks whose engine holds prompts back starts them when every rank has one, or w decode steps
-of T_d after the first could start. Requests go to the rank with the fewest, so each further one is of another rank.
-Prompts that come while others are computed go along. Let them come at :math:`\lambda`, N(t) in a time t, be computed in
-m steps of T, and :math:`k = \lambda m T` be under way on average. While the first waits, others come (Wald):
+An instance of R attention ranks with prefill delay starts prompts when every rank has one, or w decode steps of T_d
+after the first could start. Requests go to the rank with the fewest, so each further one is on another rank. Prompts
+that arrive while others are computed start at once. They arrive at the rate :math:`\lambda`, N(t) of them in a time t;
+each is computed in m steps of T, so :math:`k = \lambda m T` are under way on average. While the first waits, others
+arrive (Wald):
 
 .. math:: h = \lambda E[H] = E[\min(N(wT_d),\ R - 1)]
 
-A rank computes one prompt after the other, so no rank has one for as much of the time as R servers of one queue are
-idle, :math:`\pi_0` (M/M/R). Steps with prefill then follow each other for :math:`(1/\pi_0 - 1)/\lambda`, and a share
-of the time goes to them of
+A rank computes one prompt after the other, so the share of the time in which no rank has one is that in which all R
+servers of one queue are idle, :math:`\pi_0` (M/M/R). Steps with prefill then follow each other for
+:math:`(1/\pi_0 - 1)/\lambda`, and their share of the time is
 
 .. math:: \varphi = \frac{1/\pi_0 - 1}{1/\pi_0 + h}
 
-In truth prompts that come during the last step do not go along: the next start is theirs. Ranks then have some of two
-prompts, whose steps take longer; both were seen to cancel in :math:`\varphi`, but not in the waits. With
+In truth prompts that arrive during the last step wait for the next start. Some ranks then have two prompts, whose steps
+take longer; in simulations both effects cancel in :math:`\varphi`, but not in the waits. With
 :math:`k' = k - \lambda T` the steps take :math:`(e^{k'} - 1)/\lambda + T`, n prompts come in the last one, Poisson of
 the mean :math:`\lambda T`, and of those of a start that n wait for (one where none did), on average
 
@@ -40,11 +41,11 @@ CELLS, DEVIATIONS = 16, 4.0
 
 
 def gathered(come: Floats, ranks: int) -> Floats:
-    """Count the further prompts that come while the first of a start waits. [request]
+    """Count the further prompts that arrive while the first one waits. [request]
 
-    Takes ``come`` (mean arrivals of the longest wait [request]). Returns h, as ``come``.
+    Takes ``come`` (mean arrivals in the longest wait [request]). Returns h, of the shape of ``come``.
 
-    Of two ranks one has a prompt: the other gets one with the probability that somebody comes.
+    With two ranks one has a prompt: the other gets one with the probability of at least one arrival.
 
     >>> gathered(np.array([0.0, 1.0, 100.0]), 2).round(4).tolist()
     [0.0, 0.6321, 1.0]
@@ -71,8 +72,8 @@ def mixed_share(under_way: Floats, ranks: int, further: Floats | float = 0.0) ->
 
     Examples
     --------
-    0.1 prompts under way are so for a seventh of the time where eight of them start together; two ranks that work for
-    four fifths of the time each are both without a prompt for a ninth:
+    With 0.1 prompts under way, steps with prefill take 9.5 % of the time, or 1.3 % where eight start together. Two
+    ranks that work for 80 % of the time each are both idle for a ninth of it:
 
     >>> [mixed_share(np.array([0.1]), 8, further).round(4).tolist() for further in (0.0, 7.0)]
     [[0.0952], [0.013]]
@@ -92,7 +93,7 @@ def _idle(load: Floats, ranks: int) -> Floats:
 
 
 def waits(rate: float, longest: float, step: float, under_way: float, ranks: int) -> tuple[Floats, Floats]:
-    """Find how long prompts are held back, all of an instance.
+    """Find the distribution of the prefill delay over the prompts of an instance.
 
     Parameters
     ----------
@@ -114,7 +115,7 @@ def waits(rate: float, longest: float, step: float, under_way: float, ranks: int
 
     Examples
     --------
-    Where nobody else comes every prompt waits to the end; where many do, nearly none waits:
+    Without other arrivals every prompt waits for the longest time; with many, nearly none waits that long:
 
     >>> [float(waits(rate, 1.0, 1e-9, 0.0, 8)[1][-1].round(3)) for rate in (1e-6, 1e3)]
     [1.0, 0.0]
@@ -134,7 +135,7 @@ def waits(rate: float, longest: float, step: float, under_way: float, ranks: int
 
 
 def _there(mean: Floats, ranks: int) -> tuple[Floats, Floats]:
-    """Probabilities that 1 to R-1 prompts wait for others, (..., R-1), one where none was there, and of none. [1]"""
+    """Find the probabilities that 1 to R-1 prompts wait, counting none as one, (..., R-1), and that of none. [1]"""
     chances = np.diff(_below(mean, ranks), axis=-1)
     none = chances[..., 0].copy()
     chances[..., 1:2] += chances[..., :1]

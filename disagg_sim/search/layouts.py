@@ -1,8 +1,8 @@
 """Tell how far a layout has been checked: served runs of its kind, or an engine of today that can start it.
 
-A **kind** of layout is what it does with attention, experts and layers, for a family of models on a class of systems;
-degrees do not matter, but for the size of the largest instance that was measured. Everything works on columns of
-mappings at once.
+A **kind** of layout is how it shards attention, experts and layers, for a family of models on a class of systems; its
+degrees do not matter, except that an instance must not be larger than those measured. All functions take columns of
+mappings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from disagg_sim.facts.model import ModelSpec
 from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.setup import Setup
 
-#: Shipped files of the kinds that were run: whose forecasts served runs were compared with, and of prefill pools alone.
+#: Shipped files of the kinds that were run: those whose forecasts were compared with served runs, and prefill pools.
 CHECKED, CHECKED_PREFILL = "measured", "prefill"
 #: Format of weights with a scale for each block, which a cut must leave whole.
 BLOCK_FORMAT = "fp8_block"
@@ -67,9 +67,9 @@ def class_of(system: SystemSpec) -> str:
 
 
 def layouts_of(mapping: Sharding) -> NDArray[np.object_]:
-    """Say what each mapping does with attention, experts and layers, in words.
+    """Name how each mapping shards attention, experts and layers.
 
-    Returns degrees left out: "TP", "DP, EP", "TP, EP, PP"; shape (rows,).
+    Returns words without degrees: "TP", "DP, EP", "TP, EP, PP"; shape (rows,).
 
     >>> several = [Sharding(dp_attn=8, ep=8), Sharding(tp_attn=4, tp_ffn=4, pp=2), Sharding(pp=8)]
     >>> layouts_of(Sharding.stack(several)).tolist()
@@ -92,9 +92,7 @@ def layouts_of(mapping: Sharding) -> NDArray[np.object_]:
 
 @lru_cache(maxsize=4)
 def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind]:
-    """Take the checked kinds by family, class of systems and layout.
-
-    Returns its kinds, with operating points [1] and the error of their forecast [1].
+    """Load the checked kinds by family, class of systems and layout, with operating points [1] and forecast error [1].
 
     >>> checked_kinds()["dense", "Hopper, domain of 8", "TP"].most_gpus
     8
@@ -103,7 +101,7 @@ def checked_kinds(name: str = CHECKED) -> dict[tuple[str, str, str], CheckedKind
 
 
 def _known_kinds(*, prefill: bool) -> dict[tuple[str, str, str], CheckedKind]:
-    """Kinds that were run; of prefill pools those of runs that only prefilled, too."""
+    """Load the kinds that were run; for prefill pools also those of runs that only prefilled."""
     known = checked_kinds()
     return {**checked_kinds(CHECKED_PREFILL), **known} if prefill else known
 
@@ -122,7 +120,7 @@ def checked_kind(at: Setup, mapping: Sharding, *, prefill: bool = False) -> Chec
 
 
 def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDArray[np.object_]:
-    """Say that no run of the kind and size of each mapping is known, however close forecasts of such runs were.
+    """Tell where no run of the kind and size of a mapping is known; the error of its forecasts does not matter.
 
     Returns "" where a run is known; shape (rows,).
 
@@ -143,7 +141,7 @@ def why_unserved(at: Setup, mapping: Sharding, *, prefill: bool = False) -> NDAr
 
 
 def unsupported(at: Setup, mapping: Sharding) -> NDArray[np.object_]:
-    """Name the rule of counts that each mapping breaks: what an operator would not place, whatever an engine can start.
+    """Name the rule of GPU counts that each mapping breaks: no operator would place it, even if an engine starts it.
 
     Returns "" where instance and stages divide a host or fill whole ones, and an instance beyond an NVLink domain fills
     whole domains, each stage whole ones, too; shape (rows,).

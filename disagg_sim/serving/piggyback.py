@@ -43,21 +43,21 @@ RANK_CHUNK_TOKENS = tuple(2**k for k in range(4, 16))
 
 
 def _balance(case: ColocatedCase, accepted: float, batch: Ints) -> Floats:
-    """Tokens of prefill a step of every batch, on average. [token]"""
-    tokens: Floats = accepted * batch.astype(float)  # that a step emits
+    """Find the mean prefill tokens a step that keep each batch full. [token]"""
+    tokens: Floats = accepted * batch.astype(float)  # output tokens of a step
     return tokens * (case.lengths.mean_new / case.lengths.gaps)
 
 
 def _rank_chunks(case: ColocatedCase) -> Ints:
-    """Chunks of a rank to try beside the balance. [token]"""
+    """List the chunk sizes of a rank to try beside the balance. [token]"""
     sizes = np.array(case.options.rank_chunk_tokens or RANK_CHUNK_TOKENS)
     return sizes[:0] if case.options.every_step_mixed else sizes
 
 
 def worth_trying(case: ColocatedCase, group: Group) -> NDArray[np.bool_]:
-    """Say which chunks are tried of a group.
+    """Tell which chunk sizes a group tries: the balance, and the sizes above it.
 
-    The result has shape (batches, 1 + sizes): the balance, and sizes that exceed it.
+    Returns booleans of shape (batches, 1 + sizes).
     """
     balance = np.maximum(_balance(case, group.accepted(case), group.batch), 1.0)[:, None]
     sizes = group.dp * _rank_chunks(case)
@@ -77,7 +77,7 @@ class ChunkColumns:
 
     @classmethod
     def of(cls, case: ColocatedCase, groups: Sequence[Group], members: Sequence[tuple[int, slice]]) -> ChunkColumns:
-        """Of some rows of groups."""
+        """Make the columns of some rows of groups."""
         rows = Rows.of(groups, members)
         worth = np.zeros((len(members), rows.batch.size, 1 + _rank_chunks(case).size), dtype=bool)
         for own, (place, _) in zip(worth, members, strict=True):
@@ -115,7 +115,7 @@ def blocks(case: ColocatedCase, groups: Sequence[Group]) -> Iterator[ChunkColumn
 
 
 def _either(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which chunks either of two groups tries, over the longer of their batch axes."""
+    """Tell which chunks at least one of two groups tries, over the longer of their batch axes."""
     shorter, longer = sorted((one, other), key=len)
     found = longer.copy()
     found[: len(shorter)] |= shorter
@@ -193,7 +193,7 @@ def piggyback(
 
 
 def search_piggyback(case: ColocatedCase, mappings: Sharding | list[Sharding]) -> ColocatedPoints:
-    """Find the points of ``piggyback`` within the limits, none if so it is, and count what was looked at.
+    """Find the points of ``piggyback`` within the limits, perhaps none, and count the points that were scored.
 
     With the same number of prompt tokens in every step all steps are mixed:
 
@@ -241,10 +241,10 @@ def _search(case: ColocatedCase, groups: Sequence[Group]) -> list[Best | None]:
 class _Mixed(NamedTuple):
     """Mixed steps under the distribution of the prompts, (rows, columns)."""
 
-    step: MixedStep  # the mean over the chunks of all prompts, a piece on every rank; then, if any has several, on one
-    ftl: Floats  # the mean over the prompts, of their steps alone [s]
-    long_time: Floats  # a step with a chunk of a long prompt [s]
-    load: Floats | float  # of the cached past of a prompt on every rank into HBM, the mean; 0 where it is there [s]
+    step: MixedStep  # mean over the chunks of all prompts: a piece on every rank; with several ranks then on one rank
+    ftl: Floats  # mean over the prompts of the time of their steps alone [s]
+    long_time: Floats  # time of a step with a chunk of a long prompt [s]
+    load: Floats | float  # mean time to load the cached past of a prompt on every rank into HBM; 0 if in HBM [s]
 
 
 def _of_prompts(

@@ -1,8 +1,7 @@
-"""Passes of prefill of an instance whose seats become free one by one.
+"""Count the prefill passes of an instance that stops decode for whole prompts.
 
-A seat whose request has its last token is taken by the next prompt before decode goes on, so an engine that stops
-decode for whole prompts runs passes after a step until all free seats are filled. Nobody chooses how many prompts these
-have: it is how many requests ended in that step, up to what a pass may take.
+When a request ends, the next prompt takes its seat before decode goes on: after a step the engine runs passes until all
+free seats are filled. A pass has as many prompts as requests ended in that step, up to the most of a pass.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import numpy as np
 from disagg_sim.arrays import Floats, Ints, Mask
 from disagg_sim.serving.prefill_delay import delayed_passes
 
-#: Requests of a rank that end in one step are counted up to the mean and this many standard deviations, and a score
-#: more: what lies beyond has a probability below 1e-16.
+#: Requests of a rank that end in one step are counted up to the mean plus this many standard deviations plus ``_FEW``
+#: requests: larger numbers have a probability below 1e-16.
 _DEVIATIONS = 10.0
 _FEW = 20
-#: A pass may take twice the prompts where more than this share of the steps that free a seat would fill it. [1]
+#: A larger pass is tried where more than this share of the steps that free a seat would fill over half of it. [1]
 _WORTH = 0.01
 
 
@@ -32,13 +31,13 @@ class Refill(NamedTuple):
     prompts: Ints  # of the passes to time, (columns, knots) [request]
     lone: Mask  # whether all of them are on one rank, and not spread over all, (knots,)
     each: Floats  # weights that sum their times to the time of prefill that a prompt costs, (columns, knots) [1]
-    own: Floats  # and to that of the pass that a prompt is in, on average, (columns, knots) [1]
-    passes: Floats  # that a prompt costs, at most one [1]
-    idle: Floats  # seats over those that decode: one, but where prompts are held back [1]
+    own: Floats  # weights that sum their times to the mean time of the pass of a prompt, (columns, knots) [1]
+    passes: Floats  # passes for each prompt, at most one [1]
+    idle: Floats  # seats over the seats that decode: above 1 only with prefill delay [1]
     left: Floats  # seats that stay free after a pass [request]
 
     def of(self, columns: slice) -> Refill:
-        """Of some of the columns, without knots that have no weight there."""
+        """Take some columns, without the knots that have no weight there."""
         each, own = self.each[columns], self.own[columns]
         some = np.any((each != 0.0) | (own != 0.0), axis=0)
         prompts = self.prompts[columns][:, some]
@@ -46,7 +45,7 @@ class Refill(NamedTuple):
         return Refill(prompts, self.lone[some], each[:, some], own[:, some], *of_columns)
 
     def then(self, other: Refill) -> Refill:
-        """These columns and those of another one, which may have other knots."""
+        """Append the columns of another one, which may have other knots."""
         spread, lone = (max(int(np.sum(each.lone == kind)) for each in (self, other)) for kind in (False, True))
 
         def laid(each: Refill, values: Any, absent: int) -> Any:
@@ -68,9 +67,9 @@ def refill_passes(
 ) -> Refill:
     r"""Count the passes that fill free seats, and find what to time for their mean.
 
-    Every resident ends in a step with the probability q, apart from the others: lengths differ, or requests came at
-    moments of their own. So of the n seats of a rank k are free with the probability of Binomial(n, q). A rank takes up
-    to :math:`m = \max(\lfloor b/R \rfloor, 1)` prompts into a pass, all ranks go along until the last seat is filled,
+    Every resident ends in a step with the probability q, independently of the others: lengths differ, or requests
+    arrived at different times. So the number k of free seats among the n of a rank is Binomial(n, q). A rank takes up
+    to :math:`m = \max(\lfloor b/R \rfloor, 1)` prompts into a pass, all ranks run passes until the last seat is filled,
     and in pass i a rank has :math:`a_i = \min(\max(k - (i-1)m, 0), m)` prompts:
 
     .. math:: \Pr(\max a_i \ge a) = 1 - \prod_{ranks} \Pr(k < (i-1)m + a)
@@ -91,10 +90,10 @@ def refill_passes(
         Probability q that a resident ends in a step, at most 1, a number or (columns,); 1/(E[OSL]-1) without drafts.
         [1]
     hold_steps
-        Most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 = they do not
-        wait. Where they do, a rank takes one prompt into a pass, of which ``prefill_delay.delayed_passes`` counts s on
-        average: with as many prompts on its fullest rank as on any, a pass lies (s-1)/(R-1) of the way from one with a
-        prompt on one rank to one with a prompt on all; that a prompt is in s/R of it. [1]
+        Prefill delay: most decode steps that prompts wait until every rank has a free seat, a number or (columns,); 0 =
+        none. With a delay a rank takes at most one prompt into a pass, and ``prefill_delay.delayed_passes`` counts s
+        prompts in a pass on average. Its time lies (s-1)/(R-1) of the way from a pass with a prompt on one rank to one
+        with a prompt on all; the pass of an average prompt lies s/R of it. [1]
 
     Returns
     -------
@@ -141,10 +140,10 @@ def refill_passes(
 
 
 def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | float) -> Mask:
-    """Say where a pass needs room for several prompts of a rank.
+    """Tell where a pass needs room for several prompts of a rank.
 
-    Takes ``together`` [request]. Returns whether, of the steps that free a seat, more than one in a hundred frees more
-    than half as many on some rank, (columns, sizes).
+    Takes ``together`` (prompts of a rank in a pass [request]). Returns whether more than one in a hundred of the steps
+    that free a seat frees more than half of ``together`` on some rank, (columns, sizes).
 
     >>> worth_room(np.array([8, 64, 1024]), 1, np.array([2, 4, 8]), 1 / 1023).tolist()
     [[False, False, False], [True, False, False], [True, True, False]]
@@ -160,15 +159,15 @@ def worth_room(batch: Ints, ranks: Ints | int, together: Ints, ending: Floats | 
 
 
 class MixedShares(NamedTuple):
-    """Shares of the steps of an instance whose ranks have pieces of prompts in some of them, each when it has one."""
+    """Shares of the steps of an instance, by how many ranks have a piece of a prompt."""
 
-    alone: Floats  # that count as mixed with a piece on one rank [1]
-    full: Floats  # and with one on every rank [1]
-    plain: Floats  # without a piece [1]
+    alone: Floats  # steps that count as steps with a piece on one rank [1]
+    full: Floats  # steps that count as steps with a piece on every rank [1]
+    plain: Floats  # steps without a piece [1]
 
 
 def mixed_steps(busy: Any, ranks: Any) -> MixedShares:
-    """Share out the steps of ranks that take pieces of prompts apart from each other.
+    """Divide the steps by ranks with a piece of a prompt, where each rank has one with probability ``busy``.
 
     With r of R ranks that have a piece a step takes T(1) + (r-1)*(T(R) - T(1))/(R-1); r follows Binomial(R, phi).
     """
@@ -238,7 +237,7 @@ def _alike(*keys: Ints) -> list[Ints]:
 
 
 def _reached(batch: Ints, ranks: Ints, ending: Floats) -> Ints:
-    """Logarithm of how many seats of a rank may be free after a step, rounded up."""
+    """Find the base-2 logarithm, rounded up, of the seats of a rank that may be free after a step."""
     seats = batch // ranks + 1
     mean = seats * ending
     return np.asarray(np.ceil(np.log2(np.minimum(mean + _DEVIATIONS * np.sqrt(mean) + _FEW, seats))), dtype=np.int64)
@@ -275,7 +274,7 @@ class _FreeSlots(NamedTuple):
 
 
 def _none(reach: Floats, ranks: Ints) -> Floats:
-    """Probability that none of some ranks of two kinds does what one does with ``reach``, (columns, ...). [1]"""
+    """Find the probability that an event happens on no rank, by its ``reach`` on two kinds of ranks, (columns, ...)."""
     each = (1.0 - reach) ** ranks.reshape(*ranks.shape, *([1] * (reach.ndim - 2)))
     return np.asarray(each.prod(axis=1))
 

@@ -1,9 +1,9 @@
 """Compiled: form the next step of an instance, and end a step.
 
-A step is formed at the end of the one before: running segments grow by a block where they need one (the newest are
-preempted when there is none), what has come with its context joins, then prompts are taken as the mode says.
+A step is formed at the end of the one before. Running segments get a block where they need one (if none is free, the
+newest are preempted), segments whose context has arrived join, then the mode of the scheduler admits prompts.
 
-Past 400 lines: whole prompts, pieces of them and decodes meet in one step, whose parts are timed together.
+Past 400 lines: a step may have whole prompts, pieces of them and decodes, whose times depend on each other.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEAVING = int(SegmentStatus.LEAVING)
 
 @inner
 def admit_transferred(st: FleetState, i: int, now: float) -> None:
-    """Give blocks to segments that only decode or whose context is elsewhere, in their order."""
+    """Give blocks, in queue order, to segments that only decode or whose context is on another instance."""
     inst = st.inst[i]
     s = inst.first[COMING]
     while s >= 0:
@@ -71,7 +71,7 @@ def admit_transferred(st: FleetState, i: int, now: float) -> None:
 
 @inner
 def may_admit(st: FleetState, i: int, s: int) -> bool:
-    """Whether a sequence is free for a waiting prompt, and nothing goes before it."""
+    """Whether a sequence slot is free for a waiting prompt, and nothing goes before the prompt."""
     inst = st.inst[i]
     if inst.running_requests + inst.admitted >= inst.max_sequences:
         return False
@@ -84,7 +84,7 @@ def may_admit(st: FleetState, i: int, s: int) -> bool:
 
 @inner
 def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool:
-    """Take the next waiting prompt into prefill, of at most ``piece`` tokens now, if a sequence and blocks are free."""
+    """Start prefill of the next waiting prompt, of at most ``piece`` tokens, if a sequence slot and blocks are free."""
     inst, seg = st.inst[i], st.seg[s]
     if not may_admit(st, i, s) or not take_blocks(st, i, s, piece):
         return False
@@ -99,7 +99,7 @@ def admit_prompt(st: FleetState, i: int, s: int, now: float, piece: int) -> bool
 
 @inner
 def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
-    """A step takes so many tokens of a prompt, which has blocks for them."""
+    """Set how many tokens of a prompt a step computes; their blocks are taken already."""
     seg = st.seg[s]
     seg.piece = piece
     if st.world[0].shared != 0 and st.inst[i].late == 0:
@@ -108,7 +108,7 @@ def set_piece(st: FleetState, i: int, s: int, piece: int) -> None:
 
 @inner
 def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
-    """Tokens of prefill that a step takes beside all decodes: the rest of the budget, or up to the step limit."""
+    """Prefill tokens that a step takes beside its decodes: the rest of the budget, or fewer for the step limit."""
     inst = st.inst[i]
     running = inst.running_requests
     budget: int = inst.token_budget - running * (1 + head.drafts)
@@ -123,7 +123,7 @@ def chunk_budget(st: FleetState, i: int, head: TableRecord) -> int:
 
 @inner
 def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
-    """Take pieces of prompts, of ``budget`` tokens together, into a step with all decodes; how many."""
+    """Take pieces of prompts, up to ``budget`` tokens together, into a step with all decodes; return how many."""
     inst = st.inst[i]
     s = inst.first[PROMPTS]
     pieces = 0
@@ -143,7 +143,7 @@ def take_chunks(st: FleetState, i: int, now: float, budget: int) -> int:
 
 @inner
 def take_prompts(st: FleetState, i: int, now: float) -> int:
-    """Whole prompts of one pass; how many."""
+    """Take whole prompts into one pass; return how many."""
     inst = st.inst[i]
     mode = inst.mode
     if mode == MANUAL and inst.closed == 0:
@@ -187,10 +187,10 @@ def sums_of_pieces(st: FleetState, i: int, pieces: int) -> tuple[int, int, float
 
 @inner
 def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -> float:
-    """Scores and values of the first pieces of the queue, each with its own length and past. [s]
+    """Time scores and values of the first pieces of the queue, each with its own length and past. [s]
 
-    A piece takes its share of a batch of its kind with as many query-key pairs as all of them have, ``pairs``: equal
-    pieces are that batch. All take at least what the piece with the most pairs takes alone.
+    A piece takes its share of the time of a batch of equal pieces that has ``pairs`` query-key pairs, as all pieces
+    have together. The sum is at least the time of the piece with the most pairs alone.
     """
     head, values = st.inst[i].table, st.values
     total, most, longest = 0.0, 0.0, -1
@@ -211,7 +211,7 @@ def pieces_time(st: FleetState, i: int, pieces: int, micro: int, pairs: float) -
 
 @inner
 def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: float) -> float:
-    """A step of the running segments at a mean context and of the first pieces of the queue. [s]"""
+    """Time a step of the running segments at a mean context and the first pieces of the queue. [s]"""
     head = st.inst[i].table
     tokens, _, pairs = sums_of_pieces(st, i, pieces)
     micro = min(head.pipeline, max(running, 1))
@@ -221,10 +221,10 @@ def pieces_step(st: FleetState, i: int, pieces: int, running: int, context: floa
 
 @inner
 def pipelined_pass(st: FleetState, i: int, pieces: int, head: TableRecord) -> tuple[float, float]:
-    """A pass of prompts through a pipeline: when its last token leaves, and when the next pass may start. [s]
+    """Time a pass of prompts through a pipeline: until its last token leaves, and until the next pass may start. [s]
 
-    The prompts go through in as many micro-batches as there are stages, or, cut into chunks, all together; those that
-    go together count as equal ones with the same pairs.
+    The prompts form as many micro-batches as there are stages, or one that is cut into chunks; prompts of one
+    micro-batch are timed as equal prompts with as many query-key pairs.
     """
     busy = st.values[head.host_at]
     others = 0.0
@@ -263,7 +263,7 @@ def only_prefill(st: FleetState, i: int, pieces: int) -> bool:
 
 @inner
 def make_room(st: FleetState, i: int, now: float) -> None:
-    """Let what runs have a block where it needs one, then what has come with its context join."""
+    """Give running segments the blocks that they need, then admit segments whose context has arrived."""
     inst = st.inst[i]
     while inst.running_requests > 0 and growth_of(inst) > inst.free_blocks:
         preempt(st, i, inst.last_step_s)
