@@ -69,7 +69,7 @@ CASES = {
         osl=1024,
         max_gpus=8,
         engine="sglang",
-        ftl_limit=4.6,
+        ftl_limit=4.8,
         max_dcp=8,
         max_pcp=4,
     ),

@@ -63,6 +63,7 @@ class ProfileSpec(Shown):
     sources: _Sources  # (key, where the figure comes from)
     random_routing: bool = False  # picks fall on expert ranks at random, in both phases; else as the imbalances say
     expert_skew: _Skew = 0.0  # coefficient of variation of the popularity of experts under random routing [1]
+    rank_skew: _Skew = 0.0  # the same as it fills expert ranks; experts that are hit count by ``expert_skew`` [1]
     kv_efficiency_inside: _Efficiency = 1.0  # share of NVLink that the transfer of a cache reaches, in simulations [1]
     kv_efficiency_across: _Efficiency = 1.0  # and of the NIC [1]
     kv_transfer_latency: _Time = 0.0  # of a transfer of a cache, before its descriptors [s]
@@ -103,7 +104,7 @@ def with_skew(spec: ProfileSpec, skew: float) -> ProfileSpec:
         )
     if not 0.0 <= skew <= MOST_SKEW:
         raise InputError(f"expert_skew {skew:g} is out of range; allowed: 0 to {MOST_SKEW:g}")
-    return replace(spec, name=skewed_profile(spec.name, skew), expert_skew=skew)
+    return replace(spec, name=skewed_profile(spec.name, skew), expert_skew=skew, rank_skew=skew)
 
 
 def profile_of(path: Path, data: Mapping[str, Any], name: str) -> ProfileSpec:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.attention import decode_attention_cost, prefill_attention_cost
 from disagg_sim.physics.attention_parts import part_cost
+from disagg_sim.physics.blocks.base import FfnBlock
 from disagg_sim.physics.collectives import (
     AllToAllRate,
     LinkCurve,
@@ -225,19 +227,20 @@ def all_to_all_cost(
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def exchange_cost(
-    tokens: Numeric, mapping: Sharding, top_k: int, phase: str, at: Setup, *, width: int = 0
-) -> tuple[Cost, Cost]:
+def exchange_cost(tokens: Numeric, mapping: Sharding, ffn: FfnBlock[Any], phase: str, at: Setup) -> tuple[Cost, Cost]:
     """Dispatch (with prepare) and combine of an MoE layer, expert-TP gather and scatter included.
 
-    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens), of ``width`` elements each, 0 =
-    the hidden size. Without DP attention and PCP (TP and TEP) every GPU has all tokens, and nothing is exchanged.
+    ``tokens`` are those that one GPU sends (its slice of its attention rank's tokens). Without DP attention and PCP (TP
+    and TEP) every GPU has all tokens, and nothing is exchanged.
     Under expert TP the picks of an expert group are all-gathered over its ``tp_ffn`` ranks and the
-    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) of the T tokens of all GPUs, all of them for ep = 1. In decode with
-    an engine the exchange over expert ranks takes ``exchange_stretch`` times as long as between equal ranks that start
-    together; with expert TP alone (ep = 1) attention ranks wait ``exchange_wait`` for each other before they gather.
+    outputs reduce-scattered: T_g = T*(1-(1-1/ep)^k) of the T tokens of all GPUs, all of them for ep = 1.
+
+    Kernels were timed between equal ranks that start together. In prefill, which is bound by bytes, the exchange over
+    expert ranks takes I times as long, as the fullest rank gets I times its share (``expert_load.lasting_imbalance``).
+    In decode with an engine it takes ``exchange_stretch`` times as long; with expert TP alone (ep = 1) attention ranks
+    wait ``exchange_wait`` for each other before they gather.
     """
-    precision, domain, hidden = at.precision, at.system.nvlink_domain, width or at.model.hidden
+    precision, domain, hidden, top_k = at.precision, at.system.nvlink_domain, ffn.wire_width(at.model.hidden), ffn.picks
     gpus, ep, tp_ffn = mapping.stage_gpus, mapping.ep, mapping.tp_ffn
     exchanges = np.where(np.asarray(mapping.token_ranks) > 1, 1.0, 0.0)
     domains = np.ceil(gpus / domain)
@@ -257,21 +260,23 @@ def exchange_cost(
     if at.rates.prepare is not None:
         delay = np.where(ep > 1, at.rates.prepare.at(ep)[0] + at.rates.prepare_per_token * tokens, 0.0)
         dispatch = dispatch + Cost(delay, Sums(latency=delay))
+    wait, longer = 0.0, 1.0
+    if phase == "prefill":
+        longer = ffn.imbalance(mapping, at.profile.rank_skew)
+    elif at.overheads is not None:
+        wait, longer = at.overheads.exchange_wait, at.overheads.exchange_stretch
     sent = Operator(f"{phase} dispatch", "all_to_all", NOTHING_DONE, size=tokens, ranks=ep, domains=spread)
     dispatch = adjusted(sent, dispatch, at)
     combine = adjusted(sent._replace(name=f"{phase} combine"), combine, at)
-    if at.overheads is not None and phase == "decode":
-        dispatch, combine = dispatch * at.overheads.exchange_stretch, combine * at.overheads.exchange_stretch
+    dispatch, combine = dispatch * longer, combine * longer
     if np.any(np.asarray(tp_ffn) > 1):
         group = tokens * gpus * (1.0 - (1.0 - 1.0 / ep) ** top_k)
         size = group * hidden
         gather = Operator("all-gather", "gather", NOTHING_DONE, size=size * precision.dispatch_bytes, ranks=tp_ffn)
         back = Operator("reduce-scatter", "gather", NOTHING_DONE, size=size * precision.combine_bytes, ranks=tp_ffn)
         gathered = _gather_cost(gather.size, tp_ffn, at.rates.all_gather)
-        if at.overheads is not None and phase == "decode":
-            wait = np.where((np.asarray(ep) == 1) & (np.asarray(tp_ffn) > 1), at.overheads.exchange_wait, 0.0)
-            gathered = gathered + Cost(wait, Sums(latency=wait))
-        dispatch = dispatch + adjusted(gather, gathered, at)
+        late = np.where((np.asarray(ep) == 1) & (np.asarray(tp_ffn) > 1), wait, 0.0)
+        dispatch = dispatch + adjusted(gather, gathered + Cost(late, Sums(latency=late)), at)
         combine = combine + adjusted(back, _gather_cost(back.size, tp_ffn, at.rates.reduce_scatter), at)
     return dispatch * exchanges, combine * exchanges
 

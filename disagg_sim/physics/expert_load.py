@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ class ExpertRouting(NamedTuple):
     """How tokens fall on expert ranks."""
 
     imbalance: float | None = None  # picks of the fullest rank over the mean, all experts alike; None = at random [1]
-    skew: float = 0.0  # coefficient of variation of the popularity of experts, at random [1]
+    skew: float = 0.0  # variation of the popularity of experts by which they are hit, at random [1]
+    rank_skew: float = 0.0  # and by which their ranks fill [1]
 
 
 class ExpertLoad(NamedTuple):
@@ -174,8 +175,29 @@ def hit_slots(tokens: Numeric, top_k: int, lie: Placement, ranks: int) -> Numeri
     return most[place.reshape(np.shape(tokens))]
 
 
+def lasting_imbalance(experts: int, ep: Numeric, redundant: Numeric, skew: float) -> Numeric:
+    """Picks of the fullest of ``ep`` ranks over the mean for endless tokens, of every pair of ranks and copies. [1]
+
+    R1 with one copy of each expert on 8 and 32 ranks, and with 32 more copies on 32, placed as EPLB does:
+
+    >>> lasting_imbalance(256, np.array([8, 32, 32]), np.array([0, 0, 32]), skew=1.1).round(2).tolist()
+    [1.29, 2.04, 1.0]
+    """
+    if skew == 0.0:
+        return np.ones(np.broadcast_shapes(np.shape(ep), np.shape(redundant)))
+    pairs, place = _pairs(ep, redundant)
+    return np.array([placement(experts, experts + spare, ranks, skew).fullest for ranks, spare in pairs])[place]
+
+
+def _pairs(ep: Numeric, redundant: Numeric) -> tuple[list[tuple[int, int]], Any]:
+    """Distinct pairs of ranks and copies, and the place of each element in them."""
+    both = np.stack(np.broadcast_arrays(np.asarray(ep), np.asarray(redundant)), axis=-1)
+    pairs, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
+    return [(int(ranks), int(spare)) for ranks, spare in pairs], place.reshape(both.shape[:-1])
+
+
 def fullest_load(
-    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, skew: float, redundant: Numeric = 0
+    tokens: Numeric, *, experts: int, top_k: int, ep: Numeric, routing: ExpertRouting, redundant: Numeric = 0
 ) -> ExpertLoad:
     r"""Picks of the fullest rank, and the most experts that are hit on one, for ``tokens`` tokens of all ranks.
 
@@ -191,8 +213,8 @@ def fullest_load(
         Experts, and k of them a token. [1]
     ep
         Ranks. [1]
-    skew
-        Of the popularity of experts; 0 = all alike. [1]
+    routing
+        Variation of the popularity of experts by which they are hit, and by which ranks fill; 0 = all alike. [1]
     redundant
         Slots beside one for each expert, over all ranks; they hold copies. [1]
 
@@ -206,9 +228,10 @@ def fullest_load(
     One rank has all 64 x 8 picks and hits 256 x (1 - (1 - 8/256)^64) experts; of 32 ranks the fullest has 1.55 times
     its share of 16:
 
-    >>> [float(each.round(1)) for each in fullest_load(64.0, experts=256, top_k=8, ep=1, skew=0.0)]
+    >>> alike = ExpertRouting()
+    >>> [float(each.round(1)) for each in fullest_load(64.0, experts=256, top_k=8, ep=1, routing=alike)]
     [512.0, 222.4]
-    >>> fullest_load(64.0, experts=256, top_k=8, ep=32, skew=0.0).picks.round(1) / 16
+    >>> fullest_load(64.0, experts=256, top_k=8, ep=32, routing=alike).picks.round(1) / 16
     np.float64(1.55)
     """
     ep, redundant = np.asarray(ep, dtype=float), np.asarray(redundant, dtype=float)
@@ -216,29 +239,25 @@ def fullest_load(
     chance = fullest_of_random(mean, ep) - 1.0
     slots = (experts + redundant) / ep
     most = np.minimum(np.minimum(top_k, slots) * ep / top_k, ep)
-    if skew == 0.0:
-        lasting = np.zeros(np.broadcast_shapes(np.shape(ep), np.shape(redundant)))
+    lasting = lasting_imbalance(experts, ep, redundant, routing.rank_skew) - 1.0
+    if routing.skew == 0.0:
         number, variance = hit_evenly(tokens, experts, top_k)
         copied = (experts + redundant) / experts
         chances = normal_excess(ep) * np.sqrt(variance * copied / ep)
         distinct = np.minimum(number * copied, tokens * top_k) / ep + chances
     else:
-        lasting, distinct = _of_popular(tokens, experts, top_k, (ep, redundant), skew)
+        distinct = _popular_hit(tokens, experts, top_k, (ep, redundant), routing.skew)
     picks = mean * np.minimum(1.0 + np.sqrt(lasting**2 + chance**2), np.maximum(most, 1.0))
     return ExpertLoad(picks, np.minimum(np.minimum(distinct, slots), picks))
 
 
-def _of_popular(
-    tokens: Numeric, experts: int, top_k: int, spread: tuple[Numeric, Numeric], skew: float
-) -> tuple[Numeric, Numeric]:
-    """``I_inf - 1``, and experts that are hit on the rank with most of them, for every pair of ranks and copies. [1]"""
-    both = np.stack(np.broadcast_arrays(*spread), axis=-1)
-    pairs, place = np.unique(both.reshape(-1, 2), axis=0, return_inverse=True)
-    lie = [placement(experts, experts + int(spare), int(ranks), skew) for ranks, spare in pairs]
-    place = place.reshape(both.shape[:-1])
+def _popular_hit(tokens: Numeric, experts: int, top_k: int, spread: tuple[Numeric, Numeric], skew: float) -> Numeric:
+    """Experts that are hit on the rank with most of them, for every pair of ranks and copies. [1]"""
+    pairs, place = _pairs(*spread)
+    lie = [placement(experts, experts + spare, ranks, skew) for ranks, spare in pairs]
     tokens, kind = np.broadcast_arrays(np.asarray(tokens, dtype=float), place)
     distinct = np.empty(tokens.shape)
-    for number, (ranks, _) in enumerate(pairs.tolist()):
+    for number, (ranks, _) in enumerate(pairs):
         here = kind == number
-        distinct[here] = hit_slots(tokens[here], top_k, lie[number], int(ranks))
-    return np.array([each.fullest - 1.0 for each in lie])[place], distinct
+        distinct[here] = hit_slots(tokens[here], top_k, lie[number], ranks)
+    return distinct

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
-from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, resolve_precision
+from disagg_sim.facts.load import load_efficiency, load_engine, load_evidence, load_profile, resolve_precision
 from disagg_sim.physics.collectives import copies_per_rank, copies_with_own
+from disagg_sim.physics.expert_load import lasting_imbalance
 from disagg_sim.physics.kv_transfer import kv_bytes_per_request
 from disagg_sim.physics.memory import activation_bytes, decode_bytes
 from disagg_sim.physics.residents import Residents, decode_residents
@@ -52,6 +55,13 @@ def served_kinds() -> str:
     ]
     head = ("family", "systems", "layout", "GPUs up to", "runs", "points", "error of 3/4")
     return table(head, rows)
+
+
+@quick
+def text_imbalance() -> str:
+    """Tokens of the fullest of 4 to 32 expert ranks of DeepSeek-R1 over the mean, of text."""
+    ranks, skew = np.array([4, 8, 16, 32]), load_profile("measured").rank_skew
+    return joined(lasting_imbalance(256, ranks, 0, skew).tolist(), ".2f")
 
 
 @quick

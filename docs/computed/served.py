@@ -34,7 +34,7 @@ FILES = {
         "trtllm_docs_throughput",
     ),
     "measured_2026": ("inferencex_dsr1_amd_runs", "inferencex_newmodels_runs"),
-    "measured_3/recipes": ("joined",),  # launch flags of them
+    "measured_3/recipes": ("joined", "joined_flags.parquet"),  # launch flags of them
 }
 #: Form of a file -> its name on the page.
 FORMS = {
@@ -56,7 +56,8 @@ LEAST = 5
 
 def paths() -> list[Path]:
     """The files of served runs."""
-    return [DATA / folder / f"{name}.csv" for folder, names in FILES.items() for name in names]
+    whole = [(folder, name if "." in name else f"{name}.csv") for folder, names in FILES.items() for name in names]
+    return [DATA / folder / name for folder, name in whole]
 
 
 def from_data(make: Callable[[], str]) -> Callable[[], str]:

@@ -10,6 +10,7 @@ import pytest
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.efficiency import CollectiveFit
 from disagg_sim.facts.load import load_engine
+from disagg_sim.physics.blocks import layers_of
 from disagg_sim.physics.collectives import (
     AllToAllRate,
     LinkCurve,
@@ -136,7 +137,7 @@ def test_all_to_all_across_domains_takes_the_slower_path_and_the_latency_of_the_
 
 def exchange(at, **degrees):
     """Dispatch and combine of 1000 tokens a GPU of R1: 7168 elements a token, 8 experts. [s]"""
-    return [float(part.time) for part in exchange_cost(1000.0, Sharding(**degrees), 8, "decode", at)]
+    return [float(part.time) for part in exchange_cost(1000.0, Sharding(**degrees), routed(at), "decode", at)]
 
 
 def test_exchange_leaves_the_domain_only_where_the_stage_does():
@@ -200,10 +201,29 @@ def test_an_engine_stretches_the_exchange_of_experts_in_decode_alone(mapping):
     )
     for phase, factor in (("decode", 2.5), ("prefill", 1.0)):
         for own, other in zip(
-            exchange_cost(64.0, mapping, 8, phase, at), exchange_cost(64.0, mapping, 8, phase, stretched), strict=True
+            exchange_cost(64.0, mapping, routed(at), phase, at),
+            exchange_cost(64.0, mapping, routed(at), phase, stretched),
+            strict=True,
         ):
             assert float(other.time) == pytest.approx(factor * float(own.time), rel=1e-12)
             assert float(other.sums.communication) == pytest.approx(factor * float(own.sums.communication), rel=1e-12)
+
+
+def test_prefill_exchanges_as_long_as_its_fullest_rank():
+    """1.3 times with the popularity of text on 8 ranks, twice on 32; evened out by 32 copies; as timed at skew 0."""
+    at = setup("deepseek_r1", "gb200_nvl72", "fp8", engine="trtllm")
+    alike = at.changed(profile=replace(at.profile, rank_skew=0.0))
+
+    def longer(mapping, phase):
+        costs = [exchange_cost(512.0, mapping, routed(at), phase, each) for each in (alike, at)]
+        return [float(other.time / own.time) for own, other in zip(*costs, strict=True)]
+
+    for ranks, factor in ((8.0, 1.29), (32.0, 2.04)):
+        assert longer(Sharding(dp_attn=ranks, ep=ranks), "prefill") == pytest.approx([factor] * 2, rel=0.005)
+        assert longer(Sharding(dp_attn=ranks, ep=ranks), "decode") == [1.0, 1.0]
+    copied = Sharding(dp_attn=32.0, ep=32.0, redundant_slots=32)
+    assert longer(copied, "prefill") == pytest.approx([1.0] * 2, abs=0.01)
+    assert longer(Sharding(dp_attn=8.0, tp_ffn=8.0), "prefill") == [1.0, 1.0]
 
 
 def test_attention_ranks_wait_before_they_gather_for_expert_tp():
@@ -220,7 +240,7 @@ def test_attention_ranks_wait_before_they_gather_for_expert_tp():
     )
 
     def more(mapping, phase, tokens=44.0):
-        costs = [exchange_cost(tokens, mapping, 8, phase, each) for each in (at, waiting)]
+        costs = [exchange_cost(tokens, mapping, routed(at), phase, each) for each in (at, waiting)]
         return [float(other.time) - float(own.time) for own, other in zip(*costs, strict=True)]
 
     cut = Sharding(dp_attn=8.0, tp_ffn=8.0)
@@ -229,8 +249,13 @@ def test_attention_ranks_wait_before_they_gather_for_expert_tp():
     assert more(cut, "prefill") == [0.0, 0.0]
     assert more(Sharding(tp_attn=8.0, tp_ffn=8.0), "decode") == [0.0, 0.0]
     apart = Sharding(dp_attn=8.0, ep=8.0)
-    dispatch = exchange_cost(44.0, apart, 8, "decode", at)[0]
+    dispatch = exchange_cost(44.0, apart, routed(at), "decode", at)[0]
     assert more(apart, "decode")[0] == pytest.approx(1.5 * float(dispatch.time))
+
+
+def routed(at):
+    """Routed experts of the model's last kind of layer."""
+    return layers_of(at.model)[-1][0].ffn
 
 
 def law(engine: str, algorithm: str, latency: float, *, most: int, hop: float = 0.0) -> CollectiveFit:

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from disagg_sim.domain import Sharding
 from disagg_sim.physics.expert_load import (
     MOST_SUMMED,
+    ExpertRouting,
     fullest_load,
     fullest_of_random,
     largest_normal,
+    lasting_imbalance,
     packed,
     placement,
     popularity,
@@ -53,6 +55,11 @@ def test_largest_of_normal_deviates():
     assert largest_normal(256.0) == pytest.approx(2.827, abs=0.003)
 
 
+def alike(skew: float) -> ExpertRouting:
+    """Experts of one popularity for what is hit and for how ranks fill."""
+    return ExpertRouting(skew=skew, rank_skew=skew)
+
+
 def test_the_sum_of_poisson_counts_meets_its_normal_limit():
     below, above = fullest_of_random(np.array([MOST_SUMMED * 0.999, MOST_SUMMED * 1.001]), 64.0)
     assert float(below) == pytest.approx(float(above), rel=2e-3)
@@ -60,7 +67,7 @@ def test_the_sum_of_poisson_counts_meets_its_normal_limit():
 
 def test_the_worked_example_of_r1_on_32_ranks():
     """64 tokens of 8 picks: 16 picks a rank, 1.55 times as many on the fullest; a mean of 7 of 8 experts is hit."""
-    load = fullest_load(64.0, experts=256, top_k=8, ep=32.0, skew=0.0)
+    load = fullest_load(64.0, experts=256, top_k=8, ep=32.0, routing=alike(0.0))
     assert float(load.picks) == pytest.approx(16 * 1.55, rel=0.005)
     hit = 1 - (1 - 8 / 256) ** 64
     assert float(load.distinct) == pytest.approx(min(8.0, 8 * hit + 2.070 * np.sqrt(8 * hit * (1 - hit))), rel=1e-3)
@@ -71,7 +78,9 @@ def test_the_most_experts_hit_on_a_rank_agree_with_draws():
     hit = np.zeros((1000, 256), bool)
     np.put_along_axis(hit, draws.reshape(1000, -1), True, axis=1)
     most = hit.reshape(1000, 8, 32).sum(axis=-1).max(axis=1).mean()
-    assert float(fullest_load(28.0, experts=256, top_k=8, ep=8.0, skew=0.0).distinct) == pytest.approx(most, rel=0.02)
+    assert float(fullest_load(28.0, experts=256, top_k=8, ep=8.0, routing=alike(0.0)).distinct) == pytest.approx(
+        most, rel=0.02
+    )
 
 
 def test_skew_fills_one_rank_and_hits_fewer_experts():
@@ -80,9 +89,28 @@ def test_skew_fills_one_rank_and_hits_fewer_experts():
     assert share.std() / share.mean() == pytest.approx(0.964, abs=0.001)  # the tail beyond 256 quantiles is cut
     assert placement(256, 256, 1, 1.0).fullest == placement(256, 256, 32, 0.0).fullest == 1.0
     assert placement(256, 256, 256, 1.0).fullest == pytest.approx(256 * share[0])  # alone on its rank
-    even, skewed = (fullest_load(32.0, experts=256, top_k=8, ep=8.0, skew=v) for v in (0.0, 1.0))
+    even, skewed = (fullest_load(32.0, experts=256, top_k=8, ep=8.0, routing=alike(v)) for v in (0.0, 1.0))
     assert skewed.picks > even.picks
     assert skewed.distinct < even.distinct
+
+
+def test_ranks_fill_by_a_skew_that_hits_no_fewer_experts():
+    """The default of text: of a million tokens the fullest of 8 ranks has 1.29 times its share.
+
+    Of 32 tokens as many experts are hit as of equal popularity. Copies placed by popularity even the ranks out.
+    """
+    text = ExpertRouting(rank_skew=1.1)
+    many = fullest_load(1e6, experts=256, top_k=8, ep=8.0, routing=text)
+    assert float(many.picks) == pytest.approx(1.29e6, rel=0.005)
+    few, even = (fullest_load(32.0, experts=256, top_k=8, ep=8.0, routing=each) for each in (text, ExpertRouting()))
+    assert float(few.distinct) == float(even.distinct)
+    assert few.picks > even.picks
+    ranks, copies = np.array([[1], [8], [32]]), np.array([[0, 32]])
+    found = lasting_imbalance(256, ranks, copies, 1.1)
+    by_hand = [[placement(256, 256 + spare, each, 1.1).fullest for spare in (0, 32)] for each in (1, 8, 32)]
+    assert found.tolist() == by_hand
+    assert found[:, 1] == pytest.approx(1.0, abs=0.02)
+    assert lasting_imbalance(256, ranks, copies, 0.0).tolist() == [[1.0, 1.0]] * 3
 
 
 def test_any_order_of_experts_is_the_mean_of_all_orders():
@@ -109,7 +137,7 @@ def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
         counts = np.bincount(picked, minlength=each.size).reshape(ep, -1)
         found.append((counts.sum(axis=1).max(), (counts > 0).sum(axis=1).max()))
     picks, hit = np.mean(found, axis=0)
-    load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), skew=skew, redundant=copies)
+    load = fullest_load(float(tokens), experts=256, top_k=8, ep=float(ep), routing=alike(skew), redundant=copies)
     assert float(load.picks) == pytest.approx(picks, rel=0.06)
     assert float(load.distinct) == pytest.approx(hit, rel=0.05)
 
@@ -117,7 +145,9 @@ def test_ranks_of_popular_experts_agree_with_draws(tokens, skew, ep, copies):
 def test_redundant_slots_even_out_a_skew():
     """32 copies for 256 experts, an eighth more, as DeepSeek-V3 is served: within 5 % of even."""
     assert placement(256, 288, 32, 1.0).fullest < 1.05 < placement(256, 256, 32, 1.0).fullest
-    shares = [float(fullest_load(1e6, experts=256, top_k=8, ep=32.0, skew=1.0, redundant=r).picks) for r in (0, 32)]
+    shares = [
+        float(fullest_load(1e6, experts=256, top_k=8, ep=32.0, routing=alike(1.0), redundant=r).picks) for r in (0, 32)
+    ]
     assert shares[1] < 0.65 * shares[0]
 
 
@@ -126,7 +156,7 @@ def test_redundant_slots_even_out_a_skew():
     tokens=st.floats(1.0, 1e5), ep=st.sampled_from([1.0, 2.0, 8.0, 32.0, 128.0]), skew=st.sampled_from([0.0, 0.5, 1.5])
 )
 def test_no_rank_has_fewer_than_the_mean_or_more_than_it_can(tokens, ep, skew):
-    load = fullest_load(tokens, experts=128, top_k=4, ep=ep, skew=skew)
+    load = fullest_load(tokens, experts=128, top_k=4, ep=ep, routing=alike(skew))
     mean = tokens * 4 / ep
     assert mean * (1 - 1e-9) <= float(load.picks) <= min(tokens * min(4, 128 / ep), ep * mean) * (1 + 1e-9)
     assert 0 < float(load.distinct) <= min(128 / ep, float(load.picks)) * (1 + 1e-9)
@@ -164,7 +194,9 @@ def test_packing_is_near_the_best_of_all_packings(loads, more):
 
 def test_uniform_routing_gains_nothing_from_copies():
     assert placement(256, 288, 32, 0.0).fullest == 1.0
-    picks = [float(fullest_load(2048, experts=256, top_k=8, ep=32.0, skew=0.0, redundant=r).picks) for r in (0, 32)]
+    picks = [
+        float(fullest_load(2048, experts=256, top_k=8, ep=32.0, routing=alike(0.0), redundant=r).picks) for r in (0, 32)
+    ]
     assert picks[0] == picks[1]
 
 
@@ -174,13 +206,14 @@ def test_redundant_experts_are_searched_for_every_mapping():
     Copies pay where some experts are popular, and cost memory alone where all are alike.
     """
     at = setup("deepseek_r1", "h200_sxm", "fp8")
+    at = at.changed(profile=replace(at.profile, rank_skew=0.0))
     without, some = (enumerate_mappings(at, max_gpus=16, max_redundant_experts=most) for most in (0, 32))
     tried = {(m.ep, m.redundant_slots) for m in some}
     assert {slots for ep, slots in tried if ep == 8} == {0, 8, 16, 32}
     assert {slots for ep, slots in tried if ep == 16} == {0, 16, 32}
     assert {*without} <= {*some}
     assert {m.redundant_slots for m in without} == {0}
-    skewed = at.changed(profile=replace(at.profile, expert_skew=1.0))
+    skewed = at.changed(profile=replace(at.profile, rank_skew=1.0))
     wide = [Sharding(dp_attn=8, ep=8, redundant_slots=slots) for slots in (0, 8)]
     for one, gains in ((at, False), (skewed, True)):
         plain, copied = (float(decode_step(one, each, batch=4096.0, context=2000.0).ttl) for each in wide)

@@ -29,7 +29,7 @@ def seconds_by_operator(
         if layer.ffn.picks:
             routed = layer.ffn.routed(at.model, precision, mapping, stage_tokens, ExpertRouting(imbalance))
             found["routed experts"] += count * float(expert_cost(routed, mapping.ep, mapping.tp_ffn, at).time)
-            dispatch, combine = exchange_cost(tokens.linear / tp, mapping, layer.ffn.picks, phase, at)
+            dispatch, combine = exchange_cost(tokens.linear / tp, mapping, layer.ffn, phase, at)
             found["dispatch"] += count * float(dispatch.time)
             found["combine"] += count * float(combine.time)
         for op in operators:

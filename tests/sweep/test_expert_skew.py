@@ -37,13 +37,13 @@ def test_models_with_experts_have_a_case_for_each_skew(cases):
 
 
 def test_a_skew_is_a_change_of_the_profile_alone():
-    at = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8", "measured_skew0.5")
-    by_hand = at.changed(profile=replace(load_profile("measured"), expert_skew=0.5))
+    at = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8", "measured_skew2")
+    by_hand = at.changed(profile=replace(load_profile("measured"), expert_skew=2.0, rank_skew=2.0))
     even = ds.setup("qwen3_30b_a3b", "h100_sxm", "fp8")
     ttl = [ds.decode_grid(each, WIDE, ds.lengths(512, 64), batch=[64, 1024]).latency[0] for each in (at, by_hand, even)]
     assert np.array_equal(ttl[0], ttl[1])
     assert ttl[0][1] > ttl[2][1]  # a large batch waits for the rank of the popular experts
-    assert place_of_key("profile", "measured_skew0.5", "host") == place_of_key("profile", "measured", "host")
+    assert place_of_key("profile", "measured_skew2", "host") == place_of_key("profile", "measured", "host")
 
 
 def test_rows_say_their_skew_and_are_timed_again_with_it():

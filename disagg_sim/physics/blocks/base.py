@@ -225,6 +225,10 @@ class FfnBlock(ABC, Generic[F]):
         """Grouped GEMMs of the routed experts of a rank; ``tokens`` counts all ranks of the stage."""
         raise NotImplementedError(f"{self.spec.kind} routes no tokens")
 
+    def imbalance(self, mapping: Sharding, skew: float) -> Numeric:
+        """Tokens of the fullest expert rank over the mean, where experts are popular by a ``skew``. [1]"""
+        return 1.0
+
 
 #: Kind of a spec -> the block that counts it.
 ATTENTION: dict[str, type[AttentionBlock[Any]]] = {}

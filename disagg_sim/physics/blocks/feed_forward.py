@@ -9,7 +9,7 @@ from disagg_sim.facts.layers import DenseFfn, MoeFfn
 from disagg_sim.facts.model import ModelSpec
 from disagg_sim.facts.precision import Format, Precision
 from disagg_sim.physics.blocks.base import Cut, FfnBlock, ffn
-from disagg_sim.physics.expert_load import ExpertRouting, fullest_load
+from disagg_sim.physics.expert_load import ExpertRouting, fullest_load, lasting_imbalance
 from disagg_sim.physics.work import (
     ACTIVATION_BYTES,
     ExpertRows,
@@ -120,7 +120,7 @@ class Moe(FfnBlock[MoeFfn]):
                 experts=experts,
                 top_k=self.spec.top_k,
                 ep=mapping.ep,
-                skew=routing.skew,
+                routing=routing,
                 redundant=mapping.redundant_slots,
             )
             rows = ExpertRows(*load, (experts + mapping.redundant_slots) / mapping.ep, hidden, width)
@@ -138,6 +138,9 @@ class Moe(FfnBlock[MoeFfn]):
         work = expert_work(rows, weight_bytes=precision.expert.bytes)
         name = "routed experts"
         return Operator(name, "experts", work, precision.expert.name, size=tokens, ranks=mapping.ep, experts=rows)
+
+    def imbalance(self, mapping: Sharding, skew: float) -> Numeric:
+        return lasting_imbalance(self.spec.experts, mapping.ep, mapping.redundant_slots, skew)
 
     def weight_bytes(self, hidden: int, precision: Precision, mapping: Sharding) -> Numeric:
         s, experts = self.spec, (self.spec.experts + mapping.redundant_slots) / (mapping.ep * mapping.tp_ffn)

@@ -233,10 +233,8 @@ def crossing_time(at: Setup, at_ffn: Setup, split: Split, layer: Layer, total: N
     latency = 2.0 * np.where(near, at.profile.p2p_latency_inside, at.profile.p2p_latency_across)
     if not layer.ffn.picks:
         return time + latency
-    together = Sharding(dp_attn=reach, ep=split.ffn.ep)
-    exchange = exchange_cost(
-        carried, together, layer.ffn.picks, "decode", at, width=layer.ffn.wire_width(at.model.hidden)
-    )
+    together = Sharding(dp_attn=reach, ep=split.ffn.ep, redundant_slots=split.ffn.redundant_slots)
+    exchange = exchange_cost(carried, together, layer.ffn, "decode", at)
     return time + np.where(np.asarray(ranks) > 1, exchange[0].time + exchange[1].time, latency)
 
 

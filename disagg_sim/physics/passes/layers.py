@@ -257,7 +257,7 @@ def routed_time(
     profile = at.profile
     routing = ExpertRouting(profile.prefill_imbalance if phase == "prefill" else profile.decode_imbalance)
     if profile.random_routing:
-        routing = ExpertRouting(skew=profile.expert_skew)
+        routing = ExpertRouting(skew=profile.expert_skew, rank_skew=profile.rank_skew)
 
     def experts(tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric) -> tuple[Numeric, Sums]:
         held = Sharding(tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
@@ -274,10 +274,11 @@ def _exchange(
         return 0.0, 0.0, Sums()
 
     def exchanged(
-        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, tokens: Numeric
+        tp: Numeric, dp: Numeric, tp_ffn: Numeric, ep: Numeric, redundant: Numeric, tokens: Numeric
     ) -> tuple[Numeric, Numeric, Sums]:
-        here, width = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep), ffn.wire_width(at.model.hidden)
-        dispatch, combine = exchange_cost(tokens / tp, here, ffn.picks, phase, at, width=width)
+        here = Sharding(tp_attn=tp, dp_attn=dp, tp_ffn=tp_ffn, ep=ep, redundant_slots=redundant)
+        dispatch, combine = exchange_cost(tokens / tp, here, ffn, phase, at)
         return dispatch.time, combine.time, Sums().plus(dispatch.sums, layers).plus(combine.sums, layers)
 
-    return tabulate(exchanged, (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep), rank)
+    degrees = (mapping.tp_attn, mapping.token_ranks, mapping.tp_ffn, mapping.ep, mapping.redundant_slots)
+    return tabulate(exchanged, degrees, rank)

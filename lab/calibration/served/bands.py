@@ -111,7 +111,8 @@ def with_bands(
     for _, found in groupby(usable, key=_run):
         members = list(found)
         first = members[0]
-        run = served(first.model, first.system, first.recipe, engine_of(first, {}))
+        engine = engine_of(first, {})
+        run = served(first.model, first.system, first.recipe, engine, random_tokens=first.random_tokens)
         decode = pool_of(row.workers for row in members if row.workers)
         prefill = pool_of(row.prefill or row.workers for row in members if row.workers)
         lengths = RowLengths(np.array([row.isl for row in members]), np.array([row.osl for row in members]))
@@ -146,7 +147,7 @@ def with_bands(
 
 
 def _run(row: ServingRow) -> tuple[Any, ...]:
-    engine = row.engine, expert_kernel_of(row), row.chunk_tokens
+    engine = row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
     return row.model, row.system, row.recipe, *engine, row.prefill is not None
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from disagg_sim.parquet import read_parquet
 from disagg_sim.reading import read_table
 from lab.calibration.names import recipe_of
 from lab.calibration.served.cells import count, instance, text, version_in, yes
@@ -32,22 +33,31 @@ def read_flags(path: Path) -> dict[str, Any]:
     return {text(line, "row_id"): line for line in read_table(path, low_memory=False).itertuples(index=False)}
 
 
-def launched(row: ServingRow, line: Any) -> ServingRow:
-    """The row as its launch says, where it is known exactly; of an image that is not judged with the reason."""
+def read_copies(path: Path) -> dict[str, str]:
+    """Copies of experts in prefill by row, of the long table of the same flags."""
+    told = read_parquet(path, columns=["row_id", "prefill_eplb_slots"]).dropna()
+    return dict(zip(told["row_id"], told["prefill_eplb_slots"].astype(str), strict=True))
+
+
+def launched(row: ServingRow, line: Any, copies: str = "") -> ServingRow:
+    """The row as its launch says, where it is known exactly; of an image that is not judged with the reason.
+
+    Takes ``copies`` (of experts in prefill, as the launch states them).
+    """
     row = row.refused(reason) if (reason := of_image(text(line, "image_script"))) else row
     if text(line, "kind") == SCRIPT and text(line, "match") in (EXACT, BY_DATE):
         row = replace(row, poll_steps=max(count(line, "f_scheduler_recv_interval"), 1))
-    return _as_launched(row, line) if text(line, "match") == EXACT else row
+    return _as_launched(row, line, copies) if text(line, "match") == EXACT else row
 
 
-def _as_launched(row: ServingRow, line: Any) -> ServingRow:
+def _as_launched(row: ServingRow, line: Any, copies: str) -> ServingRow:
     split = text(line, "kind") == "recipe"
     cache = text(line, "f_decode_kv_dtype" if split else "f_kv_cache_dtype")
     weights = row.recipe.removesuffix("_bf16kv").removesuffix("_fp8kv")
     row = replace(
         row,
-        workers=_workers(row.workers, line, "decode_" if split else ""),
-        prefill=_workers(row.prefill, line, "prefill_"),
+        workers=_workers(row.workers, line, "decode_" if split else "", text(line, "f_decode_eplb_slots")),
+        prefill=_workers(row.prefill, line, "prefill_", copies),
         recipe=recipe_of(weights, "fp8", row.model) if cache.startswith("fp8") else row.recipe,
         version=row.version or version_in(text(line, "image_script")),
     )
@@ -55,15 +65,15 @@ def _as_launched(row: ServingRow, line: Any) -> ServingRow:
     return _waiting_for_slots(row, line) if split else row
 
 
-def _workers(stated: WorkerGroup | None, line: Any, side: str) -> WorkerGroup | None:
+def _workers(stated: WorkerGroup | None, line: Any, side: str, copies: str) -> WorkerGroup | None:
     """Workers of one side with the layout of the launch, where it states one for as many GPUs."""
     tp = count(line, f"f_{side}tp")
     if stated is None or tp != stated.mapping.gpus:
         return stated
     mapping = instance(tp, ep=max(count(line, f"f_{side}ep"), 1), dp=0 if yes(line, f"f_{side}dp_attention") else 1)
-    copies = re.fullmatch(r"redundant (\d+)", text(line, f"f_{side}eplb_slots"))
+    told = re.fullmatch(r"redundant (\d+)", copies)
     if mapping.ep > 1:
-        slots = int(copies[1]) if copies else stated.mapping.redundant_slots
+        slots = int(told[1]) if told else stated.mapping.redundant_slots
         mapping = replace(mapping, redundant_slots=slots)
     return replace(stated, mapping=mapping)
 

@@ -38,6 +38,7 @@ from disagg_sim.serving.points import INTERACTIVITY, THROUGHPUT
 from disagg_sim.workload.lengths import Lengths, lengths_at
 from lab.calibration.served.ranking import curve_at, served_points
 from lab.calibration.served.rows import ServingRow
+from lab.calibration.served.steady_state import of_random_tokens
 
 #: Interactivity below which optima are judged: faster runs have drafts, or one prefill worker. [token/s/user]
 FASTEST = 60.0
@@ -84,9 +85,9 @@ class SplitGroup:
 
     @cached_property
     def at(self) -> Setup:
-        """Model, system, recipe and engine."""
+        """Model, system, recipe and engine, with prompts as the runs had them."""
         first = self.rows[0]
-        return setup(first.model, first.system, first.recipe, engine=first.engine)
+        return of_random_tokens(setup(first.model, first.system, first.recipe, engine=first.engine))
 
     @cached_property
     def same_workers(self) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from disagg_sim.reading import read_file, read_table, unpacked
 from disagg_sim.search.mappings import least_redundant_slots
 from lab.calibration.served import forms
 from lab.calibration.served.cells import version_of
-from lab.calibration.served.launch_flags import MARKS, launched, read_flags
+from lab.calibration.served.launch_flags import MARKS, launched, read_copies, read_flags
 from lab.calibration.served.rows import ServingRow, WorkerGroup
 
 #: Digits of a file's SHA-256 by which an engine profile knows the data that it was fitted to. [1]
@@ -94,15 +94,18 @@ def read_rows(path: Path) -> list[ServingRow]:
 def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
     """Read the rows of several files; one that cannot be read is a line, and the others are read all the same.
 
-    A table of launch flags among them has no rows, and says how those of the others were launched. Returns ``rows`` (of
+    Tables of launch flags among them have no rows, and say how those of the others were launched. Returns ``rows`` (of
     all files that could be read, in order); ``faults`` (a line for each of the others).
     """
     rows: list[ServingRow] = []
     faults: list[str] = []
     flags: dict[str, Any] = {}
+    copies: dict[str, str] = {}
     for path in paths:
         try:
-            if set(columns_of(path)) >= MARKS:
+            if path.suffix == ".parquet":
+                copies |= _copies(path)
+            elif set(columns_of(path)) >= MARKS:
                 flags |= _flags(path)
             else:
                 rows += read_rows(path)
@@ -110,7 +113,15 @@ def read_files(paths: Sequence[Path]) -> tuple[list[ServingRow], list[str]]:
             faults.append(str(error))
     if faults and len(faults) == len(paths):
         raise ServingDataError("\n".join(faults))
-    return [launched(row, flags[row.row]) if row.row in flags else row for row in rows], faults
+    told = (launched(row, flags[row.row], copies.get(row.row, "")) if row.row in flags else row for row in rows)
+    return list(told), faults
+
+
+def _copies(path: Path) -> dict[str, str]:
+    try:
+        return read_copies(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ServingDataError(f"{shown(path)}: no launch flags: {str(error).splitlines()[0]}") from None
 
 
 def _flags(path: Path) -> dict[str, Any]:

@@ -85,6 +85,11 @@ class ServingRow:
     digest: str = ""  # first digits of the SHA-256 of the file
 
     @property
+    def random_tokens(self) -> bool:
+        """Whether prompts are tokens drawn at random, as load generators make them; MLPerf sends text."""
+        return self.form != "mlperf"
+
+    @property
     def gpus(self) -> float:
         """GPUs of the deployment, nan where they are unknown. [1]"""
         if self.workers is None:

@@ -99,7 +99,7 @@ def tasks_of(rows: Sequence[ServingRow], engines: dict[str, EngineSpec] | None =
     """
 
     def of_setup(row: ServingRow) -> tuple[Any, ...]:
-        return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens
+        return row.model, row.system, row.recipe, row.engine, expert_kernel_of(row), row.chunk_tokens, row.random_tokens
 
     once = {key_of(row): row for row in rows if row.load == "closed_loop" and row.workers}
     tasks = []
@@ -116,7 +116,7 @@ def play(task: Task) -> list[Answer]:
     """
     first = task.rows[0]
     try:
-        run = served(first.model, first.system, first.recipe, task.engine)
+        run = served(first.model, first.system, first.recipe, task.engine, random_tokens=first.random_tokens)
     except DisaggSimError as error:
         return [Answer(key_of(row), {}, reason=str(error)) for row in task.rows]
     tables: dict[Any, StepTable] = {}

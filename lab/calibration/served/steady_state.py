@@ -38,6 +38,10 @@ from disagg_sim.physics.work import Numeric
 #: batches of that size, while the others wait for a slot: 2,151 requests on 16 ranks are 128 a rank and 5 % more. The
 #: source does not state the largest batch; ten loads of TensorRT-LLM are such, and none of SGLang and vLLM. [1]
 OVERSUBSCRIBED = 1.15
+#: Skew of experts that fills ranks as full as counted of prompts of random tokens (DeepSeek-R1, 16 and 76 million
+#: tokens; NVIDIA/srt-slurm, expert distributions of 1k/1k and 8k/1k): max over mean of contiguous ranks 1.49, 2.06,
+#: 2.79, 4.20, 7.15 on EP 4 to 64, of this skew 1.34, 1.76, 2.59, 4.22, 7.56. [1]
+RANDOM_SKEW = {"deepseek_r1": 3.2}
 #: Least batch of a rank that a load tells. [request]
 LEAST_SLOTS = 8
 #: Halvings of the bisections: the last interval is 1.5e-5 of the first.
@@ -96,12 +100,18 @@ class WorkerPool(NamedTuple):
 
 
 def served(
-    model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, profile: str = "measured"
+    model: ModelSpec | str, system: SystemSpec | str, precision: str, engine: EngineSpec, *, random_tokens: bool = False
 ) -> ServedModel:
     """Resolve the rates; host time and memory share are the engine's, and memory is provisioned for the mean."""
-    at = setup(model, system, precision, profile, engine)
-    own = replace(at.profile, host=0.0, resident_deviations=0.0)
-    return ServedModel(at.changed(profile=own))
+    at = setup(model, system, precision, "measured", engine)
+    at = at.changed(profile=replace(at.profile, host=0.0, resident_deviations=0.0))
+    return ServedModel(of_random_tokens(at) if random_tokens else at)
+
+
+def of_random_tokens(at: Setup) -> Setup:
+    """The setup with expert ranks as full as where prompts are random tokens, of a model whose experts were counted."""
+    skew = RANDOM_SKEW.get(at.model.name, at.profile.rank_skew)
+    return at.changed(profile=replace(at.profile, rank_skew=skew))
 
 
 def decode_time(run: ServedModel, mapping: Sharding, batch: Numeric, lengths: RowLengths) -> Numeric:

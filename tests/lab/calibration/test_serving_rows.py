@@ -4,12 +4,14 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from shared_data import shared_file
 
 import disagg_sim as ds
 from disagg_sim.domain import Sharding
 from disagg_sim.facts.load import list_specs, load_engine, load_model, load_precision, load_system
+from disagg_sim.parquet import write_parquet
 from disagg_sim.planning.question import usual_precision
 from disagg_sim.workload.distributions import length_distribution
 from lab.calibration.names import model_named, names, old_engine, recipe_of, system_named
@@ -174,6 +176,21 @@ def test_copies_of_experts_and_budgets_of_tensorrt_llm(tmp_path):
     (row,), _ = read_files(files)
     assert row.workers.mapping == Sharding(dp_attn=8, ep=8, redundant_slots=32)
     assert (row.chunk_tokens, [each.reason for each in row.quantities]) == (8192, [""] * 3)
+
+
+def test_copies_of_experts_in_prefill_stand_in_the_long_table_of_flags(tmp_path):
+    """32 copies where the launch says so and is known exactly; a row that it does not name has none."""
+    line = LAUNCHED | {"f_prefill_tp": 4, "f_prefill_ep": 4, "f_prefill_dp_attention": True}
+    known = tmp_path / "joined_flags.parquet"
+    for told, slots in (({"row_id": "r1", "prefill_eplb_slots": "redundant 32"}, 32), ({"row_id": "r9"}, 0)):
+        write_parquet(pd.DataFrame([{"prefill_eplb_slots": None} | told]), known, {})
+        files = [write(tmp_path / "x.csv", R1), write(tmp_path / "joined.csv", line), known]
+        (row,), faults = read_files(files)
+        assert not faults
+        assert row.prefill.mapping.redundant_slots == slots
+    known.write_text("no table")
+    _, faults = read_files(files)
+    assert [each.split(":")[1] for each in faults] == [" no launch flags"]
 
 
 @pytest.mark.parametrize("match", ["by date", "layout only", "ambiguous 2", "none", ""])
