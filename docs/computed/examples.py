@@ -32,8 +32,13 @@ EP64 = Sharding(dp_attn=64.0, ep=64.0)
 
 #: Measured rows of W2 (InferenceX, Llama-3.1-70B, H100, vLLM): TP, ISL, OSL, requests in flight, TPOT [ms].
 def bare(at: Setup) -> Setup:
-    """The examples were worked out with bare kernels and the host time of the profile."""
-    return replace(at, overheads=None)
+    """The examples were worked out with bare kernels, the host time of the profile, and even expert ranks."""
+    return replace(even(at), overheads=None)
+
+
+def even(at: Setup) -> Setup:
+    """The setup with expert ranks that are filled evenly but for chance."""
+    return at.changed(profile=replace(at.profile, rank_skew=0.0))
 
 
 W2 = (
@@ -246,7 +251,7 @@ def w7_ftl(profile: str, form: str) -> list[float]:
         n = 64 // pp
         mapping = ds.Sharding(dp_attn=n, ep=n, pp=pp)
         grid = ds.prefill_grid(
-            ds.setup(*R1, profile),
+            even(ds.setup(*R1, profile)),
             mapping,
             ds.lengths(262_144, 2),
             batch=[n],

@@ -119,7 +119,7 @@ def test_a_wait_costs_time_to_the_first_token_and_gains_time_per_token(tuned):
 def test_plans_with_waits_serve_more_and_hold_in_simulation(tuned):
     """R1 in DP4 on H200: TPOT of 46.6 ms at p50, 45.1 simulated; TTFT of 1.52 s at p90, 1.63 simulated."""
     none, (pool,) = asked("none"), tuned.other.pools
-    assert tuned.other.rate > 1.2 * none.other.rate
+    assert tuned.other.rate > 1.05 * none.other.rate
     assert tuned.best.rate == none.best.rate
     assert pool.replicas.hold_steps
     run = prove(tuned, tuned.other, adapt=False).planned

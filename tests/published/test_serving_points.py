@@ -5,6 +5,7 @@ in s, throughputs per s and GPU. The lengths of InferenceX runs are 0.9 of the s
 """
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,11 @@ from lab.calibration.served.rows import Measurement, ServingRow, WorkerGroup
 LINES = list(csv.DictReader((Path(__file__).parent / "serving_points.csv").open(encoding="utf-8")))
 #: Largest error of a single number, and of the median. The noise between two engines on one system is 16 %.
 SINGLE, MEDIAN = 0.35, 0.12
+#: Source that states copies of experts (EPLB), and their number.
+COPIED, COPIES = "large-scale-ep.md", 32
 #: The one known miss, and its error: the measured block-scaled fp8 MoE kernels of SGLang on GB200 reach 0.21 of the
 #: peak, at which the routed experts alone take as long as the whole published pass; it ran another kernel.
-KNOWN, KNOWN_ERROR = ("gb200-part-2.md", "fp8_bf16kv"), -0.32
+KNOWN, KNOWN_ERROR = ("gb200-part-2.md", "fp8_bf16kv"), -0.38
 
 
 def number(line: dict[str, str], key: str, blank: float = float("nan")) -> float:
@@ -30,7 +33,8 @@ def workers(line: dict[str, str], side: str = "") -> WorkerGroup | None:
     if not line[f"{side}gpus"]:
         return None
     gpus, ep, groups = (int(line[side + key]) for key in ("gpus", "ep", "groups"))
-    return WorkerGroup(count=int(line[f"{side}workers"]), mapping=instance(gpus, ep=ep, dp=groups))
+    mapping = replace(instance(gpus, ep=ep, dp=groups), redundant_slots=COPIES if COPIED in line["source"] else 0)
+    return WorkerGroup(count=int(line[f"{side}workers"]), mapping=mapping)
 
 
 def row_of(line: dict[str, str]) -> ServingRow:
@@ -82,7 +86,7 @@ def test_each_point_but_one_is_met_within_twice_the_noise_between_engines(errors
     assert not off
 
 
-def test_fp8_prefill_on_gb200_is_missed_by_32_percent(errors):
+def test_fp8_prefill_on_gb200_is_missed_by_38_percent(errors):
     """Its kernel is in no table; see ``KNOWN``."""
     known = [e for line, e in zip(LINES, errors, strict=True) if is_known(line)]
     assert known == [pytest.approx(KNOWN_ERROR, abs=0.03)]

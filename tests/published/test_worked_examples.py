@@ -42,8 +42,9 @@ def every_floor_capped():
 
 
 def bare(at: Setup) -> Setup:
-    """The examples were worked out with bare kernels and the host time of the profile."""
-    return replace(at, overheads=None)
+    """The examples were worked out with bare kernels, the host time of the profile, and even expert ranks."""
+    even = at.changed(profile=replace(at.profile, rank_skew=0.0))
+    return replace(even, overheads=None)
 
 
 def tensor_parallel(n: float) -> Sharding:

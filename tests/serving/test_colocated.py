@@ -332,7 +332,10 @@ def frontier(rows: pd.DataFrame) -> np.ndarray:
     [("colocated", "prefill_batch", (8, 16, 64)), ("piggyback", "rank_chunk_tokens", (64, 256, 2048))],
 )
 def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, sizes, measure):
-    """Batches from 64, so that every option exists at each; the balance of piggyback is in every part."""
+    """Batches from 64, so that every option exists at each; the balance of piggyback is in every part.
+
+    Of options that are equal to some millionths the one with more throughput need not have the lower TTL.
+    """
     table, common = mappings(R1, 8), {"batch": [64, 100, 512], "ttl_measure": measure, "mla_form": "auto"}
     together = run(mode, R1, table, **{axis: sizes}, **common)
     parts = pd.concat([run(mode, R1, table, **{axis: size}, **common) for size in sizes], ignore_index=True)
@@ -341,7 +344,7 @@ def test_the_frontier_of_a_search_is_that_of_all_its_options_apart(mode, axis, s
     if measure != "p99":
         assert not together.duplicated(key).any()
         lowest = parts.groupby(key)["ttl_s"].min()
-        np.testing.assert_allclose(together.set_index(key)["ttl_s"].sort_index(), lowest.sort_index(), rtol=1e-9)
+        np.testing.assert_allclose(together.set_index(key)["ttl_s"].sort_index(), lowest.sort_index(), rtol=1e-5)
     for _, rows in together.groupby(key):
         ordered = rows.sort_values("ttl_s")
         assert (np.diff(ordered["tokens_per_s_per_gpu"]) > 0).all()

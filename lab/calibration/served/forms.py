@@ -83,6 +83,8 @@ PHASES = {
     "context_iteration_iteration_total": "prefill",
     "decode_step_time": "decode",
 }
+#: Copies of experts of SGLang's deployment on 96 H100, in both phases (LMSYS, large-scale EP, 2025-05-05). [1]
+LMSYS_COPIES = 32
 #: Token budget of a step where only the paper, not the line, states it. [token]
 SOURCE_CHUNKS = {"paper_dynaserve": 2048}
 
@@ -481,4 +483,6 @@ def _layout(line: Any) -> tuple[WorkerGroup | None, WorkerGroup | None, str]:
         return None, None, "the split of GPUs into prefill and decode is not stated"
     if not gpus:
         return None, None, "the number of GPUs is not stated"
-    return WorkerGroup(mapping=instance(gpus, ep=experts or (1 if groups else gpus), dp=groups)), None, ""
+    mapping = instance(gpus, ep=experts or (1 if groups else gpus), dp=groups)
+    copies = LMSYS_COPIES if source == "lmsys_96h100" and mapping.ep > 1 else 0
+    return WorkerGroup(mapping=replace(mapping, redundant_slots=copies)), None, ""

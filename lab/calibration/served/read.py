@@ -146,8 +146,9 @@ def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
 
 
 def _with_slots(row: ServingRow, workers: WorkerGroup | None) -> WorkerGroup | None:
-    """The workers; EP that does not divide the experts gets the fewest redundant slots, as no source states them."""
+    """The workers; EP that does not divide the experts gets the fewest redundant slots, where the source states none."""
     if not row.model or workers is None or workers.mapping.ep == 1:
         return workers
-    slots = least_redundant_slots(load_model(row.model), workers.mapping.ep) or 0
+    least = least_redundant_slots(load_model(row.model), workers.mapping.ep) or 0
+    slots = max(least, workers.mapping.redundant_slots)
     return replace(workers, mapping=replace(workers.mapping, redundant_slots=slots))

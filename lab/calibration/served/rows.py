@@ -12,6 +12,8 @@ from lab.calibration.files import kept_from_fits
 LOADS = ("closed_loop", "offline", "server", "static", "prefill", "decode")
 #: Why a mean TTFT is not judged that is right all the same, as in Little's law.
 UNKNOWN_START = "the mean of a run whose number of prompts is not stated: how much of it is the start?"
+#: Forms whose load generators draw the tokens of prompts at random.
+RANDOM_TOKENS = ("inferencex_dsr1", "inferencex_dense", "inferencex_models", "nvidia_gap", "trtllm_docs")
 #: Digits of the word of an operating point. [1]
 POINT_DIGITS = 10
 
@@ -86,8 +88,8 @@ class ServingRow:
 
     @property
     def random_tokens(self) -> bool:
-        """Whether prompts are tokens drawn at random, as load generators make them; MLPerf sends text."""
-        return self.form != "mlperf"
+        """Whether prompts are known to be tokens drawn at random, as the load generators of these sources make them."""
+        return self.form in RANDOM_TOKENS
 
     @property
     def gpus(self) -> float:
