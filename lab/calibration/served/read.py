@@ -146,7 +146,7 @@ def _placed(row: ServingRow, path: Path, form: str, number: int) -> ServingRow:
 
 
 def _with_slots(row: ServingRow, workers: WorkerGroup | None) -> WorkerGroup | None:
-    """The workers; EP that does not divide the experts gets the fewest redundant slots, where the source states none."""
+    """The workers; EP that does not divide the experts gets the fewest redundant slots where no source states any."""
     if not row.model or workers is None or workers.mapping.ep == 1:
         return workers
     least = least_redundant_slots(load_model(row.model), workers.mapping.ep) or 0
