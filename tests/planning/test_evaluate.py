@@ -115,7 +115,7 @@ def test_the_plan_for_the_same_load_stands_beside_it() -> None:
         ({"colocated": replace(BOTH["colocated"], batch=64, token_budget=64)}, "steps of 64 tokens"),
         (
             {"prefill": PREFILL, "decode": replace(DECODE, mapping=replace(DECODE.mapping, draft_tokens=2))},
-            "drafts; give the drafter",
+            "there is no drafter; give options.speculation",
         ),
     ],
 )
