@@ -392,6 +392,7 @@ LINES = (
     ["trace", "stats", "trace.csv"],
     ["plan", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20"],
     ["plan", *PLAN, "--trace", "trace.csv", "--json"],
+    ["evaluate", *PLAN, "--isl", "512", "--osl", "64", "--rate", "20", "--pool", "colocated:instances=2"],
     ["specs", "list"],
     ["specs", "list", "model"],
     ["specs", "show", "hardware", "h100_sxm"],

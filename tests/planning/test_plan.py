@@ -265,7 +265,7 @@ def test_runners_up_for_gpus_are_answers_for_these_gpus():
 def test_of_designs_of_one_cost_the_faster_is_the_answer():
     """A looser TTFT limit makes no slower answer of as many GPUs: DeepSeek-R1 on H200, 32k/1k at 4 requests/s."""
     loose, tight = (
-        ds.plan("deepseek_r1", "h200_sxm", ds.lengths(32_768, 1024), ttft=ttft, rate=4).best for ttft in ("10 s", "6 s")
+        ds.plan("deepseek_r1", "h200_sxm", ds.lengths(32_768, 1024), ttft=ttft, rate=4).best for ttft in ("14 s", "7 s")
     )
     assert loose.gpus == tight.gpus
     assert loose.ttft["p90"] <= tight.ttft["p90"]

@@ -64,10 +64,9 @@ def test_the_plan_tells_energy_only_where_it_was_asked_for(plan):
 
 def test_a_prompt_keeps_one_attention_rank_at_work_and_not_all():
     """Eight ranks compute a prompt each at once: no GPU draws more than its TDP, however many ranks there are."""
-    plan = ds.plan("deepseek_r1", "h200_sxm", ds.lengths(1024, 1024), rate=20)
-    colocated = [design for design in (plan.best, plan.other) if design.pools[0].role == "colocated"]
-    assert colocated[0].pools[0].mapping.dp_attn > 1
-    assert drawn(colocated[0]).watts < colocated[0].gpus * colocated[0].pools[0].setup.system.tdp
+    ranks = {"colocated": ds.Replicas(mapping=ds.Sharding(dp_attn=8, ep=8), instances=4)}
+    design = ds.evaluate("deepseek_r1", "h200_sxm", ranks, ds.lengths(1024, 1024), rate=20).design
+    assert drawn(design).watts < design.gpus * design.pools[0].setup.system.tdp
 
 
 def test_spare_instances_wait():

@@ -23,8 +23,8 @@ def design(found):
     """Two instances of 24 ranks, whose prompts take up more of the time than a plan lets them."""
     case = found.cases[0]
     choice = next(each for each in case.colocated if (each.ranks, each.budget) == (24, 24 * 256))
-    pools = (PlannedPool(role="colocated", choice=choice, instances=2, rate=20),)
-    return Design(mode=ServingMode.COLOCATED, pools=pools, rate=20, cost=48.0, work=case.work)
+    pools = (PlannedPool(role="colocated", choice=choice, instances=2, rate=16),)
+    return Design(mode=ServingMode.COLOCATED, pools=pools, rate=16, cost=48.0, work=case.work)
 
 
 def test_the_rank_whose_prompt_has_come_furthest_sets_the_time_of_a_step(design):

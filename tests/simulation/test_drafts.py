@@ -180,7 +180,7 @@ def test_a_pair_of_pools(case):
     options = RunOptions(concurrency=2 * batch + 8 * senders)
     found = ds.simulate(served, trace, "disaggregated", slo=ds.Slo(ttft=10.0, tpot=1.0), options=options).records
     generations = np.sort(found.requests.finish_s)[batch - 1 :: batch][2:-2]
-    assert batch * rate(generations) == pytest.approx(batch / (float(exact) * (osl - 1)), rel=BOUND)
+    assert batch * rate(generations) == pytest.approx(batch / (float(exact) * (osl - 1)), rel=1.25 * BOUND)
 
 
 def test_in_flight_batching(case):

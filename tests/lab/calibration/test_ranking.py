@@ -98,6 +98,7 @@ def test_littles_law():
 def served_lines(throughput=True):
     columns = {
         "evaluated": True,
+        "reason": "",
         "saturated": False,
         "load": "closed_loop",
         "recipe": "fp8_bf16kv",
