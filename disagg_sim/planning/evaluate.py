@@ -177,7 +177,10 @@ def evaluate(
     given = Plan(size=Size(rate=rate), options=options, cases=(case,), best=design, source=source_of(lengths, work))
     beside = partial(plan, model, system, lengths, ttft=ttft, tpot=tpot, rate=rate, options=options)
     found = Evaluation(given=given, sure=None, plan=beside)
-    return found if found.overloaded else replace(found, sure=assurance(given))
+    if found.overloaded:
+        return found
+    sure = assurance(given)  # whose rate within the limits is at least the planned one, which a plan's is
+    return replace(found, sure=replace(sure, most=found.capacity / rate))
 
 
 def _given(

@@ -87,6 +87,7 @@ def test_limits_that_are_missed_leave_the_bands_of_its_times() -> None:
     assert missed.sure.ttft == pytest.approx(asked.sure.ttft, rel=0.05)
     assert missed.sure.tpot == pytest.approx(asked.sure.tpot, rel=0.05)
     assert missed.sure.holds < 0.01
+    assert missed.sure.most == missed.capacity == 0.0
 
 
 def test_without_a_batch_it_is_that_of_the_engine_or_of_memory() -> None:
