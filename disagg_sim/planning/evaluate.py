@@ -40,6 +40,8 @@ from disagg_sim.units import GB
 from disagg_sim.workload.lengths import Lengths
 from disagg_sim.workload.trace import Trace
 
+#: Tokens and sequences of a step of an attention rank without an engine: vLLM's defaults, as in its profile.
+STEP_TOKENS, STEP_SEQUENCES = 8192, 1024
 #: Roles of the pools that a deployment may have.
 TOGETHER = (("colocated",), ("prefill", "decode"))
 
@@ -234,13 +236,18 @@ def _given(
 
 def _prompts(at: Setup, given: Replicas, work: Demand) -> Ints:
     """List numbers of prompts of a pass: up to the given batch, or to the prompts that fit in the token budget."""
-    tokens = given.token_budget or (8192 if at.overheads is None else at.overheads.chunk_tokens) * given.mapping.dp_attn
-    return _upto(given.batch or max(int(tokens / work.lengths.mean_new), int(given.mapping.dp_attn)))
+    return _upto(given.batch or max(int(_budget(at, given) / work.lengths.mean_new), int(given.mapping.dp_attn)))
+
+
+def _budget(at: Setup, given: Replicas) -> int:
+    """Tokens of a step of an instance: as given, or those of its engine. [token]"""
+    of_rank = STEP_TOKENS if at.overheads is None else at.overheads.chunk_tokens
+    return given.token_budget or of_rank * int(given.mapping.dp_attn)
 
 
 def _sequences(at: Setup, given: Replicas) -> Ints:
     """List numbers of sequences of an instance: up to the given batch, or to the most that the engine takes."""
-    engine = 1024 if at.overheads is None else at.overheads.max_running
+    engine = STEP_SEQUENCES if at.overheads is None else at.overheads.max_running
     return _upto(given.batch or engine * int(given.mapping.dp_attn))
 
 
@@ -270,7 +277,7 @@ def _colocated(grid: PhaseGrid, work: Demand, given: Replicas, column: int) -> C
     at, ranks = grid.setup, int(given.mapping.dp_attn)
     table = grid.chosen(np.zeros(1, dtype=np.intp), np.array([column]))
     mapping = table[0]
-    budget = given.token_budget or (8192 if at.overheads is None else at.overheads.chunk_tokens) * ranks
+    budget = _budget(at, given)
     memory = mixed_bytes(grid, work, table.for_grid(), column + 1, [budget / ranks])[0, 0]
     fits = np.flatnonzero(
         (memory <= at.memory_limit) & (grid.batch[: column + 1] * (1 + mapping.draft_tokens) < budget)
